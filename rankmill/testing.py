@@ -175,13 +175,13 @@ class FakeWorkers:
         before = [(kind, name, vars(kind)[name]) for kind, name, _ in own]
         names_server = "REDIS_URL" in os.environ
         os.environ.setdefault("REDIS_URL", URL)
-        for each in own:
-            setattr(*each)
+        for patch in own:
+            setattr(*patch)
         try:
             yield self
         finally:
-            for each in before:
-                setattr(*each)
+            for patch in before:
+                setattr(*patch)
             if not names_server:
                 os.environ.pop("REDIS_URL", None)
 
@@ -206,19 +206,19 @@ class FakeWorkers:
 
     def _find(self, run_id: str) -> FakeRun | None:
         """The run, unless it has ended or expired."""
-        found = self._known.get(run_id)
-        return found if found and system.now() < found.asked.created + found.asked.ttl else None
+        run = self._known.get(run_id)
+        return run if run and system.now() < run.asked.created + run.asked.ttl else None
 
     def _end(self, run: Run, *, left: bool, tell: bool) -> int:
         """Forget a run; returns how many of its chunks had no result, if chunks may be `left`."""
         with self._lock:
-            found = self._known.pop(run.id, None)
-            if found is None:
+            fake_run = self._known.pop(run.id, None)
+            if fake_run is None:
                 return 0
-            waiting = len(found._waiting)
-            found.is_cancelled, found.is_complete = left, not left
+            waiting = len(fake_run._waiting)
+            fake_run.is_cancelled, fake_run.is_complete = left, not left
             self._told |= {run.id} if tell else set()
-            found._payloads, found._waiting, found._results = {}, {}, {}
+            fake_run._payloads, fake_run._waiting, fake_run._results = {}, {}, {}
             return waiting
 
     @property
@@ -247,10 +247,10 @@ class FakeWorkers:
         faults = [text_fault(dict(zip(called, texts, strict=True))) for texts in rows]
         reasons = [fault and fault[1] for fault in faults]
         sizes = [sum(len(_WORD.findall(text or "")) for text in texts) for texts in rows]
-        worker, found, labels = names[parent_of(chunk) % len(names)], list[str](), tuple[str, ...]()
+        worker, tokens_found, labels = names[parent_of(chunk) % len(names)], list[str](), tuple[str, ...]()
         try:
             if run.inputs == "tokens":
-                found = [self._found(texts[0] or "").model_dump_json() for texts in rows]
+                tokens_found = [self._found(texts[0] or "").model_dump_json() for texts in rows]
                 scores = np.array(sizes, np.float32)
             else:
                 labels, scores = self._scores(spec, rows, reasons)
@@ -259,8 +259,8 @@ class FakeWorkers:
             return ChunkFailure(chunk=chunk, message=why, fatal=True, worker=worker, option=error.option)
         missing = np.array([reason is not None for reason in reasons])
         tokens = None
-        if found:
-            tokens = pa.array(found, pa.string(), mask=missing)
+        if tokens_found:
+            tokens = pa.array(tokens_found, pa.string(), mask=missing)
         elif payload.row_tokens:
             tokens = pa.array(sizes, pa.int32(), mask=missing)
         return ChunkScores(
@@ -311,14 +311,14 @@ class FakeWorkers:
         """Find tokens: words, whose ids are their checksums."""
         wanted = TokensAsked.read_json(asked, "what is asked for")
         if wanted.ids is not None:
-            text = " ".join(self._words.get(each, "[UNK]") for each in wanted.ids)
+            text = " ".join(self._words.get(match, "[UNK]") for match in wanted.ids)
             return TokensFound(text=text, ids=(), words=(), special=(), spans=(), most=_MOST_TOKENS)
         places = list(_WORD.finditer(wanted.text or ""))
-        ids = [zlib.crc32(each[0].encode(errors="replace")) % 2**31 for each in places]
-        self._words |= {number: each[0] for number, each in zip(ids, places, strict=True)}
+        ids = [zlib.crc32(match[0].encode(errors="replace")) % 2**31 for match in places]
+        self._words |= {number: match[0] for number, match in zip(ids, places, strict=True)}
         return TokensFound(
-            text="", ids=tuple(ids), words=tuple(each[0] for each in places), special=(False,) * len(ids),
-            spans=tuple(each.span() for each in places), most=_MOST_TOKENS,
+            text="", ids=tuple(ids), words=tuple(match[0] for match in places), special=(False,) * len(ids),
+            spans=tuple(match.span() for match in places), most=_MOST_TOKENS,
             labels=(self.labels or ("LABEL_0",)) if wanted.about else (),
         )  # fmt: skip
 
@@ -331,13 +331,13 @@ def _activated(logits: npt.NDArray[np.float32], spec: ScoreSpec) -> npt.NDArray[
     if spec.activation == "softmax" and not several:
         why = f"activation softmax is for several outputs, and model {spec.model} has one"
         raise SpecError(why, option="activation")
-    found: npt.NDArray[np.floating[Any]] = logits
+    activated: npt.NDArray[np.floating[Any]] = logits
     if spec.activation == "sigmoid" or (spec.activation == "probability" and not several):
-        found = 1 / (1 + np.exp(-logits))
+        activated = 1 / (1 + np.exp(-logits))
     elif spec.activation in {"softmax", "probability"}:
         powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-        found = powers / powers.sum(axis=1, keepdims=True)
-    return found.astype(np.float32)
+        activated = powers / powers.sum(axis=1, keepdims=True)
+    return activated.astype(np.float32)
 
 
 def _as_arrow(scores: npt.NDArray[np.float32], missing: npt.NDArray[np.bool_]) -> pa.Array:
@@ -377,8 +377,8 @@ class _Store(RunStore):
             self._workers._begin(run)
 
     def load(self, run_id: str) -> Run | None:
-        found = self._workers._find(run_id)
-        return found.asked if found else None
+        run = self._workers._find(run_id)
+        return run.asked if run else None
 
     def exists(self, run_id: str) -> bool:
         return self._workers._find(run_id) is not None
@@ -392,21 +392,21 @@ class _Store(RunStore):
     def enqueue(self, run: Run, payloads: Mapping[ChunkId, Payload], *, new: bool = False) -> None:
         if new:
             self.restore(run)
-        if found := self._workers._find(run.id):
-            found._payloads |= payloads
-            found._waiting |= dict.fromkeys(payloads, system.monotonic())
+        if fake_run := self._workers._find(run.id):
+            fake_run._payloads |= payloads
+            fake_run._waiting |= dict.fromkeys(payloads, system.monotonic())
 
     def payload(self, run: Run, chunk: ChunkId) -> bytes | None:
-        found = self._workers._find(run.id)
-        return found._payloads[chunk].pairs if found and chunk in found._payloads else None
+        fake_run = self._workers._find(run.id)
+        return fake_run._payloads[chunk].pairs if fake_run and chunk in fake_run._payloads else None
 
     def write_chunks(self, run: Run, chunks: DetachedChunks) -> None:
-        if found := self._workers._find(run.id):
-            found._chunks = chunks
+        if fake_run := self._workers._find(run.id):
+            fake_run._chunks = chunks
 
     def detached_chunks(self, run_id: str) -> DetachedChunks | None:
-        found = self._workers._find(run_id)
-        return found._chunks if found else None
+        run = self._workers._find(run_id)
+        return run._chunks if run else None
 
     def failed_attempts(self, run: Run) -> Mapping[ChunkId, int]:
         return {}
@@ -416,23 +416,23 @@ class _Store(RunStore):
 
     def results(self, run: Run, *, block_ms: int, after: str = "0", **_: Any) -> Any:
         until = system.monotonic() + block_ms / 1000
-        while found := self._workers._find(run.id):
-            results = self._workers._collect(found, int(after))
-            left = until - system.monotonic()
-            if results or left <= 0:
+        while fake_run := self._workers._find(run.id):
+            results = self._workers._collect(fake_run, int(after))
+            seconds_left = until - system.monotonic()
+            if results or seconds_left <= 0:
                 return results
-            self._pause(min(left, _LOOK_SECONDS))
+            self._pause(min(seconds_left, _LOOK_SECONDS))
         return []
 
     def _pause(self, seconds: float) -> None:
         system.sleep(seconds)
 
     def forget(self, run: Run, chunks: Iterable[ChunkId], entries: Iterable[str], *_: Any, **__: Any) -> None:
-        if found := self._workers._find(run.id):
+        if fake_run := self._workers._find(run.id):
             for chunk in chunks:
-                found._payloads.pop(chunk, None)
+                fake_run._payloads.pop(chunk, None)
             for entry in entries:
-                found._results.pop(int(entry), None)
+                fake_run._results.pop(int(entry), None)
 
     def note(self, *_: Any, **__: Any) -> None:
         pass

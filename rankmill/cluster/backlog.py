@@ -54,11 +54,11 @@ class Backlogs:
             self._speeds[queue.name] = sum(measured) / len(measured)
         runs = [run for run in cluster.runs if run.queue == queue.name]
         pairs = _pairs(queue, runs, _chunk_pairs(reports))
-        each = self._speeds.get(queue.name)
-        if not pairs or each is None:
+        speed = self._speeds.get(queue.name)
+        if not pairs or speed is None:
             return Backlog(pairs, None if pairs else 0.0)
         # A worker that has scored nothing yet is assumed to be as fast as the others.
-        return Backlog(pairs, pairs / (each * max(len(reports), 1)))
+        return Backlog(pairs, pairs / (speed * max(len(reports), 1)))
 
 
 def _speed(report: WorkerReport) -> float | None:
@@ -69,9 +69,9 @@ def _speed(report: WorkerReport) -> float | None:
 
 def _chunk_pairs(reports: Iterable[WorkerReport]) -> float:
     """Mean number of pairs in the chunks that the workers have scored; 1 if they have scored none."""
-    known = list(reports)
-    chunks = sum(report.chunks for report in known)
-    return max(sum(report.pairs for report in known) / chunks, 1.0) if chunks else 1.0
+    listed = list(reports)
+    chunks = sum(report.chunks for report in listed)
+    return max(sum(report.pairs for report in listed) / chunks, 1.0) if chunks else 1.0
 
 
 def _pairs(queue: QueueState, runs: Iterable[RunState], chunk_pairs: float) -> int:
@@ -80,9 +80,9 @@ def _pairs(queue: QueueState, runs: Iterable[RunState], chunk_pairs: float) -> i
     """
     jobs = queue.waiting + queue.started
     limit = _QUIET_SECONDS if jobs else _ABANDONED_SECONDS
-    left = sum(
+    pairs_left = sum(
         max(run.rows - run.rows_done, 0)
         for run in runs
         if run.rows is not None and (run.quiet_seconds < limit or (jobs and not queue.workers))
     )
-    return max(left, round(jobs * chunk_pairs))
+    return max(pairs_left, round(jobs * chunk_pairs))

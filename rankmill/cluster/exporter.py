@@ -91,11 +91,11 @@ def exporter_registry(view: ClusterView) -> CollectorRegistry:
 
 def discovery(cluster: Snapshot) -> list[dict[str, list[str]]]:
     """Addresses of the live workers' metrics, in the format of Prometheus' HTTP service discovery."""
-    found = []
+    addresses = []
     for worker in cluster.workers:
         with suppress(ValueError):  # because a damaged report may have any text there
-            found.append(urlsplit(worker.report.metrics_url or "").netloc if worker.report else "")
-    return [{"targets": sorted(filter(None, found))}]
+            addresses.append(urlsplit(worker.report.metrics_url or "").netloc if worker.report else "")
+    return [{"targets": sorted(filter(None, addresses))}]
 
 
 class ClusterView:
@@ -125,14 +125,14 @@ class ClusterView:
 
     def _read(self) -> Snapshot | None:
         try:
-            found = read_cluster(self._client, page_size=RUNS)
+            cluster = read_cluster(self._client, page_size=RUNS)
         except (redis.RedisError, OSError) as error:
             if not self._away:
                 logger.warning("Redis does not answer: %s", mask_passwords(" ".join(str(error).split())))
             self._away = True
             return None
         self._away = False
-        return found
+        return cluster
 
 
 class ClusterMetrics(Collector):
@@ -162,17 +162,17 @@ class ClusterMetrics(Collector):
     def _families(self, cluster: Snapshot | None) -> list[GaugeMetricFamily | CounterMetricFamily]:
         backlogs = self._backlogs.of(cluster) if cluster else {}
         values = _gauges(cluster or _NOTHING, backlogs)
-        found: list[GaugeMetricFamily | CounterMetricFamily] = [
+        families: list[GaugeMetricFamily | CounterMetricFamily] = [
             GaugeMetricFamily(name, text, labels=labels) for name, text, labels, _ in values
         ]
-        for family, (*_, samples) in zip(found, values, strict=True):
+        for family, (*_, samples) in zip(families, values, strict=True):
             for labels, value in samples.items() if cluster else ():
                 family.add_metric(labels, value)
         for field, text in _COUNTED.items():
-            found.append(CounterMetricFamily(f"rankmill_cluster_{field}", text, labels=()))
+            families.append(CounterMetricFamily(f"rankmill_cluster_{field}", text, labels=()))
             if cluster:
-                found[-1].add_metric([], self._total[field])
-        return found
+                families[-1].add_metric([], self._total[field])
+        return families
 
     def _count(self, cluster: Snapshot) -> None:
         """Add each worker's increase since the last scrape, so that totals do not fall when a worker ends."""
@@ -181,9 +181,9 @@ class ClusterMetrics(Collector):
             for name, report in reports.items():
                 before = self._reports.get(name)
                 for field in _COUNTED:
-                    done, known = getattr(report, field), getattr(before, field) if before else 0
+                    done, earlier = getattr(report, field), getattr(before, field) if before else 0
                     # if the number is smaller, the process is a new one
-                    self._total[field] += done - known if done >= known else done
+                    self._total[field] += done - earlier if done >= earlier else done
             self._reports = reports
 
 

@@ -52,14 +52,14 @@ def failed_jobs(client: redis.Redis) -> list[FailedJob]:
     connection: Any = client
     store = RunStore(client)
     names = [name.decode(errors="replace") for name in connection.smembers(Queue.redis_queues_keys)]
-    found = [job for name in names for job in _failed(store.queue(_name(name)))]
-    for each in jobs_set_aside(client):
-        about = each.model_dump(include={"queue", "reason", "at"})
-        found.append(FailedJob(id=each.job, **about, state="set aside", final=_UNREADABLE))
-    return sorted(found, key=lambda job: -(job.at or 0.0))
+    jobs = [job for name in names for job in _failed(store.queue(_name(name)))]
+    for damaged in jobs_set_aside(client):
+        fields = damaged.model_dump(include={"queue", "reason", "at"})
+        jobs.append(FailedJob(id=damaged.job, **fields, state="set aside", final=_UNREADABLE))
+    return sorted(jobs, key=lambda job: -(job.at or 0.0))
 
 
-def chosen(found: list[FailedJob], ids: Sequence[str]) -> list[FailedJob]:
+def chosen(jobs: list[FailedJob], ids: Sequence[str]) -> list[FailedJob]:
     """The jobs with these ids; without ids, all jobs.
 
     Raises
@@ -67,10 +67,10 @@ def chosen(found: list[FailedJob], ids: Sequence[str]) -> list[FailedJob]:
     InputError
         No failed job has one of the ids.
     """
-    unknown = set(ids) - {job.id for job in found}
+    unknown = set(ids) - {job.id for job in jobs}
     if unknown:
         raise InputError(f"no failed job is called {sorted(unknown)[0]}; rankmill jobs lists them")
-    return [job for job in found if not ids or job.id in ids]
+    return [job for job in jobs if not ids or job.id in ids]
 
 
 def retry(client: redis.Redis, job: FailedJob) -> str:
@@ -130,10 +130,10 @@ def _results(job: str) -> str:
 def _reason(queue: OrderedQueue, job: Job) -> str:
     """The last line of a job's last error."""
     connection: Any = queue.connection
-    found = connection.xread({_results(job.id): "0-0"})
-    if not found:
+    streams = connection.xread({_results(job.id): "0-0"})
+    if not streams:
         return "it has left no reason"
-    number, payload = found[0][1][-1]
+    number, payload = streams[0][1][-1]
     try:
         text = Result.restore(job.id, number.decode(), payload, connection, job.serializer).exc_string or ""
     except Exception:  # RQ can raise any type for damaged data

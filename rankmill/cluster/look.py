@@ -42,10 +42,13 @@ class Look:
         A command is its name, its key, the reply to use if the key holds a value of another type, and its
         other arguments.
         """
-        asked = [commands(item) for item in items]
-        sent = [(name, key, *arguments) for one in asked for name, key, _, *arguments in one]
+        reads = [commands(item) for item in items]
+        sent = [(name, key, *arguments) for of_item in reads for name, key, _, *arguments in of_item]
         replies = iter(each_reply(self._client, sent) if sent else ())
-        return [[self._checked(next(replies), key, default) for _, key, default, *_ in one] for one in asked]
+        return [
+            [self._checked(next(replies), key, default) for _, key, default, *_ in of_item]
+            for of_item in reads
+        ]
 
     def _checked(self, reply: Any, key: str, default: Any) -> Any:
         if isinstance(reply, redis.ResponseError) and "WRONGTYPE" in str(reply):

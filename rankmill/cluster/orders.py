@@ -50,16 +50,18 @@ def find_worker(workers: Iterable[WorkerState], name: str) -> WorkerState:
     InputError
         No worker matches, or several do.
     """
-    known = {worker.name: worker for worker in workers}
-    if name in known:
-        return known[name]
-    found = sorted(each for each in known if each.startswith(name))
-    if len(found) == 1:
-        return known[found[0]]
-    if found:
-        shown = ", ".join(found[:5])
-        raise InputError(f"{len(found)} workers begin with {name}: {shown}; give more characters of the name")
-    hint = nearest(name, known)
+    by_name = {worker.name: worker for worker in workers}
+    if name in by_name:
+        return by_name[name]
+    matches = sorted(other for other in by_name if other.startswith(name))
+    if len(matches) == 1:
+        return by_name[matches[0]]
+    if matches:
+        shown = ", ".join(matches[:5])
+        raise InputError(
+            f"{len(matches)} workers begin with {name}: {shown}; give more characters of the name"
+        )
+    hint = nearest(name, by_name)
     raise InputError(f"no worker is called {name}{hint}; rankmill workers lists them")
 
 
@@ -81,15 +83,15 @@ def reachable(workers: Iterable[WorkerState]) -> list[WorkerState]:
 
 def queues_without(workers: Sequence[WorkerState], drained: Sequence[str]) -> list[str]:
     """The queues of the workers called `drained` for which no other worker takes chunks."""
-    theirs = {queue for each in workers if each.name in drained for queue in each.queues}
-    rest = [each for each in workers if each.name not in drained and each.state in TAKE_CHUNKS]
-    return sorted(theirs - {queue for each in rest for queue in each.queues})
+    theirs = {queue for worker in workers if worker.name in drained for queue in worker.queues}
+    rest = [worker for worker in workers if worker.name not in drained and worker.state in TAKE_CHUNKS]
+    return sorted(theirs - {queue for worker in rest for queue in worker.queues})
 
 
 def order_workers(
     client: redis.Redis,
     workers: Sequence[WorkerState],
-    what: OrderName,
+    order: OrderName,
     model: str | None = None,
     *,
     wait_seconds: float,
@@ -100,7 +102,7 @@ def order_workers(
     ----------
     client
         A client of the server.
-    workers, what, model
+    workers, order, model
         The workers, the order, and its model.
     wait_seconds
         Longest wait in seconds. An order that is not carried out by then stays, with the outcome ``waiting``.
@@ -115,22 +117,22 @@ def order_workers(
             raise WorkerOutOfReach(f"worker {worker.name} {reason}")
     started = {worker.name: worker.report.started for worker in workers if worker.report}
     orders = {
-        name: give_order(client, name, what, started=start, model=model) for name, start in started.items()
+        name: give_order(client, name, order, started=start, model=model) for name, start in started.items()
     }
     if not wait_seconds:
         text = "has been told to; not waited for"
-        return [OrderOutcome(worker=name, order=what, state="waiting", text=text) for name in orders]
-    found: dict[str, OrderOutcome] = {}
+        return [OrderOutcome(worker=name, order=order, state="waiting", text=text) for name in orders]
+    outcomes: dict[str, OrderOutcome] = {}
     deadline = system.monotonic() + wait_seconds
     while True:
         over = system.monotonic() >= deadline
-        reports = worker_reports(client, [name for name in orders if name not in found])
-        for name in [name for name in orders if name not in found]:
+        reports = worker_reports(client, [name for name in orders if name not in outcomes])
+        for name in [name for name in orders if name not in outcomes]:
             state, text = _state(reports.get(name), orders[name], started[name])
             if state != "waiting" or over:
-                found[name] = OrderOutcome(worker=name, order=what, state=state, text=text)
-        if len(found) == len(orders):
-            return [found[name] for name in orders]
+                outcomes[name] = OrderOutcome(worker=name, order=order, state=state, text=text)
+        if len(outcomes) == len(orders):
+            return [outcomes[name] for name in orders]
         system.sleep(_LOOK_SECONDS)
 
 

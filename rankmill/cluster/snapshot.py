@@ -202,7 +202,7 @@ class _Reader(Look):
         workers = _compared(self._workers(_names(self.texts(worker_keys, ALL_WORKERS), WORKER_PREFIX)))
         queues = _names(self.texts(queue_keys, Queue.redis_queues_keys), _QUEUE_PREFIX)
         seen = read_extensions(self)
-        of_others = {name for each in seen.values() for name in each.queues()}
+        of_others = {name for extension in seen.values() for name in extension.queues()}
         queues = [name for name in queues if name not in of_others]
         return Snapshot(
             at=now,
@@ -230,15 +230,15 @@ class _Reader(Look):
                 ("get", keys.worker(name), None),
             ],
         )
-        found = []
+        states = []
         for name, (fields, raw) in zip(names, replies, strict=True):
-            known = dict(zip(_WORKER_FIELDS, fields, strict=True))
+            record = dict(zip(_WORKER_FIELDS, fields, strict=True))
             # RQ's list still has the names of workers whose hashes have expired.
-            if (raw or known["birth"]) and not known["death"]:
-                found.append(self._worker(name, known, raw))
-        return tuple(found)
+            if (raw or record["birth"]) and not record["death"]:
+                states.append(self._worker(name, record, raw))
+        return tuple(states)
 
-    def _worker(self, name: str, known: Mapping[str, bytes | None], raw: bytes | None) -> WorkerState:
+    def _worker(self, name: str, record: Mapping[str, bytes | None], raw: bytes | None) -> WorkerState:
         report = None
         if raw is not None:
             try:
@@ -247,21 +247,21 @@ class _Reader(Look):
                 self.note(keys.worker(name), error)
         state: WorkerStateName = "idle"
         if raw is None:
-            state = "lost" if known[SCORING_FIELD] else "foreign"
+            state = "lost" if record[SCORING_FIELD] else "foreign"
         elif report and report.drained:
             state = "draining" if report.claimed_jobs else "drained"
-        elif known["state"] == b"busy":
+        elif record["state"] == b"busy":
             state = "busy"
         key = WORKER_PREFIX + name
-        queues = self.text(known["queues"] or b"", key) or ""
+        queues = self.text(record["queues"] or b"", key) or ""
         return WorkerState(
             name=name,
             queues=tuple(filter(None, queues.split(","))),
             state=state,
-            beat_seconds=self.age(report.beat if report else self.time(known["last_heartbeat"], key)),
+            beat_seconds=self.age(report.beat if report else self.time(record["last_heartbeat"], key)),
             report=report,
-            host=self.text(known["hostname"] or b"", key) or None,
-            pid=int(pid) if (pid := known["pid"]) and pid.isdigit() else None,
+            host=self.text(record["hostname"] or b"", key) or None,
+            pid=int(pid) if (pid := record["pid"]) and pid.isdigit() else None,
         )
 
     def _queues(
@@ -284,7 +284,7 @@ class _Reader(Look):
         )
         firsts = self._next_jobs(names, counts)
         created = self.replies(firsts, lambda jobs: [("hget", job, None, "created_at") for job in jobs])
-        found = []
+        in_use = []
         for name, (in_rq, _, in_lists, _, _, started, failed), jobs, raws in zip(
             names, counts, firsts, created, strict=True
         ):
@@ -301,8 +301,8 @@ class _Reader(Look):
                 drained=sum(state in {"draining", "drained"} for state in states),
             )
             if waiting or started or name in listed:
-                found.append(state)
-        return tuple(found)
+                in_use.append(state)
+        return tuple(in_use)
 
     def _next_jobs(self, queues: Sequence[str], counts: Sequence[list[Any]]) -> list[list[str]]:
         """Keys of the next jobs in the lists of each queue, from a limited number of lists."""
@@ -316,8 +316,8 @@ class _Reader(Look):
         for queue, (_, _, _, requests, *_) in zip(queues, counts, strict=True):
             for tenant in self.texts(requests, keys.turns(queue, "request")):
                 lists[queue].append(keys.waiting_requests(queue, tenant))
-        for (queue, scope), (found,) in zip(scopes, runs, strict=True):
-            lists[queue] += [keys.waiting(queue, run) for run in self.texts(found, keys.turns(queue, scope))]
+        for (queue, scope), (turns,) in zip(scopes, runs, strict=True):
+            lists[queue] += [keys.waiting(queue, run) for run in self.texts(turns, keys.turns(queue, scope))]
         replies = self.replies(queues, lambda queue: [("lindex", name, None, 0) for name in lists[queue]])
         found_jobs = []
         for queue, (_, in_rq, *_), ids in zip(queues, counts, replies, strict=True):
@@ -327,20 +327,20 @@ class _Reader(Look):
 
     def _runs(self, ids: list[str]) -> tuple[RunState, ...]:
         replies = self.replies(
-            ids, lambda each: [("hgetall", keys.run(each), {}), ("get", keys.progress(each), None)]
+            ids, lambda run_id: [("hgetall", keys.run(run_id), {}), ("get", keys.progress(run_id), None)]
         )
-        found = []
+        runs = []
         for run_id, (raw, progress) in zip(ids, replies, strict=True):
             if not raw:
                 continue  # finished just now
             try:
-                found.append(self._run(run_id, raw, self._progress(run_id, progress)))
+                runs.append(self._run(run_id, raw, self._progress(run_id, progress)))
             except (WireError, ArithmeticError, ValidationError) as error:
                 self.note(keys.run(run_id), error)
-        bulk = [run for run in found if priority_of(run.id) == "bulk"]
+        bulk = [run for run in runs if priority_of(run.id) == "bulk"]
         counts = self.replies(bulk, lambda run: [("llen", keys.waiting(run.queue, run.id), 0)])
         waiting = {run.id: count for run, (count,) in zip(bulk, counts, strict=True)}
-        return tuple(run.model_copy(update={"waiting": waiting.get(run.id, 0)}) for run in found)
+        return tuple(run.model_copy(update={"waiting": waiting.get(run.id, 0)}) for run in runs)
 
     def _progress(self, run_id: str, raw: bytes | None) -> Progress:
         if raw is not None:
@@ -386,18 +386,18 @@ def _compared(workers: tuple[WorkerState, ...]) -> tuple[WorkerState, ...]:
     for worker in workers:
         if (report := worker.report) and report.pace is not None:
             peers.setdefault((report.device, report.models), []).append(report.pace)
-    found = []
+    compared = []
     for worker in workers:
         report = worker.report
         others = peers.get((report.device, report.models), ()) if report else ()
         if report is None or report.pace is None or len(others) < 2:
-            found.append(worker)
+            compared.append(worker)
             continue
         usual = median(others) if len(others) > 2 else max(others)
         relative = report.pace / usual if usual else None
-        found.append(worker.model_copy(update={"relative_pace": relative}))
-    return tuple(found)
+        compared.append(worker.model_copy(update={"relative_pace": relative}))
+    return tuple(compared)
 
 
-def _names(found: Iterable[str], prefix: str) -> list[str]:
-    return sorted(name.removeprefix(prefix) for name in found)
+def _names(full_names: Iterable[str], prefix: str) -> list[str]:
+    return sorted(name.removeprefix(prefix) for name in full_names)

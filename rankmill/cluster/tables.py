@@ -63,7 +63,10 @@ class Overview:
         told, cluster = verdict(self.cluster), self.cluster
         runs = cluster.runs[: self.most_runs]
         parts: list[RenderableType] = [
-            *(Text(f"{plain(each.text)}: {plain(each.remedy)}.", style="bold red") for each in told.faults),
+            *(
+                Text(f"{plain(fault.text)}: {plain(fault.remedy)}.", style="bold red")
+                for fault in told.faults
+            ),
             *([] if told.faults else [Text(f"{told.sentence}.", style="bold green")]),
             Text(""),
             runs_table(runs, cluster.at),
@@ -187,8 +190,8 @@ def failed_table(jobs: Iterable[FailedJob], now: float) -> RenderableType:
 def damaged_table(damaged: Iterable[Damaged]) -> RenderableType:
     """One line for each key that cannot be read."""
     return table(damaged, {
-        "key": lambda each: plain(each.key),
-        "reason": lambda each: plain(each.reason),
+        "key": lambda entry: plain(entry.key),
+        "reason": lambda entry: plain(entry.reason),
     }, left="key reason")  # fmt: skip
 
 
@@ -200,10 +203,10 @@ def duration(seconds: float | None) -> str:
     """
     if seconds is None:
         return ""
-    left = max(round(seconds), 0)
+    rest = max(round(seconds), 0)
     parts = []
     for name, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        count, left = divmod(left, size)
+        count, rest = divmod(rest, size)
         parts.append((count, name))
     while len(parts) > 1 and not parts[0][0]:
         parts.pop(0)

@@ -42,12 +42,12 @@ def tenant_of(entry: Entry) -> str:
 
 def summed(entries: Iterable[Entry], by: By) -> dict[tuple[str, str], Amounts]:
     """Sum up the amounts by tenant, model or day, as `by` says, and by device."""
-    found: dict[tuple[str, str], Amounts] = {}
+    sums: dict[tuple[str, str], Amounts] = {}
     for entry in entries:
         name = {"key": tenant_of(entry), "model": entry.model or OTHER, "day": entry.date}[by]
         place = name, entry.device
-        found[place] = found.get(place, NOTHING).plus(entry.amounts)
-    return dict(sorted(found.items()))
+        sums[place] = sums.get(place, NOTHING).plus(entry.amounts)
+    return dict(sorted(sums.items()))
 
 
 def usage_table(entries: Iterable[Entry], by: By) -> Table:
@@ -55,9 +55,9 @@ def usage_table(entries: Iterable[Entry], by: By) -> Table:
     table = Table("" if by == "day" else by, "device", box=None, header_style="bold", pad_edge=False)
     for column in ("pairs", "tokens", "device seconds", "cached", "failed"):
         table.add_column(column, justify="right")
-    for (name, device), each in summed(entries, by).items():
-        seconds = f"{each.microseconds / 1e6:,.1f}"
-        amounts = (f"{each.pairs:,}", f"{each.tokens:,}", seconds, f"{each.cached:,}", f"{each.failed:,}")
+    for (name, device), total in summed(entries, by).items():
+        seconds = f"{total.microseconds / 1e6:,.1f}"
+        amounts = (f"{total.pairs:,}", f"{total.tokens:,}", seconds, f"{total.cached:,}", f"{total.failed:,}")
         table.add_row(name, device or "none", *amounts)
     return table
 
@@ -66,17 +66,17 @@ def listed(entries: Iterable[Entry], called: Callable[[str], str] = str) -> dict
     """All entries as JSON; `called` may give models other names."""
     data = [
         {
-            "date": each.date,
-            "key": tenant_of(each),
-            "model": called(each.model) if each.model else OTHER,
-            "device": each.device or None,
-            "pairs": each.amounts.pairs,
-            "tokens": each.amounts.tokens,
-            "device_seconds": each.amounts.microseconds / 1e6,
-            "cached": each.amounts.cached,
-            "failed": each.amounts.failed,
+            "date": entry.date,
+            "key": tenant_of(entry),
+            "model": called(entry.model) if entry.model else OTHER,
+            "device": entry.device or None,
+            "pairs": entry.amounts.pairs,
+            "tokens": entry.amounts.tokens,
+            "device_seconds": entry.amounts.microseconds / 1e6,
+            "cached": entry.amounts.cached,
+            "failed": entry.amounts.failed,
         }
-        for each in entries
+        for entry in entries
     ]
     return {"data": data}
 
@@ -94,16 +94,16 @@ class UsageMetrics:
 
     def families(self, entries: Iterable[Entry] | None) -> Iterable[CounterMetricFamily]:
         """The metrics; without values if there are no accounts."""
-        found = [
+        counters = [
             CounterMetricFamily(f"rankmill_usage_{name}", text, labels=_LABELS)
             for name, text in _COUNTED.items()
         ]
         if entries is not None:
-            for labels, each in self._totals(entries).items():
-                values = (each.pairs, each.tokens, each.microseconds / 1e6, each.cached, each.failed)
-                for family, value in zip(found, values, strict=True):
+            for labels, total in self._totals(entries).items():
+                values = (total.pairs, total.tokens, total.microseconds / 1e6, total.cached, total.failed)
+                for family, value in zip(counters, values, strict=True):
                     family.add_metric(labels, value)
-        return found
+        return counters
 
     def _totals(self, entries: Iterable[Entry]) -> dict[tuple[str, ...], Amounts]:
         with self._lock:
@@ -112,13 +112,13 @@ class UsageMetrics:
                 labels = (tenant_of(entry), entry.model or OTHER, entry.device)
                 day = seen.setdefault(entry.day, {})
                 day[labels] = day.get(labels, NOTHING).plus(entry.amounts)
-            for past, known in self._days.items():
+            for past, amounts in self._days.items():
                 if past not in seen:
-                    _add(self._past, known)
+                    _add(self._past, amounts)
             self._days = seen
             totals = dict(self._past)
-            for each in seen.values():
-                _add(totals, each)
+            for amounts_of_day in seen.values():
+                _add(totals, amounts_of_day)
             return totals
 
 

@@ -190,14 +190,14 @@ def watches() -> dict[str, Watch]:
     """What the installed extensions add, by their names; an extension that cannot be imported adds a
     fault.
     """
-    found: dict[str, Watch] = {}
+    loaded: dict[str, Watch] = {}
     for name, _, watch in load_each("rankmill.watch"):
         if isinstance(watch, Watch):
-            found[name] = watch
+            loaded[name] = watch
         else:
             wrong = watch if isinstance(watch, ConfigError) else f"{watch!r:.60} is not an object of a Watch"
-            found[name] = _BrokenWatch(name, str(wrong))
-    return found
+            loaded[name] = _BrokenWatch(name, str(wrong))
+    return loaded
 
 
 class _BrokenWatch(Watch):
@@ -269,19 +269,19 @@ def find_watched(client: redis.Redis, settings: Settings, run_id: str) -> Watche
     return next((run for run in runs if run), None)
 
 
-def counted(number: int, what: str) -> str:
+def counted(number: int, noun: str) -> str:
     """A number and the word for what is counted.
 
     >>> counted(1, "run"), counted(2000, "run")
     ('1 run', '2,000 runs')
     """
-    return f"{number:,} {what}" + ("" if number == 1 else "s")
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
-def waiting(number: int, what: str) -> str:
+def waiting(number: int, noun: str) -> str:
     """The words that say how many things wait.
 
     >>> waiting(1, "run"), waiting(2, "run")
     ('1 run waits', '2 runs wait')
     """
-    return f"{counted(number, what)} {'waits' if number == 1 else 'wait'}"
+    return f"{counted(number, noun)} {'waits' if number == 1 else 'wait'}"

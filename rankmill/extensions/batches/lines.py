@@ -118,7 +118,7 @@ def holds_requests(path: AnyPath) -> bool:
             raise WrongFile(f"line {number}: neither a request nor a pair, which are JSON objects")
         fields = _FIELDS & value.keys()
         return isinstance(value.get("body"), dict) or ("custom_id" in fields and len(fields) > 1)
-    raise WrongFile("the file is empty: it has no line")
+    raise WrongFile("the file is empty: send one with a line for each request")
 
 
 def answer(

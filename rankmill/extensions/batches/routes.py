@@ -88,7 +88,9 @@ class BatchPaths(Addition):
 async def _batches(gateway: TheGateway, key: Caller) -> Batches:
     batches = gateway.addition(BatchPaths).batches
     if batches is None:
-        raise Refusal("not_found", "this gateway keeps no files")
+        raise Refusal(
+            "not_found", "this gateway keeps no files; its setting gateway_files names a folder for them"
+        )
     return batches
 
 

@@ -195,11 +195,11 @@ class Batches:
             The batch cannot be scored.
         """
         if asked.endpoint not in endpoints():
-            raise Refusal("invalid", f"endpoint: one of {', '.join(endpoints())}", param="endpoint")
+            raise Refusal("invalid", f"endpoint: must be one of {', '.join(endpoints())}", param="endpoint")
         endpoint = certain(asked.endpoint, self._settings.of(GatewaySettings).gateway_dialect)
         file = self.find(FileRecord, key, asked.input_file_id)
         if not file.bytes:
-            raise WrongFile("the file is empty")
+            raise WrongFile("the file is empty: send one with rows")
         kept = self._seconds("output_expires_after.seconds", asked.output_expires_after)
         run_id = new_file_run_id()
         batch_id = new_batch_id(run_id)

@@ -79,7 +79,7 @@ def batch_view(
 
 
 def page(
-    found: Sequence[R], shown: Any, after: str | None, limit: int, *, oldest_first: bool = False
+    latest_first: Sequence[R], shown: Any, after: str | None, limit: int, *, oldest_first: bool = False
 ) -> dict[str, Any]:
     """A page of a list whose latest records come first.
 
@@ -88,7 +88,7 @@ def page(
     Refusal
         The record `after` does not exist. If the list began again instead, a client would read it for ever.
     """
-    records = list(reversed(found)) if oldest_first else list(found)
+    records = list(reversed(latest_first)) if oldest_first else list(latest_first)
     places = [place for place, record in enumerate(records) if record.id == after]
     if after and not places:
         raise Refusal("invalid", f"after: {after!r:.100} is not in the list (any more)", param="after")

@@ -205,7 +205,9 @@ class BatchWork:
             refused = request
             for place in range(len(request.rows)):
                 if (result := next(results, None)) is None:
-                    raise WrongFile("the file of the batch has changed since its pairs were taken")
+                    raise WrongFile(
+                        "the file of the batch has changed since its pairs were taken; make a new batch"
+                    )
                 score, tokens_of_row = result
                 tokens += tokens_of_row or 0
                 if score is None and refused.refusal is None:
@@ -214,7 +216,7 @@ class BatchWork:
                 row += 1
             yield refused, scores, tokens
         if next(results, None) is not None:
-            raise WrongFile("the file of the batch has changed since its pairs were taken")
+            raise WrongFile("the file of the batch has changed since its pairs were taken; make a new batch")
 
     def _record(self, file_id: str, partial: Path, path: AnyPath) -> None:
         """Write the record of a file."""

@@ -88,7 +88,9 @@ class RequestBody:
                     self.count(len(part))
                     parts.append(part)
         except TimeoutError:
-            raise Refusal("slow", f"the body was not there after {READ_SECONDS:g} s") from None
+            raise Refusal(
+                "slow", f"the body did not arrive within {READ_SECONDS:g} s; send it again"
+            ) from None
         except ClientDisconnect:
             raise Refusal("gone", "the connection was closed before the whole body was there") from None
         return b"".join(parts)
@@ -97,7 +99,9 @@ class RequestBody:
         """Count `size` more bytes; raises `Refusal` if there are too many."""
         self._check(self.size + size)
         if self._memory.taken + size > _BODIES * self._memory.most:
-            raise Refusal("overloaded", "too many large requests are in progress", retry_after=1)
+            raise Refusal(
+                "overloaded", "too many large requests are in progress; send it again later", retry_after=1
+            )
         self.size += size
         self._memory.taken += size
         metrics.body_bytes.set(self._memory.taken)
@@ -105,7 +109,7 @@ class RequestBody:
     def _check(self, size: int) -> None:
         most = self._memory.most
         if size > most:
-            raise Refusal("too_large", f"the body is larger than {most >> 20} MiB, the most that is read")
+            raise Refusal("too_large", f"the body is larger than {most >> 20} MiB; send it in parts")
 
 
 def parse(raw: bytes) -> JsonObject:
@@ -165,8 +169,8 @@ class UploadedBody:
         except TimeoutError:
             raise Refusal(
                 "slow",
-                f"the body does not come: {_PACE_SECONDS:g} s were lost waiting for it, at less than "
-                f"{_LEAST_SPEED >> 10} KiB/s",
+                f"the body arrives too slowly: {_PACE_SECONDS:g} s were lost waiting for it, at less than "
+                f"{_LEAST_SPEED >> 10} KiB/s; send it over a faster connection",
             ) from None
         self._seconds_left -= system.monotonic() - began
         size = len(message.get("body", b""))
@@ -205,7 +209,7 @@ async def uploaded(request: Request, most: int) -> AsyncIterator[tuple[UploadFil
     Refusal
         The file has more than `most` bytes, or does not arrive in time, or the body is not such a form.
     """
-    too_large = f"the file is larger than {most >> 20} MiB, the most that is kept"
+    too_large = f"the file is larger than {most >> 20} MiB; send it in parts"
     upload = UploadedBody(request, most + _FORM_BYTES, too_large)
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise Refusal("media_type", "send a form, with Content-Type: multipart/form-data")

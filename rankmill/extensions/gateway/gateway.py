@@ -122,7 +122,7 @@ def _by_itself(addition: Addition) -> Iterator[None]:
     try:
         yield
     except Exception:
-        logger.exception("%s fails, an addition to the gateway", type(addition).__name__)
+        logger.exception("%s, an addition to the gateway, has failed", type(addition).__name__)
 
 
 A = TypeVar("A", bound=Addition)

@@ -148,11 +148,16 @@ class LoadShedder:
 
     def _check_room(self) -> None:
         if self.requests >= self._own.gateway_requests:
-            raise Refusal("overloaded", f"{self.requests:,} requests are in progress", retry_after=1)
+            raise Refusal(
+                "overloaded",
+                f"{self.requests:,} requests are in progress; send it again later",
+                retry_after=1,
+            )
         late = self.backlog_seconds - self._own.gateway_backlog_seconds
         if late > 0:
             reason = (
-                f"the workers need {math.ceil(self.backlog_seconds):,} s for the requests that wait already"
+                f"the workers need {math.ceil(self.backlog_seconds):,} s for the requests that wait already; "
+                "send it again later"
             )
             raise Refusal("overloaded", reason, retry_after=min(math.ceil(late), _MOST_RETRY))
 
@@ -188,7 +193,11 @@ class LoadShedder:
         """
         if self._speed is None:
             if self._pairs_taken and self._pairs_taken + pairs > _AT_FIRST:
-                raise Refusal("overloaded", "it is not known yet how fast the workers are", retry_after=1)
+                raise Refusal(
+                    "overloaded",
+                    "it is not known yet how fast the workers are; send it again later",
+                    retry_after=1,
+                )
             return
         taken = max(self._taken / self._speed, self.backlog_seconds)
         own = tokens / self._speed

@@ -54,7 +54,7 @@ def encoding(texts: Sequence[TokensAsked], model: str | None = None) -> ScoreReq
     """The request for tokens, or for the texts of tokens; raises `Refusal` for too many."""
     size = sum(text.size for text in texts)
     if size > MOST_ENCODED:
-        why = f"{size:,} characters or ids are more than the {MOST_ENCODED:,} of a request for tokens"
+        why = f"{size:,} characters or ids are more than {MOST_ENCODED:,}: send fewer at a time"
         raise Refusal("too_large", why)
     return alone([text.written() for text in texts], model, {"inputs": "tokens"})
 

@@ -238,7 +238,10 @@ class Scoring:
         if not rows:
             raise Refusal("empty", "there is nothing to score: the list of texts is empty")
         if len(rows) > most:
-            raise Refusal("too_large", f"{len(rows):,} pairs are more than the {most:,} of one request")
+            raise Refusal(
+                "too_large",
+                f"{len(rows):,} pairs are more than the {most:,} of one request: send fewer at a time",
+            )
         length = sum(len(text) for row in rows for text in row)
         if length > (limit := 8 * self._own.gateway_body_mib << 20):
             raise Refusal(
@@ -314,7 +317,7 @@ class SubmittedRequest:
             raise Refusal(
                 "timeout",
                 f"{first + len(values)} texts were scored after {self._seconds:g} s, the most of a request; "
-                "the run is cancelled",
+                "the run is cancelled: send fewer texts at a time",
             ) from None
 
     def result(self, scores: list[Any]) -> RequestScores:

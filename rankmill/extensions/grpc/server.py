@@ -187,7 +187,9 @@ async def _only(requests: AsyncIterator[Any]) -> Any:
             async for request in requests:
                 return request
     except TimeoutError:
-        raise Refusal("slow", f"the message was not there after {READ_SECONDS:g} s") from None
+        raise Refusal(
+            "slow", f"the message did not arrive within {READ_SECONDS:g} s; send it again"
+        ) from None
     raise Refusal("invalid", "the call has no message")
 
 

@@ -214,7 +214,7 @@ def _pieces(texts: Sequence[TokensAsked]) -> Iterator[list[TokensAsked]]:
     """Divide `texts` into as few requests as possible."""
     piece: list[TokensAsked] = []
     for text in texts:
-        if piece and sum(one.size for one in piece) + text.size > MOST_ENCODED:
+        if piece and sum(taken.size for taken in piece) + text.size > MOST_ENCODED:
             yield piece
             piece = []
         piece.append(text)
@@ -293,9 +293,7 @@ async def _gather(stream: AsyncIterable[M], most: int, most_bytes: int) -> list[
         messages.append(message)
         size += message.ByteSize()
         if len(messages) > most:
-            raise Refusal("too_large", f"the stream has more than {most:,} texts, the most of one request")
+            raise Refusal("too_large", f"the stream has more than {most:,} texts: send it in parts")
         if size > most_bytes:
-            raise Refusal(
-                "too_large", f"the stream is larger than {most_bytes >> 20} MiB, the most that is read"
-            )
+            raise Refusal("too_large", f"the stream is larger than {most_bytes >> 20} MiB: send it in parts")
     return messages

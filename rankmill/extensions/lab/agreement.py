@@ -128,8 +128,8 @@ def _interval(ranks: list[npt.NDArray[np.float64]], values: npt.NDArray[np.float
 
 def _drawn(ranks: npt.NDArray[np.float64], random: np.random.Generator) -> npt.NDArray[np.float64]:
     """Correlations ``[draws]`` of a query for draws of its rows with replacement."""
-    found = _correlation(ranks[random.integers(len(ranks), size=(_DRAWS, len(ranks)))])
-    return np.where(np.isfinite(found), found, _correlation(ranks[None])[0])
+    drawn = _correlation(ranks[random.integers(len(ranks), size=(_DRAWS, len(ranks)))])
+    return np.where(np.isfinite(drawn), drawn, _correlation(ranks[None])[0])
 
 
 def _correlation(pairs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -137,8 +137,8 @@ def _correlation(pairs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     centred = pairs - pairs.mean(axis=-2, keepdims=True)
     with np.errstate(invalid="ignore", divide="ignore"):
         both = (centred[..., 0] * centred[..., 1]).sum(axis=-1)
-        found: npt.NDArray[np.float64] = both / np.sqrt((centred**2).sum(axis=-2).prod(axis=-1))
-    return found
+        correlations: npt.NDArray[np.float64] = both / np.sqrt((centred**2).sum(axis=-2).prod(axis=-1))
+    return correlations
 
 
 Qrels = Mapping[str, Mapping[str, float]]
@@ -155,11 +155,11 @@ def ndcg(
     """
     run = pd.DataFrame({"query": queries, "document": documents, "score": scores})
     values = []
-    for query, found in run.groupby("query"):
+    for query, rows in run.groupby("query"):
         grades = qrels.get(str(query))
         if grades is None:
             continue
-        ranked = found.sort_values(["score", "document"], ascending=False)["document"]
+        ranked = rows.sort_values(["score", "document"], ascending=False)["document"]
         ideal = _dcg(sorted(grades.values(), reverse=True), k)
         values.append(_dcg([grades.get(name, 0) for name in ranked], k) / ideal if ideal else 0.0)
     return float(np.mean(values))

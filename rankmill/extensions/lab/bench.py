@@ -168,15 +168,15 @@ class Bench:
 
     def stage_seconds(self) -> dict[str, float]:
         """Seconds that the workers spent in each stage since their start, from their next reports."""
-        asked = system.now()
+        began = system.now()
         deadline = system.monotonic() + _REPORT_SECONDS
         names = queue_workers(self._redis, self.settings.queue).scoring
         while system.monotonic() < deadline:
             self._embedded.check()
             self._look()
-            found = worker_reports(self._redis, names).values()
-            if len(found) == len(names) and all(report.beat > asked for report in found):
-                totals = np.sum([report.stage_seconds for report in found], axis=0)
+            reports = worker_reports(self._redis, names).values()
+            if len(reports) == len(names) and all(report.beat > began for report in reports):
+                totals = np.sum([report.stage_seconds for report in reports], axis=0)
                 return dict(zip(STAGES, totals.tolist(), strict=True))
             system.sleep(_LOOK_SECONDS)
         raise BenchFailed(f"the workers have not reported for {_REPORT_SECONDS} s")

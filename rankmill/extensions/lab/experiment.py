@@ -117,12 +117,12 @@ class Experiment(_Strict):
     @field_validator("settings", "grid")
     @classmethod
     def _known(cls, values: dict[str, Any], info: Any) -> dict[str, Any]:
-        known = [key for key in Settings.model_fields if key not in _NOT_VARIED]
+        allowed = [key for key in Settings.model_fields if key not in _NOT_VARIED]
         if info.field_name == "grid":
-            known += ["rows", "requests", "request_size", "concurrency"]
+            allowed += ["rows", "requests", "request_size", "concurrency"]
         for key, value in values.items():
-            if key not in known:
-                raise ValueError(f"unknown key {key!r}; keys are {', '.join(known)}")
+            if key not in allowed:
+                raise ValueError(f"unknown key {key!r}; keys are {', '.join(allowed)}")
             if info.field_name == "grid" and not value:
                 raise ValueError(f"{key} has no values")
         return values
@@ -209,8 +209,8 @@ def _first(error: ValidationError) -> str:
     where = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
         *parents, key = first["loc"]
-        known = Measure if parents[:1] == ["measure"] else Finding if parents else Experiment
+        model = Measure if parents[:1] == ["measure"] else Finding if parents else Experiment
         return f"unknown key {key!r}{' in ' + str(parents[0]) if parents else ''}; keys are " + ", ".join(
-            known.model_fields
+            model.model_fields
         )
     return f"{where}: {first['msg'].removeprefix('Value error, ')}" if where else first["msg"]

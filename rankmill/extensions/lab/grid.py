@@ -118,17 +118,17 @@ def plan(
     ConfigError
         An option has an invalid value.
     """
-    found = []
+    plans = []
     for experiment in experiments:
         common = experiment.measure.changed(measure)
         for number in range(common.rounds):
             for cell in experiment.cells():
                 try:
                     settings, measured = experiment.resolve(cell, flags, measure, scale)
-                    found.append(Plan(experiment, cell, number, settings, measured))
+                    plans.append(Plan(experiment, cell, number, settings, measured))
                 except ConfigError as error:
-                    found.append(Plan(experiment, cell, number, None, common, str(error)))
-    return found
+                    plans.append(Plan(experiment, cell, number, None, common, str(error)))
+    return plans
 
 
 def run(plans: Iterable[Plan], records: Records) -> Iterator[tuple[Plan, CellResult, bool]]:
@@ -208,7 +208,9 @@ def _stats(scored: Iterable[RunScores]) -> Iterator[ChunkStats]:
 
 def _tokens(scored: Iterable[RunScores]) -> TokenCounts:
     stats = list(_stats(scored))
-    return TokenCounts(real=sum(one.tokens for one in stats), padded=sum(one.padded_tokens for one in stats))
+    return TokenCounts(
+        real=sum(chunk.tokens for chunk in stats), padded=sum(chunk.padded_tokens for chunk in stats)
+    )
 
 
 def _pairs(measure: Measure) -> pa.Table:

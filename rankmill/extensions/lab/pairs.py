@@ -65,12 +65,12 @@ def sample(pairs: str, rows: int, columns: tuple[str, str] = COLUMNS) -> pa.Tabl
     """
     random = np.random.default_rng(0)
     if pairs == "example":
-        found = _example().take(random.permutation(len(_example())))
+        table = _example().take(random.permutation(len(_example())))
     elif pairs == "varied":
-        found = _varied(rows, random)
+        table = _varied(rows, random)
     else:
-        found = file_sample([pairs], rows, TextColumns(*columns)).rename_columns(list(COLUMNS))
-    return found.take(np.arange(rows) % len(found))
+        table = file_sample([pairs], rows, TextColumns(*columns)).rename_columns(list(COLUMNS))
+    return table.take(np.arange(rows) % len(table))
 
 
 def file_sample(inputs: Sequence[str], rows: int, columns: TextColumns, label: str | None = None) -> pa.Table:
@@ -123,7 +123,7 @@ def draw(queries: Sequence[str], rows: int) -> list[int]:
     for start in range(0, max(map(len, mine), default=0), _ROWS_OF_A_QUERY):
         if len(taken) >= rows:
             break
-        taken += [place for each in shuffled for place in each[start : start + _ROWS_OF_A_QUERY]]
+        taken += [place for places in shuffled for place in places[start : start + _ROWS_OF_A_QUERY]]
     return taken[:rows]
 
 
@@ -154,14 +154,14 @@ def _varied(rows: int, random: np.random.Generator) -> pa.Table:
     queries = list(passages)
     every = _example()["passage"].to_pylist()
     lengths = np.clip(random.lognormal(np.log(55), 0.7, rows).astype(int), 4, 400)
-    found = []
+    rows_made = []
     for row, length in enumerate(lengths.tolist()):
         query = queries[row // _ROWS_OF_A_QUERY % len(queries)]
         words = passages[query][row % len(passages[query])].split()
         while len(words) < length:
             words += every[random.integers(len(every))].split()
-        found.append({"query": query, "passage": " ".join(words[:length])})
-    return pa.Table.from_pylist(found)
+        rows_made.append({"query": query, "passage": " ".join(words[:length])})
+    return pa.Table.from_pylist(rows_made)
 
 
 @dataclass(frozen=True)

@@ -131,22 +131,22 @@ def compare(
     has_reference = np.isfinite(reference.scores)
     both = np.flatnonzero(has_reference & np.isfinite(scored.scores))
     names = [queries[row] for row in both]
-    found = agreement(names, scored.scores[both], reference.scores[both])
-    if found is None:
+    agreed = agreement(names, scored.scores[both], reference.scores[both])
+    if agreed is None:
         raise InputError("no query has two passages with different scores, so there are no ranks to compare")
     quality = None
     if labels is not None:
         rows = [f"{row:09}" for row in both]
         quality = ndcg(names, rows, scored.scores[both], _qrels(queries, labels))
     lost = int(has_reference.sum() - len(both))
-    how = scored.stats[0]
-    return Measured(how.precision, how.backend, how.device, found, quality, lost)
+    ran_on = scored.stats[0]
+    return Measured(ran_on.precision, ran_on.backend, ran_on.device, agreed, quality, lost)
 
 
 def _qrels(queries: list[str], labels: list[float | None]) -> Qrels:
     """The labels as judgments; each row is a document of its query."""
-    found: dict[str, dict[str, float]] = {}
+    qrels: dict[str, dict[str, float]] = {}
     for row, (query, label) in enumerate(zip(queries, labels, strict=True)):
         if label is not None:
-            found.setdefault(query, {})[f"{row:09}"] = label
-    return found
+            qrels.setdefault(query, {})[f"{row:09}"] = label
+    return qrels

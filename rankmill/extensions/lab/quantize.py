@@ -161,17 +161,17 @@ def search(
 
     plain = attempt(frozenset())
     singles = [attempt(group) for group in sorted(groups(list(layers)), key=share) if not done()]
-    helpful = [each for each in singles if each.spearman > plain.spearman]
+    helpful = [trial for trial in singles if trial.spearman > plain.spearman]
     together: frozenset[str] = frozenset()
-    for each in sorted(helpful, key=lambda one: (plain.spearman - one.spearman) / one.share):
-        before, together = together, together | set(each.left_out)
+    for trial in sorted(helpful, key=lambda trial: (plain.spearman - trial.spearman) / trial.share):
+        before, together = together, together | set(trial.left_out)
         if done() or share(together) > _MOST:
             break
         if before and together != before:  # because a single group has already been measured
             attempt(together)
-    kept = [each for each in trials if each.kept]
-    free = [each for each in trials if each.share <= _FREE]
-    best = min(kept, key=lambda one: one.share) if kept else max(free, key=lambda one: one.spearman)
+    kept = [trial for trial in trials if trial.kept]
+    free = [trial for trial in trials if trial.share <= _FREE]
+    best = min(kept, key=lambda trial: trial.share) if kept else max(free, key=lambda trial: trial.spearman)
     return best, trials
 
 
@@ -251,10 +251,10 @@ def quantize(
         name = ModelNames(settings).pin(settings.model)
         settings = settings.model_copy(update={**ours, "model": name})
         say(f"calibrating {name} on {len(pairs.calibrated):,} pairs")
-        found = calibrate(settings, pairs.calibrated, pairs.columns.names, whole)
+        calibrated = calibrate(settings, pairs.calibrated, pairs.columns.names, whole)
         with Session(settings) as session:
-            quantized = _measure(session, found, pairs, whole, threshold, trials, say)
-        made_from = {"name": name, "revision": found.revision, "digest": found.digest}
+            quantized = _measure(session, calibrated, pairs, whole, threshold, trials, say)
+        made_from = {"name": name, "revision": calibrated.revision, "digest": calibrated.digest}
         report = {"model": made_from, **_report(settings, pairs, threshold, quantized)}
         _write_recipe(whole, quantized.best.left_out, report)
     return quantized
@@ -272,7 +272,7 @@ def check_output(output: Path, force: bool) -> None:
 
 def _measure(
     session: Session,
-    found: Calibrated,
+    calibrated: Calibrated,
     pairs: Pairs,
     whole: Path,
     threshold: float,
@@ -284,7 +284,7 @@ def _measure(
     labels = None if pairs.label is None else table[pairs.label].to_pylist()
 
     def in_precision(precision: str) -> RunScores:
-        options = {"precision": precision, "revision": found.revision}
+        options = {"precision": precision, "revision": calibrated.revision}
         return score_sample(session, table, columns, f"in {precision}", **options)
 
     def beside(scored: RunScores, what: str) -> Measured:
@@ -294,7 +294,7 @@ def _measure(
 
     def with_left_out(left_out: tuple[str, ...]) -> Measured:
         _write_recipe(whole, left_out, {})
-        share = sum(found.layers[name] for name in left_out)
+        share = sum(calibrated.layers[name] for name in left_out)
         scored = score_sample(
             session, table, columns, "in int8", precision=_INT8, model=str(whole), revision=None
         )
@@ -303,7 +303,7 @@ def _measure(
     say(f"measuring on {len(table):,} pairs")
     reference = in_precision(REFERENCE)
     plain = beside(in_precision(_INT8), "8 bits as they come")
-    best, tried = search(found.layers, with_left_out, threshold, trials)
+    best, tried = search(calibrated.layers, with_left_out, threshold, trials)
     return Quantized(compare(reference, reference, queries, labels), plain, best, tried)
 
 

@@ -97,11 +97,11 @@ def _waste(axes: Axes, cells: pd.DataFrame) -> None:
 
 
 def _stages(axes: Axes, cells: pd.DataFrame) -> None:
-    left = pd.Series(0.0, cells.index)
+    starts = pd.Series(0.0, cells.index)
     for stage, colour in zip(BUSY_STAGES, _STAGE_COLOURS, strict=True):
         share = 100 * cells[f"{stage}_share"]
-        axes.barh(cells["label"], share, left=left, color=colour, label=stage)
-        left += share
+        axes.barh(cells["label"], share, left=starts, color=colour, label=stage)
+        starts += share
     axes.set_xlabel("stages, % of the workers' busy time")
     axes.legend(ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False, fontsize=7,
                 columnspacing=0.8, handlelength=1)  # fmt: skip
@@ -243,20 +243,20 @@ def _table(experiment: Experiment, cells: pd.DataFrame) -> str:
 def _best(cells: pd.DataFrame) -> str:
     """The best cell by each statistic, compared with the worst."""
     lines = []
-    for name, what, most in (
+    for name, noun, most in (
         ("pairs_per_second", "bulk throughput", True),
         ("requests_per_second", "throughput of requests", True),
         ("p95_ms", "p95 latency", False),
         ("peak_mib", "memory", False),
     ):
-        known = cells[cells[name].notna()]
-        if len(known) < 2:
+        measured = cells[cells[name].notna()]
+        if len(measured) < 2:
             continue
-        values = known[name].to_numpy()
+        values = measured[name].to_numpy()
         ends = (int(values.argmax()), int(values.argmin()))
         best, worst = ends if most else ends[::-1]
-        ratio, labels = values[best] / values[worst], known["label"]
-        lines.append(f"- best {what}: {labels.iloc[best]}, {ratio:.2f} times that of {labels.iloc[worst]}")
+        ratio, labels = values[best] / values[worst], measured["label"]
+        lines.append(f"- best {noun}: {labels.iloc[best]}, {ratio:.2f} times that of {labels.iloc[worst]}")
     return "\n".join(lines)
 
 

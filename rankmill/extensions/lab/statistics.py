@@ -31,9 +31,9 @@ def measurements(results: Iterable[CellResult]) -> pd.DataFrame:
             **{f"{stage}_seconds": result.stage_seconds.get(stage, np.nan) for stage in BUSY_STAGES},
         }
         for number, repeat in enumerate(result.repeats or [None]):
-            known = _statistics(repeat) if repeat else {}
+            figures = _statistics(repeat) if repeat else {}
             raw = {"latencies": repeat.latencies, "row_errors": repeat.row_errors} if repeat else {}
-            rows.append({**of_cell, "repeat": number, **known, **raw})
+            rows.append({**of_cell, "repeat": number, **figures, **raw})
     return pd.DataFrame(rows)
 
 
@@ -50,9 +50,9 @@ def summary(experiment: Experiment, results: Iterable[CellResult]) -> pd.DataFra
     rows = []
     mine = list(results)
     for cell in experiment.cells():
-        found = [result for result in mine if result.cell == cell and result.status == "measured"]
-        if found:
-            rows.append({"cell": cell, "label": label(cell), **_of_cell(found)})
+        measured = [result for result in mine if result.cell == cell and result.status == "measured"]
+        if measured:
+            rows.append({"cell": cell, "label": label(cell), **_of_cell(measured)})
     return pd.DataFrame(rows)
 
 
@@ -83,16 +83,16 @@ def pareto(speeds: Iterable[float], latencies: Iterable[float]) -> list[int]:
 
 def _of_cell(results: list[CellResult]) -> dict[str, Any]:
     repeats = [repeat for result in results for repeat in result.repeats]
-    each = pd.DataFrame([_statistics(repeat) for repeat in repeats])
-    medians = each.median()
+    figures = pd.DataFrame([_statistics(repeat) for repeat in repeats])
+    medians = figures.median()
     speed = "pairs_per_second" if medians["pairs_per_second"] > 0 else "requests_per_second"
     latencies = [latency for repeat in repeats for latency in repeat.latencies]
     stages = pd.DataFrame([result.stage_seconds for result in results])[list(BUSY_STAGES)].sum()
     return {
         **{str(name): value for name, value in medians.items()},
         **_percentiles(latencies),
-        "slowest": each[speed].min(),
-        "fastest": each[speed].max(),
+        "slowest": figures[speed].min(),
+        "fastest": figures[speed].max(),
         "peak_mib": max(result.peak_bytes for result in results) / 2**20,
         "startup_seconds": float(np.median([result.startup_seconds for result in results])),
         "row_errors": sum(repeat.row_errors for repeat in repeats),
@@ -117,8 +117,8 @@ def _statistics(repeat: Repeat) -> dict[str, float]:
 
 def _percentiles(latencies: Sequence[float]) -> dict[str, float]:
     """Percentiles in ms of latencies in seconds."""
-    found = 1000 * np.percentile(latencies or [np.nan], [50, 95, 99])
-    return dict(zip(("p50_ms", "p95_ms", "p99_ms"), found.tolist(), strict=True))
+    milliseconds = 1000 * np.percentile(latencies or [np.nan], [50, 95, 99])
+    return dict(zip(("p50_ms", "p95_ms", "p99_ms"), milliseconds.tolist(), strict=True))
 
 
 def _matching(cells: pd.DataFrame, wanted: Mapping[str, Value]) -> pd.DataFrame:

@@ -153,40 +153,40 @@ class Trials:
         self, backend: str, precisions: Iterable[str], reference: ReferenceScores
     ) -> Iterable[PrecisionProbe]:
         """Measure each precision of a backend once; workers that die are replaced for the next precision."""
-        left = list(precisions)
-        while left:
+        waiting = list(precisions)
+        while waiting:
             try:
                 with self._bench({"backend": backend}) as bench:
-                    while left:
-                        yield self._probe(bench, backend, left[0], reference)
-                        left.pop(0)
+                    while waiting:
+                        yield self._probe(bench, backend, waiting[0], reference)
+                        waiting.pop(0)
             except BenchTimeout:
                 raise
             except (BenchFailed, EmbeddedError) as error:
-                yield PrecisionProbe(backend=backend, precision=left.pop(0), reason=str(error))
+                yield PrecisionProbe(backend=backend, precision=waiting.pop(0), reason=str(error))
 
     def compare(self, first: Changes, second: Changes) -> PairedCosts:
         """Measure two settings in turn, so that other load on the machine affects both.
 
         If the time ends, complete rounds count. Raises `BenchTimeout` if no round is complete.
         """
-        found = PairedCosts()
+        costs_of_both = PairedCosts()
         try:
-            one, other = self.warm(first), self.warm(second)
+            bench_of_first, bench_of_second = self.warm(first), self.warm(second)
             for number in range(_ROUNDS):
-                benches = [(one, found.first), (other, found.second)]
+                benches = [(bench_of_first, costs_of_both.first), (bench_of_second, costs_of_both.second)]
                 for bench, costs in benches if number % 2 == 0 else benches[::-1]:
                     costs.append(self._cost(bench))
-                if self._objective == "memory" or not 1 / _CLEAR < found.gain < _CLEAR:
+                if self._objective == "memory" or not 1 / _CLEAR < costs_of_both.gain < _CLEAR:
                     break
         except BenchTimeout:
-            rounds = min(len(found.first), len(found.second))
+            rounds = min(len(costs_of_both.first), len(costs_of_both.second))
             if not rounds:
                 raise
-            return PairedCosts(first=found.first[:rounds], second=found.second[:rounds])
+            return PairedCosts(first=costs_of_both.first[:rounds], second=costs_of_both.second[:rounds])
         except (BenchFailed, RunFailed, EmbeddedError) as error:
             return PairedCosts(reason=str(error))
-        return found
+        return costs_of_both
 
     def warm(self, changes: Changes) -> Bench:
         """The live workers of these settings; if there are none, this starts and warms up workers.
@@ -229,14 +229,14 @@ class Trials:
     def _probe(
         self, bench: Bench, backend: str, precision: str, reference: ReferenceScores
     ) -> PrecisionProbe:
-        known: dict[str, Any] = {"backend": backend, "precision": precision}
+        place: dict[str, Any] = {"backend": backend, "precision": precision}
         try:
             bench.warm_up(self.pairs.slice(0, _WARM_UP), precision=precision)
             scored = self.bulk(bench, precision=precision)
         except RunFailed as error:
-            return PrecisionProbe(**known, reason=str(error))
-        found = rank_agreement(self.pairs, scored.scores, reference.scores)
-        return PrecisionProbe(**known, seconds=scored.seconds, agreement=found)
+            return PrecisionProbe(**place, reason=str(error))
+        agreed = rank_agreement(self.pairs, scored.scores, reference.scores)
+        return PrecisionProbe(**place, seconds=scored.seconds, agreement=agreed)
 
     def _cost(self, bench: Bench) -> float:
         if self._objective == "latency":
@@ -253,8 +253,8 @@ def rank_agreement(
     ranks either.
     """
     expected = np.asarray(reference, np.float32)
-    found = agreement(pairs["query"].to_pylist(), scores, expected)
-    return found or agreement([""] * len(pairs), scores, expected)
+    within_queries = agreement(pairs["query"].to_pylist(), scores, expected)
+    return within_queries or agreement([""] * len(pairs), scores, expected)
 
 
 def _name(changes: Changes) -> str:
@@ -380,7 +380,7 @@ class Tuner:
     def _choose_backend(self, reference: ReferenceScores) -> None:
         """Measure each backend and precision once; then compare the fastest acceptable ones in turn."""
         self._tell(f"sample of {len(reference.scores)} pairs; ranks are compared with {label(REFERENCE)}")
-        found: list[PrecisionProbe] = []
+        probes: list[PrecisionProbe] = []
         out_of_time = None
         kinds = {name: plugins.load("rankmill.backends", name) for name in plugins.names("rankmill.backends")}
         backends = self._open("backend", ("auto", *sorted(kinds, key=lambda name: kinds[name].preference)))
@@ -389,21 +389,21 @@ class Tuner:
                 continue
             try:
                 measure = partial(self._probe, backend, reference)
-                found += self._once(f"probe {backend}", list[PrecisionProbe], measure)
+                probes += self._once(f"probe {backend}", list[PrecisionProbe], measure)
             except _OutOfTime as error:
                 out_of_time = error
-                found += self._partial
+                probes += self._partial
                 self._partial = []
-        if out_of_time and not found:
+        if out_of_time and not probes:
             raise self._too_short(f"the reference took {self._reference_seconds:,.0f} s")
-        good = self._good(found)
+        good = self._good(probes)
         if not good:
             raise NothingWorks(
                 f"no backend and precision reaches the required rank correlation on the sample "
                 f"({self._story[-1]}); lower --min-spearman or raise --budget"
             )
         self._best = {"backend": good[0].backend, "precision": good[0].precision}
-        self._all_kept = out_of_time is None and len(good) == len([each for each in found if not each.reason])
+        self._all_kept = out_of_time is None and len(good) == sum(not tried.reason for tried in probes)
         if out_of_time:
             raise out_of_time
         for probe in good[1:_FINALISTS]:
@@ -411,17 +411,17 @@ class Tuner:
                 self._try({"backend": probe.backend, "precision": probe.precision})
 
     def _probe(self, backend: str, reference: ReferenceScores) -> list[PrecisionProbe]:
-        usual = tuple(each for each in get_args(Precision) if not each.startswith("int8-"))  # int8 chooses
+        usual = tuple(name for name in get_args(Precision) if not name.startswith("int8-"))  # int8 chooses
         self._partial = []
         for probe in self.trials.probe(backend, self._open("precision", usual), reference):
             self._partial.append(probe)
-        found, self._partial = self._partial, []
-        return found
+        probes, self._partial = self._partial, []
+        return probes
 
-    def _good(self, found: list[PrecisionProbe]) -> list[PrecisionProbe]:
+    def _good(self, probes: list[PrecisionProbe]) -> list[PrecisionProbe]:
         """The probes that run here and keep the ranks, fastest first; this reports why the others do not."""
         good = []
-        for probe in found:
+        for probe in probes:
             name = f"{probe.backend}, {probe.precision}"
             if probe.reason:
                 self._tell(f"{name}: not possible here: {probe.reason}")
@@ -474,12 +474,12 @@ class Tuner:
         better.
         """
         challenger = {**self._best, **changes}
-        found = self._compare(self._best, challenger)
-        won = found.gain > _MARGIN
-        if found.reason:
-            self._tell(f"{label(changes)}: not possible here: {found.reason}")
+        costs = self._compare(self._best, challenger)
+        won = costs.gain > _MARGIN
+        if costs.reason:
+            self._tell(f"{label(changes)}: not possible here: {costs.reason}")
         else:
-            times = f"{found.gain:.2f} times as good, measured {len(found.first)} times in turn"
+            times = f"{costs.gain:.2f} times as good, measured {len(costs.first)} times in turn"
             self._tell(f"{label(changes)}: {times}: {'taken' if won else 'not taken'}")
         if won:
             self._best = challenger

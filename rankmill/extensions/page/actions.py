@@ -63,20 +63,20 @@ def admin_apps(client: redis.Redis, settings: Settings, key: str) -> dict[str, W
         return {"jobs": [job.model_dump() for job in failed_jobs(client)]}
 
     def act(environ: WSGIEnvironment) -> object:
-        asked = _read(environ)
+        action = _read(environ)
         who = environ.get("REMOTE_ADDR", "an unknown address")
         try:
-            text = carry_out(client, settings, asked)
+            text = carry_out(client, settings, action)
         except RankmillError as error:
-            logger.warning("%s %r for %s: %s", asked.action, asked.id, who, error)
+            logger.warning("%s %r for %s: %s", action.action, action.id, who, error)
             raise
-        logger.info("%s %r for %s: %s", asked.action, asked.id, who, text)
+        logger.info("%s %r for %s: %s", action.action, action.id, who, text)
         return {"text": text}
 
     return {"/api/jobs.json": _guarded("GET", jobs, key), "/api/actions": _guarded("POST", act, key)}
 
 
-def carry_out(client: redis.Redis, settings: Settings, asked: Action) -> str:
+def carry_out(client: redis.Redis, settings: Settings, action: Action) -> str:
     """Do what the commands of the same name do; returns a sentence that says what was done.
 
     Raises
@@ -84,15 +84,15 @@ def carry_out(client: redis.Redis, settings: Settings, asked: Action) -> str:
     RankmillError
         The action cannot be carried out.
     """
-    match asked.action:
+    match action.action:
         case "cancel":
-            return cancel_run(client, settings, asked.id)
+            return cancel_run(client, settings, action.id)
         case "retry" | "clear":
-            (job, *_) = chosen(failed_jobs(client), [asked.id])
-            done = retry(client, job) if asked.action == "retry" else clear(client, job)
+            (job, *_) = chosen(failed_jobs(client), [action.id])
+            done = retry(client, job) if action.action == "retry" else clear(client, job)
             return f"job {job.id} is {done}"
         case order:
-            return _order(client, asked.id, order)
+            return _order(client, action.id, order)
 
 
 def _order(client: redis.Redis, name: str, order: Literal["drain", "resume"]) -> str:
@@ -104,8 +104,10 @@ def _order(client: redis.Redis, name: str, order: Literal["drain", "resume"]) ->
     if not named:
         raise InputError(f"no worker is called {name} any more")
     order_workers(client, named, order, wait_seconds=0)
-    left = queues_without(workers, [name]) if order == "drain" else []
-    waits = "".join(f"; no other worker takes the chunks of queue {queue!r}, and they wait" for queue in left)
+    waiting = queues_without(workers, [name]) if order == "drain" else []
+    waits = "".join(
+        f"; no other worker takes the chunks of queue {queue!r}, and they wait" for queue in waiting
+    )
     return f"worker {name} is told to {order}{waits}"
 
 
@@ -115,21 +117,21 @@ def _guarded(method: str, do: Callable[[WSGIEnvironment], object], key: str) -> 
     """
 
     def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        status, found = HTTPStatus.OK, None
+        status, answer = HTTPStatus.OK, None
         try:
             if environ["REQUEST_METHOD"] != method:
                 raise _Refused(HTTPStatus.METHOD_NOT_ALLOWED, f"this path takes {method}")
             _check_key(environ, key)
-            found = do(environ)
+            answer = do(environ)
         except _Refused as refused:
             status, text = refused.status, str(refused)
         except RankmillError as error:
             status, text = HTTPStatus.CONFLICT, str(error)
         except (redis.RedisError, OSError) as error:
             status, text = HTTPStatus.SERVICE_UNAVAILABLE, f"Redis is away: {error}"
-        if found is None:
-            found = {"error": mask_passwords(" ".join(text.split()))}
-        return respond(start, status, "application/json", json.dumps(found).encode())
+        if answer is None:
+            answer = {"error": mask_passwords(" ".join(text.split()))}
+        return respond(start, status, "application/json", json.dumps(answer).encode())
 
     return app
 

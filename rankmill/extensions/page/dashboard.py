@@ -222,20 +222,20 @@ def _cluster_json(client: redis.Redis, history: History, has_admin: bool) -> WSG
     """
 
     def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        asked = parse_qs(environ.get("QUERY_STRING", "")).get("page", ["0"])[0]
-        page = min(int(asked[:9]), _MAX_PAGE) if asked.isdecimal() else 0
-        found: dict[str, object] = {"series": history.series(), "rates": history.rates.model_dump()}
-        found["has_admin"] = has_admin
+        number = parse_qs(environ.get("QUERY_STRING", "")).get("page", ["0"])[0]
+        page = min(int(number[:9]), _MAX_PAGE) if number.isdecimal() else 0
+        answer: dict[str, object] = {"series": history.series(), "rates": history.rates.model_dump()}
+        answer["has_admin"] = has_admin
         status = HTTPStatus.OK
         try:
             cluster = read_cluster(client, page=page)
-            found["cluster"] = with_verdict(cluster).model_dump()
-            found["runs"] = [run.model_dump() for seen in cluster.extensions.values() for run in seen.runs()]
-            found["lines"] = [line for seen in cluster.extensions.values() for line in seen.lines()]
+            answer["cluster"] = with_verdict(cluster).model_dump()
+            answer["runs"] = [run.model_dump() for seen in cluster.extensions.values() for run in seen.runs()]
+            answer["lines"] = [line for seen in cluster.extensions.values() for line in seen.lines()]
         except (redis.RedisError, OSError) as error:
             status = HTTPStatus.SERVICE_UNAVAILABLE
-            found["error"] = mask_passwords(" ".join(str(error).split()))
-        return respond(start, status, "application/json", json.dumps(found, allow_nan=False).encode())
+            answer["error"] = mask_passwords(" ".join(str(error).split()))
+        return respond(start, status, "application/json", json.dumps(answer, allow_nan=False).encode())
 
     return app
 

@@ -97,14 +97,16 @@ def roll_back(registry: RegistryStore, reference: Reference, *, by: str) -> Alia
     """
     alias = registry.find_alias(reference)
     if alias is None:
-        raise NotInRegistry(f"the registry {registry.url} has no alias {reference}")
+        raise NotInRegistry(
+            f"the registry {registry.url} has no alias {reference}; rankmill models list shows them"
+        )
     if not alias.before:
         raise RegistryConflict(f"{reference} has only ever stood for {alias.now}, so it cannot go back")
     last = alias.before[0]
     for version in last.named:
         if registry.find_manifest(Reference(reference.name, version)) is None:
             raise RegistryConflict(
-                f"{reference} stood for {last}, and {version} is not in the registry any more"
+                f"{reference} stood for {last}, and {version} is not in the registry any more: name a version"
             )
     now = last.model_copy(update={"by": by, "at": system.now()})
     back = Alias(now=now, before=alias.before[1:])

@@ -28,7 +28,7 @@ _HEADERS = frozenset(
      tarfile.GNUTYPE_LONGLINK}
 )  # fmt: skip
 
-_NO_ARCHIVE = "this is no tar archive, or a part of one: send the output of tar c -C MODEL_FOLDER ."
+_NO_ARCHIVE = "this is not a tar archive, or only a part of one: send the output of tar c -C MODEL_FOLDER ."
 
 _PREFIX = "rankmill-upload-"
 _NEW_SECONDS = 60
@@ -94,7 +94,9 @@ def unpack(source: Readable, folder: Path) -> Path:
             if member.type == tarfile.GNUTYPE_SPARSE or member.size < 0:
                 raise InputError(_NO_ARCHIVE + ", without --sparse")
             if member.type in _HEADERS and member.size > _MOST_HEADER:
-                raise InputError(f"the archive has a name or comment of {member.size:,} bytes")
+                raise InputError(
+                    f"the archive has a name or comment of {member.size:,} bytes: at most {_MOST_HEADER:,}"
+                )
             return member
 
         def _proc_gnusparse_10(self, *args: Any) -> None:
@@ -105,7 +107,9 @@ def unpack(source: Readable, folder: Path) -> Path:
         with tarfile.open(fileobj=cast("IO[bytes]", source), mode="r|", tarinfo=Entry) as archive:
             for count, entry in enumerate(archive):
                 if count >= _MOST_ENTRIES:
-                    raise InputError(f"the archive has over {_MOST_ENTRIES:,} files and folders")
+                    raise InputError(
+                        f"the archive has over {_MOST_ENTRIES:,} files and folders: leave some out"
+                    )
                 _unpack_entry(archive, entry, folder)
     except (tarfile.TarError, ValueError, OverflowError, EOFError, RecursionError):
         raise InputError(_NO_ARCHIVE) from None

@@ -260,14 +260,14 @@ def push(
         notes=notes,
         precision=None if precision is None else tuple(precision),
     )
-    there = registry.find_manifest(Reference(name, version))
-    if there is not None:
-        return Pushed(_same(there, manifest), before=True)
+    present = registry.find_manifest(Reference(name, version))
+    if present is not None:
+        return Pushed(_same(present, manifest), before=True)
     with steps.measured("pushing", size) as on_bytes:
         _upload(registry, manifest, local, on_bytes)
     if not registry.publish(manifest):
-        there = registry.manifest(Reference(name, version))
-        return Pushed(_same(there, manifest), before=True)
+        present = registry.manifest(Reference(name, version))
+        return Pushed(_same(present, manifest), before=True)
     return Pushed(manifest, before=False)
 
 
@@ -299,27 +299,27 @@ def _free_version(registry: RegistryStore, name: str, content: str) -> str:
     return next_version([*taken, *registry.aliases(name)])
 
 
-def _same(there: Manifest, wanted: Manifest) -> Manifest:
-    if there.content != wanted.content:
+def _same(kept: Manifest, wanted: Manifest) -> Manifest:
+    if kept.content != wanted.content:
         raise RegistryConflict(
-            f"{there} is in the registry with other files, pushed by {there.by}; a version never changes: "
+            f"{kept} is in the registry with other files, pushed by {kept.by}; a version never changes: "
             "push under another name"
         )
-    return there
+    return kept
 
 
 def _upload(registry: RegistryStore, manifest: Manifest, local: Sequence[LocalFile], on_bytes: Any) -> None:
     path = (manifest.name, manifest.version, files_folder(manifest.content))
     registry.folder.tidy(*path)
-    there = registry.folder.sizes(*path)
+    sizes = registry.folder.sizes(*path)
     for file in local:
-        if there.get(file.path) == file.bytes:  # an interrupted push has left this file
+        if sizes.get(file.path) == file.bytes:  # an interrupted push has left this file
             on_bytes(file.bytes)
             continue
         registry.folder.upload(file.source, on_bytes, *path, *file.path.split("/"))
         file.check_unchanged()
-    there = registry.folder.sizes(*path)
-    lacking = [file.path for file in manifest.files if there.get(file.path) != file.bytes]
+    sizes = registry.folder.sizes(*path)
+    lacking = [file.path for file in manifest.files if sizes.get(file.path) != file.bytes]
     if lacking:
         raise RegistryError(f"{lacking[0]} of {manifest} is not whole in {registry.url}; push again")
 

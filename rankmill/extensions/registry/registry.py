@@ -266,8 +266,8 @@ class Registry:
             return NotInRegistry(
                 f"{reference} was removed from the registry {self.url}; name another version"
             )
-        there = [*self.versions(reference.name), *self.aliases(reference.name)]
-        hint = f"it has {', '.join(there[-10:])}" if there else f"it has no model {reference.name}"
+        tags = [*self.versions(reference.name), *self.aliases(reference.name)]
+        hint = f"it has {', '.join(tags[-10:])}" if tags else f"it has no model {reference.name}"
         return NotInRegistry(f"the registry {self.url} has no {reference}; {hint}")
 
 

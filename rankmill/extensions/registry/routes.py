@@ -158,7 +158,7 @@ class ManagedModel:
 async def _registry(gateway: TheGateway, key: ModelManager) -> RegistryStore:
     store = gateway.addition(RegistryPaths).store
     if store is None:
-        raise Refusal("not_found", "this gateway has no registry of models")
+        raise Refusal("not_found", "this gateway has no registry of models; its setting registry names one")
     return store
 
 
@@ -229,10 +229,14 @@ def _push(model: ManagedModel, upload: UploadedBody, version: str | None, notes:
         require_worker_packages()
     except ConfigError as error:
         logger.warning("no model can be tried here: %s", error)
-        raise Refusal("unavailable", "no model can be tried where this gateway runs") from None
+        raise Refusal(
+            "unavailable", "no model can be tried where this gateway runs; push it with: rankmill models push"
+        ) from None
     registry.taken(model.name)  # this checks that the registry can be reached
     if not _pushing.acquire(blocking=False):
-        raise Refusal("overloaded", "another model is being uploaded here", retry_after=15)
+        raise Refusal(
+            "overloaded", "another model is being uploaded here; send it again later", retry_after=15
+        )
     try:
         with workspace() as place:
             folder = unpack(upload, place / "upload")
@@ -365,9 +369,9 @@ def roll_back_alias(
     return model.changed(reference, roll_back(model.registry, reference, by=model.by))
 
 
-def _disk_refusal(what: str, error: OSError) -> Refusal:
-    logger.warning("%s: %s", what, error)
-    return Refusal("unavailable", f"{what}: {error.strerror}" if error.strerror else what)
+def _disk_refusal(problem: str, error: OSError) -> Refusal:
+    logger.warning("%s: %s", problem, error)
+    return Refusal("unavailable", f"{problem}: {error.strerror}" if error.strerror else problem)
 
 
 def _model_view(registry: RegistryStore, name: str) -> dict[str, Any]:

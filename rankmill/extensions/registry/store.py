@@ -105,11 +105,11 @@ class RegistryStore(Registry):
         """Remove an alias."""
         self.folder.remove(reference.name, ALIASES, f"{reference.tag}.json")
 
-    def remove(self, reference: Reference, about: bytes) -> None:
-        """Remove a version; it becomes invisible at once, because `about` replaces its manifest, and then its
+    def remove(self, reference: Reference, note: bytes) -> None:
+        """Remove a version; it becomes invisible at once, because `note` replaces its manifest, and then its
         files are deleted.
         """
-        self.folder.replace(about, *reference, REMOVED)
+        self.folder.replace(note, *reference, REMOVED)
         for name in self.folder.names(*reference):
             if name != REMOVED:
                 self.folder.remove(*reference, name)
@@ -152,10 +152,10 @@ def _callback(on_bytes: Callable[[int], None]) -> Any:
     return Bytes()
 
 
-def reference(text: str, what: str = "VERSION") -> Reference:
+def reference(text: str, noun: str = "VERSION") -> Reference:
     """The reference that a command line names; raises `InputError` if it is not a reference."""
     if not has_tag(text):
-        raise InputError(f"{text} is not of the form NAME@{what}")
+        raise InputError(f"{text} is not of the form NAME@{noun}")
     return parse_reference(text)
 
 

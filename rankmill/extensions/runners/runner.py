@@ -198,7 +198,9 @@ class Runner:
         run = self._heartbeat.claim.run
         if self._heartbeat.held == "lost":
             self._heartbeat.release()
-            logger.warning("another runner has the run, as this one was not heard of; it leaves it")
+            logger.warning(
+                "another runner has taken over the run, because this one was silent; this one leaves it"
+            )
             self._clear_done(run)
         elif done := made(run):
             self._finish(done)

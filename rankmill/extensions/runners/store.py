@@ -110,7 +110,7 @@ class FileRunStore:
                 "the server has lost its data, or there never was one"
             )
         if not run.is_ended and self._is_gone(run_id):
-            return run.end("failed", "a worker that is no runner took its job; submit the file again")
+            return run.end("failed", "a worker that is not a runner took its job; submit the file again")
         return run
 
     def find(self, prefix: str) -> list[str]:

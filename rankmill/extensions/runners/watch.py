@@ -174,7 +174,7 @@ def _latest(look: Look) -> Iterator[FileRun]:
         [""], lambda _: [("zrange", keys.file_runs(), (), "+inf", "-inf", *latest_first, 0, _MOST_LISTED)]
     )
     ids = look.texts(raws, keys.file_runs())
-    replies = look.replies(ids, lambda each: [("get", keys.file_run(each), None)])
+    replies = look.replies(ids, lambda run_id: [("get", keys.file_run(run_id), None)])
     for run_id, (raw,) in zip(ids, replies, strict=True):
         try:
             if raw:

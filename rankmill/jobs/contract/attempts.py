@@ -41,8 +41,8 @@ def attempt(run: Run, job: Job) -> int:
     """Number of the current attempt at the job's chunk, from 1. It is computed, because RQ stores only the
     number of remaining retries.
     """
-    left = run.max_retries if job.retries_left is None else job.retries_left
-    return 1 + run.max_retries - left
+    retries_left = run.max_retries if job.retries_left is None else job.retries_left
+    return 1 + run.max_retries - retries_left
 
 
 def suspect(job: Job) -> None:

@@ -33,10 +33,10 @@ DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 
 def _read_shard(given: object) -> object:
     """Read ``K/N``; any other value is left as it is."""
-    found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", given) if isinstance(given, str) else None
-    if isinstance(given, str) and not found:
+    match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", given) if isinstance(given, str) else None
+    if isinstance(given, str) and not match:
         raise ValueError(f"{given!r} is not a part of a whole: write K/N, such as 3/8")
-    return found.groups() if found else given
+    return match.groups() if match else given
 
 
 def _check_shard(shard: tuple[int, int]) -> tuple[int, int]:
@@ -215,8 +215,8 @@ class FileRequest(WireModel):
     @property
     def read_names(self) -> Iterator[str]:
         """Every path that the request reads, except models."""
-        one = (self.run, self.qrels, self.reuse)
-        yield from (*self.inputs, *self.queries, *self.corpus, *filter(None, one))
+        single = (self.run, self.qrels, self.reuse)
+        yield from (*self.inputs, *self.queries, *self.corpus, *filter(None, single))
 
     def run_models(self, model: str) -> tuple[str, ...]:
         """The model of each run over the rows; if the request names no models, `model` scores each column."""
@@ -249,12 +249,14 @@ class FileRequest(WireModel):
         several = {
             name: tuple(map(_absolute, getattr(self, name))) for name in ("inputs", "queries", "corpus")
         }
-        one = {
+        single = {
             name: _absolute(path)
             for name in ("output", "run", "qrels", "reuse")
             if (path := getattr(self, name))
         }
-        return self.model_copy(update={**several, **one, "models": tuple(map(_model_at_home, self.models))})
+        return self.model_copy(
+            update={**several, **single, "models": tuple(map(_model_at_home, self.models))}
+        )
 
 
 def _is_absolute(path: str) -> bool:

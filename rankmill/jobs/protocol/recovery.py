@@ -217,7 +217,7 @@ def forget_gone_workers(queue: Queue) -> None:
     with connection.pipeline(transaction=False) as pipe:
         for name in names:
             pipe.exists(name)
-        gone = [name for name, there in zip(names, pipe.execute(), strict=True) if not there]
+        gone = [name for name, exists in zip(names, pipe.execute(), strict=True) if not exists]
     if gone:
         connection.srem(listed, *gone)
         connection.srem(ALL_WORKERS, *gone)

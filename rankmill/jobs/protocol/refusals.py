@@ -72,8 +72,8 @@ class RunRefusals:
             pipe.expire(key, ttl)
             pipe.hgetall(key)
             pipe.exists(keys.run(run_id))
-            *_, said, there = pipe.execute()
-        if in_redis and not there:  # the run was cancelled meanwhile
+            *_, said, run_exists = pipe.execute()
+        if in_redis and not run_exists:  # the run was cancelled meanwhile
             self._client.unlink(key)
         reasons = {}
         for name, value in said.items():

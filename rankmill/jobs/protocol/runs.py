@@ -126,8 +126,8 @@ class RunStore:
         with self.redis.pipeline() as pipe:
             pipe.exists(keys.run(run.id))
             pipe.exists(keys.results(run.id))
-            there, has_results = pipe.execute()
-        if there and has_results:
+            exists, has_results = pipe.execute()
+        if exists and has_results:
             return
         with self.redis.pipeline() as pipe:
             self._write(pipe, run, has_results=bool(has_results))

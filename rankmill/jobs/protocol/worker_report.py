@@ -169,8 +169,8 @@ def last_reports(client: redis.Redis) -> list[LastReport]:
 
 def forget_last_report(client: redis.Redis, report: LastReport) -> None:
     """Remove a last report from the list."""
-    for raw, found in _last_reports(client):
-        if found == report:
+    for raw, last in _last_reports(client):
+        if last == report:
             client.lrem(keys.last_reports(), 0, raw)
 
 

@@ -210,5 +210,5 @@ def _note_ids(record: logging.LogRecord, ids: Mapping[str, str | int]) -> bool:
 
 
 def _ids_of(record: logging.LogRecord) -> dict[str, str | int]:
-    found: dict[str, str | int] = getattr(record, "ids", {})
-    return found
+    ids: dict[str, str | int] = getattr(record, "ids", {})
+    return ids

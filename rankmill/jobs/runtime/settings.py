@@ -422,11 +422,11 @@ def validate(merged: Mapping[str, Sourced]) -> Settings:
 
     `WorkerSettings.of` validates those of an extension.
     """
-    others = {key: found for key, found in merged.items() if key not in Settings.model_fields}
-    for key, found in others.items():
-        if found.source == _OPTIONS and key not in extension_settings():
+    others = {key: entry for key, entry in merged.items() if key not in Settings.model_fields}
+    for key, entry in others.items():
+        if entry.source == _OPTIONS and key not in extension_settings():
             near = nearest(key, _all_settings())
-            raise ConfigError(f"{key}: there is no such option{near} (set in {found.source})")
+            raise ConfigError(f"{key}: there is no such option{near} (set in {entry.source})")
     settings = _validated(Settings, {key: merged[key] for key in merged.keys() - others.keys()})
     settings._of_extensions = others
     return settings
@@ -437,13 +437,13 @@ M = TypeVar("M", bound=BaseModel)
 
 def _validated(kind: type[M], merged: Mapping[str, Sourced]) -> M:
     try:
-        return kind(**{key: found.value for key, found in merged.items()})
+        return kind(**{key: entry.value for key, entry in merged.items()})
     except ValidationError as error:
         first = error.errors()[0]
         key = str(first["loc"][0])
-        found = merged.get(key, Sourced(None, "nowhere"))
+        entry = merged.get(key, Sourced(None, "nowhere"))
         raise ConfigError(
-            f"{key}: {first['msg']}, got {shown(mask_passwords(repr(found.value)))} (set in {found.source})"
+            f"{key}: {first['msg']}, got {shown(mask_passwords(repr(entry.value)))} (set in {entry.source})"
         ) from None
 
 
@@ -526,17 +526,17 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
     ConfigError
         A variable that starts with ``RANKMILL_`` is not a setting.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if environ.get("REDIS_URL"):
-        found["redis_url"] = environ["REDIS_URL"]
+        values["redis_url"] = environ["REDIS_URL"]
     for name, value in environ.items():
         if not name.startswith(_PREFIX):
             continue
         key = name.removeprefix(_PREFIX).lower()
         if name == f"{_PREFIX}{key.upper()}" and _is_setting(key):
             if value:  # an empty text means that it is not set
-                found[key] = None if value == "null" else value
+                values[key] = None if value == "null" else value
         elif not _NOT_SETTINGS.fullmatch(name):
             near = nearest(key, _all_settings(), lambda key: f"{_PREFIX}{key.upper()}")
             raise ConfigError(f"the environment variable {name} is not a setting{near}; unset or correct it")
-    return found
+    return values

@@ -559,8 +559,8 @@ def _settings(options: Mapping[str, Any]) -> Settings:
     """
     is_named = merge_settings(options)["precision"].source != BASE.name
     settings = validate(merge_settings(options if is_named else {**options, "precision": "fp32"}))
-    one = settings.label is not None or settings.long == "split"
-    return settings if one else settings.model_copy(update={"all_labels": True})
+    has_one_score = settings.label is not None or settings.long == "split"
+    return settings if has_one_score else settings.model_copy(update={"all_labels": True})
 
 
 def _older(options: dict[str, Any], value: Any, *names: str) -> Any:

@@ -97,11 +97,11 @@ def _mean_progress(progresses: Sequence[Progress]) -> Progress:
         return sum(values) / len(values)
 
     return Progress(
-        rows=int(mean([one.rows for one in progresses])),
-        row_errors=max(one.row_errors for one in progresses),
-        since=mean([one.since for one in progresses]),
-        since_rows=int(mean([one.since_rows for one in progresses])),
-        at=mean([one.at for one in progresses]),
+        rows=int(mean([part.rows for part in progresses])),
+        row_errors=max(part.row_errors for part in progresses),
+        since=mean([part.since for part in progresses]),
+        since_rows=int(mean([part.since_rows for part in progresses])),
+        at=mean([part.at for part in progresses]),
     )
 
 
@@ -198,6 +198,6 @@ def split_run(table: pa.Table, rows: Sequence[RowNumbers], runs: Sequence[Scorin
         )
 
     def progress(progresses: Sequence[Progress]) -> Progress:
-        return Progress(rows=sum(one.rows for one in progresses))
+        return Progress(rows=sum(part.rows for part in progresses))
 
     return joined(runs, Join(tables, progress, lambda _: len(table)))

@@ -397,8 +397,8 @@ class RepeatedPairs:
         askers = chunks[np.searchsorted(chunks, numbers[matches], "right") - 1]
         for asker in np.unique(askers).tolist():
             here = matches[askers == asker]
-            there = self._asking[asker].rows.take(pa.array(numbers[here] - asker))
-            elsewhere[here] = self._same(rows.take(pa.array(here)), there)
+            theirs = self._asking[asker].rows.take(pa.array(numbers[here] - asker))
+            elsewhere[here] = self._same(rows.take(pa.array(here)), theirs)
         return elsewhere
 
     def _same(self, first: pa.Table, second: pa.Table) -> npt.NDArray[np.bool_]:

@@ -183,9 +183,9 @@ class HeldRows:
         for batch in batches:
             rows = batch[_ROW].to_numpy()
             order = np.argsort(rows)
-            found = means[rows[order]]
+            row_means = means[rows[order]]
             table = pa.Table.from_batches([batch.take(order)]).drop_columns([_QUERY, _ROW])
-            yield table.append_column(mean.name, pa.array(found, mask=np.isnan(found)))
+            yield table.append_column(mean.name, pa.array(row_means, mask=np.isnan(row_means)))
 
     def _ranked(self, batches: Sequence[pa.RecordBatch], rank: str) -> Iterator[pa.Table]:
         names = [_QUERY, self._score, *([self._passage] if self._passage else [])]

@@ -99,8 +99,8 @@ def _with_parts(paths: Iterable[AnyPath]) -> Iterator[AnyPath]:
         if not path.is_dir():
             yield path
             continue
-        there: Iterable[AnyPath] = path.iterdir()
-        parts = sorted(file for file in there if part_of(file.name))
+        files: Iterable[AnyPath] = path.iterdir()
+        parts = sorted(file for file in files if part_of(file.name))
         if not parts:
             raise InputError(f"{path}: no part of an output in this directory")
         yield from parts
@@ -154,10 +154,10 @@ def _check_complete(pieces: Sequence[_Piece]) -> None:
         raise InputError(
             f"shard {', '.join(missing)} of {shards} is not there; name all, for example with a glob"
         )
-    there = {(piece.shard, piece.part) for piece in pieces}
+    given = {(piece.shard, piece.part) for piece in pieces}
     for shard, (count, folder) in parts.items():
         for part in range(1, count + 1):
-            if (shard, part) not in there:
+            if (shard, part) not in given:
                 raise InputError(
                     f"{folder}: part {part} of {count} of shard {shard} of {shards} is not there; name all "
                     "of them, or their folder; if score-file has not finished, the same command continues"

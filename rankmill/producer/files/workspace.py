@@ -89,9 +89,9 @@ class PartsFolder(OutputFile):
 
     def check(self, journal: Journal) -> None:
         """Check that all parts which the journal knows exist; raises `InputError` if not."""
-        there = {part.number for path in self.there() if (part := part_of(path.name))}
+        present = {part.number for path in self.there() if (part := part_of(path.name))}
         for number in range(1, journal.finished.parts + 1):
-            if number not in there:
+            if number not in present:
                 raise InputError(
                     f"{self.path}: part {number} is gone, and its scores are kept nowhere else; "
                     "put it back, or start over with --restart"
@@ -103,8 +103,8 @@ class PartsFolder(OutputFile):
 
     def there(self) -> list[AnyPath]:
         """See `OutputFile.there`; these are all parts, and their lists of row errors."""
-        there = self.path.iterdir() if self.path.is_dir() else ()
-        return [path for path in there if is_of_parts(path.name)]
+        entries = self.path.iterdir() if self.path.is_dir() else ()
+        return [path for path in entries if is_of_parts(path.name)]
 
 
 class Workspace:

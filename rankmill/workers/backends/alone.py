@@ -86,9 +86,9 @@ class RowForwards:
 
 def _lanes(count: int) -> Executor:
     """Threads that compute rows at the same time; each row is computed by one of them, on its own."""
-    there = threading.Barrier(count)
+    all_started = threading.Barrier(count)
     lanes = system.Executor(count, thread_name_prefix="lane", initializer=_without_help)
-    for waiting in [lanes.submit(there.wait) for _ in range(count)]:
+    for waiting in [lanes.submit(all_started.wait) for _ in range(count)]:
         waiting.result()
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(threads())  # this holds for threads that begin later

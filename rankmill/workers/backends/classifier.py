@@ -51,20 +51,20 @@ def check_size(kind: Any, source: str | Path, revision: str | None, config: Any)
         The config describes more than twice the parameters of the checkpoint, or far more modules.
     """
     shapes = [shape for file in _checkpoint(source, revision) for shape in _shapes(file)]
-    there = sum(map(prod, shapes))
-    if not there:
+    saved = sum(map(prod, shapes))
+    if not saved:
         return
     packed = _PACKED if getattr(config, "quantization_config", None) else 1
     with torch.device("meta"), _at_most(_MODULES * len(shapes) + 1000, source):
         wanted = kind.from_config(config, trust_remote_code=False)
     for noun, tensors, most in (
-        ("parameters", wanted.parameters(), 2 * there * packed),
-        ("numbers in buffers", wanted.buffers(), 2 * there * packed + _BUFFERS_BESIDE),
+        ("parameters", wanted.parameters(), 2 * saved * packed),
+        ("numbers in buffers", wanted.buffers(), 2 * saved * packed + _BUFFERS_BESIDE),
     ):
         described = sum(tensor.numel() for tensor in tensors)
         if described > most:
             raise SpecError(
-                f"model {source} has {there:,} parameters, but its config.json describes {described:,} {noun}"
+                f"model {source} has {saved:,} parameters, but its config.json describes {described:,} {noun}"
             )
 
 
@@ -118,9 +118,9 @@ def check_names(source: str | Path, model: Any, report: dict[str, Any]) -> None:
             f"or not a {model.config.model_type} as its config.json says"
         )
     if report["mismatched_keys"]:
-        name, there, wanted = min(report["mismatched_keys"])
+        name, shape, wanted = min(report["mismatched_keys"])
         raise SpecError(
-            f"model {source} has a weight {name} of shape {list(there)}, "
+            f"model {source} has a weight {name} of shape {list(shape)}, "
             f"where its config.json wants {list(wanted)}"
         )
     foreign = [name for name in report["unexpected_keys"] if _is_foreign(name, model)]

@@ -55,8 +55,8 @@ class ProofTime:
             done += cost
             if done >= _ENOUGH * whole:
                 before, now = str(self), system.monotonic()
-                left = (now - began) * (whole - done) / done
-                self._expected = now - self._began + left + (then or 0), then is not None
+                seconds_left = (now - began) * (whole - done) / done
+                self._expected = now - self._began + seconds_left + (then or 0), then is not None
                 if str(self) != before:
                     self._on_change(self)
 

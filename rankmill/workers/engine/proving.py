@@ -566,8 +566,8 @@ def _spearman(ours: Logits, theirs: Logits) -> float:
     if not in_both.any():
         return 0.0
     correlations = [1.0]
-    for one, other in zip(ours[in_both].T, theirs[in_both].T, strict=True):
-        first, second = _ranks(one), _ranks(other)
+    for ours_of_label, theirs_of_label in zip(ours[in_both].T, theirs[in_both].T, strict=True):
+        first, second = _ranks(ours_of_label), _ranks(theirs_of_label)
         if np.ptp(first) and np.ptp(second):
             correlations.append(float(np.corrcoef(first, second)[0, 1]))
     return round(min(correlations), 6)

@@ -52,8 +52,8 @@ def _gpus() -> list[str]:
         return []
     import torch
 
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    return [device for device, present in there.items() if present]
+    present_by_kind = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    return [device for device, present in present_by_kind.items() if present]
 
 
 def gpu_precision(device: str, supported: Sequence[str]) -> str:

@@ -53,11 +53,11 @@ def check_headers(folder: Path, name: str) -> None:
         A file cannot be read.
     """
     needed = sum(_loaded_bytes(file, name) for file in weight_files(folder))
-    there = total_memory()
-    if needed > there:
+    memory = total_memory()
+    if needed > memory:
         raise WorkerError(
             f"there is not enough memory to load model {name}: in float32 it needs "
-            f"{needed / 2**30:,.1f} GiB, and worker host {socket.gethostname()} has {there / 2**30:,.1f} GiB"
+            f"{needed / 2**30:,.1f} GiB, and worker host {socket.gethostname()} has {memory / 2**30:,.1f} GiB"
         )
 
 

@@ -128,30 +128,30 @@ class Intake:
         self._room = kinds = self._kinds()
         willing = not (self._refusals.reasons() or self._order.left_alone)
         waits = wait and not self.full
-        found = self._readable(lambda: self._take(kinds, willing, waits and willing)) if kinds else None
-        if found is None and waits:
+        claimed = self._readable(lambda: self._take(kinds, willing, waits and willing)) if kinds else None
+        if claimed is None and waits:
             if not willing:
                 system.sleep(_LOOK_AGAIN_SECONDS)
                 return False
-            found = self._readable(self._wait_for_any)
-        if found is None:
+            claimed = self._readable(self._wait_for_any)
+        if claimed is None:
             return False
-        job, queue = found
+        job, queue = claimed
         self._worker.reorder_queues(queue)
         self._claims.take(job, queue)
         return True
 
     def _kinds(self) -> list[Priority]:
-        requests, bulk = (self._pipeline.pending_of(each) for each in ("request", "bulk"))
+        requests, bulk = (self._pipeline.pending_of(priority) for priority in ("request", "bulk"))
         return self._order.kinds(requests, bulk, hungry=self._pipeline.hungry)
 
     def _readable(self, take: Callable[[], Found | None]) -> tuple[ScoringJob, OrderedQueue] | None:
         """Take jobs until one is valid; jobs that cannot be read are set aside."""
         while not self._worker.stopping:
-            found = take()
-            if found is None:
+            taken = take()
+            if taken is None:
                 return None
-            raw_id, queue = found
+            raw_id, queue = taken
             try:
                 job = read_job(queue, raw_id)
             except DamagedJob as error:
@@ -174,7 +174,7 @@ class Intake:
             queue, taken = seen[-1]
             if taken.job_id:
                 break
-        self._order.saw(sum(each.waiting for _, each in seen), max(each.workers for _, each in seen))
+        self._order.saw(sum(reply.waiting for _, reply in seen), max(reply.workers for _, reply in seen))
         if kinds[0] == "bulk" and not (taken.job_id and is_bulk_job(taken.job_id)):
             self._order.no_bulk_waits()
         if taken.job_id:
@@ -209,8 +209,8 @@ class Intake:
                 raw_id = connection.blmove(queue.key, queue.intermediate_queue_key, POLL_SECONDS)
                 return None if raw_id is None else (raw_id, queue)
             by_key = {queue.key.encode(): queue for queue in queues}
-            found = connection.blpop(list(by_key), POLL_SECONDS)
-            return None if found is None else (found[1], by_key[found[0]])
+            popped = connection.blpop(list(by_key), POLL_SECONDS)
+            return None if popped is None else (popped[1], by_key[popped[0]])
 
     def _give(self, queue: OrderedQueue, idle: int) -> None:
         """Give unstarted chunks to up to `idle` workers of a queue that have no work."""
@@ -239,7 +239,7 @@ def _naming(queues: Sequence[OrderedQueue]) -> Iterator[None]:
         yield
     except redis.ResponseError as error:
         names, lists = (
-            ", ".join(words) for words in zip(*((each.name, each.key) for each in queues), strict=True)
+            ", ".join(words) for words in zip(*((queue.name, queue.key) for queue in queues), strict=True)
         )
         raise RedisFailed(
             f"Redis refuses to look into queue {names} ({error}): if one of its keys, such as {lists}, has a "

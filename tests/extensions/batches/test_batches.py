@@ -282,7 +282,7 @@ def test_a_batch_that_fails_says_nothing_of_where_its_files_lie(
     ("name", "content", "reason"),
     [
         ("in.jsonl", b"", "the file is empty"),
-        ("in.jsonl", b"\xef\xbb\xbf \n\n", "the file is empty: it has no line"),
+        ("in.jsonl", b"\xef\xbb\xbf \n\n", "the file is empty: send one with a line"),
         ("in.csv", b"", "the file is empty"),
         ("in.jsonl", b"\nrequests of May\n" + lines(request(1)), "line 2: not JSON that can be read: "),
         ("in.jsonl", b"\xff\xfe{\x00}\x00\n", "line 1: not JSON that can be read: "),

@@ -99,7 +99,7 @@ def test_an_archive_that_ends_early_is_refused_wherever_it_ends(tmp_path: Path) 
     whole = tar()
     end = whole.rstrip(b"\0")
     for number, size in enumerate(range(0, len(end) + 512, 512)):
-        with pytest.raises(InputError, match="no tar archive, or a part of one"):
+        with pytest.raises(InputError, match="not a tar archive, or only a part of one"):
             unpack(io.BytesIO(whole[: min(size, len(end) - 1)]), tmp_path / f"model-{number}")
 
 

@@ -243,7 +243,7 @@ def test_an_upload_of_a_byte_now_and_then_ends(monkeypatch: pytest.MonkeyPatch, 
         body = UploadedBody(request, 10**9, "too large")
         await in_own_thread(lambda: [body.read(1_000_000) for _ in range(10_000)])
 
-    with pytest.raises(Refusal, match="the body does not come") as refused:
+    with pytest.raises(Refusal, match="the body arrives too slowly") as refused:
         asyncio.run(upload())
     assert refused.value.kind == "slow"
     assert 4 < received < 100
@@ -254,9 +254,9 @@ def test_other_bodies_and_names_are_refused(
 ) -> None:
     before, whole = everything(registry), archive(models[2])
     for path, body, reason in [
-        (MODEL, b"", "this is no tar archive"),
-        (MODEL, whole[: len(whole) // 2], "this is no tar archive, or a part of one"),
-        (MODEL, b"\x1f\x8b" + bytes(2000), "this is no tar archive"),
+        (MODEL, b"", "this is not a tar archive"),
+        (MODEL, whole[: len(whole) // 2], "this is not a tar archive, or only a part of one"),
+        (MODEL, b"\x1f\x8b" + bytes(2000), "this is not a tar archive"),
         (MODEL, archive(ROOT / "docs" / "images"), "the model is not a model: there is no config.json"),
         ("/v1/registry/aliases", whole, "cannot be the name of a model"),
         ("/v1/registry/a%20b", whole, "cannot be the name of a model"),

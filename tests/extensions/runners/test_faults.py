@@ -378,7 +378,7 @@ def test_by_its_name_from_plain_rq_and_never_by_a_plain_worker(
     run = client.submit_file(str(source), str(output))
     worker = SimpleWorker([files], connection=queue.client, serializer=JSONSerializer)
     worker.work(burst=True, logging_level="CRITICAL")
-    with pytest.raises(RunFailed, match="a worker that is no runner took its job"):
+    with pytest.raises(RunFailed, match="a worker that is not a runner took its job"):
         run.wait(60)
     order = {"request": {"inputs": [str(source)], "output": str(output), "limit": 20},
              "spec": {"model": client.settings.model}}  # fmt: skip

@@ -200,7 +200,7 @@ class TeiTokenize(Body):
 
 def no_prompt(name: str) -> Refusal:
     """The refusal of a request that names a prompt which the model does not have."""
-    return wrong("prompt_name", f"the model has no prompt {name!r:.80}")
+    return wrong("prompt_name", f"the model has no prompt {name!r:.80}: leave it out")
 
 
 def simple_tokens(text: str, tokens: TokensFound) -> list[JsonObject]:

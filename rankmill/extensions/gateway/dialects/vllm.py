@@ -187,15 +187,15 @@ class VllmScore(VllmOptions, _VllmBody):
 
     def score_request(self, owner: Dialect) -> ScoreRequest:
         first, second = self._sides()
-        one, many = _texts(first), _texts(second)
-        if len(one) == 1 and many:
-            return ScoreRequest(one[0], many, self.model, self.spec(owner))
-        if len(one) != len(many):
+        queries, passages = _texts(first), _texts(second)
+        if len(queries) == 1 and passages:
+            return ScoreRequest(queries[0], passages, self.model, self.spec(owner))
+        if len(queries) != len(passages):
             raise Refusal(
                 "invalid",
-                f"{len(one)} texts cannot be scored with {len(many)}: give one, or as many as those",
+                f"{len(queries)} texts cannot be scored with {len(passages)}: give 1 or {len(passages)}",
             )
-        return ScoreRequest(one, many, self.model, self.spec(owner))
+        return ScoreRequest(queries, passages, self.model, self.spec(owner))
 
     def answer(self, scores: RequestScores) -> JsonObject:
         return {
@@ -252,7 +252,9 @@ class VllmClassify(VllmTextOptions, _VllmBody):
         if (self.input is None) == (self.messages is None):
             raise wrong("input", "give either input or messages")
         if self.add_special_tokens is (self.messages is not None):
-            raise wrong("add_special_tokens", "texts get special tokens, conversations those of the template")
+            raise wrong(
+                "add_special_tokens", "texts always get them, conversations only the template's: leave it out"
+            )
         for name in (
             "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs",
         ):  # fmt: skip
@@ -283,7 +285,8 @@ def _conversation(messages: list[JsonObject]) -> str:
     """A conversation as workers read it; contents that consist of several texts are joined, as in vLLM."""
     written = json.dumps([{**message, "content": _joined(message.get("content"))} for message in messages])
     if len(written) > MAX_TEXT_CHARS:
-        raise wrong("messages", f"{len(written):,} characters are more than the {MAX_TEXT_CHARS:,} of a text")
+        why = f"{len(written):,} characters are more than {MAX_TEXT_CHARS:,}: send shorter messages"
+        raise wrong("messages", why)
     return written
 
 

@@ -61,29 +61,29 @@ def check_precision(
     settings = load_settings(flags, config)
     precisions = [load_settings({**flags, "precision": each}, config).precision for each in asked.precisions]
     wanted = precisions or [settings.precision]
-    found = check_precisions(inputs, columns, pairs.label_column, pairs.sample, wanted, settings)
+    results = check_precisions(inputs, columns, pairs.label_column, pairs.sample, wanted, settings)
     if as_json:
-        click.echo(json.dumps([_as_json(each, asked.threshold) for each in found]))
+        click.echo(json.dumps([_as_json(each, asked.threshold) for each in results]))
     else:
-        console().print(_table(found))
-    bad = [each for each in found[1:] if each.agreement.verdict(asked.threshold) != "kept" or each.lost]
+        console().print(_table(results))
+    bad = [each for each in results[1:] if each.agreement.verdict(asked.threshold) != "kept" or each.lost]
     if bad and not asked.report_only:
         raise PrecisionRefused(_refusal(bad, asked.threshold))
 
 
 def _as_json(measured: Measured, threshold: float) -> dict[str, Any]:
-    found = asdict(measured)
-    ranks = found.pop("agreement")
-    return {**found, **ranks, "verdict": measured.agreement.verdict(threshold)}
+    fields = asdict(measured)
+    ranks = fields.pop("agreement")
+    return {**fields, **ranks, "verdict": measured.agreement.verdict(threshold)}
 
 
-def _table(found: Sequence[Measured]) -> Table:
-    _, *others = found[0].figures
+def _table(results: Sequence[Measured]) -> Table:
+    _, *others = results[0].figures
     spearman = f"Spearman with {REFERENCE} (95% interval)"
     table = Table("precision", "runs on", spearman, *others, box=SIMPLE_HEAD)
-    for each in found:
-        table.add_row(each.precision, f"{each.backend}, {each.device}", *each.figures.values())
-    ranks = found[0].agreement
+    for result in results:
+        table.add_row(result.precision, f"{result.backend}, {result.device}", *result.figures.values())
+    ranks = results[0].agreement
     table.caption = f"{ranks.rows:,} rows of {ranks.queries:,} queries"
     return table
 

@@ -89,9 +89,9 @@ def _run(plans: Sequence[Plan], folder: Path, quiet: bool) -> list[CellResult]:
         for number, planned in enumerate(plans):
             where = f"{planned.experiment.name}: {planned.label}"
             progress.update(task, completed=number, description=where.replace("[", r"\["))
-            _, result, known = next(runs)
+            _, result, was_known = next(runs)
             results.append(result)
-            outcome = "was measured before" if known else _outcome(result)
+            outcome = "was measured before" if was_known else _outcome(result)
             console.print(f"[{number + 1}/{len(plans)}] {where}: {outcome}", soft_wrap=True)
     return results
 
@@ -124,7 +124,7 @@ def _report(
 
 
 def _check_names(experiments: Sequence[Experiment]) -> None:
-    names = [one.name for one in experiments]
+    names = [experiment.name for experiment in experiments]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"two of the experiments are named {name!r}; give each a name of its own")

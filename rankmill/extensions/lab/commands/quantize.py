@@ -83,8 +83,10 @@ def _table(made: Quantized) -> Table:
     rows: dict[str, Measured] = {
         REFERENCE: made.reference, "int8 as it comes": made.plain, "int8 quantized": made.best.measured
     }  # fmt: skip
-    for name, each in rows.items():
-        table.add_row(name, *(each.figures[one] for one in ("Spearman", f"top {TOP} shared", "nDCG@10")))
+    for name, measured in rows.items():
+        table.add_row(
+            name, *(measured.figures[figure] for figure in ("Spearman", f"top {TOP} shared", "nDCG@10"))
+        )
     ranks = made.reference.agreement
     table.caption = f"{ranks.rows:,} rows of {ranks.queries:,} queries, none of them calibrated on"
     return table

@@ -39,10 +39,10 @@ The same command continues after an interruption."""
 
 def parse_seconds(text: str) -> float:
     """Seconds of ``90s``, ``2m`` or ``1h``; raises `ValueError` for any other text."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
-    if not found:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+    if not match:
         raise ValueError(f"{text!r} is not a duration; write 90s, 2m or 1h")
-    return float(found[1]) * _UNITS[found[2] or "s"]
+    return float(match[1]) * _UNITS[match[2] or "s"]
 
 
 def _check_duration(text: str) -> str:

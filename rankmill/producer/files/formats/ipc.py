@@ -75,8 +75,8 @@ class ArrowReader:
                 file.seek(0)
                 places = [place for place, name in enumerate(schema.names) if name in set(wanted)]
                 # one column is read, because without columns there would be no rows to count
-                one = [*range(len(schema))][:1]
-                options = pa.ipc.IpcReadOptions(included_fields=places or one, use_threads=False)
+                first_column = [*range(len(schema))][:1]
+                options = pa.ipc.IpcReadOptions(included_fields=places or first_column, use_threads=False)
                 plain = pa.schema([_plain_field(field) for field in schema], schema.metadata)
                 yield plain, map(_plain_batch, _batches(file, is_file, options))
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

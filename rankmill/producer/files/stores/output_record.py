@@ -36,9 +36,9 @@ class OutputRecord:
 
     def check(self, files: Iterable[AnyPath]) -> None:
         """Raise `RunnerError` if one of `files` exists and is not in the state in which a runner left it."""
-        there = [path for path in files if _is_link(path) or path.exists()]
-        recorded = self._read() if there else {}
-        for path in there:
+        existing = [path for path in files if _is_link(path) or path.exists()]
+        recorded = self._read() if existing else {}
+        for path in existing:
             if _is_link(path) or _state(path, path) not in recorded.get(path.name, ()):
                 raise RunnerError(
                     f"{path}: no runner has left it in this state, and runners replace only their own files; "

@@ -70,14 +70,20 @@ def test_while_one_request_waits_the_next_is_told_to_come_back(narrow: Running) 
         wait_for(lambda: "in_progress 1.0" in narrow.get("/metrics").body.decode())
         refused = narrow.post("/rerank", BODY)
         assert (refused.status, refused.headers["retry-after"]) == (429, "1")
-        assert refused.json == {"error": "1 requests are in progress", "error_type": "Overloaded"}
+        assert refused.json == {
+            "error": "1 requests are in progress; send it again later",
+            "error_type": "Overloaded",
+        }
         assert narrow.get("/health").status == 200
     wait_for(lambda: "in_progress 0.0" in narrow.get("/metrics").body.decode())
 
 
 def test_more_pairs_than_allowed_are_refused(narrow: Running) -> None:
     reply = narrow.post("/v2/rerank", {"query": "q", "documents": ["a"] * 4})
-    assert (reply.status, reply.json["message"]) == (413, "4 pairs are more than the 3 of one request")
+    assert (reply.status, reply.json["message"]) == (
+        413,
+        "4 pairs are more than the 3 of one request: send fewer at a time",
+    )
 
 
 def test_a_query_that_would_be_repeated_too_often_is_refused(narrow: Running) -> None:
