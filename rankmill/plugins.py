@@ -31,18 +31,21 @@ Seam = Literal[
     "rankmill.settings",
     "rankmill.watch",
 ]
-"""The groups of entry points.
+"""The groups of entry points, and what an entry point of each group names.
 
-``rankmill.backends``: a `rankmill.workers.backends.base.BackendKind`. ``rankmill.commands``: a dictionary of
-commands; `rankmill.cli.main.Listed` says what it has of each. ``rankmill.dialects``: a tuple of the bodies of
-a dialect of the gateway; its name is the dialect's. ``rankmill.files``: opens the `FileRuns` of
-`rankmill.producer.client.files`, by `RunStore.server_kind`. ``rankmill.formats``: a
-`rankmill.producer.files.formats.base.Format`. ``rankmill.models``: models by names of their own, as
-`rankmill.jobs.model_names.NamedModels` describes them. ``rankmill.names``: an object that `rankmill` has
-under that name. ``rankmill.orders``: an `OrderKind` of `rankmill.extensions.runners.orders`, by the name of
-the kind. ``rankmill.routes``: a subclass of the gateway's `Addition`, which says what an extension may add.
-``rankmill.settings``: a subclass of `rankmill.jobs.runtime.settings.ExtensionSettings`. ``rankmill.watch``: a
-`Watch` of `rankmill.cluster.watch`, which says what the extension shows of a cluster.
+- ``backends``: a `rankmill.workers.backends.base.BackendKind`.
+- ``commands``: a dictionary of commands, each as a `rankmill.cli.main.Listed`.
+- ``dialects``: a tuple of the bodies of the dialect that has the entry point's name.
+- ``files``: a function that opens `rankmill.producer.client.files.FileRuns`. The entry point's name is a
+  `RunStore.server_kind`.
+- ``formats``: a `rankmill.producer.files.formats.base.Format`.
+- ``models``: a class of `rankmill.jobs.model_names.NamedModels`.
+- ``names``: an object that `rankmill` has under the entry point's name.
+- ``orders``: a `rankmill.extensions.runners.orders.OrderKind`, which carries out orders of the kind that has
+  the entry point's name.
+- ``routes``: a subclass of `rankmill.extensions.gateway.gateway.Addition`.
+- ``settings``: a subclass of `rankmill.jobs.runtime.settings.ExtensionSettings`.
+- ``watch``: a `rankmill.cluster.watch.Watch`.
 """
 
 

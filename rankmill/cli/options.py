@@ -255,7 +255,7 @@ StoredPath = Annotated[
 ]
 """A file, or an object in a store."""
 Number = Annotated[int, Field(ge=1, title="N")]
-"""A number; the title of a type stands for its value in ``--help``."""
+"""A whole number from 1 on; ``--help`` shows a type's title in place of a value."""
 
 
 class CommandOptions(BaseModel):

@@ -240,7 +240,7 @@ class BatchWork:
 
 
 class BatchOrders:
-    """The kind of orders by which runners carry out batches: an entry point of ``rankmill.orders``."""
+    """Lets runners carry out batches, by an entry point of ``rankmill.orders``."""
 
     def check(self, run: FileRun) -> None:
         """Raise `InputError` unless the output is in the folder of the batch's answers."""

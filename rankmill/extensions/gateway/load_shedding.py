@@ -57,9 +57,7 @@ _REPORT_SECONDS = 60.0
 _OUTCOMES: dict[Kind, Outcome] = {
     "overloaded": "overloaded", "backend": "failed", "unavailable": "failed", "timeout": "failed",
 }  # fmt: skip
-"""Under what a request is counted that ends with a refusal of this kind; refusals of other kinds are faults
-of the caller.
-"""
+"""The outcome that is counted for each of these kinds of refusals; other kinds are faults of the caller."""
 
 _COUNTS_SECONDS = 60.0
 """Seconds after which counts that Redis could not take are dropped, because the last minute is shown."""

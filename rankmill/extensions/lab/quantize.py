@@ -308,7 +308,7 @@ def _measure(
 
 
 def _write_recipe(whole: Path, left_out: tuple[str, ...], report: dict[str, Any]) -> None:
-    """Replace the recipe atomically: because workers that measure may read it at the same time."""
+    """Replace the recipe atomically, because workers that measure may read it at the same time."""
     recipe = {"format": RECIPE_FORMAT, "left_out": left_out, **report}
     new = whole.with_name("recipe.new")
     new.write_text(json.dumps(recipe, indent=1) + "\n", encoding="utf-8")

@@ -100,7 +100,7 @@ class History:
         self._points.append((cluster.at, self.rates.pairs_per_second, *requests, *bulk, waiting))
 
     def add_gap(self, at: float) -> None:
-        """Add a point without values: because there was no snapshot."""
+        """Add a point without values, because there was no snapshot."""
         self._points.append((at, *[None] * (len(_SERIES) - 1)))
 
     def series(self) -> dict[str, list[float | None]]:

@@ -109,7 +109,7 @@ class Promotion(NewTarget):
 
 class Rollback(BaseModel):
     """A body without fields. It must be sent as JSON, because the page of another site cannot do that without
-    leave.
+    permission.
     """
 
     model_config = ConfigDict(extra="forbid")

@@ -38,7 +38,7 @@ def none_if_empty(value: object) -> object:
 
 
 def check_format(written_as: object, subject: str) -> None:
-    """Check the format that some data name; raises `FormatError` if it is not `FORMAT`."""
+    """Raise `FormatError` if data were `written_as` another format than `FORMAT`."""
     if str(written_as) != str(FORMAT):
         raise FormatError(
             f"{subject} has format {written_as!s:.20}, this release reads {FORMAT}: "

@@ -21,7 +21,7 @@ from rankmill.jobs.protocol.worker_report import queue_workers
 
 
 def score_chunk(run_id: str, chunk: str) -> NoReturn:
-    """Always fail; if the queue has a ScoringWorker, the job goes back to it before.
+    """Always fail; if the queue has a ScoringWorker, the job first goes back to the queue.
 
     Otherwise a failure with the right worker command is written to the run, so that the producer does not
     wait.
@@ -40,7 +40,7 @@ def score_chunk(run_id: str, chunk: str) -> NoReturn:
 
 
 def score_pairs(pairs: list[tuple[str, str]], *, model: str, **spec: Any) -> NoReturn:
-    """Always fail; if the queue has a ScoringWorker, the job goes back to it before.
+    """Always fail; if the queue has a ScoringWorker, the job first goes back to the queue.
 
     Parameters
     ----------
@@ -69,8 +69,7 @@ def _wrong_worker(function: str) -> tuple[Job, str]:
 
 
 def _leave_to_others(job: Job) -> bool:
-    """Put a job that a plain RQ worker has taken back into its queue if it has a ScoringWorker; returns
-    whether.
+    """If the queue of the job has a ScoringWorker, let the job return there; returns whether it does.
 
     This does not count as an attempt.
     """

@@ -111,8 +111,9 @@ class OrderedQueue(RQQueue):
         return requests, {tenant.decode(errors="replace") for tenant in tenants}
 
     def put_back(self, job_ids: Sequence[str]) -> int:
-        """Put lost jobs of a run back, which by their hashes wait, pause or run, but are in no list; returns
-        how many.
+        """Put jobs of a run back that are in no list, although they wait, pause or run by their hashes.
+
+        Returns the number of these jobs.
 
         If Redis has lost a list, no worker would ever find its jobs. All jobs are looked up only if one of
         the first few is not found. This never puts a job into the queue twice; if a worker has the job but

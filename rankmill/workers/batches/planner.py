@@ -138,8 +138,8 @@ class WaitingRows(Generic[Owner]):
         oldest first; younger works wait until these are scored. So works end one after the other, with more
         padding.
 
-        With `whole`, works are cut one by one, and a work that is not cut yet can be given away (see
-        `whole`).
+        With `whole`, works are cut one by one, and a work that is not cut yet can be given away; the method
+        of the same name lists these.
 
         `groups` and `packed` are as in `plan_batches`.
         """

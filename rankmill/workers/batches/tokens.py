@@ -183,9 +183,7 @@ def _together(parts: Sequence[Ids | None]) -> Ids | None:
 
 
 def ends(lengths: Ids) -> Ids:
-    """Where pieces with these lengths begin and end in an array: 0, then the end of each piece, ``[n +
-    1]``.
-    """
+    """Where pieces with these lengths begin and end in an array, ``[n + 1]``: 0, and the end of each."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 

@@ -365,7 +365,7 @@ class Claims:
     def _answer(self, claim: ChunkClaim, result: ChunkResult | None) -> None:
         """Finish a job and write its result, if any, in one transaction; the writing thread runs this."""
         if not self._ends(claim):
-            return  # the claim was handed back, and may have been claimed again
+            return  # the job was handed back, and another worker may have it
         claim.forward.end()
         with about_job(claim.job.id), tracing.within(claim.span):
             with self._set_aside_if_damaged(claim.job, claim.queue), metrics.stage("write"):

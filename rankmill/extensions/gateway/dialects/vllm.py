@@ -88,7 +88,7 @@ Instruction = Annotated[str, Field(max_length=10_000)]
 
 
 class _Kwargs(BaseModel):
-    """Variables of the prompt, of which ``instruction`` is the only one."""
+    """Variables of the prompt; only ``instruction`` is known."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -66,7 +66,7 @@ class MineOptions(options.NewTable):
     num_negatives: options.Number = 3
     """Negatives of each query."""
     range_min: Annotated[int, Field(ge=0, title="N")] = 0
-    """Skip the N hardest."""
+    """Skip the N hardest negatives."""
     range_max: options.Number | None = None
     """Take only the run's first N passages of each query.  [default: all]"""
     max_score: _Score | None = None

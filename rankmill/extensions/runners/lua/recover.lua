@@ -1,6 +1,6 @@
--- Puts runs back whose pause is over, and whose runner's lease has lapsed. If nothing waits then, it looks
--- for runs that are in no list, as one was lost. An ended run has no job; a run whose job is lost too is this
--- queue's, if there is no other.
+-- Puts runs back whose pause is over, and runs whose runner's lease has lapsed. If nothing waits then, it also
+-- puts back runs that are in no list, because the server has lost a list. An ended run has no job. If a run's
+-- job is lost too, the run counts as this queue's, unless there are other queues.
 -- KEYS: the leases, the queue, the pauses, the submitted runs, the queues of runners. ARGV: 1 if lapsed
 -- leases count, else 0; name of the queue, prefix of RQ's jobs, length of the caller's lease (s), prefix of
 -- records. Returns nothing.

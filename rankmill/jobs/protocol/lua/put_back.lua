@@ -1,4 +1,4 @@
--- Puts those jobs of a run back that wait, pause or run by their hashes, but are in no list.
+-- Puts jobs of a run back that are in no list, although they wait, pause or run by their hashes.
 -- KEYS: see waiting.lua; then the jobs in transit, the paused jobs, the leases. ARGV: the jobs' ids. Returns how
 -- many it put back.
 local transit, paused, leases = unpack(KEYS, 4, 6)

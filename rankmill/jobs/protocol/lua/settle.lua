@@ -1,5 +1,5 @@
--- Settles what all chunks of a run are scored with; nothing if the run is gone: whoever settles may be cut off
--- or killed before it hears that.
+-- Settles what all chunks of a run are scored with. If the run is gone, it writes nothing, because a caller that is
+-- cut off or killed could not delete the key.
 -- KEYS: the run, what is settled. ARGV: its expiry (s), 1 to write over what others have settled, else 0; for
 -- each fact its name and its value (empty: not known). Returns the values; nil if the run is gone.
 if redis.call('EXISTS', KEYS[1]) == 0 then return false end

@@ -49,7 +49,7 @@ from rankmill.producer.files.stores.reading import open_stream
 _BLOCK_BYTES = 1 << 20
 
 MAX_KEYS = 10_000
-"""Most different keys of rows, and most fields of a nested column that gets a type."""
+"""Limit of the number of keys in all rows together, and of the fields in a nested column."""
 
 _PART_ROWS = 128
 

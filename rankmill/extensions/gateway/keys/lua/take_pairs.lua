@@ -1,7 +1,7 @@
--- Takes pairs from a token bucket, which fills in a minute. It counts in parts of a pair of which the present
--- limit brings a whole number each microsecond, so that no sum is rounded.
--- KEYS: the bucket. ARGV: most pairs, the pairs to take. Returns 0, or the seconds until the bucket has so
--- many; then nothing is taken.
+-- Takes pairs from a token bucket, which fills in a minute. A pair counts as 60,000,000 parts, so that a limit of
+-- N pairs a minute brings N parts each microsecond, and no sum is rounded.
+-- KEYS: the bucket. ARGV: most pairs, the pairs to take. Returns 0; or takes nothing, and returns the seconds until
+-- the bucket has these pairs.
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 local most, wanted = ARGV[1] * 60000000, ARGV[2] * 60000000
