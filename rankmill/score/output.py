@@ -1,7 +1,4 @@
-"""The output of score-file: its place and format, its columns, and options that do not fit it.
-
-`OutputTarget.score_columns` names the columns of scores; `rankmill.producer.files.sink` writes them.
-"""
+"""The output of score-file: its place and format, its columns, and options that do not fit it."""
 
 from __future__ import annotations
 
@@ -174,21 +171,6 @@ class OutputTarget:
         if (is_trec or not self.is_ranked) and request.mean != "ranks":
             yield "rank_column", "the output has no column of ranks"
 
-    def score_columns(self, settings: Settings, ask: Callable[[], Sequence[str]]) -> list[str]:
-        """Names of the columns of scores; `ask` returns the model's labels, if it has several.
-
-        Raises
-        ------
-        InputError
-            Two models would have the same column, or the number of names is not the number of models.
-        """
-        if self.request.models:
-            return _columns_of_models(self.request.score_column, self.request.models)
-        if len(self.request.messages_column) > 1:
-            return _columns_of_models(self.request.score_column, self.request.messages_column)
-        column, labels = self.request.score_column, ask() if settings.all_labels else ()
-        return [f"{column}_{label}" for label in labels] or [column]
-
     def plan(
         self, source: PairSource, columns: Sequence[str], tokens_column: str | None = None
     ) -> OutputPlan:
@@ -254,20 +236,6 @@ def _file_state(name: str) -> str:
     """A text that changes when the file changes."""
     path = as_path(name)
     return f"{resolved(path)}, {fingerprint(path)}"
-
-
-def _columns_of_models(option: str, models: Sequence[str]) -> list[str]:
-    names = option.split(",")
-    if len(names) == 1:
-        names = [f"{option}_{model.rstrip('/').rpartition('/')[2]}" for model in models]
-    if len(names) != len(models) or not all(names):
-        raise InputError(
-            f"--score-column {option} names {len(names)} columns for {len(models)} models: name one for each"
-        )
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError(f"two models would be in column {name}; name each: --score-column NAME,NAME")
-    return names
 
 
 _WRITTEN: dict[str, Callable[[Any], str]] = {

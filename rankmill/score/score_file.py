@@ -27,6 +27,7 @@ from rankmill.producer.client.runs import ScoringRun
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.repeats import EarlierScores, no_earlier
 from rankmill.producer.files.manifest import manifest
+from rankmill.producer.files.score_columns import names_of_score_columns
 from rankmill.producer.files.shards import shard_metadata
 from rankmill.producer.files.sink import ScoredFile, ScoredParts
 from rankmill.producer.files.source import PairSource
@@ -113,7 +114,7 @@ def score_file(
         source = input_files.open(target.form.of(target.file))
         logger.debug("%s rows in %d files", f"{source.rows:,}", len(input_files.files))
         revision = _revision(work.journal, settings)
-        columns = target.score_columns(settings, partial(session.labels, revision=revision))
+        columns = names_of_score_columns(request, settings, partial(session.labels, revision=revision))
         plan = target.plan(source, columns, tokens_column)
         tally = Tally.read(work.journal.finished.tally)
         several = models if len(models) > 1 else ()

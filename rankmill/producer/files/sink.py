@@ -11,16 +11,15 @@ from types import TracebackType
 from typing import TextIO
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import InputChanged
-from rankmill.jobs.contract.wire import outputs
 from rankmill.jobs.system import system
 from rankmill.producer.collect.journal import Finished, Journal
 from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.files.formats.parquet import ROW_GROUP_ROWS
 from rankmill.producer.files.outputs import PART, PARTS, OutputPart, errors_name
 from rankmill.producer.files.plan import OutputPlan
+from rankmill.producer.files.score_columns import with_scores
 from rankmill.producer.files.stores.output_record import OutputRecord
 from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.writing import as_output_error, discard, identity, put, sync
@@ -89,10 +88,7 @@ class ScoredFile:
 
     def write(self, part: ScoredTable) -> None:
         """Append rows."""
-        scored = part.table.select(self._plan.needed)
-        columns = score_columns(part.scores, len(self._plan.scores))
-        for name, scores in zip(self._plan.scores, columns, strict=True):
-            scored = scored.append_column(pa.field(name, pa.float32()), scores)
+        scored = with_scores(part.table.select(self._plan.needed), self._plan.scores, part.scores)
         if self._plan.tokens:
             tokens = pa.nulls(len(scored), pa.int32()) if part.tokens is None else part.tokens
             scored = scored.append_column(pa.field(self._plan.tokens, pa.int32()), tokens)
@@ -294,12 +290,3 @@ class ScoredParts:
             parts=self._done, rows=self.rows, row_errors=self.row_errors, first=first, tally=self._tally()
         )
         self._journal.finish(finished)
-
-
-def score_columns(scores: pa.Array, columns: int) -> list[pa.Array]:
-    """Split the `scores` of a `ScoredTable` into this many columns."""
-    if outputs(scores) == columns:
-        return [pc.list_element(scores, at) for at in range(columns)]
-    if columns > 1:  # no row of the table has scores
-        return [pa.nulls(len(scores), pa.float32()) for _ in range(columns)]
-    return [scores]
