@@ -619,7 +619,7 @@ def test_how_long_a_first_proof_takes_is_told_once_that_is_known(tmp_path: Path,
     assert told == [""]
 
 
-def test_a_proof_s_time_is_that_of_transformers_and_of_the_worker_s_own_batches(monkeypatch: Patch) -> None:
+def test_a_proof_s_time_adds_that_of_transformers_and_of_own_batches(monkeypatch: Patch) -> None:
     """Both by their tokens; a forward costs 32 tokens more than it has."""
     now, told = [100.0], list[str]()
     monkeypatch.setattr(system, "monotonic", lambda: now[0])

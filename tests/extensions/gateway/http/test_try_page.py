@@ -77,7 +77,7 @@ def test_a_key_that_is_typed_counts_at_the_first_click(with_key: Running, tmp_pa
 
 
 @pytest.mark.slow
-def test_the_documentation_is_dark_where_that_is_wanted_and_authorize_sends_the_key(
+def test_the_docs_page_follows_a_dark_theme_and_authorize_sends_the_key(
     with_key: Running, tmp_path: Path
 ) -> None:
     with browser(tmp_path) as driven:
