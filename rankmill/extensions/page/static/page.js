@@ -28,22 +28,24 @@ function rate(n) {
   return n > 0 && n < 0.1 ? "< 0.1" : n > 0 && n < 10 ? n.toFixed(1) : count(n);
 }
 
+const quantity = (n, unit) => `${n}\u00a0${unit}`; // such a figure stays in one line
+
 function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
-  if (seconds < 1) return Math.round(seconds * 1000) + " ms";
-  if (seconds < 10) return seconds.toFixed(1) + " s";
+  if (seconds < 1) return quantity(Math.round(seconds * 1000), "ms");
+  if (seconds < 10) return quantity(seconds.toFixed(1), "s");
   let left = Math.round(seconds);
   const parts = [];
   for (const [name, size] of [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]]) {
-    if (left >= size || parts.length) parts.push(Math.floor(left / size) + " " + name);
+    if (left >= size || parts.length) parts.push(quantity(Math.floor(left / size), name));
     left %= size;
   }
-  return parts.slice(0, 2).filter((part, place) => !place || !part.startsWith("0 ")).join(" ");
+  return parts.slice(0, 2).filter((part, place) => !place || !part.startsWith("0\u00a0")).join("\u00a0");
 }
 
 // For durations where tenths of a second do not matter.
 function age(seconds) {
-  return seconds === null || seconds === undefined ? "–" : seconds < 10 ? Math.round(seconds) + " s" : duration(seconds);
+  return seconds === null || seconds === undefined ? "–" : seconds < 10 ? quantity(Math.round(seconds), "s") : duration(seconds);
 }
 
 // The end of a path says most.
@@ -232,7 +234,7 @@ for (const each of document.querySelectorAll("[data-close]")) {
 
 const errors = (n) => ({text: count(n), className: n ? "bad" : ""});
 
-const timeLeft = ({seconds_left}) => seconds_left === null ? "running" : age(seconds_left) + " left";
+const timeLeft = ({seconds_left}) => seconds_left === null ? "running" : age(Math.ceil(seconds_left)) + " left";
 
 function runRow(run, now, over) {
   const share = run.rows ? run.rows_done / run.rows : undefined;
