@@ -1,4 +1,4 @@
-"""The job of examples/slurm on a real SLURM of two nodes: requeued, preempted, at its time limit."""
+"""The jobs of examples/slurm: SLURM's on a real one (requeued, preempted, at its time limit); SkyPilot's."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from tests.conftest import BIN, ENVIRON, score_file, wait_for
 from tests.harness.tools import free_port, tool
@@ -185,3 +186,26 @@ def test_a_job_ends_when_no_worker_is_left(slurm: Slurm, tmp_path: Path) -> None
     ).strip()
     wait_for(lambda: slurm.job(job)["JobState"] == "FAILED")
     assert "score.sh: all workers, or the server, have ended" in (tmp_path / "log").read_text()
+
+
+def test_a_spot_job_goes_on_after_rows_without_a_score_and_skips_what_the_bucket_has(tmp_path: Path) -> None:
+    job = yaml.safe_load(SCRIPT.with_name("skypilot.yaml").read_text())
+    (bucket := tmp_path / "bucket").mkdir()
+    table = pa.table({"query": ["a", "b", "c", "d"], "passage": ["x", None, "y", None]})
+    pq.write_table(table, bucket / "pairs.parquet")
+    own = {"PATH": f"{BIN}:{os.environ['PATH']}", "MODEL": "demo", "SHARDS": "2"}
+
+    def run(machine: str) -> None:
+        (folder := tmp_path / machine).mkdir()
+        done = subprocess.run(
+            ["sh", "-c", job["run"].replace("/bucket", str(bucket))],
+            env={**ENVIRON, **own}, cwd=folder, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
+    run("first")
+    (bucket / "scores" / "part-00001.parquet").unlink()
+    run("second")  # which has only the bucket
+    assert {path.name for path in (tmp_path / "second").glob("part-*.parquet")} == {"part-00001.parquet"}
+    assert pq.read_table(bucket / "scores.parquet")["score"].is_null().to_pylist() == [False, True] * 2
+    assert len((bucket / "scores.parquet.errors.jsonl").read_text().splitlines()) == 2
