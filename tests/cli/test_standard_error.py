@@ -88,7 +88,7 @@ def test_what_is_said_before_the_log_is_plain_unless_json_is_asked_for(form: For
         (["score-workers", "--workers", "1"], "listening on"),
     ],
 )
-def test_a_service_says_all_in_its_log(
+def test_a_service_writes_everything_in_one_log_format(
     form: Form, words: list[str], begun: str, server: Server, tmp_path: Path
 ) -> None:
     err = served([*words, "--redis", server.url], {"RANKMILL_LOG_FORMAT": form}, begun, tmp_path / "log")

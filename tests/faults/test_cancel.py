@@ -50,7 +50,7 @@ def test_a_cancelled_run_leaves_nothing_behind(server: Server, workers: StartWor
     assert not list(server.client.scan_iter("rq:job:*"))
 
 
-def test_cancelled_by_another_thread_it_leaves_nothing_either(shared_queue: Server, tiny_model: Path) -> None:
+def test_a_run_that_another_thread_cancels_leaves_nothing(shared_queue: Server, tiny_model: Path) -> None:
     client = Client(shared_queue.url, model=str(tiny_model), chunk_size=1, window=8)
     for pause in (0.0, 0.1, 0.2, 0.3):
         with nothing_left(shared_queue):

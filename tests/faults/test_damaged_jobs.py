@@ -104,7 +104,9 @@ def test_a_damaged_payload_is_submitted_again(
 
 
 @pytest.mark.parametrize("field", sorted(FIELDS))
-def test_every_field_of_a_job_may_be_damaged(field: bytes, server: Server, tiny_model: Path) -> None:
+def test_a_job_with_any_damaged_field_keeps_no_other_from_the_queue(
+    field: bytes, server: Server, tiny_model: Path
+) -> None:
     """As `hand_on_jobs` and every heartbeat meet it: started, its lease ended."""
     client = Client(server.url, model=str(tiny_model), chunk_size=1, window=len(FIELDS[field]) + 1)
     run = client.submit(PAIRS)

@@ -80,7 +80,7 @@ def test_workers_that_cannot_start_end_it_loudly(pool: Start, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_workers_that_die_again_and_again_at_their_start_end_it(
+def test_workers_that_die_at_each_start_end_the_command(
     pool: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dies = "import os, sys\nif 'rq.cli' in sys.orig_argv: os._exit(3)\n"

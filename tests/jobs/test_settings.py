@@ -104,7 +104,7 @@ def test_a_variable_that_is_no_setting_is_told_with_the_nearest() -> None:
         load_settings(environ={"RANKMILL_XYZZY": ""})
 
 
-def test_what_kubernetes_says_of_a_service_of_that_name_is_no_setting() -> None:
+def test_variables_of_kubernetes_for_a_service_are_not_settings() -> None:
     names = ["SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT", "PORT_80_TCP", "PORT_80_TCP_ADDR"]
     environ = {f"RANKMILL_{service}{name}": "x" for name in names for service in ("", "EXPORTER_")}
     assert load_settings(environ={"RANKMILL_REQUIRE_TOOLS": "1", **environ}) == load_settings(environ={})

@@ -88,7 +88,7 @@ def test_one_pair_arrays_and_lists(ours: CrossEncoder, original: Original, input
     assert ours.predict([]).shape == (0,)
 
 
-def test_inputs_by_their_older_name(ours: CrossEncoder) -> None:
+def test_inputs_may_have_their_older_name(ours: CrossEncoder) -> None:
     np.testing.assert_array_equal(ours.predict(sentences=PAIRS), ours.predict(PAIRS))
     with pytest.raises(ConfigError, match="sentences is the older name of an argument that is given, too"):
         ours.predict(PAIRS, sentences=PAIRS)
@@ -439,7 +439,7 @@ def test_nothing_stays_behind_in_redis(ours: CrossEncoder, shared_queue: Server)
         ours.predict(PAIRS)
 
 
-def test_what_is_not_a_pair(ours: CrossEncoder) -> None:
+def test_an_item_that_is_not_a_pair_is_named(ours: CrossEncoder) -> None:
     with pytest.raises(InputError, match=r"pair 1 is .*, not a query and a passage"):
         ours.predict([("q", "p"), ("q", 3)])  # type: ignore[list-item]
     with pytest.raises(InputError, match=r"pair 0 is .*'ab'.*, not a query and a passage"):

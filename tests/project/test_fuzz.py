@@ -34,7 +34,7 @@ def found(tmp_path: Path) -> Fuzz:
         (4.0, {}, {CHUNK}, "row 3 has 4.0"),
     ],
 )
-def test_scores_of_a_damaged_run(
+def test_wrong_scores_of_a_damaged_run_are_findings(
     score: float, errors: dict[int, str], altered: set[int], finding: str, found: Fuzz
 ) -> None:
     scores = found.expected.copy()

@@ -46,7 +46,7 @@ def test_documents_and_examples_name_extras_that_there_are() -> None:
 
 
 @pytest.mark.slow
-def test_producers_and_tools_do_without_it() -> None:
+def test_producers_and_tools_import_without_packages_of_workers() -> None:
     code = f"""
 import sys
 sys.modules.update(dict.fromkeys({sorted(EXTRA)!r}))  # an import of any of them fails

@@ -211,7 +211,7 @@ def test_a_column_that_another_model_made_is_not_taken(
         (["--passage-column", "other"], "they are of another passage column: passage, not other"),
     ],
 )
-def test_other_scores_are_refused(
+def test_reuse_refuses_an_output_that_was_made_otherwise(
     options: list[object],
     model: Path,
     earlier: Path,

@@ -103,7 +103,7 @@ def test_a_plain_worker_s_name_is_refused_in_one_line(
     assert "Traceback" not in log
 
 
-def test_a_key_of_a_wrong_type_stops_a_worker_in_one_line_or_not(
+def test_a_key_of_a_wrong_type_is_harmless_or_stops_a_worker_in_one_line(
     server: Server, workers: StartWorker, tmp_path: Path
 ) -> None:
     for name in (keys.queues(), keys.orders("same")):

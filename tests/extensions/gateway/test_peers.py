@@ -438,7 +438,7 @@ def test_tei_truncates_where_the_body_does_not_say(gateway: Running) -> None:
 
 
 @pytest.mark.parametrize("path", ["/tei/embed", "/tei/v1/embeddings", "/infinity/embeddings"])
-def test_what_is_left_out_is_not_there(gateway: Running, path: str) -> None:
+def test_paths_that_the_gateway_leaves_out_are_not_found(gateway: Running, path: str) -> None:
     reply = gateway.post(path, {"model": "demo", "input": FRANCE, "inputs": FRANCE})
     assert reply.status == 404
     assert "error" in reply.json

@@ -84,7 +84,7 @@ def test_pairs_with_one_passage_each_have_no_ranks(shared_queue: Server, tmp_pat
     assert "no query has two passages with different scores" in found.stderr
 
 
-def test_with_workers_of_its_own_it_checks_a_backend(tmp_path: Path, tiny_model: Path) -> None:
+def test_check_precision_checks_a_backend_with_its_own_workers(tmp_path: Path, tiny_model: Path) -> None:
     passages = [f"{'the moon ' * n}{word}" for n in range(5) for word in ("cat", "king", "tea", "river")]
     pq.write_table(pa.table({"query": ["how far"] * 20, "passage": passages}), tmp_path / "p.parquet")
     options = ["--model", tiny_model, "--backend", "torch", "--precision", "bf16"]

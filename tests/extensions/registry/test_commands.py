@@ -61,7 +61,7 @@ def test_what_a_model_needs_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_process")
-def test_a_language_model(tmp_path: Path) -> None:
+def test_a_language_model_without_a_prompt_is_refused(tmp_path: Path) -> None:
     model = make_decoder(tmp_path, "qwen3", task="causal", template=None)
     found = json.loads(described(str(model), "--json"))
     assert "its files name no prompt for pairs" in found["refused"]

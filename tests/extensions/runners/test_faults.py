@@ -307,7 +307,7 @@ def test_cancelled_while_it_waits_and_while_it_runs(
     assert not list(queue.client.scan_iter("rq:job:*"))
 
 
-def test_cancelled_while_it_waits_after_its_runner_has_died(
+def test_a_run_cancelled_while_it_waits_leaves_nothing_of_a_dead_runner(
     queue: Server, client: Client, runners: StartRunner, source: Path, output: Path
 ) -> None:
     """Its chunks leave the queue of the workers, which else would score them for nobody."""

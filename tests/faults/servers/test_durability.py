@@ -184,7 +184,7 @@ def test_score_file_says_what_concerns_a_live_run(
     assert "maxmemory-policy allkeys-lru" in line
 
 
-def test_commands_say_what_concerns_them(runners: StartRunner, tmp_path: Path) -> None:
+def test_commands_warn_of_the_risks_that_concern_them(runners: StartRunner, tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("query,passage\n")  # no rows: no worker is needed
     with started(FORGETS) as server:
         words = ["in.csv", "--redis", server.url, "--model", "m"]

@@ -140,7 +140,7 @@ def test_the_time_for_a_file_is_linear_in_its_columns(tmp_path: Path, name: str)
     assert min(seconds(9000), seconds(9000)) < 8 * seconds(2250)  # 4 times the columns; 16 if quadratic
 
 
-def test_directories_globs_and_lists(tmp_path: Path) -> None:
+def test_directories_globs_and_lists_are_read_in_order(tmp_path: Path) -> None:
     (tmp_path / "in" / "deep").mkdir(parents=True)
     first, second = (
         write(tmp_path / "in" / "a.jsonl", ROWS[:3]),

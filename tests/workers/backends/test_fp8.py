@@ -143,7 +143,7 @@ def test_what_is_planted_is_refused(
 
 
 @pytest.mark.usefixtures("on_this_cpu")
-def test_other_models_are_refused(tmp_path: Path) -> None:
+def test_fp8_refuses_models_that_are_not_language_models(tmp_path: Path) -> None:
     with pytest.raises(
         SpecError, match="/model is not a language model, and fp8 is only for those: use bf16"
     ):

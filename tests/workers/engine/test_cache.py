@@ -133,7 +133,7 @@ def test_tokens_of_a_model_that_scores_no_pairs_as_it_is(counted: Counted, tmp_p
         cache_of().get(ScoreSpec(model=str(tmp_path / "none"), inputs="tokens"))
 
 
-def test_a_limit_in_bytes(specs: list[ScoreSpec]) -> None:
+def test_models_are_unloaded_beyond_a_limit_in_bytes(specs: list[ScoreSpec]) -> None:
     cache = cache_of(9)
     cache.get(specs[0])
     one = cache.bytes

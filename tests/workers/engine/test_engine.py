@@ -178,7 +178,7 @@ def test_nulls_and_empty_texts(tiny_model: Path) -> None:
     assert np.isfinite(scored.scores).tolist() == [True, False, True, False]
 
 
-def test_no_rows_at_all(tiny_model: Path) -> None:
+def test_no_rows_give_no_scores(tiny_model: Path) -> None:
     assert len(engine(tiny_model).score([], []).scores) == 0
     assert engine(tiny_model).score([None], ["p"]).errors == {0: "query is null"}
 

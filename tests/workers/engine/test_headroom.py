@@ -130,7 +130,7 @@ def test_the_search_tries_no_budget_that_would_not_fit(model: Model, tmp_path: P
     assert backend.failures == 0
 
 
-def test_the_memory_of_this_process() -> None:
+def test_the_memory_of_this_process_is_measured() -> None:
     memory = HostMemory()
     memory.begin()
     before = memory.used()

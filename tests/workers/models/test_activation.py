@@ -106,7 +106,7 @@ def test_a_file_that_sentence_transformers_does_not_go_by(change: str, tanh: Pat
     "path",
     ["some.module.Function", "torch.nn.Linear", "torch.nn.GLU", "torch.load", "torch.nn.functional.relu", ""],
 )
-def test_what_is_no_activation_is_one_line(path: str, tanh: Path) -> None:
+def test_an_unknown_activation_is_refused_in_one_line(path: str, tanh: Path) -> None:
     edit(tanh / ABOUT, activation_fn=path)
     with pytest.raises(
         SpecError, match=r"names activation .* which torch\.nn does not have; set --activation$"

@@ -136,7 +136,7 @@ def test_words_of_byte_pairs_are_compared_as_they_are_written(byte_pairs: Tokeni
     assert "moon" in tokenizer_proof._words(slow)
 
 
-def test_a_language_models_prompts_are_tokenized_by_it_too(tmp_path: Path) -> None:
+def test_prompts_are_tokenized_by_the_fast_library_too(tmp_path: Path) -> None:
     make_decoder(tmp_path / "model", "qwen2", task="causal", template=PAIR_TEMPLATE)
     about = describe(tmp_path / "model", None, tmp_path / "cache")
     spec = ScoreSpec(model=str(tmp_path / "model"))

@@ -141,7 +141,7 @@ def test_a_long_conversation_is_no_work_without_end() -> None:
     assert len(compiled(ALL).render(messages=chat, date_string="")) > 1_500_000
 
 
-def test_each_row_has_a_prompt_so_none_is_many_times_its_texts() -> None:
+def test_a_prompt_cannot_be_many_times_as_long_as_its_texts() -> None:
     with pytest.raises(Exception, match="makes a prompt of more than"):
         compiled("{{ 'x' * 100000 }}{{ messages[0].content }}").render(messages=MESSAGES)
     long = [{"role": "query", "content": "the moon " * 100_000}]

@@ -125,7 +125,7 @@ def test_reward_models(kind: str, tmp_path: Path) -> None:
     assert len(found.errors) == len(bad)
 
 
-def test_what_is_no_classifier_or_has_no_template_is_refused(tmp_path: Path) -> None:
+def test_models_that_cannot_score_texts_or_conversations_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="no chat template"):
         engine(make_encoder(tmp_path / "bert", "bert"), tmp_path, inputs="conversations")
     with pytest.raises(SpecError, match="scores only pairs"):

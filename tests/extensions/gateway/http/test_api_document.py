@@ -43,7 +43,7 @@ def test_the_document_says_how_keys_come_and_whose_each_path_is(gateway: Running
 
 
 @pytest.mark.slow
-def test_every_line_is_answered(gateway: Running) -> None:
+def test_every_curl_line_of_the_documents_is_answered(gateway: Running) -> None:
     tool("curl", "curl")
     script = "\n".join(
         line.replace("curl ", "curl --silent --show-error --fail-with-body ").replace(
