@@ -70,7 +70,7 @@ def _at_work(cluster: Snapshot) -> str:
     at_work = f"{counted(workers, 'worker')}, {counted(cluster.runs_total, 'run')}"
     speed = sum(run.rows_per_second or 0.0 for run in cluster.runs)
     has_all = len(cluster.runs) == cluster.runs_total
-    return f"{at_work} at {speed:,.0f} pairs/s" if speed and has_all else at_work
+    return f"{at_work}, {speed:,.0f} pairs/s" if speed and has_all else at_work
 
 
 def _faults(cluster: Snapshot) -> Iterator[ClusterFault]:

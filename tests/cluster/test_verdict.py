@@ -192,7 +192,7 @@ def test_the_speed_is_that_of_all_runs(server: Server) -> None:
     for _ in range(2):
         far = Progress(rows=3_000, since=1.0, at=31.0)
         server.client.set(keys.progress(stored_run(store).id), far.model_dump_json())
-    assert verdict(read_cluster(server.client)).sentence == "All is well: 0 workers, 2 runs at 200 pairs/s"
+    assert verdict(read_cluster(server.client)).sentence == "All is well: 0 workers, 2 runs, 200 pairs/s"
     assert verdict(read_cluster(server.client, page_size=1)).sentence == "All is well: 0 workers, 2 runs"
 
 
