@@ -120,7 +120,7 @@ def test_a_run_ends_with_both_digests_when_nobody_has_its_content(
     parts = iter(client.submit(PAIRS).tables())
     next(parts)
     first.kill()
-    odd(workers, "b", OTHER=str(new))
+    odd(workers, "b", OTHER=str(new), **QUICK)
     with pytest.raises(RunFailed) as failed:
         list(parts)
     assert f"{model} on worker host" in str(failed.value)
@@ -150,7 +150,7 @@ def test_a_run_that_is_taken_up_again_stays_with_its_content(
     assert folder_of(output).exists()
     server.client.flushall()
     first.kill()
-    odd(workers, "b", OTHER=str(new))
+    odd(workers, "b", OTHER=str(new), **QUICK)
     again = score_file(*command)
     both = f"has content {model_content(new):.12}, and the run has {model_content(old):.12}"
     assert again.code == 1

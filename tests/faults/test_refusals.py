@@ -368,9 +368,36 @@ def test_a_run_that_is_still_refused_is_so_for_the_same_option() -> None:
 
 def test_a_refusal_counts_until_its_worker_tries_again(server: Server) -> None:
     run = Client(server.url, model="demo").submit([("q", "p")]).id
-    a, b, c = (RunRefusals(server.client, name) for name in "abc")
+    a, b, c = (RunRefusals(server.client, name, 15) for name in "abc")
     assert a.record(run, "no hub", seconds=-1, ttl=60) == {}
-    assert b.record(run, "no hub", seconds=60, ttl=60) == {"b": "no hub"}
+    assert b.refuse(run, "rankmill", "no hub", seconds=60, ttl=60) == "no hub"
     b.take_back(run)
     assert c.record(run, "no room", seconds=60, ttl=60) == {"c": "no room"}
     assert all(server.client.ttl(key) > 0 for key in server.client.scan_iter(f"rankmill:run:{run}:refus*"))
+
+
+def test_a_run_that_has_begun_ends_when_all_refuse_it_for_a_lease(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server may have lost the report of a live worker, which writes it again within a lease."""
+    client = Client(server.url, model="demo")
+    run, now = client.submit([("q", "p")]), 100.0
+    monkeypatch.setattr(system, "monotonic", lambda: now)
+    refusals = RunRefusals(server.client, "a", 15)
+
+    def ends_at(seconds: float) -> bool:
+        nonlocal now
+        now = 100.0 + seconds
+        return refusals.refuse(run.id, "rankmill", "no room", seconds=60, ttl=60) is not None
+
+    assert ends_at(0)  # no worker has begun it
+    client.store.settle(run._drivers[0].run, Settled("fp32", None))
+    assert not ends_at(20)
+    server.client.sadd("rq:workers:rankmill", "rq:worker:b")
+    server.client.hset("rq:worker:b", "birth", "x")
+    announce_worker(server.client, "b", WorkerReport(device="cpu", started=1, beat=time.time()), 600)
+    assert not ends_at(30)
+    server.client.unlink(keys.worker("b"))
+    assert not any(ends_at(seconds) for seconds in (34, 40, 48))
+    assert ends_at(49)
+    assert not ends_at(80)  # nobody knows who was there meanwhile

@@ -16,6 +16,7 @@ import pytest
 from rankmill import Client
 from rankmill.jobs.contract.errors import RunFailed
 from tests.conftest import Server, score_file
+from tests.harness.environ import QUICK_LEASE
 from tests.harness.models.tiny import make_bert
 from tests.harness.processes import StartWorker
 
@@ -70,7 +71,7 @@ def test_a_worker_of_another_kind_leaves_the_run(
         next(tables)
         first.send_signal(signal.SIGTERM)
         first.wait(timeout=60)
-        workers(environ={"MKL_CBWR": "COMPATIBLE"})
+        workers(environ={"MKL_CBWR": "COMPATIBLE", **QUICK_LEASE})
         with pytest.raises(
             RunFailed, match=r"the run is deterministic, and its bits are those of .*MKL_CBWR"
         ):

@@ -27,18 +27,22 @@ BEAT, LEASE = 5.0, 15.0
 NO_WORKERS = 60
 """A run ends with `NoWorkers` after no shorter time without a worker, by default."""
 
+_LOOKS = 3
+"""Seconds within which a worker looks again who refuses a run, and the world again whether all are there."""
+
 LAG = 12
 """A server that loses acknowledged writes loses none that are older."""
 
 
 @dataclass
 class Job:
-    """How far a job has come, and for how many seconds somebody should have moved it."""
+    """How far a job has come, how often it was sent, and for how long (s) somebody should have moved it."""
 
     state: str = "new"
     holder: Process | None = None
     holders: set[Process] = field(default_factory=set)
     attempts: int = 0
+    sent: int = 0
     late: float = 0.0
     since: float = 0.0
 
@@ -105,6 +109,12 @@ class History:
         """Whether one engine scores all runs; else workers put jobs aside, and count them when they begin."""
         self.undisturbed = False
         """Whether nothing goes wrong at all."""
+        self.size = 1
+        """How many workers there are when all are there."""
+        self.deserted = False
+        """Whether a run has ended by refusals when perhaps no worker that could score it had been seen for a
+        lease, or when the server had lost that one has begun it.
+        """
         self.evicts = False
         """Whether the server evicts keys: a chunk may be lost in each of its attempts."""
         self.weights: dict[str, float] = {}
@@ -164,6 +174,8 @@ class History:
         self._looked = 0.0
         self._apart = self._met = 0.0
         """When no worker was last in reach of the server, and until when one could say that it is there."""
+        self._short = self._complete = 0.0
+        """When a worker was last missing, and until when all could say that they are there."""
 
     def watch(self, promises: Iterable[type[Promise]]) -> None:
         """Tell promises from now on what happens."""
@@ -271,7 +283,7 @@ class History:
     def may_be_lost(self, row: int, error: str | None) -> bool:
         """Whether a good row may have this error: its chunk has had all attempts, and keys are evicted.
 
-        Each loss is an attempt then.
+        Each loss is an attempt, also of a chunk that waits and is then sent again.
         """
         attempts = self.max_retries + 1
         if not self.evicts or error != f"given up after attempt {attempts}: it was lost":
@@ -279,7 +291,7 @@ class History:
         unlucky = [
             int(name.rpartition("-")[2])
             for name, job in self.jobs.items()
-            if job.attempts >= attempts and not is_piece(name)
+            if job.attempts + job.sent > attempts and not is_piece(name)
         ]
         return any(first <= row < first + self.chunk_pairs for first in unlucky)
 
@@ -454,6 +466,9 @@ class History:
             fields.get(b"died") == b"1",
         )
         self._entries[run, reply] = found
+        if found.fatal:
+            has_begun = keys.settled(run).encode() in self.data
+            self.deserted |= self.world.now - self._complete > LEASE - _LOOKS or not has_begun
         self.results += 1
         self._say("result", found)
         self._move(found.job, "done")
@@ -487,6 +502,7 @@ class History:
         job = self.jobs[name]
         worker = self._here if self._here and self._here.name.startswith("worker-") else None
         if not worker:
+            job.sent += 1
             self.sent_again |= {name} if job.state != "new" else set()
         self._say("put", name, worker)
         takes_over = job.holder is not None and not job.holder.alive
@@ -540,6 +556,10 @@ class History:
         if not self.is_up and now - passed < self.set_back_until:  # no heartbeat can bound leases now
             self.set_back_until += passed
         able = [each for each in there if each not in self.drained]
+        if len(able) < self.size or not self.world.redis.takes_writes:
+            self._short = now
+        elif now - self._short > BEAT:
+            self._complete = now
         self.computing = {each: since for each, since in self.computing.items() if each.alive}
         self.busy |= dict.fromkeys((each for each in workers if each not in able), now)
         self._say("look")

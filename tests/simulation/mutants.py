@@ -81,6 +81,7 @@ class Mutant:
 
 
 _LISTS = "tests/jobs/test_waiting_lists.py::test_"
+_REFUSALS = "tests/faults/test_refusals.py::test_"
 _ALONE = f"{_LISTS}runs_that_a_worker_leaves_alone_are_no_obstacle"
 
 BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
@@ -98,6 +99,12 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
                "ordered = chunk.results"),
         Mutant("a result is accepted twice", _COLLECTOR,
                "piece = self.pieces.pop(result.chunk, None)", "piece = self.pieces.get(result.chunk)"),
+        Mutant("a run that has begun ends when its worker is not seen", "jobs/protocol/refusals.py",
+               "now - since < self._lease_seconds and self._has_begun(run_id)", "False"),
+        Mutant("what all refused long ago counts", "jobs/protocol/refusals.py",
+               "since = min(since, now) if now - last < self._lease_seconds else now",
+               "since = min(since, now)",
+               test=f"{_REFUSALS}a_run_that_has_begun_ends_when_all_refuse_it_for_a_lease"),
         Mutant("an outage counts as time without workers", "producer/collect/presence.py",
                "if unseen > _WORD_SECONDS:", "if unseen > 1e9:", kept=True),
         Mutant("a time without writes counts as time without workers", "producer/collect/presence.py",

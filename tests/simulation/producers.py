@@ -124,6 +124,11 @@ def mixed(run: Submitted, scores: Iterable[tuple[int, float]]) -> list[str]:
     return [f"{run.name} is scored by {' and '.join(sorted(map(str, how)))}"] if len(how) > 1 else []
 
 
+def is_deserted(history: History, why: object) -> bool:
+    """Whether a run has failed as no worker was there for a while that scores as its first one."""
+    return history.deserted and any(each in str(why) for each in REFUSALS)
+
+
 class Command:
     """A command whose process is started again, a second after each end that was none of its own.
 
@@ -185,10 +190,9 @@ class Command:
         return not self.finds_other_machines(error)
 
     def finds_other_machines(self, error: object) -> bool:
-        """Whether something that went wrong has left no worker that scores as the first one of the run."""
-        disturbed = not self.cluster.world.history.undisturbed
+        """Whether no worker was there for a while that scores as the first one of the run."""
         is_its = isinstance(error, RunFailed | InputError)  # of a file without a score yet, it is the input's
-        return disturbed and is_its and any(each in str(error) for each in REFUSALS)
+        return is_its and is_deserted(self.cluster.world.history, error)
 
     def wrong(self) -> list[str]:
         """What is wrong with what it has found."""

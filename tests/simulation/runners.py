@@ -25,9 +25,9 @@ from rankmill.extensions.runners.submitted import SubmittedFile
 from rankmill.jobs.contract.errors import OutputError, RankmillError, RunCancelled, RunExpired, RunFailed
 from rankmill.jobs.runtime.settings import Sourced
 from rankmill.producer.files.stores.roots import Roots
-from tests.simulation.cluster import MODEL, POISON, REFUSALS, Cluster, Submitted
+from tests.simulation.cluster import MODEL, POISON, Cluster, Submitted
 from tests.simulation.files import FileCommand, hidden_record, left_over
-from tests.simulation.producers import Command, mixed, wrong_score
+from tests.simulation.producers import Command, is_deserted, mixed, wrong_score
 from tests.simulation.world import Process, world
 
 _ENDPOINT = "/v1/score"
@@ -216,9 +216,7 @@ class BatchCommand(Command):
                 world().sleep(0.5)
         except Refusal:
             return "expired"
-        disturbed = not self.cluster.world.history.undisturbed
-        differs = disturbed and any(each in str(view) for each in REFUSALS)
-        differs = differs or (
+        differs = is_deserted(self.cluster.world.history, view) or (
             "computes wrong scores" in str(view) and bool(self.cluster.world.history.broken)
         )
         if view["status"] == "failed" and (differs or _fails_for_others(self.cluster, str(view))):
@@ -263,12 +261,12 @@ class BatchCommand(Command):
         answers, errors = (_read(folder / each) for each in ("output.jsonl", "errors.jsonl"))
         told: list[tuple[int, float]] = []
         for number, (_, passages) in enumerate(self.lines):
-            listed = errors if POISON in passages else answers
+            listed = errors if POISON in passages or self._is_lost(number, errors) else answers
             if not listed or listed[0]["custom_id"] != str(number):
                 return [f"{name}: line {number} has no {'error' if POISON in passages else 'answer'}"]
             body = listed.pop(0)["response"]["body"]
             scores = [each["score"] for each in body.get("data", ())]
-            if POISON in passages:
+            if listed is errors:
                 continue
             if len(scores) != len(passages):
                 return [f"{name}: line {number} has {len(scores)} scores of {len(passages)}"]
@@ -280,6 +278,14 @@ class BatchCommand(Command):
         if found := mixed(self.run, told):
             return found
         return [f"{name} has {len(answers) + len(errors)} lines too many"] if answers or errors else []
+
+    def _is_lost(self, number: int, errors: list[Any]) -> bool:
+        """Whether the next error is this line's, as a row was lost too often; callers are not told why."""
+        if not errors or errors[0]["custom_id"] != str(number):
+            return False
+        _, _, why = errors[0]["response"]["body"]["error"]["message"].partition(": ")
+        rows = range(number * _LINE_ROWS, (number + 1) * _LINE_ROWS)
+        return any(self.cluster.world.history.may_be_lost(row, f"{why}: it was lost") for row in rows)
 
     def left_over(self) -> list[str]:
         """What lies beside the answers; what was deleted just before a loss of power may be there again."""

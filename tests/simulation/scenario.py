@@ -60,6 +60,9 @@ _KILLING = 3
 """One in so many seeds may have rows that kill their worker: until these are alone, three to four minutes
 go by in which little else happens. In a sixth of all seeds they took almost half of the simulation's time."""
 
+_REPORTS = "rankmill:worker:"
+"""How the keys of workers' reports begin."""
+
 _BY_NAME = 0.1
 """Share of the seeds with a job by name."""
 
@@ -316,6 +319,19 @@ def _calls(it: Scenario, dice: random.Random) -> Scenario:
     return _quiet(it, dice, speeds, bulk, *calls, ahead=dice.choice([4, 8]), budget=128)
 
 
+def _one_can(it: Scenario, dice: random.Random) -> Scenario:
+    """A run for one of three workers, which dies or is forgotten for a while; and one that none can score."""
+    run = _long(dice, dice.choice(["live", "detached", "file parquet"]))
+    nobodys = replace(_long(dice, "live", rows=8), at=dice.uniform(0.5, 12.0), model=NO_MODEL)
+    kind, amount, target = dice.choice(
+        [("evict_any", 0.0, _REPORTS), ("kill", 0.0, ""), ("term", 0.0, ""), ("stop", 20.0, "")]
+    )
+    faults = tuple(
+        Fault(at, kind, amount, dice.randrange(64), target) for at in (dice.uniform(2.0, 9.0), 30.0)
+    )
+    return _quiet(it, dice, [0.1, 0.1, 0.1], run, nobodys, faults=faults, machines=(0, 1, 3))
+
+
 THEMES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     each.__name__[1:]: each
     for each in (
@@ -333,6 +349,7 @@ THEMES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
         ),
         _killing,
         _calls,
+        _one_can,
     )
 }
 """What a scenario may be about, by name."""
@@ -539,6 +556,7 @@ def _promise(history: History, scenario: Scenario) -> None:
     window = settings.get("window", "auto")
     history.window = None if window == "auto" else window
     history.evicts = any(fault.kind.startswith("evict") for fault in scenario.faults)
+    history.size = len(scenario.workers)
     history.undisturbed = not scenario.faults and not scenario.stumbles
     history.alike = len(set(scenario.machines)) < 2
     history.willing = history.alike and all(run.model == MODEL for run in scenario.runs)

@@ -1,5 +1,9 @@
 """Refusals of runs: which workers refuse a run, why, and until when. If all live workers refuse it, the run
 ends.
+
+A worker is seen as live by its report, which it renews within a lease. The server may have lost the report of
+the only worker that can score a run, or that worker is being started again. So a run that some worker has
+begun ends only if all that are seen refuse it for as long as a lease.
 """
 
 from __future__ import annotations
@@ -25,12 +29,19 @@ _REMEMBERED = 1000
 
 
 class RunRefusals:
-    """Records in runs that one worker refuses them, and finds out whether all workers do."""
+    """Records in runs that one worker refuses them, and finds out whether all workers do.
 
-    def __init__(self, client: redis.Redis, worker: str) -> None:
+    Within `lease_seconds` each live worker renews its report.
+    """
+
+    def __init__(self, client: redis.Redis, worker: str, lease_seconds: float) -> None:
         self._client: Any = client
         self._worker = worker
-        self._recorded: OrderedDict[str, float] = OrderedDict()
+        self._lease_seconds = lease_seconds
+        self._looks: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """When this worker has last looked who refuses a run, and since when all have refused it at each
+        look; both in monotonic seconds.
+        """
 
     def refuse(
         self, run_id: str, queue: str, reason: str, *, seconds: float, ttl: int, in_redis: bool = True
@@ -39,12 +50,18 @@ class RunRefusals:
 
         The other parameters are as in `record`.
         """
-        if system.monotonic() - self._recorded.get(run_id, -math.inf) < _REPORT_SECONDS:
+        last, since = self._looks.get(run_id, (-math.inf, math.inf))
+        if system.monotonic() - last < _REPORT_SECONDS:
             return None
         reasons = self.record(run_id, reason, seconds=seconds, ttl=ttl, in_redis=in_redis)
         scoring = queue_workers(self._client, queue).scoring
         live = taking_workers(self._client, scoring) | {self._worker}
-        if not live <= reasons.keys():
+        all_refuse, now = live <= reasons.keys(), system.monotonic()
+        since = min(since, now) if now - last < self._lease_seconds else now
+        self._looks[run_id] = now, since if all_refuse else math.inf
+        if len(self._looks) > _REMEMBERED:
+            self._looks.popitem(last=False)
+        if not all_refuse or (now - since < self._lease_seconds and self._has_begun(run_id)):
             return None
         named: dict[str, list[str]] = {}
         for worker in sorted(live):
@@ -62,9 +79,6 @@ class RunRefusals:
         A refusal counts for `seconds`, because its worker then tries again, and is kept for `ttl` seconds. A
         run that should be `in_redis` but is not was cancelled.
         """
-        self._recorded[run_id] = system.monotonic()
-        if len(self._recorded) > _REMEMBERED:
-            self._recorded.popitem(last=False)
         key = keys.refusals(run_id)
         now = server_time(self._client)
         with self._client.pipeline() as pipe:
@@ -84,5 +98,9 @@ class RunRefusals:
 
     def take_back(self, run_id: str) -> None:
         """Withdraw this worker's refusal, if it has recorded one, because it can score the run now."""
-        if self._recorded.pop(run_id, None) is not None:
+        if self._looks.pop(run_id, None) is not None:
             self._client.hdel(keys.refusals(run_id), self._worker)
+
+    def _has_begun(self, run_id: str) -> bool:
+        """Whether some worker could score the run: it has settled how."""
+        return bool(self._client.exists(keys.settled(run_id)))

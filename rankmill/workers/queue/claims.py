@@ -153,7 +153,7 @@ class Claims:
         self._pipeline = pipeline
         self._order = order
         self._refusals = refusals
-        self._run_refusals = RunRefusals(store.redis, worker.name)
+        self._run_refusals = RunRefusals(store.redis, worker.name, worker.lease_seconds)
         self._put_aside = ModelQueue()
         self._unproven: dict[tuple[object, ...], Answered] = {}
         """For each loaded model, the answers since its probes were last right."""
