@@ -433,7 +433,7 @@ class Found:
 def tree(mutant: Mutant, folder: Path) -> None:
     """A copy of the project in `folder`, with the break."""
     shutil.copy(ROOT / "pyproject.toml", folder)
-    for part in ("benchmarks", "configs", "examples", "tests"):
+    for part in ("benchmarks", "configs", "docs/operations", "examples", "tests"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(
         ROOT / "rankmill", folder / "rankmill", symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
