@@ -307,11 +307,11 @@ class FakeWorkers:
             return [_by_chance(*texts, label) for label in self.labels]
         return self.score(*texts)
 
-    def _found(self, asked: str) -> TokensFound:
+    def _found(self, row: str) -> TokensFound:
         """Find tokens: words, whose ids are their checksums."""
-        wanted = TokensAsked.read_json(asked, "what is asked for")
+        wanted = TokensAsked.read_json(row, "what is asked for")
         if wanted.ids is not None:
-            text = " ".join(self._words.get(match, "[UNK]") for match in wanted.ids)
+            text = " ".join(self._words.get(number, "[UNK]") for number in wanted.ids)
             return TokensFound(text=text, ids=(), words=(), special=(), spans=(), most=_MOST_TOKENS)
         places = list(_WORD.finditer(wanted.text or ""))
         ids = [zlib.crc32(match[0].encode(errors="replace")) % 2**31 for match in places]

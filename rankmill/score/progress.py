@@ -36,8 +36,11 @@ def progress_view(total: int, *, quiet: bool = False) -> AbstractContextManager[
 
 @contextmanager
 def _in_terminal(total: int) -> Iterator[Show]:
-    what, workers_column = TextColumn("{task.fields[what]}"), TextColumn("workers: {task.fields[workers]}")
-    scores = (BarColumn(), MofNCompleteColumn(), what, workers_column)
+    what_column, workers_column = (
+        TextColumn("{task.fields[what]}"),
+        TextColumn("workers: {task.fields[workers]}"),
+    )
+    scores = (BarColumn(), MofNCompleteColumn(), what_column, workers_column)
     wrapped = TextColumn(
         "{task.completed}/{task.total} rows, {task.fields[what]}", markup=False, table_column=Column()
     )

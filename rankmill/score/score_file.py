@@ -120,14 +120,16 @@ def score_file(
         several = models if len(models) > 1 else ()
         tally.each = [Tally() for _ in several]
 
-        def about() -> dict[str, str]:
+        def output_metadata() -> dict[str, str]:
             part_of = request.shard or ((1, 1) if request.rows_per_part else None)
             made_with = {**made_from, "--model": ", ".join(models)}
             facts = metadata(settings, tally, several, columns) | named_columns(request)
             return facts | (shard_metadata(part_of, made_with) if part_of else {})
 
         output: ScoredFile | ScoredParts = (
-            ScoredParts(target.path, work, plan, source.rows, request.rows_per_part, about, tally.written)
+            ScoredParts(
+                target.path, work, plan, source.rows, request.rows_per_part, output_metadata, tally.written
+            )
             if request.rows_per_part
             else ScoredFile(target.path, work.folder, plan, record=work.record)
         )
@@ -153,7 +155,7 @@ def score_file(
             startup = session.watch.since(started)
             load = max(since - started - startup, 0.0) if math.isfinite(since) else 0.0
         # The output is complete, and is moved into place if nothing has changed meanwhile.
-        output.finish(about())
+        output.finish(output_metadata())
         source.check_unchanged()
         used = list(dict.fromkeys(models))
         seconds = system.monotonic() - started

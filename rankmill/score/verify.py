@@ -63,24 +63,24 @@ class ScoredBefore:
     """A file to verify: its metadata, and the settings with which it would be made again."""
 
     path: AnyPath
-    about: Mapping[str, str]
+    metadata: Mapping[str, str]
     settings: Settings
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the columns with query and passage, or with a single text, and with the score."""
         names = (*USUAL_COLUMNS[self.settings.inputs], "score")
-        return tuple(self.about.get(f"rankmill.{name}_column", name) for name in names)
+        return tuple(self.metadata.get(f"rankmill.{name}_column", name) for name in names)
 
     @property
     def kind(self) -> str | None:
         """What decides the bits of the file's scores; ``None`` if they are not deterministic."""
-        return self.about.get("rankmill.kind")
+        return self.metadata.get("rankmill.kind")
 
     @property
     def bound(self) -> float | None:
         """How far the file's scores may be from the model's own; ``None`` if its metadata do not say."""
-        return float(self.about["rankmill.bound"]) if "rankmill.bound" in self.about else None
+        return float(self.metadata["rankmill.bound"]) if "rankmill.bound" in self.metadata else None
 
 
 def read_scored(name: str, settings: Settings, given: Mapping[str, Any]) -> ScoredBefore:

@@ -185,7 +185,7 @@ class Batches:
         self._folder.delete(file.place)
 
     def create(
-        self, key: ApiKey | None, asked: NewBatch, served: Callable[[str | None], ServedModel]
+        self, key: ApiKey | None, new_batch: NewBatch, served: Callable[[str | None], ServedModel]
     ) -> dict[str, Any]:
         """Submit a batch; `served` finds the model for the name in a request, or for none.
 
@@ -194,13 +194,13 @@ class Batches:
         Refusal
             The batch cannot be scored.
         """
-        if asked.endpoint not in endpoints():
+        if new_batch.endpoint not in endpoints():
             raise Refusal("invalid", f"endpoint: must be one of {', '.join(endpoints())}", param="endpoint")
-        endpoint = certain(asked.endpoint, self._settings.of(GatewaySettings).gateway_dialect)
-        file = self.find(FileRecord, key, asked.input_file_id)
+        endpoint = certain(new_batch.endpoint, self._settings.of(GatewaySettings).gateway_dialect)
+        file = self.find(FileRecord, key, new_batch.input_file_id)
         if not file.bytes:
             raise WrongFile("the file is empty: send one with rows")
-        kept = self._seconds("output_expires_after.seconds", asked.output_expires_after)
+        kept = self._seconds("output_expires_after.seconds", new_batch.output_expires_after)
         run_id = new_file_run_id()
         batch_id = new_batch_id(run_id)
         source = self._folder.at(file.place)
@@ -217,15 +217,15 @@ class Batches:
             output = self._folder.at(f"{batch_id}/output.jsonl")
             request = FileRequest(inputs=(str(source),), output=str(output))
         else:
-            model = served(asked.model)
+            model = served(new_batch.model)
             order = BatchOrder(id=batch_id, owner=file.owner, kept=kept)
-            request = self._pairs(asked.pairs, batch_id, file.place)
+            request = self._pairs(new_batch.pairs, batch_id, file.place)
         check_model(key, model)
         names = ModelNames(self._settings)
         pinned = names.pinned(run_spec(self._settings, {"model": model.model, **spec}))
         batch = BatchRecord(
-            id=batch_id, owner=file.owner, run=run_id, file=file.id, endpoint=asked.endpoint,
-            model=model.name, created=system.now(), metadata=asked.metadata or {},
+            id=batch_id, owner=file.owner, run=run_id, file=file.id, endpoint=new_batch.endpoint,
+            model=model.name, created=system.now(), metadata=new_batch.metadata or {},
         )  # fmt: skip
         self._folder.make(batch_id)
         self._store.add(batch)

@@ -43,9 +43,9 @@ class Records:
         The file exists and has other content.
     """
 
-    def __init__(self, path: Path, about: str = "") -> None:
+    def __init__(self, path: Path, prefix: str = "") -> None:
         self._path = path
-        self._about = about
+        self._prefix = prefix
         self._values: dict[str, Any] = {}
         self._good = 0
         for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
@@ -60,11 +60,11 @@ class Records:
 
     def get(self, key: str) -> Any | None:
         """The value of a key; ``None`` if there is no record."""
-        return self._values.get(self._about + key)
+        return self._values.get(self._prefix + key)
 
     def add(self, key: str, value: Any) -> None:
         """Record a value (of JSON's types); it is on disk when this returns."""
-        key = self._about + key
+        key = self._prefix + key
         line = json.dumps({"key": key, "value": value}).encode() + b"\n"
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("r+b" if self._path.exists() else "xb") as file:

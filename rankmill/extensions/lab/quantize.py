@@ -287,9 +287,9 @@ def _measure(
         options = {"precision": precision, "revision": calibrated.revision}
         return score_sample(session, table, columns, f"in {precision}", **options)
 
-    def beside(scored: RunScores, what: str) -> Measured:
+    def beside(scored: RunScores, title: str) -> Measured:
         measured = compare(scored, reference, queries, labels)
-        say(f"{what}: Spearman {measured.agreement}")
+        say(f"{title}: Spearman {measured.agreement}")
         return measured
 
     def with_left_out(left_out: tuple[str, ...]) -> Measured:

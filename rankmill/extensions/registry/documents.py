@@ -72,19 +72,21 @@ class _Document(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @classmethod
-    def read(cls, raw: bytes, what: str) -> Self:
-        """Read JSON; if it is damaged, raises `RegistryError` that names it by `what`."""
+    def read(cls, raw: bytes, subject: str) -> Self:
+        """Read JSON; if it is damaged, raises `RegistryError` that names it by `subject`."""
         try:
             return cls.model_validate_json(raw)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             if first["loc"] == ("format",):
                 raise RegistryError(
-                    f"{what} has format {first['input']!s:.20}, this release reads 1: use the release of "
+                    f"{subject} has format {first['input']!s:.20}, this release reads 1: use the release of "
                     "rankmill that wrote it"
                 ) from None
             where = ".".join(map(str, first["loc"]))
-            raise RegistryError(f"{what} is damaged: {where + ': ' if where else ''}{first['msg']}") from None
+            raise RegistryError(
+                f"{subject} is damaged: {where + ': ' if where else ''}{first['msg']}"
+            ) from None
 
     def written(self) -> bytes:
         return self.model_dump_json(indent=1).encode() + b"\n"

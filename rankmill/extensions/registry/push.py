@@ -173,18 +173,18 @@ class Steps:
         self._shown = not quiet and sys.stderr.isatty()
 
     @contextmanager
-    def unmeasured(self, what: str) -> Iterator[None]:
+    def unmeasured(self, step: str) -> Iterator[None]:
         """Show a step of unknown length."""
-        with self._progress(SpinnerColumn(), TextColumn(what)) as progress:
-            progress.add_task(what, total=None)
+        with self._progress(SpinnerColumn(), TextColumn(step)) as progress:
+            progress.add_task(step, total=None)
             yield
 
     @contextmanager
-    def measured(self, what: str, size: int) -> Iterator[Callable[[int], None]]:
+    def measured(self, step: str, size: int) -> Iterator[Callable[[int], None]]:
         """Show a step of `size` bytes; yields a function to call with the size of each finished piece."""
-        columns = TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+        columns = TextColumn(step), BarColumn(), DownloadColumn(), TransferSpeedColumn()
         with self._progress(*columns) as progress:
-            task = progress.add_task(what, total=size)
+            task = progress.add_task(step, total=size)
             yield lambda done: progress.advance(task, done)
 
     def _progress(self, *columns: ProgressColumn) -> Progress:

@@ -73,9 +73,9 @@ logger = logging.getLogger(__name__)
 
 
 def _installed_backend(name: str) -> str:
-    if name != "auto" and name not in (known := plugins.names("rankmill.backends")):
+    if name != "auto" and name not in (installed := plugins.names("rankmill.backends")):
         message = "no installed package has this backend; use {known}"
-        raise PydanticCustomError("no_backend", message, {"known": ", ".join(["auto", *known])})
+        raise PydanticCustomError("no_backend", message, {"known": ", ".join(["auto", *installed])})
     return name
 
 

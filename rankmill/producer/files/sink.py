@@ -196,7 +196,7 @@ class ScoredParts:
         The columns of the rows; rows in parts are not ranked.
     rows, rows_per_part
         The number of all rows, and of the rows in each part but the last.
-    about
+    metadata
         Returns the metadata of a part.
     tally
         Returns the caller's sums over the rows so far, which the journal keeps.
@@ -209,7 +209,7 @@ class ScoredParts:
         plan: OutputPlan,
         rows: int,
         rows_per_part: int,
-        about: Callable[[], Mapping[str, str]],
+        metadata: Callable[[], Mapping[str, str]],
         tally: Callable[[], str],
     ) -> None:
         self.path = folder
@@ -221,7 +221,7 @@ class ScoredParts:
         self._plan = plan
         self._rows_per_part = rows_per_part
         self._journal = journal = work.journal
-        self._about = about
+        self._metadata = metadata
         self._tally = tally
         self._count = max(-(-rows // rows_per_part), 1)
         self._file: ScoredFile | None = None
@@ -243,7 +243,7 @@ class ScoredParts:
         self.rows += len(part.table)
         self.row_errors += self._file.row_errors - before
         if self._file.rows == self._rows_per_part and self._done + 1 < self._count:
-            self.finish(self._about())
+            self.finish(self._metadata())
             self._publish()
             self._open()
 
