@@ -109,6 +109,12 @@ def test_the_documents_are_short() -> None:
     assert len([word for word in prose.split() if re.search(r"\w", word)]) <= 26_000
 
 
+def test_no_line_of_a_sentence_begins_like_a_numbered_list() -> None:
+    """Markdown takes "1. If" at the start of a line for a list, though it ends "exit code 1"."""
+    broken = re.compile(r"^[^\s\d#|<-].*\n\d+[.)] .*", re.M)
+    assert [found for page in by_hand() for found in broken.findall(_FENCE.sub("", page.read_text()))] == []
+
+
 def test_the_documents_are_easy_to_read() -> None:
     """Flesch and Kincaid's grade, which counts the words of a sentence and the syllables of a word."""
     assert {page.name: grade for page in by_hand() if (grade := reading_grade(page.read_text())) > 9} == {}
