@@ -71,25 +71,32 @@ def test_modules_and_names_in_documents_exist(document: str) -> None:
 
 @pytest.mark.slow
 def test_a_pair_passes_the_files_of_the_document_and_no_more_than_it_did() -> None:
-    """Counted by running it, it differs by a few, more on a busy machine. Take the bounds down with it."""
+    """On a busy machine a count also finds what is done now and then: what several counts find is the way.
+
+    Take the bounds down with it.
+    """
     way = (ROOT / MAPS[0]).read_text().partition("## A pair's way, by file")[2].partition("\n## ")[0]
     rows = "".join(row for row in way.splitlines() if row.startswith("| "))
     listed = re.findall(r"`rankmill/([\w/]+\.py)`", rows)
     assert len(set(listed)) == len(listed)
-    seen: list[tuple[int, int, set[str]]] = []
-    while len(seen) < 3 and not (seen and _is_near(*seen[-1])):
-        words = [sys.executable, "-m", "tests.project.pair_way"]
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
-        found = re.search(r"^(\d+) files, (\d+) returns:", done.stdout, re.M)
-        assert found
-        passed = set(done.stdout[: found.start()].split())
-        seen.append((int(found[1]), int(found[2]), passed ^ set(listed)))
-    assert _is_near(*seen[-1]), seen
+    passed: set[str] = set()
+    fewest = 0
+    for number in range(4):
+        files, returns = pair_way_here()
+        passed, fewest = (passed & files, min(fewest, returns)) if number else (files, returns)
+        differences = sorted(passed ^ set(listed))
+        if len(passed) <= 66 and fewest <= 81 and len(differences) <= 6:
+            return
+    raise AssertionError(f"{len(passed)} files, {fewest} returns, not as the document: {differences}")
 
 
-def _is_near(files: int, returns: int, differences: set[str]) -> bool:
-    """Whether one count is within the bounds, and differs from the document by few files."""
-    return files <= 66 and returns <= 81 and len(differences) <= 6
+def pair_way_here() -> tuple[set[str], int]:
+    """The files that one count finds, and its number of returns."""
+    words = [sys.executable, "-m", "tests.project.pair_way"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    found = re.search(r"^\d+ files, (\d+) returns:", done.stdout, re.M)
+    assert found
+    return set(done.stdout[: found.start()].split()), int(found[1])
 
 
 def test_base_yaml_explains_every_setting() -> None:
