@@ -66,7 +66,7 @@ HELP = {
     "backend": "Library that runs the model: openvino, torch, onnx, mlx, or one of another package; auto: "
     "on a CPU the fastest installed, as measured; else torch.",
     "warm": "Models to load at the start, separated by commas.",
-    "log_level": "Least severe messages to show; debug: a line for each chunk.",
+    "log_level": "Least severe messages to show; debug: also lines for each chunk.",
     "exporter_address": "HOST or HOST:PORT to listen on.",
     "exporter_hosts": "Host names to answer to, separated by commas, besides localhost and IP addresses.",
 }

@@ -67,7 +67,7 @@ overrides the environment, and the environment overrides the file."""
 )
 @options.as_json
 @options.quiet
-@click.option("-v", "--verbose", is_flag=True, help="More messages: one for each chunk.")
+@click.option("-v", "--verbose", is_flag=True, help="More messages, also for each chunk.")
 @version
 def score_file(
     request: FileRequest,

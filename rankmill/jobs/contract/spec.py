@@ -81,8 +81,8 @@ class ScoreSpec(BaseModel):
         registry, the digest of its content; ``None`` accepts any content.
     precision
         Number format of the forward pass; ``auto`` means the best one for the device. ``int8`` means the kind
-        of int8 that is fastest there: groups of 64 or 128 inputs share a scale, and the rest is in fp32 or
-        bf16.
+        of int8 with the smallest groups that is fast enough there: groups of 64 or 128 inputs share a scale,
+        and the rest is in fp32 or bf16.
     max_length
         Longest pair in tokens, special tokens included; of longer pairs, the longer text is cut first.
         ``None`` is the model's own limit.

@@ -48,8 +48,15 @@ def read_pairs(job: Job) -> tuple[list[Text], list[Text]]:
         raise InputError(f"{PAIRS_FUNCTION} takes at most {MAX_PAIRS:,} pairs, not {len(given):,}")
     for row, pair in enumerate(given):
         if not is_pair(pair):
-            raise InputError(f"pair {row} is {pair!r:.80}, not a query and a passage (two strings)")
+            raise InputError(f"pair {row} is {_kinds(pair)}, not a query and a passage (two strings)")
     return [mended(query) for query, _ in given], [mended(passage) for _, passage in given]
+
+
+def _kinds(pair: object) -> str:
+    """The types in a wrong pair, without its texts, because the worker logs why a job has failed."""
+    if not isinstance(pair, list):
+        return type(pair).__name__
+    return f"[{', '.join(type(part).__name__ for part in pair)}]"[:80]
 
 
 def read_request(job: Job) -> Run:
