@@ -371,13 +371,14 @@ def test_a_gateway_that_is_told_to_stop_finishes_what_it_has(shared_queue: Serve
         "model": "demo",
     }
     replies: list[Reply] = []
-    with running_gateway(shared_queue.url, tmp_path, "--model", "demo") as gateway:
+    environ = {"RANKMILL_GATEWAY_STOP_SECONDS": "120"}  # a busy machine may need as long
+    with running_gateway(shared_queue.url, tmp_path, "--model", "demo", environ=environ) as gateway:
         thread = threading.Thread(target=lambda: replies.append(gateway.post("/score", body)))
         thread.start()
         wait_for(lambda: "run begins" in gateway.log.read_text())
         gateway.process.send_signal(signal.SIGTERM)
         thread.join()
-        assert gateway.process.wait(timeout=60) == 0
+        assert gateway.process.wait(timeout=150) == 0
     assert [reply.status for reply in replies] == [200]
     assert len(json.loads(replies[0].body)["data"]) == 60
 
