@@ -90,7 +90,8 @@ def _section(context: click.Context) -> str:
         rows = {name: row for name, row in rows.items() if row != others.get(name)}
         title = _title(of)
         lines.append(f"\nOf the options of [{title}](#{title}) it lacks {lacks}. These differ:\n")
-    lines += ["\n| option | meaning | default |\n| --- | --- | --- |\n", *rows.values()]
+    if rows:
+        lines += ["\n| option | meaning | default |\n| --- | --- | --- |\n", *rows.values()]
     return "".join(lines) + _epilog(command.epilog or "")
 
 
