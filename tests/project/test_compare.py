@@ -93,6 +93,14 @@ def test_table_has_medians_and_ratios() -> None:
     assert "infinity, torch" not in rows
 
 
+def test_what_a_contender_exceeds_is_not_its_ceiling() -> None:
+    low = replace(RESULTS.ceilings[0], pairs_per_second={"bf16": 1000.0, "int8": 2.0})
+    rows = speed_table(replace(RESULTS, ceilings=[low])).splitlines()
+    shares = {cells[1].strip(): cells[8].strip() for row in rows[2:] if (cells := row.split("|"))}
+    assert shares["**rankmill, score-file**"] == "50%"
+    assert shares["**rankmill, score-file int8**"] == "-"
+
+
 def test_goals_are_met_or_not() -> None:
     exact, engine, eight_bit, share = goals(RESULTS)
     assert "score-file (bf16), which ranks better, times the fastest exact peer (" in exact
