@@ -321,6 +321,12 @@ class History:
         return [each.decode() for item in found if item for each in item.value]
 
     @property
+    def given(self) -> list[str]:
+        """The jobs that were given to a worker, and not begun; one that stands still has not heard of it."""
+        found = self.data.get(f"rq:queue:{self.queue}:intermediate".encode())
+        return [each.decode() for each in found.value] if found else []
+
+    @property
     def counted(self) -> int:
         """How many jobs wait, as the queue says it."""
         count, jobs = (

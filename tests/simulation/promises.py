@@ -192,7 +192,8 @@ class OneWorkerHasAChunk(Promise):
 
     def second(self, passed: float, able: Sequence[Process]) -> None:
         jobs = () if self.history.lost else self.history.jobs.items()
-        for name in {name for name, job in jobs if job.state == "waiting"} - {*self.history.waiting}:
+        lists = {*self.history.waiting, *self.history.given}
+        for name in {name for name, job in jobs if job.state == "waiting"} - lists:
             if self.history.has_run(name.rpartition("-")[0]):
                 self.broken(f"{name} waits, and is in no list")
 
