@@ -617,6 +617,11 @@ class WorkersEndAsTold(Promise):
 # What is left
 
 
+def _is_job_of_run(key: str) -> bool:
+    """Whether a key is the hash of a run's job, and not of one that a service enqueues by name."""
+    return key.startswith("rq:job:") and key.count(":") == 2 and not key.startswith("rq:job:run-")
+
+
 class NothingIsLeft(Promise):
     """Each key of ours expires, and of a run whose producer has all scores none is there soon after."""
 
@@ -641,7 +646,10 @@ class NothingIsLeft(Promise):
             if name.endswith(":cancelled") or name in history.notes:
                 continue  # it tells a producer something that has ended meanwhile
             kinds = ("rankmill:run:", f"rankmill:queue:{history.queue}:waiting:")
-            mine = name.startswith(kinds) and not any(run in name for run in history.abandoned)
+            mine = name.startswith(kinds) or (
+                _is_job_of_run(name) and item.value.get(b"status") == b"queued"
+            )  # RQ keeps a job that has failed for a while
+            mine = mine and not any(run in name for run in history.abandoned)
             if mine and not history.lost:
                 found.append(f"{name} is left")
         return found[:5]

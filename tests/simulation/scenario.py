@@ -533,8 +533,10 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
     return outcome
 
 
-_PLAIN = frozenset({"term", "drain", "kill_producer", "kill_at_write"})
-"""Faults beside which all promises are kept, in time: somebody is asked for something, or a producer dies."""
+_PLAIN = frozenset({"term", "drain", "miscompute", "kill_producer", "kill_at_write"})
+"""Faults beside which all promises are kept, in time: somebody is asked for something, a worker sees that its
+device is broken, or a producer dies.
+"""
 
 
 def _happens(cluster: Cluster, fault: Fault) -> Any:
