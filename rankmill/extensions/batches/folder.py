@@ -67,7 +67,10 @@ class FilesFolder:
 
     def read(self, place: str) -> Iterator[bytes]:
         """The bytes at a place, in blocks; raises `FileNotFoundError` if the file does not exist."""
-        return _blocks(open_bytes(self.at(place)))
+        path = self.at(place)
+        if not path.is_file():  # a store's own rules may have deleted it
+            raise FileNotFoundError(path)
+        return _blocks(open_bytes(path))
 
     def delete(self, place: str) -> None:
         """Delete the file at a place."""

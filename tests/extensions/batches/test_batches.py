@@ -509,9 +509,12 @@ def test_files_lie_in_an_object_store(
         assert gateway.get(f"/v1/files/{scored}/content").body.startswith(b"query,passage,score")
         asked_delete = urllib.request.Request(f"{gateway.url}/v1/files/{scored}", method="DELETE")
         assert gateway.send(asked_delete).json["deleted"] is True
-    left = s3_store.find(f"{bucket.url}/batches")
-    assert not [path for path in left if path.endswith("output.csv")]
-    assert [path for path in left if path.endswith("output.jsonl")]
+        left = s3_store.find(f"{bucket.url}/batches")
+        assert not [path for path in left if path.endswith("output.csv")]
+        (kept,) = [path for path in left if path.endswith("output.jsonl")]
+        s3_store.rm(kept)  # as a rule of the store does with old objects
+        reply = gateway.get(f"/v1/files/{found['output_file_id']}/content")
+        assert (reply.status, b"are gone" in reply.body) == (404, True), reply.body
 
 
 def test_only_what_is_old_and_forgotten_is_swept_away(tmp_path: Path) -> None:
