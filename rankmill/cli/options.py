@@ -283,7 +283,7 @@ class NewTable(CommandOptions):
     output: StoredPath
     """File to write: .parquet, .arrow, .feather, .csv, .tsv or .jsonl; or - for standard output."""
     output_format: Column | None = None
-    """Format of the output.  [default: as its name ends; of standard output as the input]"""
+    """Format of the output.  [default: by its name; for standard output, that of the input]"""
 
 
 def of(model: type[CommandOptions], called: str = "asked") -> Option:

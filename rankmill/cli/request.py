@@ -83,7 +83,7 @@ _OWN: dict[str, options.Option] = {
         help=f"{options.HELP['model']} Several: a column for each.  [default: {options.DEFAULTS['model']}]",
     ),
 }
-"""Options for fields that need more than a type and a text; the first model is also a setting."""
+"""Options for fields that need more than a type and a text."""
 
 _DATASET = click.option(
     "--dataset",

@@ -300,7 +300,9 @@ class SubmittedRequest:
         Raises
         ------
         Refusal
-            The scores do not arrive in time, or the workers cannot score the rows.
+            The scores do not arrive in time.
+        RankmillError
+            The run fails, or the workers or the server are away for too long.
         """
         values: list[Any] = []
         first = 0

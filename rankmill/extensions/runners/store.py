@@ -341,7 +341,7 @@ def names_of(refusals: dict[str, str]) -> str:
 def score_file(order: object) -> NoReturn:
     """Always fail; RQ calls this function by its name in a worker that is not a runner.
 
-    A runner reads the job and scores the files itself, so ``jobs`` does not depend on it.
+    A runner never calls this function; it reads the job and scores the files itself.
 
     Raises
     ------

@@ -106,7 +106,7 @@ class FileRequest(WireModel):
     standard output.  [default: <input stem>.scored.parquet]"""
     output_format: Annotated[Name, Field(title="FORMAT")] | None = None
     """Format of the output: parquet, csv, tsv, jsonl, trec, arrow, or one of another package.
-    [default: as its name ends; of standard output as the input]"""
+    [default: by its name; for standard output, that of the input]"""
     top_k: Positive | None = None
     """Keep the N best passages of each query, ranked.  [default: all]"""
     tag: Column = "rankmill"

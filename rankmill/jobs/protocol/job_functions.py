@@ -76,6 +76,6 @@ def _leave_to_others(job: Job) -> bool:
     has_others = bool(queue_workers(job.connection, job.origin).scoring)
     if has_others:
         job.retries_left = (job.retries_left or 0) + 1
-        # without a pause: after one, the worker that has waited longest takes the job, which is this one
+        # after a pause, the worker that has waited longest would take the job, and that is this one
         job.retry_intervals = None
     return has_others

@@ -67,8 +67,8 @@ def move(
     """
     connection: Any = client
     wanted = connection.pipeline()
-    # before this holds a connection: the commands may need another one, which may be dead and cost its
-    # timeout
+    # The commands are made before the loop holds a connection, because `do` may need another one, which may
+    # be dead and cost its timeout.
     do(wanted)
     wanted.zrem(key, holder)
     while True:

@@ -428,9 +428,10 @@ class RunStore:
         """
         pending, done = list(chunks), list(answered)
         pairs = [[keys.pairs(run.id, chunk) for chunk in batch] for batch in _batches([*pending, *done])]
-        # with all pairs of most runs: if this process dies
+        # These keys have all pairs of most runs, because nobody deletes the other pairs if this process dies
+        # after the run is gone.
         mine = [*keys.of_run(run.id), *(pairs[0] if pairs else ())]
-        mine.append(keys.cancelled(run.id))  # afterwards, nobody looks for the others
+        mine.append(keys.cancelled(run.id))
         # This is no transaction, because a full server refuses one, and it gets room only when runs end. The
         # run itself goes first, so that no worker scores more of it.
         with self.redis.pipeline(transaction=False) as pipe:

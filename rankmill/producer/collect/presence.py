@@ -58,7 +58,7 @@ class WorkerPresence:
             return
         if (unseen := system.monotonic() - self._looked) > _LOOK_SECONDS:
             self._looking, self._looked = True, system.monotonic()
-            # nothing is known about that time, because the server may have been away
+            # after a long time without a look the wait begins anew, because the server may have been away
             if unseen > _WORD_SECONDS:
                 self._seen = self._looked
             try:

@@ -92,7 +92,8 @@ class OutputFormat:
         Raises
         ------
         InputError
-            The name does not give a format, or gives another one.
+            The name does not give a format, or its ending does not fit the format; or nothing that is
+            installed writes the format.
         """
         ending, compression = split_ending(path)
         named = of_ending(ending)

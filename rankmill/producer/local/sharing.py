@@ -43,8 +43,7 @@ _WAIT = STAGES.index("wait")
 class GpuSharing:
     """Adds processes for those GPUs of this host that wait for their workers.
 
-    After a process that was added has been given up, because it died repeatedly at its start, none is added
-    any more.
+    If a process that was added died repeatedly at its start and was given up, its GPU never gets another one.
 
     Parameters
     ----------

@@ -90,7 +90,7 @@ class Orders:
             self._arrived.set()
 
     def answers(self) -> tuple[Answer, ...]:
-        """The results of the last orders."""
+        """The state of each of the last orders, such as begun or done."""
         with self._lock:
             held = len(self._claims.unanswered)
             for drain in self._drains:

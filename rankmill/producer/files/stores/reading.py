@@ -159,7 +159,7 @@ class ObjectReader(io.RawIOBase):
     Raises
     ------
     InputError, StoreError
-        The object cannot be read; from `read`, after the store was away for long.
+        The object cannot be read, or the store was away for long; `read` raises these errors, too.
     """
 
     def __init__(self, path: ObjectPath) -> None:

@@ -58,7 +58,7 @@ class Chain(nn.Module):
 
 
 class Pooling(nn.Module):
-    """A pooling: one vector for each row, ``[rows, width of all modes]``."""
+    """Pools the tokens of each row in one or more ways, and joins the vectors, ``[rows, ways * width]``."""
 
     def __init__(self, modes: Sequence[str]) -> None:
         super().__init__()
