@@ -69,7 +69,7 @@ class Mutant:
     """A break: in `file`, `right` becomes `wrong`.
 
     One that is `kept` brings back a failure of `found.py`, and is looked for there: seeds have it rarely.
-    A `test` finds what no scenario shows, because workers refuse the same runs only for a moment.
+    A `test` finds what scenarios show seldom or never: workers refuse the same runs only for a moment.
     """
 
     name: str
@@ -82,6 +82,7 @@ class Mutant:
 
 _LISTS = "tests/jobs/test_waiting_lists.py::test_"
 _REFUSALS = "tests/faults/test_refusals.py::test_"
+_BY_NAME = "tests/workers/queue/test_score_pairs.py::test_"
 _ALONE = f"{_LISTS}runs_that_a_worker_leaves_alone_are_no_obstacle"
 
 BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
@@ -394,7 +395,8 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
                "        pipe.expire(keys.run(run.id), run.ttl)\n        pipe.expire(keys.settled",
                "        pipe.expire(keys.settled"),
         Mutant("a job that is begun keeps the expiry of one that waits", _WORKER,
-               "pipe.expire(job.key, job.run_ttl)", "pipe.exists(job.key)"),
+               "pipe.expire(job.key, job.run_ttl)", "pipe.exists(job.key)",
+               test=f"{_BY_NAME}a_job_that_is_begun_no_longer_expires_as_one_that_waits"),
         Mutant("a result makes the stream of a run that is gone", _RUNS,
                "to_entry(run_id, result)), nomkstream=True", "to_entry(run_id, result)), nomkstream=False"),
         Mutant("the pairs of a finished run stay", _RUNS,

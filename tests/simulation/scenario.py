@@ -287,7 +287,7 @@ def _told(it: Scenario, dice: random.Random) -> Scenario:
         Fault(dice.uniform(5.0, 9.0), "drain", 25.0, dice.randrange(64)),
         Fault(dice.uniform(20.0, 30.0), "term", 0.0, dice.randrange(64)),
     )
-    return _quiet(it, dice, [0.1, 0.2], run, cancelled, faults=faults, budget=128)
+    return _quiet(it, dice, [0.1, 0.2], run, cancelled, faults=faults, ahead=128, budget=128)
 
 
 def _miscomputed(it: Scenario, dice: random.Random) -> Scenario:

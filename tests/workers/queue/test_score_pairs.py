@@ -154,6 +154,22 @@ def test_a_failed_attempt_is_recorded_once_though_its_reply_is_lost(server: Serv
     assert (now.get_status(), now.retries_left) == (JobStatus.QUEUED, 2)
 
 
+def test_a_job_that_is_begun_no_longer_expires_as_one_that_waits(
+    server: Server, workers: StartWorker, tiny_model: Path, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    patient = {"LOAD": str(go), "PYTHONPATH": str(ROOT)}
+    job = queue_of(server).enqueue(
+        "rankmill.score_pairs", PAIRS, model=str(tiny_model), ttl=600, failure_ttl=6000
+    )
+    assert 0 < server.client.ttl(job.key) <= 600
+    workers(worker_class="tests.harness.misbehaving.PatientWorker", environ=patient)
+    wait_for(lambda: job.get_status() is JobStatus.STARTED)
+    assert server.client.ttl(job.key) > 600
+    go.touch()
+    assert len(result_of(job).return_value["scores"]) == len(PAIRS)
+
+
 def test_what_depends_on_a_job_follows_it(shared_queue: Server, tiny_model: Path) -> None:
     first = queue_of(shared_queue).enqueue("rankmill.score_pairs", PAIRS, model=str(tiny_model))
     after = queue_of(shared_queue, "after")
