@@ -161,8 +161,8 @@ class Scoring:
 
         Raises
         ------
-        Refusal
-            No worker answers.
+        Refusal, RankmillError
+            As `score`, such as if no worker answers.
         """
         async with self._asking:
             if self._about is None or system.monotonic() - self._told > _ABOUT_SECONDS:
@@ -178,6 +178,8 @@ class Scoring:
         ------
         Refusal
             The request cannot be scored, or the caller is over a limit.
+        RankmillError
+            The scores do not arrive, because the workers or the server are away for too long.
         """
         async with self.begin(request, key) as run:
             scores = await run.scores()
@@ -358,6 +360,8 @@ class SubmittedRequest:
         ------
         Refusal
             A row has no score.
+        RankmillError
+            The run fails, or the scores do not arrive in time.
         """
         result = await self._run.scores(timeout=self._seconds)
         return self.result(result.tolist())
