@@ -24,6 +24,11 @@ _REPORT_SECONDS = 1.0
 others.
 """
 
+_SERIES_SECONDS = 30.0
+"""Looks at a run are a series while the next one comes within this time and a lease: a worker with other work
+tries a refused run again after some 10 s, and when it has scored what it has claimed.
+"""
+
 _REMEMBERED = 1000
 """Most refused runs that a worker remembers."""
 
@@ -57,7 +62,7 @@ class RunRefusals:
         scoring = queue_workers(self._client, queue).scoring
         live = taking_workers(self._client, scoring) | {self._worker}
         all_refuse, now = live <= reasons.keys(), system.monotonic()
-        since = min(since, now) if now - last < self._lease_seconds else now
+        since = min(since, now) if now - last < self._lease_seconds + _SERIES_SECONDS else now
         self._looks[run_id] = now, since if all_refuse else math.inf
         if len(self._looks) > _REMEMBERED:
             self._looks.popitem(last=False)
