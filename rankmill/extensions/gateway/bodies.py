@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -31,6 +33,9 @@ _LEAST_SPEED = 16 << 10
 
 _BODIES = 8
 """Number of bodies of the largest size that may be in memory at a time."""
+
+_HUGE = re.compile(rb"[eE]\+?\d{3}|\d{309}")
+"""What a JSON text has if it has a number that the parser reads as infinite; a string may have it, too."""
 
 _FORM_BYTES = 1 << 20
 """Most bytes of a form besides its file."""
@@ -113,12 +118,12 @@ class RequestBody:
 
 
 def parse(raw: bytes) -> JsonObject:
-    """The object in a JSON text; depth and numbers are limited by the parser.
+    """The object in a JSON text; the parser limits its depth.
 
     Raises
     ------
     Refusal
-        The text is not JSON, is nested too deeply, or is not an object.
+        The text is not JSON, is nested too deeply, is not an object, or has a number that no float can hold.
     """
     try:
         value: Any = from_json(raw, allow_inf_nan=False)
@@ -126,7 +131,22 @@ def parse(raw: bytes) -> JsonObject:
         raise Refusal("invalid", f"the body is not JSON that can be read: {error!s:.200}") from None
     if not isinstance(value, dict):
         raise Refusal("invalid", "the body is not a JSON object")
+    if _HUGE.search(raw) and any(map(math.isinf, _floats(value))):
+        raise Refusal("invalid", "the body has a number that is too large: none may be above 1.8e308")
     return value
+
+
+def _floats(value: object) -> Iterator[float]:
+    """The floats in a value of JSON."""
+    values = [value]
+    while values:
+        inner = values.pop()
+        if isinstance(inner, float):
+            yield inner
+        elif isinstance(inner, dict):
+            values += inner.values()
+        elif isinstance(inner, list):
+            values += inner
 
 
 class UploadedBody:

@@ -110,7 +110,7 @@ def text_keys(source: AnyPath | Corpus, ids: pd.DataFrame) -> TextKeys | None:
     schema = open_reader(source).survey(find_nulls=False).schema
     if not set(_IN_SCORED.names) <= set(schema.names):
         return None
-    keys: list[tuple[_Keys, _Keys]] = []
+    keys = [(np.zeros(0, np.uint64), np.zeros(0, np.uint64))]  # because the file may have no rows
     for batch in open_reader(source, _IN_SCORED.names).batches(_IN_SCORED, _ROWS):
         keys.append((_hashes(batch["query"]), _hashes(batch["passage"])))
     lacking = np.zeros(

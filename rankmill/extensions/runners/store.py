@@ -259,7 +259,7 @@ class FileRunStore:
             return None
         try:
             return self.load(raw.decode(errors="replace"))
-        except (WireError, RunExpired):
+        except (WireError, RunExpired, DamagedJob):
             self.redis.zrem(key, raw)
             return None
 

@@ -353,7 +353,8 @@ class Claims:
 
     def _fail(self, claim: ChunkClaim, error: Exception) -> None:
         """Record a failed attempt, which RQ handles."""
-        self.unanswered.pop(claim.job.id)
+        if not self._ends(claim):
+            return  # the job was handed back
         claim.span.record_exception(error)
         claim.span.end()
         claim.fail(error)

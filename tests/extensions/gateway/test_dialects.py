@@ -368,6 +368,8 @@ def test_what_is_too_long_is_told_as_each_service_tells_it() -> None:
         (b"[]", "not a JSON object"),
         (b"null", "not a JSON object"),
         (b'{"a": NaN}', "not JSON"),
+        (b'{"a": [{"b": -1e999}]}', "too large"),
+        (b'{"a": 1' + b"0" * 400 + b".5}", "too large"),
         (b'{"a": "\\ud800"}', "not JSON"),
         (b'{"a": "\xff"}', "not JSON"),
         (b'{"a":' * 100_000, "not JSON"),
@@ -378,6 +380,10 @@ def test_a_hostile_body_is_one_clear_line(raw: bytes, reason: str) -> None:
     with pytest.raises(Refusal, match=reason) as refused:
         parse(raw)
     assert len(refused.value.message) < 500
+
+
+def test_a_large_number_in_a_text_is_a_text() -> None:
+    assert parse(b'{"a": "1e999", "b": 1e308}') == {"a": "1e999", "b": 1e308}
 
 
 @pytest.mark.parametrize(
