@@ -290,7 +290,7 @@ class BudgetSearch:
         return best
 
     def _budgets(self) -> list[int]:
-        """Budgets to try: multiples of the first one whose batches take at most `_BATCH_SECONDS`."""
+        """The first budget, and those of its multiples whose batches take at most `_BATCH_SECONDS`."""
         wanted = [int(self._first * factor) for factor in _FACTORS]
         return [budget for budget in wanted if budget <= max(self._first, self._most)]
 

@@ -174,7 +174,7 @@ class Pipeline:
             return work in self._whole() and self._remove(work)
 
     def unstarted(self) -> list[Work]:
-        """Bulk work of which no row is scored or being scored, the oldest first."""
+        """Bulk work of which no row is scored or being scored; for each engine, the oldest first."""
         with self._changed:
             return self._whole()
 
@@ -259,8 +259,8 @@ class Pipeline:
         return system.monotonic() - since > limit
 
     def close(self, finish: bool) -> None:
-        """Stop after all work with `finish`, otherwise after the batch in progress; pending answers are still
-        written.
+        """Stop after all work with `finish`, otherwise after the batches in progress; pending answers are
+        still written.
         """
         with self._changed:
             self._closed = True
@@ -317,8 +317,8 @@ class Pipeline:
             self._batch_since = None
 
     def _take(self, wait: bool) -> tuple[_Lane, list[Part]] | None:
-        """Take the next batch from the lane whose turn it is; ``None`` if no batch waits, or after
-        `close`.
+        """Take the next batch from the lane whose turn it is; ``None`` if no batch waits. With `wait`, this
+        waits for a batch, until `close`.
         """
         with self._changed:
             if wait:

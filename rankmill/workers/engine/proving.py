@@ -42,7 +42,9 @@ from rankmill.workers.models.loading import CannotConvert, Loaded, find_max_leng
 from rankmill.workers.models.probes import SCORED, over_the_limit, scored_length
 
 _FLOOR, _PART = 1e-4, 1e-5
-"""Difference of logits that is always allowed: a number, and for logits over 10 a share of the logit."""
+"""Difference of logits that is always allowed in fp32, and if transformers' model is not run in fp32: a
+number, and if a logit is over 10 a share of the largest.
+"""
 
 _TIMES = 2.0
 """A worker's error may be this many times transformers' own error in the same precision."""
@@ -174,7 +176,7 @@ def load_proven(
                 logger.warning("%s would not get its own scores: %s", spec.model, proof)
                 failed.append(proof)
                 if proof.wrong:
-                    break  # no other way helps, because this fault does not depend on other rows
+                    break  # another way hardly helps, because most of these faults do not depend on it
         without.add((loaded.backend.name, loaded.backend.precision.partition(" ")[0]))
 
 
@@ -262,7 +264,7 @@ class Proving:
         """Compare batches of this many rows and padded tokens, or somewhat larger ones; ``None`` if such
         batches have been compared.
 
-        A wrong result is kept, so that no worker of this host serves the model.
+        A wrong result is kept, so that no worker of this host scores in this way.
         """
         assert self._proof
         if rows <= self._proof.rows and tokens <= self._proof.tokens:
@@ -389,7 +391,7 @@ class Proving:
     def _repeated(
         self, probed: Probed, rows: int, tokens: int, bound: float | None = None
     ) -> tuple[str | None, float]:
-        """Why rows have other scores in large batches than in small ones, or ``None``; and the largest
+        """Why rows of large batches have other scores than from transformers, or ``None``; and the largest
         difference.
         """
         assert self._known
@@ -484,8 +486,8 @@ class Proving:
     def asked(self, *, large: bool) -> tuple[Own, float]:
         """Ask transformers for the results of the probes, in fp32 on the CPU unless the model is too `large`.
 
-        Also returns their error in the worker's precision on its device; for a large model, how much padding
-        changes them.
+        Also returns their error in the worker's precision on its device; for a large model that is not
+        rounded to 8 or 4 bits, how much padding changes them.
         """
         # This module imports torch, which a kept proof does not need.
         from rankmill.workers.models.reference import ReferenceModel
@@ -549,7 +551,7 @@ def _choices(labels: tuple[str, ...]) -> Iterator[tuple[str | None, slice]]:
 
 
 def _largest(values: Logits) -> float:
-    """The largest absolute value; 0 for an empty array."""
+    """The largest absolute value of the numbers that are finite; 0 without any."""
     magnitudes = np.abs(values[np.isfinite(values)])
     return float(magnitudes.max(initial=0.0))
 

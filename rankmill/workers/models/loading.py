@@ -52,7 +52,7 @@ class Model:
     short_passages: ShortPassages | None = None
     """Cuts passages to their own limit; ``None`` if they have none."""
     windows: Windows | None = None
-    """Cuts long passages into windows; ``None`` if they are truncated."""
+    """Cuts long passages into windows; ``None`` if they are truncated or refused."""
     refused_over: int | None = None
     """Most tokens of a pair; a longer pair gets an error. ``None`` if longer pairs are cut."""
     labels: tuple[str, ...] = ()
@@ -333,9 +333,14 @@ _LONGEST = 300
 
 
 def find_max_length(spec: ScoreSpec, description: Description) -> int:
-    """The longest pair in tokens: sentence-transformers' limit, and at most the model's number of positions.
+    """The longest pair in tokens: the spec's limit, or else sentence-transformers', or else `ANY_LENGTH`.
 
-    It is `ANY_LENGTH` if the model has no limit.
+    It is at most the model's number of positions.
+
+    Raises
+    ------
+    SpecError
+        The spec's limit is more than the number of positions.
     """
     config = description.config
     positions = getattr(config, "max_position_embeddings", None) or 0

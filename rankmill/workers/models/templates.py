@@ -148,7 +148,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     @classmethod
     def like(cls, environment: Environment) -> BoundedEnvironment:
-        """Make an environment with everything that another one has."""
+        """Make an environment with everything that another one has, except for what writes random text."""
         bounded: Any = environment.overlay()
         bounded.__class__ = cls
         bounded.finalize, bounded.template_class = bounded.written, BoundedTemplate
