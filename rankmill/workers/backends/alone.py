@@ -31,7 +31,7 @@ class Alone(Backend):
     ----------
     backend
         The model, loaded from `ModelFiles` with ``alone``.
-    about
+    kind
         The backend's `BackendKind`.
     """
 

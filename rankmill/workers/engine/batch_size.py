@@ -2,8 +2,8 @@
 
 The first size is the setting ``token_budget``; ``auto`` means the device's entry in `TOKEN_BUDGETS`, which is
 in `jobs` because code without torch reads it too. If the model is slow, a batch has fewer tokens, so that it
-takes half a second. A search of a few seconds finds a better budget, once, and caches it on disk. If the
-device runs out of memory, the budget is halved. A batch that would not fit now
+takes half a second. A search of a few seconds finds a better budget, once, and caches it on disk. If a batch
+does not fit into memory, the budget becomes half of that batch. A batch that would not fit now
 (`rankmill.workers.engine.headroom`) is cut.
 """
 
@@ -86,7 +86,7 @@ class BatchSize:
     Parameters
     ----------
     token_budget
-        Most padded tokens in a batch. It is halved for good when the device runs out of memory.
+        Most padded tokens in a batch. `search` and `shrink` change it.
     max_rows
         Most rows in a batch.
     search

@@ -107,7 +107,7 @@ class Pipeline:
     Parameters
     ----------
     batch_wait
-        Seconds to wait for more rows if less than a full batch waits and no forward runs.
+        Seconds to wait for more rows if at most one batch waits and no forward runs.
     """
 
     def __init__(self, batch_wait: float) -> None:
@@ -146,7 +146,7 @@ class Pipeline:
     ) -> None:
         """Score `work` with `engine`, then call `answer` in the writing thread.
 
-        With `whole`, bulk work is cut only when it is next, so that `withdraw` may remove it until then.
+        With `whole`, works are cut one by one, so that `withdraw` may remove bulk work until its turn.
         """
         if not work.left:
             self.answer(answer)

@@ -122,7 +122,8 @@ def loaded_as(model: Model) -> tuple[object, ...]:
 class Claims:
     """The jobs that a worker has claimed; this begins them in turn, and answers each exactly once.
 
-    Answering a claim means writing a result, recording a failed attempt, or handing the job back.
+    Answering a claim means ending its job, mostly with a result, recording a failed attempt, setting the job
+    aside, or handing it back.
 
     Parameters
     ----------

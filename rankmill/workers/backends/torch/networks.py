@@ -101,7 +101,7 @@ class Network(nn.Module):
         self.model, self.heads = model, heads
 
     shares_prefixes = False
-    """Whether the network has a method ``continued``, for rows with shared prefixes."""
+    """Whether the method ``continued`` may be called, for rows with shared prefixes."""
 
     skipped: int | None = None
     """Id of a token that the score does not read at the end of a row."""
