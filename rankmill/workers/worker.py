@@ -1,11 +1,11 @@
 """ScoringWorker, the RQ worker: claims jobs ahead, renews their leases while they are scored, and ends them.
 
-Its threads: main (claims, fetches, tokenizes, loads), forward (scores), writer (answers), heartbeat,
+Its threads are main (claims, fetches, tokenizes, loads), forward (scores), writer (answers), heartbeat,
 last-resort, bell, supervisor, those of the health server and of RQ's commands, and short ones that read a
 model's files, ask the hub, or prove a tokenizer. What two threads share, and the lock that protects it:
 
-- `Pipeline`: lanes, waiting rows, answers, turns, and times of batches are protected by its condition. Only
-  forward touches flights.
+- `Pipeline`: lanes, waiting rows, answers, turns, and what `Engine.see` records are protected by its
+  condition. Only forward touches flights and writes the times of batches in progress.
 - `Engine` and its `BatchSize`: only forward touches these once a chunk is in the pipeline; main only reads
   the limits. So main scores only with a model that it has just loaded (`EngineCache.warm`).
 - Tokenizers have state, protected by `Model.lock`: forward scores the probes again, main prepares chunks.
@@ -17,7 +17,7 @@ model's files, ask the hub, or prove a tokenizer. What two threads share, and th
 - `EngineCache`, `ClaimOrder`, `Intake`, `ChunkScorer`, `Reading`: only main; but the writer calls
   `ChunkScorer.result`, which reads only its claim. Metrics read values, not views.
 - `Orders`: its lock protects answers and drains; new orders are a deque; ``cold`` is replaced, never changed.
-- `Refusals`: only main writes; the heartbeat takes a copy first.
+- `Refusals`: only main writes; loops of other threads take a copy first.
 - `Patience`, metrics and `ModelFigures` have their own locks. Redis clients and cached files are safe.
 - Flags (``stopping``, ``drained``, ``signals``, ``loading``): main sets whole values; the writer may also
   set ``stopping``, which nothing clears.

@@ -44,8 +44,8 @@ _FIRST_SHARE = 4
 """The first batches have 1/4 of the budget's tokens, because the model may be slow."""
 
 _FEWEST = 4
-"""Fewest batches that are cut together, because rows in fewer batches are padded too much. It is also the
-number for packed batches, and until the time of a batch is known.
+"""Fewest batches that are cut together, because rows in fewer batches are padded too much. Packed batches,
+and all batches until the time of one is known, are cut together in this number.
 """
 
 _LATEST = 20

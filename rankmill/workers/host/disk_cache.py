@@ -157,7 +157,7 @@ def make_room(kept: Iterable[KeptFolder], limit: int, *, needed: int = 0, keep: 
 
     Returns
     -------
-    The number of bytes that are still over the limit. If `needed` alone is over it, nothing is removed.
+    The number of bytes that are still over the limit. If `needed` by itself is over it, nothing is removed.
     """
     if needed > limit:
         return needed - limit

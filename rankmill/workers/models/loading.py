@@ -335,7 +335,7 @@ _LONGEST = 300
 def find_max_length(spec: ScoreSpec, description: Description) -> int:
     """The longest pair in tokens: the spec's limit, or else sentence-transformers', or else `ANY_LENGTH`.
 
-    It is at most the model's number of positions.
+    No pair is longer than the model's number of positions.
 
     Raises
     ------

@@ -139,7 +139,7 @@ def columns_of(probes: Sequence[Probe], inputs: Inputs) -> list[list[str | None]
 
 
 def scored_length(config: Any) -> int:
-    """Most tokens of a scored probe if the model has no limit; for BigBird, so many that attention is
+    """Most tokens of a scored probe if the model has no limit; for BigBird, enough for attention to be
     sparse.
     """
     if getattr(config, "attention_type", None) == "block_sparse":  # BigBird

@@ -126,7 +126,7 @@ class LastResort:
 def stop_without_supervisor() -> None:
     """If another process keeps this worker running, stop as on SIGTERM when that process ends.
 
-    Nothing else would start or stop this worker.
+    Otherwise nothing would stop this worker, or start it again.
     """
     if os.environ.get(SUPERVISED):
         system.Thread(target=_wait_for_its_end, name="supervisor", daemon=True).start()

@@ -112,9 +112,9 @@ class ScoringJob(Job):
     def heartbeat(
         self, timestamp: datetime, ttl: int, pipeline: Pipeline | None = None, xx: bool = False
     ) -> None:
-        """Write a heartbeat as RQ does, but with `xx` write nothing for a job that has just ended.
+        """Write a heartbeat as RQ does, but with `xx` write nothing for a job that is gone.
 
-        For a job that has ended, RQ would write a part of the job's hash, which never expires. RQ's next
+        For a job that has just ended, RQ would write a part of the job's hash, which never expires. RQ's next
         command deletes that part, unless the worker dies before it or a reply is lost.
         """
         if not xx:
@@ -143,8 +143,9 @@ class ScoringJob(Job):
         whether it was started.
 
         Starting removes the job from the intermediate list, or from the list in which it waits if it was put
-        back while its worker stood still. The job is not started if it has ended, if another worker has tried
-        it since it was read, or if another execution has a lease. In the last case it was in the queue twice.
+        back while its worker stood still. The job is not started if it is gone or has failed, if another
+        worker has tried it since it was read, or if another execution has a lease. In the last case it was in
+        the queue twice.
         """
         self.worker_name, self._status = execution.worker_name, JobStatus.STARTED
         self.last_heartbeat = self.started_at = now()

@@ -213,7 +213,7 @@ class RQWorker(SimpleWorker):
         self.name = name
 
     def claim(self, job: ScoringJob, queue: OrderedQueue) -> HeldJob | None:
-        """Begin a job in one step instead of RQ's two; ``None`` if it has ended or another worker has it.
+        """Begin a job in one step instead of RQ's two; ``None`` if it is gone or another worker has it.
 
         From now on the job expires when its run does, or never if its ``failure_ttl`` is -1. Until now the
         job expires by its own ``ttl``, which may be shorter than the scoring takes.
