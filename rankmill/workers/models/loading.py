@@ -60,7 +60,7 @@ class Model:
     without.
     """
     proof: Proof | None = None
-    """The proof of the model's scores; ``None`` in a simulation, which proves nothing."""
+    """The proof of the model's scores; ``None`` if nothing was proven, as in a simulation."""
     kind: str | None = None
     """For a deterministic spec, what decides the bits of scores besides pairs and model (`Alone.kind`)."""
     prove_again: Callable[[], Proof] | None = None

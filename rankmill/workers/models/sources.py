@@ -209,8 +209,8 @@ def _checked(path: Path, name: str) -> Path:
 
 
 def is_path(name: str) -> bool:
-    """Whether a model's name can only be a path, because it has several slashes or begins with a path's
-    sign.
+    """Whether a model's name can only be a path, because it has several slashes or begins with ``/``,
+    ``.`` or ``~``.
     """
     return name.startswith(("/", ".", "~")) or name.count("/") > 1
 

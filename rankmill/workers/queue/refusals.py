@@ -52,7 +52,7 @@ class Refusals:
             raise StillRefused(reason, option=self._refused[key].option)
 
     def open(self, key: Hashable, reason: str, option: str | None = None, *, took: float = 0.0) -> bool:
-        """Refuse `key` for the next `PAUSE`; returns whether this is the first time.
+        """Refuse `key` for its next pause; returns whether this is the first time.
 
         ``option`` is that of the `SpecError`, if there is one. The refusal lasts at least as long as the
         attempt (``took``, in seconds), so that other runs get at least half of the worker's time.
