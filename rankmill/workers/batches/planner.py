@@ -1,5 +1,5 @@
-"""Cuts rows into batches by their lengths: the rows of one piece of work, or of all waiting work. It does no
-I/O.
+"""Cuts rows into batches by their lengths, without any I/O: the rows of one piece of work, or of all waiting
+work.
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ from rankmill.workers.models.loading import Model
 
 _MIXED_SECONDS = 4.25
 """Chunks whose rows together take at most this long share batches. The oldest are finished first. So if all
-processes die at once, only the scored rows of unfinished chunks are lost: less than 5 s of work.
+processes die at once, only the scored rows of unfinished chunks are lost. With batches of at most a second,
+that is less than 5 s of work.
 """
 
 _LEAST_TOKENS = 512

@@ -1,7 +1,8 @@
-"""The proof of a model: checks its scores before a worker serves them, and keeps the result on this host.
+"""Proves a model: checks its scores before a worker serves them, and keeps the result on this host.
 
 The worker's own way (`probing`) is compared with transformers' model (`models/reference.py`). If a way does
-not pass, the next is tried: batches of rows with equal lengths, then another backend, then fp32.
+not pass, the next is tried, at last batches of rows with equal lengths. If no way passes, another backend or
+precision is tried.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ _PACE_SECONDS = 30
 """Least time in seconds over which the pace is measured."""
 
 REGISTRY = CollectorRegistry()
-"""Registry of all metrics below. It is not the library's default one, because other libraries may add metrics
-there.
+"""Registry of all metrics below. The library's default registry is not used, because other libraries may add
+metrics there.
 """
 
 _counter = partial(Counter, registry=REGISTRY)

@@ -1,4 +1,4 @@
-"""Loads a model: from a name to an object that turns text into scores. The scores are proven elsewhere."""
+"""Loads a model by its name, as an object that turns text into scores. The scores are proven elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claimed chunks: reads their pairs, turns them into work for the engine, and returns their scores."""
+"""Reads the pairs of claimed chunks, turns them into work for the engine, and returns their scores."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class ChunkClaim:
         return self.run
 
     def columns(self, run: Run) -> Sequence[Texts] | None:
-        """Read the rows: queries and passages, ``[n]`` each, or texts or conversations.
+        """Read the rows: queries and passages, ``[n]`` each, or texts, conversations or requests for tokens.
 
         Returns ``None`` if no producer waits for the scores any more.
 

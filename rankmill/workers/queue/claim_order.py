@@ -1,4 +1,4 @@
-"""Decides which jobs a worker claims, and which it gives away. It does no I/O.
+"""Decides which jobs a worker claims, and which it gives away, without any I/O.
 
 Requests come before bulk work, which keeps a share of the pairs. The queue decides the order of tenants and
 runs. A worker claims no more than its part of the waiting bulk work, unless its device may soon run out of

@@ -59,7 +59,7 @@ JobTimeout = JobTimeoutException
 
 
 class TooLong(BaseException):
-    """A time limit is over. It is not an `Exception`, so that no ``except Exception`` catches it."""
+    """A time limit is over. This error is not an `Exception`, so that no ``except Exception`` catches it."""
 
 
 class DeathPenalty(UnixSignalDeathPenalty):

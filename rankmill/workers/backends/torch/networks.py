@@ -109,8 +109,8 @@ class Network(nn.Module):
     def prepare_packing(self) -> bool:
         """Prepare for `packed`; returns whether it may be tried.
 
-        It may be tried if transformers says that the model runs with Flash Attention. Such a model passes to
-        its attention everything that the attention depends on. `rankmill.workers.backends.torch.ways`
+        Packing may be tried if transformers says that the model runs with Flash Attention. Such a model passes
+        to its attention everything that the attention depends on. `rankmill.workers.backends.torch.ways`
         compares the scores afterwards.
         """
         told = ("_supports_flash_attn", "_supports_attention_backend")
@@ -272,7 +272,7 @@ class LastTokenClassifier(LanguageModel):
 class CausalNetwork(LanguageModel):
     """A language model whose score is the log-odds of two answers, or the logit of one.
 
-    Its last projection keeps only the rows of the answers, and the rest of the vocabulary is not computed.
+    The last projection keeps only the rows of the answers, and the rest of the vocabulary is not computed.
     """
 
     def __init__(self, model: Any, answers: tuple[int, int | None]) -> None:
