@@ -182,8 +182,8 @@ class Claims:
         """Claim a job and let its chunk be scored.
 
         A job whose model would evict another one is put aside first (`ModelQueue`). A suspect job, which may
-        kill its worker, is scored by itself. Such a job is claimed only when the pipeline is empty. Otherwise a
-        row of another chunk could kill the worker, and that would count as a failed attempt at this job.
+        kill its worker, is scored by itself. Such a job is claimed only when the pipeline is empty. Otherwise
+        a row of another chunk could kill the worker, and that would count as a failed attempt at this job.
         """
         with self._set_aside_if_damaged(job, queue):
             if suspect := is_suspect(job):

@@ -109,9 +109,9 @@ class Network(nn.Module):
     def prepare_packing(self) -> bool:
         """Prepare for `packed`; returns whether it may be tried.
 
-        Packing may be tried if transformers says that the model runs with Flash Attention. Such a model passes
-        to its attention everything that the attention depends on. `rankmill.workers.backends.torch.ways`
-        compares the scores afterwards.
+        Packing may be tried if transformers says that the model runs with Flash Attention. Such a model
+        passes to its attention everything that the attention depends on.
+        `rankmill.workers.backends.torch.ways` compares the scores afterwards.
         """
         told = ("_supports_flash_attn", "_supports_attention_backend")
         return all(getattr(self.model, name, False) for name in told) and self._unpack_at_the_end()
