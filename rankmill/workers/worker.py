@@ -16,7 +16,7 @@ share the following, under these locks:
 - Answered runs (`Claims`): the writer adds, forward forgets those of a model whose probes are right.
 - RQ's ``executions``: main adds, main and writer remove. Loops over them take a copy (`list`) first.
 - `EngineCache`, `ClaimOrder`, `Intake`, `ChunkScorer`, `Reading`: only main; but the writer calls
-  `ChunkScorer.result`, which reads only its claim. Metrics read values, not views.
+  `ChunkScorer.result`, which changes nothing. Metrics read values, not views.
 - `Orders`: its lock protects answers and drains; new orders are a deque; ``cold`` is replaced, never changed.
 - `Refusals`: only main writes; loops of other threads take a copy first.
 - `Patience`, metrics and `ModelFigures` have their own locks. Redis clients and cached files are safe.

@@ -66,7 +66,7 @@ class Backend(Protocol):
     packs
         Whether forwards leave padding out.
     pieces
-        Number of pieces that a batch is cut into (`cut_batch`); each is padded by itself.
+        Most pieces that a batch is cut into (`cut_batch`); each is padded by itself.
     """
 
     name: str
@@ -215,8 +215,8 @@ def is_rounded(precision: str) -> bool:
 class BackendKind:
     """Description of a backend, which imports none of the backend's packages.
 
-    An entry point of ``rankmill.backends`` names it. The module with it must import nothing heavy before
-    `load` is called.
+    An entry point of ``rankmill.backends`` names it. The module with it must import nothing heavy itself; the
+    functions below may.
 
     Attributes
     ----------

@@ -141,8 +141,8 @@ def _wait_for_its_end() -> None:
 
 
 def give_up(error: RedisUnavailable) -> None:
-    """End the process without handing back claimed jobs, because the server cannot be reached; the leases end
-    by themselves.
+    """End the process without handing back claimed jobs, because the server cannot serve; the leases end by
+    themselves.
     """
     logger.critical("the worker ends: %s", error)
     logging.shutdown()
