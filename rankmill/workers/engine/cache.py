@@ -100,7 +100,7 @@ class EngineCache:
 
         Raises
         ------
-        SpecError
+        SpecError, MemoryError, OutOfMemory, DeviceLost
             As in `rankmill.workers.models.loading.load`.
         """
         key = self._first_that_loads(self._weights_of(spec))
@@ -165,6 +165,8 @@ class EngineCache:
         ------
         SpecError
             As in `get`; or a `WorkerError` if the memory does not suffice.
+        DeviceLost
+            The device failed.
         """
         try:
             loads = self._loads

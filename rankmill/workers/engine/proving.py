@@ -138,7 +138,7 @@ def load_proven(
 
     Raises
     ------
-    SpecError
+    SpecError, MemoryError, OutOfMemory, DeviceLost
         As in `load`.
     WorkerError
         As in `load`; or no way to score passes, and the message has the figures.

@@ -192,6 +192,8 @@ def load(
         cannot run with the requested precision or backend.
     WorkerError
         Another worker may be able to load the model: for example, its directory does not exist on this host.
+    MemoryError, OutOfMemory, DeviceLost
+        The memory does not suffice, or the device failed.
     """
     started = system.monotonic()
     with one_line(spec):
