@@ -384,7 +384,7 @@ class Proving:
 
     def _first_sizes(self, probed: Probed, companies: int, seconds: float) -> tuple[int, int]:
         """Rows and padded tokens of the largest batches that are compared before any answer."""
-        speed = 2 * probed.size / max(seconds, 1e-6)  # all probes are scored twice, and some more often
+        speed = 2 * probed.size / max(seconds, 1e-6)  # all probes are scored at least twice
         most = _FACTOR * TOKEN_BUDGETS[self._loaded.backend.device.partition(":")[0]]
         tokens = int(min(most, max(_BATCH_SECONDS * speed, 1)))
         return min(_ROWS, max(tokens // probed.shortest, 1)), tokens
