@@ -1,11 +1,12 @@
 """ScoringWorker, the RQ worker: claims jobs ahead, renews their leases while they are scored, and ends them.
 
-Its threads: main (claims, fetches, tokenizes, loads), forward (scores), writer (answers), heartbeat,
-last-resort, bell, those of the health server, and one for each model whose files are read or
-whose tokenizer is proven. What two threads share, and the lock that protects it:
+Its threads are main (claims, fetches, tokenizes, loads), forward (scores), writer (answers), heartbeat,
+last-resort, bell, supervisor, those of the health server and of RQ's commands, those that compute rows of
+deterministic models, and short ones that read a model's files, ask the hub, or prove a tokenizer. Threads
+share the following, under these locks:
 
-- `Pipeline`: lanes, waiting rows, answers, turns, and times of batches are protected by its condition. Only
-  forward touches flights.
+- `Pipeline`: lanes, waiting rows, answers, turns, and what `Engine.see` records are protected by its
+  condition. Only forward touches flights and writes the times of batches in progress.
 - `Engine` and its `BatchSize`: only forward touches these once a chunk is in the pipeline; main only reads
   the limits. So main scores only with a model that it has just loaded (`EngineCache.warm`).
 - Tokenizers have state, protected by `Model.lock`: forward scores the probes again, main prepares chunks.
@@ -14,11 +15,13 @@ whose tokenizer is proven. What two threads share, and the lock that protects it
   numbers.
 - Answered runs (`Claims`): the writer adds, forward forgets those of a model whose probes are right.
 - RQ's ``executions``: main adds, main and writer remove. Loops over them take a copy (`list`) first.
-- `EngineCache`, `ClaimOrder`, `Intake`, `ChunkScorer`, `Reading`: only main. Metrics read values, not views.
+- `EngineCache`, `ClaimOrder`, `Intake`, `ChunkScorer`, `Reading`: only main; but the writer calls
+  `ChunkScorer.result`, which changes nothing. Metrics read values, not views.
 - `Orders`: its lock protects answers and drains; new orders are a deque; ``cold`` is replaced, never changed.
-- `Refusals`: only main writes; the heartbeat takes a copy first.
+- `Refusals`: only main writes; loops of other threads take a copy first.
 - `Patience`, metrics and `ModelFigures` have their own locks. Redis clients and cached files are safe.
-- Flags (``stopping``, ``drained``, ``signals``, ``loading``): each has one writer, which sets whole values.
+- Flags (``stopping``, ``drained``, ``signals``, ``loading``): main sets whole values; the writer may also
+  set ``stopping``, which nothing clears.
 
 Tests with the fixture ``interleaved`` run all this with a switch of threads every 10 µs.
 """
@@ -105,9 +108,9 @@ class ScoringWorker(RQWorker):
       goes to another worker; a long job keeps its lease.
     - A chunk's scores are written in the transaction that finishes its job.
 
-    On SIGTERM the worker finishes the batch in progress, writes the results of the chunks that this batch
-    completes, and puts the other claimed jobs back at the front of their queue. A second SIGTERM puts them
-    back at once.
+    On SIGTERM the worker finishes the batches in progress, writes the results of the chunks that these
+    batches complete, and puts the other claimed jobs back at the front of their queue. A second SIGTERM puts
+    them back at once.
     """
 
     _doing: Doing = ""
@@ -176,7 +179,7 @@ class ScoringWorker(RQWorker):
                 self._intake.wait_for_room()
                 continue
             if not wait and not self._claims.waiting:
-                return False  # because other workers take the remaining jobs
+                return False  # if jobs remain, other workers take them
             if drained:
                 self._orders.wait(POLL_SECONDS)
             elif not wait:
@@ -189,7 +192,9 @@ class ScoringWorker(RQWorker):
         return False
 
     def _finish(self) -> None:
-        """Finish the batch in progress, or all work in a burst; hand back the rest, and unregister."""
+        """Finish all work, or only the batches in progress if asked to stop; hand back the rest, and
+        unregister.
+        """
         try:
             self._pipeline.close(finish=not self.stopping)
         finally:
@@ -308,8 +313,8 @@ class ScoringWorker(RQWorker):
         )
 
     def _obstacle(self) -> str | None:
-        """Why the worker cannot score now; ``None`` if it can. A model that cannot be loaded is not a reason
-        as long as no run needs it.
+        """Why the worker cannot score now; ``None`` if it can. Of the models that cannot be loaded, only
+        those of ``warm`` are a reason.
         """
         if self.stopping:
             return "the worker is stopping"

@@ -1,1 +1,1 @@
-"""Backends, which run models: each in a folder of its own, beside the modules that they share."""
+"""Backends, which run models. Each has a folder of its own, beside the modules that they share."""

@@ -1,4 +1,4 @@
-"""Deterministic scoring: each row in a forward of its own, without padding, on one thread.
+"""Scores deterministically: computes each row in a forward of its own, without padding, on one thread.
 
 A library chooses its kernel by the shape of the input and by the number of threads, and kernels add up in
 different orders. If a row is computed by itself on one thread, only the row decides the bits of its logits.
@@ -31,7 +31,7 @@ class Alone(Backend):
     ----------
     backend
         The model, loaded from `ModelFiles` with ``alone``.
-    about
+    kind
         The backend's `BackendKind`.
     """
 

@@ -1,6 +1,6 @@
 """What ``auto`` means: the backend and the precision that are chosen for a model on this machine.
 
-A backend or a precision that the settings name is only checked: whether it can run the model here.
+For a backend or a precision that the settings name, this module only checks that it can run the model here.
 """
 
 from __future__ import annotations

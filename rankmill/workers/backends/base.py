@@ -66,7 +66,7 @@ class Backend(Protocol):
     packs
         Whether forwards leave padding out.
     pieces
-        Number of pieces that a batch is cut into (`cut_batch`); each is padded by itself.
+        Most pieces that a batch is cut into (`cut_batch`); each is padded by itself.
     """
 
     name: str
@@ -215,8 +215,8 @@ def is_rounded(precision: str) -> bool:
 class BackendKind:
     """Description of a backend, which imports none of the backend's packages.
 
-    An entry point of ``rankmill.backends`` names it. The module with it must import nothing heavy before
-    `load` is called.
+    An entry point of ``rankmill.backends`` names it. The module with it must import nothing heavy itself; the
+    functions below may.
 
     Attributes
     ----------
@@ -247,8 +247,8 @@ class BackendKind:
         Machines that the backend runs on, as `platform.machine` names them; empty means any.
     timed_layer
         Returns a function that runs one layer of the given shape on the CPU, in one of the `timed`
-        precisions, with the backend's arithmetic on the worker's threads. ``auto`` takes a backend without
-        `timed_layer` only as a last resort.
+        precisions, with the backend's arithmetic on the worker's threads. On a CPU, ``auto`` takes a backend
+        without `timed_layer` only as a last resort.
     timed
         Precisions that `timed_layer` accepts, if the backend supports them.
     rounding

@@ -8,7 +8,7 @@ BERT_LIKE = frozenset({"bert", "camembert", "distilbert", "electra", "roberta", 
 """BERT and similar families, whose classifiers read only the first token."""
 
 TRACEABLE = BERT_LIKE | {"modernbert"}
-"""Families for which `rankmill.workers.backends.traceable` makes a graph with less work than PyTorch's."""
+"""Families whose plain classifiers `rankmill.workers.backends.traceable` traces with masks of its own."""
 
 POSITIONS_AFTER_PADDING = frozenset(
     {"camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm",

@@ -1,4 +1,4 @@
-"""One layer of a model, which each backend runs to measure its speed."""
+"""One layer of a model, which backends run to measure their speed."""
 
 from __future__ import annotations
 

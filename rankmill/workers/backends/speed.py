@@ -48,8 +48,8 @@ _VERSION = 4
 _SECONDS = 0.2
 _ROUNDS = 3
 _MOST_ROUNDS = 20
-"""Each layer runs once in a round. There are at least `_ROUNDS` rounds, and at most `_MOST_ROUNDS` in
-`_SECONDS`.
+"""Each layer runs once in a round. There are `_ROUNDS` rounds, and more until `_SECONDS` are over or
+`_MOST_ROUNDS` are done.
 """
 
 _PAUSE = 0.001

@@ -19,7 +19,7 @@ from rankmill.workers.batches.tokens import INPUTS
 def traceable(files: ModelFiles, change: Callable[[Any], None] = lambda classifier: None) -> Traced:
     """Make the module to trace for the model of `files`.
 
-    `change` is called with the classifier, if its family is in `TRACEABLE`.
+    `change` is called with the classifier, if it is one with a single output, of a family in `TRACEABLE`.
     """
     config = files.config
     if files.layout.task != "classifier" or config.model_type not in TRACEABLE or config.num_labels != 1:
@@ -72,7 +72,8 @@ class Traceable(nn.Module):
     Parameters
     ----------
     classifier
-        From `load_classifier`, of a family in `TRACEABLE`; its last layer is replaced.
+        From `load_classifier`, of a family in `TRACEABLE`; its last layer is replaced if the score reads only
+        the first token.
     """
 
     def __init__(self, classifier: Any) -> None:

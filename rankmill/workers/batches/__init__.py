@@ -1,1 +1,1 @@
-"""The tokens of rows, and how rows are cut into batches."""
+"""The tokens of rows, how rows are cut into batches, and how a model is applied to a row."""

@@ -1,5 +1,5 @@
-"""Cuts rows into batches by their lengths: the rows of one piece of work, or of all waiting work. It does no
-I/O.
+"""Cuts rows into batches by their lengths, without any I/O: the rows of one piece of work, or of all waiting
+work.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ group.
 _NUMBER, _LENGTH, _GROUP = 0, 2, 3
 
 _CUT_AHEAD = 6
-"""Number of batches that are cut in advance from works that wait whole."""
+"""Number of batches that are cut in advance if works wait whole."""
 
 
 def plan_batches(
@@ -116,7 +116,7 @@ class WaitingRows(Generic[Owner]):
 
     @property
     def batches(self) -> int:
-        """The number of waiting batches; a work that waits whole counts as one."""
+        """The number of waiting batches; a work that is not cut yet counts as one."""
         return len(self._batches) + len(self._behind)
 
     def add(
@@ -135,11 +135,11 @@ class WaitingRows(Generic[Owner]):
         """Add the rows of `work`, with their lengths in tokens; the limits hold for all waiting rows.
 
         With `mixed_batches`, only works that together make at most that many batches are cut together, the
-        oldest first; younger works wait until these are scored. So works end one after the other, with more
-        padding.
+        oldest first; younger works wait until fewer than two batches are left. So works end one after the
+        other, with more padding.
 
-        With `whole`, works are cut one by one, and a work that is not cut yet can be given away; the method
-        of the same name lists these.
+        With `whole`, works are cut one by one, so that a work can be given away until its rows are taken; the
+        method of the same name lists such works.
 
         `groups` and `packed` are as in `plan_batches`.
         """
@@ -174,7 +174,7 @@ class WaitingRows(Generic[Owner]):
         return parts
 
     def _cut_next(self) -> None:
-        """Cut works that wait whole: the next one if few batches are left, and all that fit into mixed
+        """Cut works that are not cut yet: the next one if few batches are left, and all that fit into mixed
         batches.
         """
         while self._behind:
@@ -196,7 +196,7 @@ class WaitingRows(Generic[Owner]):
 
     @property
     def _next_tokens(self) -> int:
-        """Number of tokens of the oldest work that waits whole."""
+        """Number of tokens of the oldest work that is not cut yet."""
         return self._tokens[int(self._behind[0][_NUMBER, 0])]
 
     def whole(self) -> list[Owner]:

@@ -22,7 +22,9 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 """Names of a model's inputs, as in transformers."""
 
 _MEMORY_SHARE = 4
-"""A token of a shared prefix counts as a quarter of a computed token, because it takes memory but no time."""
+"""A row counts at least a quarter of its tokens, because a shared prefix takes memory, although it takes no
+time.
+"""
 
 _FEWEST_TOKENS = 256
 """Fewest tokens of a piece: a smaller piece is not worth a stream, because reading the weights takes as
@@ -232,7 +234,8 @@ def rows_alone(batch: Batch) -> Iterator[Batch]:
 def cut_batch(batch: Batch, most: int) -> list[BatchPiece]:
     """Cut a batch into up to `most` pieces of about equal work, the longest rows first.
 
-    Every row is in exactly one piece; a small batch is one piece. The pieces have no groups.
+    Every row is in exactly one piece; a small batch is one piece. Pieces of a batch that is cut
+    have no groups.
 
     >>> mask = np.repeat([[1, 0, 0], [1, 1, 1], [1, 1, 0]], 200, axis=1)
     >>> [piece.rows.tolist() for piece in cut_batch(Batch.padded(mask, None, mask), 2)]

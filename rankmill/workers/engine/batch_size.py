@@ -2,8 +2,8 @@
 
 The first size is the setting ``token_budget``; ``auto`` means the device's entry in `TOKEN_BUDGETS`, which is
 in `jobs` because code without torch reads it too. If the model is slow, a batch has fewer tokens, so that it
-takes half a second. A search of a few seconds finds a better budget, once, and caches it on disk. If the
-device runs out of memory, the budget is halved. A batch that would not fit now
+takes half a second. A search of a few seconds finds a better budget, once, and caches it on disk. If a batch
+does not fit into memory, the budget becomes half of that batch. A batch that would not fit now
 (`rankmill.workers.engine.headroom`) is cut.
 """
 
@@ -34,7 +34,8 @@ from rankmill.workers.models.loading import Model
 
 _MIXED_SECONDS = 4.25
 """Chunks whose rows together take at most this long share batches. The oldest are finished first. So if all
-processes die at once, only the scored rows of unfinished chunks are lost: less than 5 s of work.
+processes die at once, only the scored rows of unfinished chunks are lost. With batches of at most a second,
+that is less than 5 s of work.
 """
 
 _LEAST_TOKENS = 512
@@ -44,8 +45,8 @@ _FIRST_SHARE = 4
 """The first batches have 1/4 of the budget's tokens, because the model may be slow."""
 
 _FEWEST = 4
-"""Fewest batches that are cut together, because rows in fewer batches are padded too much. It is also the
-number for packed batches, and until the time of a batch is known.
+"""Fewest batches that are cut together, because rows in fewer batches are padded too much. Packed batches,
+and all batches until the time of one is known, are cut together in this number.
 """
 
 _LATEST = 20
@@ -86,7 +87,7 @@ class BatchSize:
     Parameters
     ----------
     token_budget
-        Most padded tokens in a batch. It is halved for good when the device runs out of memory.
+        Most padded tokens in a batch. `search` and `shrink` change it.
     max_rows
         Most rows in a batch.
     search
@@ -290,7 +291,7 @@ class BudgetSearch:
         return best
 
     def _budgets(self) -> list[int]:
-        """Budgets to try: multiples of the first one whose batches take at most `_BATCH_SECONDS`."""
+        """The first budget, and those of its multiples whose batches take at most `_BATCH_SECONDS`."""
         wanted = [int(self._first * factor) for factor in _FACTORS]
         return [budget for budget in wanted if budget <= max(self._first, self._most)]
 

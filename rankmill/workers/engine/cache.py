@@ -59,9 +59,9 @@ class EngineCache:
     device
         The device of the models.
     load
-        `rankmill.workers.models.loading.load` with its device and backend.
+        Loads a model on the device, as `rankmill.workers.models.loading.load` does.
     drain
-        Waits until no engine is in use; called before a model is unloaded to make room.
+        Waits until no engine is in use; called before a model is unloaded, unless that model is idle.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class EngineCache:
 
         Raises
         ------
-        SpecError
+        SpecError, MemoryError, OutOfMemory, DeviceLost
             As in `rankmill.workers.models.loading.load`.
         """
         key = self._first_that_loads(self._weights_of(spec))
@@ -115,8 +115,8 @@ class EngineCache:
         return engine
 
     def _first_that_loads(self, specs: Sequence[ScoreSpec]) -> WeightsKey:
-        """The key of the first of these specs whose model can be loaded; if none can, this raises the first
-        error.
+        """The key of the first of these specs whose model can be loaded; if that is not possible, this raises
+        the first error, or at once a `WorkerError`.
         """
         errors: list[SpecError] = []
         for spec in specs:
@@ -165,6 +165,8 @@ class EngineCache:
         ------
         SpecError
             As in `get`; or a `WorkerError` if the memory does not suffice.
+        DeviceLost
+            The device failed.
         """
         try:
             loads = self._loads

@@ -24,7 +24,7 @@ PROVE_SECONDS = 3600.0
 """Seconds after which the probes are scored again, as long as work comes."""
 
 ERROR_SECONDS = 60.0
-"""Seconds after which the probes are scored again, if the model or the device had an error."""
+"""Seconds after which the probes are scored again, if the model has had an error since the last time."""
 
 Part = tuple[Work, Rows]
 """Some rows of a `Work`, as indices into its ``tokens``."""
@@ -113,8 +113,8 @@ class Engine:
         )  # fmt: skip
 
     def _groups(self, tokens: Tokens) -> Rows | None:
-        """A number for each row, equal for rows whose common prefix is computed once; ``None`` if no rows
-        share one.
+        """A number for each row, equal for rows whose common prefix is computed once, and 0 for rows without
+        one; ``None`` if the model computes no prefixes once.
         """
         if tokens.shared is None or tokens.groups is None or not self.model.backend.shares_prefixes:
             return None
@@ -155,7 +155,7 @@ class Engine:
             work.left -= len(rows)
             if work.apart is not None and not work.left:
                 work.scored.scores[:] = _means(work.apart, work.rows, len(work.scored.scores))
-            # even if another window of the row has a score
+            # such a row has no score, even if another of its windows has one
             work.scored.scores[list(work.scored.errors)] = np.nan
         return [work for work, _ in flight.parts if not work.left]
 
@@ -189,7 +189,9 @@ class Engine:
 
     @property
     def must_prove(self) -> bool:
-        """Whether to call `prove` now: an hour after the last time, or a minute after an error."""
+        """Whether to call `prove` now: an hour has passed since the last time, or a minute if there was an
+        error since then.
+        """
         seconds = system.monotonic() - self._proven
         return self.model.prove_again is not None and (
             seconds > PROVE_SECONDS or (self._had_errors and seconds > ERROR_SECONDS)

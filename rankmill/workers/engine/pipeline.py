@@ -107,7 +107,7 @@ class Pipeline:
     Parameters
     ----------
     batch_wait
-        Seconds to wait for more rows if less than a full batch waits and no forward runs.
+        Seconds to wait for more rows if at most one batch waits and no forward runs.
     """
 
     def __init__(self, batch_wait: float) -> None:
@@ -146,7 +146,7 @@ class Pipeline:
     ) -> None:
         """Score `work` with `engine`, then call `answer` in the writing thread.
 
-        With `whole`, bulk work is cut only when it is next, so that `withdraw` may remove it until then.
+        With `whole`, works are cut one by one, so that `withdraw` may remove bulk work until its turn.
         """
         if not work.left:
             self.answer(answer)
@@ -174,7 +174,7 @@ class Pipeline:
             return work in self._whole() and self._remove(work)
 
     def unstarted(self) -> list[Work]:
-        """Bulk work of which no row is scored or being scored, the oldest first."""
+        """Bulk work of which no row is scored or being scored; for each engine, the oldest first."""
         with self._changed:
             return self._whole()
 
@@ -259,8 +259,8 @@ class Pipeline:
         return system.monotonic() - since > limit
 
     def close(self, finish: bool) -> None:
-        """Stop after all work with `finish`, otherwise after the batch in progress; pending answers are still
-        written.
+        """Stop after all work with `finish`, otherwise after the batches in progress; pending answers are
+        still written.
         """
         with self._changed:
             self._closed = True
@@ -317,8 +317,8 @@ class Pipeline:
             self._batch_since = None
 
     def _take(self, wait: bool) -> tuple[_Lane, list[Part]] | None:
-        """Take the next batch from the lane whose turn it is; ``None`` if no batch waits, or after
-        `close`.
+        """Take the next batch from the lane whose turn it is; ``None`` if no batch waits. With `wait`, this
+        waits for a batch, until `close`.
         """
         with self._changed:
             if wait:

@@ -24,7 +24,9 @@ _BUDGET = 1024
 """Padded tokens in a batch of probes."""
 
 _UNLIKE = 3
-"""Number of batches of unlike rows that all probes except the longest are distributed over."""
+"""Number of batches of unlike rows that all probes except the longest and those beside it are distributed
+over.
+"""
 
 _BESIDE_LONGEST = 2
 """Number of probes that are scored beside the longest one, each of which costs as much as the longest."""
@@ -80,7 +82,7 @@ class Probed:
         unlike = [np.concatenate([order[:1], beside]), *(rest[first::_UNLIKE] for first in range(_UNLIKE))]
         alone = [order[::-1][place : place + 1] for place in range(min(_ALONE, len(order)))]
         planned = self._planned()
-        # this gives batches of the same shape with other rows
+        # this gives batches of the same shape, with their rows in the other order
         turned = [[rows[::-1] for rows in planned], planned]
         batches = [planned, unlike, alone]
         if self._model.backend.shares_prefixes and tokens.groups is not None and len(self._rows):
@@ -103,7 +105,8 @@ class Probed:
         padded `tokens`.
 
         The first batch repeats the shortest probes, the second repeats all probes, beginning with the
-        longest. Both consist of two works, like batches of several chunks.
+        longest; where rows of a batch have equal lengths, each repeats one probe. Both consist of two works,
+        like batches of several chunks.
         """
         lengths = self._tokens.lengths
         order = np.argsort(lengths, kind="stable")

@@ -46,7 +46,7 @@ class ProofTime:
         costs
             The tokens of each item.
         then
-            Seconds that the proof takes after the last item; ``None`` if their speed is not known yet.
+            Seconds that the proof takes after the last item; ``None`` if this time is not known yet.
         """
         costs = [cost + _OVERHEAD for cost in costs]
         began, done, whole = system.monotonic(), 0.0, sum(costs)

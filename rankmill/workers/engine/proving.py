@@ -1,7 +1,8 @@
-"""The proof of a model: checks its scores before a worker serves them, and keeps the result on this host.
+"""Proves a model: checks its scores before a worker serves them, and keeps the result on this host.
 
 The worker's own way (`probing`) is compared with transformers' model (`models/reference.py`). If a way does
-not pass, the next is tried: batches of rows with equal lengths, then another backend, then fp32.
+not pass, the next is tried, at last batches of rows with equal lengths. If no way passes, another backend or
+precision is tried.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ from rankmill.workers.models.loading import CannotConvert, Loaded, find_max_leng
 from rankmill.workers.models.probes import SCORED, over_the_limit, scored_length
 
 _FLOOR, _PART = 1e-4, 1e-5
-"""Difference of logits that is always allowed: a number, and for logits over 10 a share of the logit."""
+"""Difference of logits that is always allowed in fp32, and if transformers' model is not run in fp32: a
+number, and if a logit is over 10 a share of the largest.
+"""
 
 _TIMES = 2.0
 """A worker's error may be this many times transformers' own error in the same precision."""
@@ -135,7 +138,7 @@ def load_proven(
 
     Raises
     ------
-    SpecError
+    SpecError, MemoryError, OutOfMemory, DeviceLost
         As in `load`.
     WorkerError
         As in `load`; or no way to score passes, and the message has the figures.
@@ -174,7 +177,7 @@ def load_proven(
                 logger.warning("%s would not get its own scores: %s", spec.model, proof)
                 failed.append(proof)
                 if proof.wrong:
-                    break  # no other way helps, because this fault does not depend on other rows
+                    break  # another way hardly helps, because most of these faults do not depend on it
         without.add((loaded.backend.name, loaded.backend.precision.partition(" ")[0]))
 
 
@@ -262,7 +265,7 @@ class Proving:
         """Compare batches of this many rows and padded tokens, or somewhat larger ones; ``None`` if such
         batches have been compared.
 
-        A wrong result is kept, so that no worker of this host serves the model.
+        A wrong result is kept, so that no worker of this host scores in this way.
         """
         assert self._proof
         if rows <= self._proof.rows and tokens <= self._proof.tokens:
@@ -381,7 +384,7 @@ class Proving:
 
     def _first_sizes(self, probed: Probed, companies: int, seconds: float) -> tuple[int, int]:
         """Rows and padded tokens of the largest batches that are compared before any answer."""
-        speed = 2 * probed.size / max(seconds, 1e-6)  # all probes are scored twice, and some more often
+        speed = 2 * probed.size / max(seconds, 1e-6)  # all probes are scored at least twice
         most = _FACTOR * TOKEN_BUDGETS[self._loaded.backend.device.partition(":")[0]]
         tokens = int(min(most, max(_BATCH_SECONDS * speed, 1)))
         return min(_ROWS, max(tokens // probed.shortest, 1)), tokens
@@ -389,7 +392,7 @@ class Proving:
     def _repeated(
         self, probed: Probed, rows: int, tokens: int, bound: float | None = None
     ) -> tuple[str | None, float]:
-        """Why rows have other scores in large batches than in small ones, or ``None``; and the largest
+        """Why rows of large batches have other scores than from transformers, or ``None``; and the largest
         difference.
         """
         assert self._known
@@ -484,8 +487,8 @@ class Proving:
     def asked(self, *, large: bool) -> tuple[Own, float]:
         """Ask transformers for the results of the probes, in fp32 on the CPU unless the model is too `large`.
 
-        Also returns their error in the worker's precision on its device; for a large model, how much padding
-        changes them.
+        Also returns their error in the worker's precision on its device; for a large model that is not
+        rounded to 8 or 4 bits, how much padding changes them.
         """
         # This module imports torch, which a kept proof does not need.
         from rankmill.workers.models.reference import ReferenceModel
@@ -549,7 +552,7 @@ def _choices(labels: tuple[str, ...]) -> Iterator[tuple[str | None, slice]]:
 
 
 def _largest(values: Logits) -> float:
-    """The largest absolute value; 0 for an empty array."""
+    """The largest absolute value of the numbers that are finite; 0 without any."""
     magnitudes = np.abs(values[np.isfinite(values)])
     return float(magnitudes.max(initial=0.0))
 

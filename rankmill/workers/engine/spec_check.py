@@ -1,7 +1,7 @@
 """Compares the tokens of a spec's own options with transformers: length, side, instruction, windows.
 
-The scores of a model are compared when it is loaded (`proving`). This compares only token ids, when a spec
-first comes to this host.
+The scores of a model are compared when it is loaded (`proving`). This module compares only token ids, when a
+spec first comes to this host.
 """
 
 from __future__ import annotations

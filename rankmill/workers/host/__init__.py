@@ -1,1 +1,1 @@
-"""The worker's environment: its device, its memory, its caches, its metrics."""
+"""The worker's environment: its device, cached files, models' files, health and metrics."""

@@ -1,7 +1,7 @@
 """The devices of this machine: which one ``auto`` means, and the defaults that depend on it.
 
-Only this module asks PyTorch about devices, so a device is not touched before a worker uses it. PyTorch is
-not imported on machines without a GPU, because a worker may not need it.
+Until a model is loaded, only this module asks PyTorch about devices, so a device is not touched before a
+worker uses it. PyTorch is not imported on machines without a GPU, because a worker may not need it.
 """
 
 from __future__ import annotations

@@ -153,11 +153,11 @@ class _Entry:
 def make_room(kept: Iterable[KeptFolder], limit: int, *, needed: int = 0, keep: Path | None = None) -> int:
     """Remove what was unused for longest, until the rest and `needed` more bytes have at most `limit` bytes.
 
-    What a process uses stays, and so does the folder `keep`.
+    What a process has locked stays, and so does the folder `keep`.
 
     Returns
     -------
-    The number of bytes that are still over the limit. If `needed` alone is over it, nothing is removed.
+    The number of bytes that are still over the limit. If `needed` by itself is over it, nothing is removed.
     """
     if needed > limit:
         return needed - limit

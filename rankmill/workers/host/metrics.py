@@ -42,8 +42,8 @@ _PACE_SECONDS = 30
 """Least time in seconds over which the pace is measured."""
 
 REGISTRY = CollectorRegistry()
-"""Registry of all metrics below. It is not the library's default one, because other libraries may add metrics
-there.
+"""Registry of all metrics below. The library's default registry is not used, because other libraries may add
+metrics there.
 """
 
 _counter = partial(Counter, registry=REGISTRY)
@@ -192,7 +192,7 @@ class _CpuUse:
         self._cores: float | None = None
 
     def cores(self) -> float | None:
-        """The mean since the last call; within half a second of the last call, the same result again."""
+        """The mean since the last measurement; within half a second after that, the same result again."""
         at, seconds = system.monotonic(), time.process_time()
         if at - self._at >= 0.5:
             # the CPU time of a forked process starts at 0

@@ -2,10 +2,10 @@
 
 Hugging Face's tokenizer costs at least 90 µs of CPU for a pair, so a GPU waits for it. `nanotoken` (for
 WordPiece) and `fastokens` (for byte pairs) cost a twentieth of that, but are young. So each tokenizer is
-proven: when tokenizing has cost as much time as a proof does, a thread compares the two libraries. The result
-is kept in the cache folder for all workers of this host. A text with an unproven character goes to Hugging
-Face's tokenizer, and a sample of all texts goes to both. The first difference, in any process of this host,
-ends the use of the fast library.
+proven: a thread compares the two libraries, on a GPU when the model is loaded, and on a CPU when tokenizing
+has cost as much time as a proof does. The result is kept in the cache folder for all workers of this host. A
+text with an unproven character goes to Hugging Face's tokenizer, and a sample of all texts goes to both. The
+first difference, in any process of this host, ends the use of the fast library.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from rankmill.workers.models.tokenizer_proof import (
 )
 
 _AFTER_SECONDS = 7.0
-"""Seconds of tokenizing after which the proof begins. The proof takes about as long, and a short run should
-not pay for it.
+"""Seconds of tokenizing after which the proof begins on a CPU. The proof takes about as long, and a short run
+should not pay for it.
 """
 
 _SAMPLE = 256
@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 
 
 class FastTexts:
-    """Tokenizes single texts without special tokens and truncation; used from one thread.
+    """Tokenizes single texts without special tokens and truncation, for one thread at a time.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Loads a model: from a name to an object that turns text into scores. The scores are proven elsewhere."""
+"""Loads a model by its name, as an object that turns text into scores. The scores are proven elsewhere."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Model:
     short_passages: ShortPassages | None = None
     """Cuts passages to their own limit; ``None`` if they have none."""
     windows: Windows | None = None
-    """Cuts long passages into windows; ``None`` if they are truncated."""
+    """Cuts long passages into windows; ``None`` if they are truncated or refused."""
     refused_over: int | None = None
     """Most tokens of a pair; a longer pair gets an error. ``None`` if longer pairs are cut."""
     labels: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ class Model:
     without.
     """
     proof: Proof | None = None
-    """The proof of the model's scores; ``None`` in a simulation, which proves nothing."""
+    """The proof of the model's scores; ``None`` if nothing was proven, as in a simulation."""
     kind: str | None = None
     """For a deterministic spec, what decides the bits of scores besides pairs and model (`Alone.kind`)."""
     prove_again: Callable[[], Proof] | None = None
@@ -192,6 +192,8 @@ def load(
         cannot run with the requested precision or backend.
     WorkerError
         Another worker may be able to load the model: for example, its directory does not exist on this host.
+    MemoryError, OutOfMemory, DeviceLost
+        The memory does not suffice, or the device failed.
     """
     started = system.monotonic()
     with one_line(spec):
@@ -333,9 +335,14 @@ _LONGEST = 300
 
 
 def find_max_length(spec: ScoreSpec, description: Description) -> int:
-    """The longest pair in tokens: sentence-transformers' limit, and at most the model's number of positions.
+    """The longest pair in tokens: the spec's limit, or else sentence-transformers', or else `ANY_LENGTH`.
 
-    It is `ANY_LENGTH` if the model has no limit.
+    No pair is longer than the model's number of positions.
+
+    Raises
+    ------
+    SpecError
+        The spec's limit is more than the number of positions.
     """
     config = description.config
     positions = getattr(config, "max_position_embeddings", None) or 0

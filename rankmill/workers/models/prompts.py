@@ -1,4 +1,4 @@
-"""Prompts: chooses the prompt for a spec and a model, and tokenizes pairs that are put into it."""
+"""Chooses the prompt for a spec and a model, and tokenizes pairs that are put into it."""
 
 from __future__ import annotations
 

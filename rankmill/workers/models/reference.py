@@ -1,8 +1,8 @@
 """The reference model: transformers computes the probes' logits as sentence-transformers does, pair by pair.
 
 A worker's scores are compared with these, so this module shares as little as possible with a worker's code:
-it has its own tokens (`reference_tokens`), poolings and activation, and transformers' own forward. It needs
-no padding, because it takes one pair at a time.
+it has its own tokens (`reference_tokens`), poolings and activation, and transformers' own forward. The
+module takes one pair at a time, and pads only to measure what padding changes.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class ReferenceTokens:
     ----------
     spec
         The prompt, instruction and truncation to use.
-    about
+    description
         The model's description, with a tokenizer from transformers.
     """
 

@@ -132,7 +132,7 @@ def find_source(
     WorkerError
         The files are not on this host, or their content is not what the spec asks for.
     SpecError
-        The files are not a model.
+        The files are not a model, or the revision of a directory is a commit on the hub.
     """
     copy = None if copies is None else copies.find(spec.model, spec.revision)
     if copy is None:
@@ -209,7 +209,9 @@ def _checked(path: Path, name: str) -> Path:
 
 
 def is_path(name: str) -> bool:
-    """Whether a model's name can only be a path: a hub id has one slash and starts with a letter or digit."""
+    """Whether a model's name can only be a path, because it has several slashes or begins with ``/``,
+    ``.`` or ``~``.
+    """
     return name.startswith(("/", ".", "~")) or name.count("/") > 1
 
 

@@ -40,8 +40,8 @@ steps.
 """
 
 _TIMES, _BESIDE = 4, 1 << 14
-"""A prompt has at most 4 times the characters of its messages, and 16,384 more, because each row has a
-prompt.
+"""A prompt has at most 4 times as many characters as `_size` counts for its messages, and 16,384 more,
+because each row has a prompt.
 """
 
 _FIRST_SECONDS, _PROMPT_SECONDS = 10.0, 0.02
@@ -148,7 +148,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     @classmethod
     def like(cls, environment: Environment) -> BoundedEnvironment:
-        """Make an environment with everything that another one has."""
+        """Make an environment with everything that another one has, except for what writes random text."""
         bounded: Any = environment.overlay()
         bounded.__class__ = cls
         bounded.finalize, bounded.template_class = bounded.written, BoundedTemplate
@@ -293,8 +293,8 @@ def _today(_: str) -> NoReturn:
 
 
 def _size(value: Any, depth: int = 0) -> int:
-    """Approximate number of characters of a value as text; raises `TemplateError` if the text differs each
-    time.
+    """Approximate number of characters of a value as text, and `_STEP` more for each item of a list or
+    mapping; raises `TemplateError` if the text differs each time.
     """
     if isinstance(value, str):
         return len(value)

@@ -1,4 +1,4 @@
-"""Claimed chunks: reads their pairs, turns them into work for the engine, and returns their scores."""
+"""Reads the pairs of claimed chunks, turns them into work for the engine, and returns their scores."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class ChunkClaim:
         return self.run
 
     def columns(self, run: Run) -> Sequence[Texts] | None:
-        """Read the rows: queries and passages, ``[n]`` each, or texts or conversations.
+        """Read the rows: queries and passages, ``[n]`` each, or texts, conversations or requests for tokens.
 
         Returns ``None`` if no producer waits for the scores any more.
 
@@ -230,7 +230,7 @@ class WrongTokens(Exception):
 class ChunkScorer:
     """Scores chunks of any run with this process's models.
 
-    The `Fault` of each error that it raises says what happens to the chunk.
+    The `Fault` of each error that it raises, other than `WrongTokens`, says what happens to the chunk.
 
     Parameters
     ----------
@@ -274,7 +274,7 @@ class ChunkScorer:
             The run is damaged.
         SpecError, FormatError
             This worker cannot score the run, because it has another format or the worker refuses it now.
-        InputError
+        InputError, ForeignJobError
             The job asks for something that is not possible.
         """
         self._refusals.check(("run", claim.run_id))
@@ -307,7 +307,8 @@ class ChunkScorer:
     def begin(self, claim: ChunkClaim, answer: Callable[[], None], *, whole: bool) -> None:
         """Fetch and tokenize a chunk, and put it into the pipeline, which calls `answer` when it is scored.
 
-        If the run already has the scores, nothing is put into the pipeline. `whole` is as in `Pipeline.put`.
+        If no producer waits for the scores any more, nothing is put into the pipeline. `whole` is as in
+        `Pipeline.put`.
 
         Raises
         ------
@@ -317,6 +318,8 @@ class ChunkScorer:
             The payload is damaged; the producer can submit it again.
         WrongTokens
             The tokenizer library that may have tokenized the chunk is wrong.
+        JobTimeout
+            Fetching and tokenizing take too long.
         """
         job = claim.job
         try:
@@ -396,7 +399,8 @@ class ChunkScorer:
             try:
                 engine = self._engines.get(spec)
             except WorkerError as error:
-                raise SpecError(str(error)) from None  # another run may have settled what this host has
+                # only this run is refused, because another one may be settled as this host has it
+                raise SpecError(str(error)) from None
             own = engine.model.backend.precision
             if settled.precision not in {None, own}:
                 raise SpecError(f"the run is scored in {settled.precision}, and this worker has {own}")

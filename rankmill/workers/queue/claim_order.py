@@ -1,8 +1,8 @@
-"""Decides which jobs a worker claims, and which it gives away. It does no I/O.
+"""Decides which jobs a worker claims, and which it gives away, without any I/O.
 
 Requests come before bulk work, which keeps a share of the pairs. The queue decides the order of tenants and
-runs. No worker claims more than its part of the waiting bulk work, or keeps chunks that an idle worker could
-score now.
+runs. A worker claims no more than its part of the waiting bulk work, unless its device may soon run out of
+work, and gives chunks that an idle worker could score now to that worker.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ClaimOrder:
     ----------
     claim_ahead
         When this many pairs of a priority are claimed and not scored, the worker claims no more of that
-        priority.
+        priority; but it claims more bulk work if its device may soon run out.
     """
 
     def __init__(self, claim_ahead: int) -> None:

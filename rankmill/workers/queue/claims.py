@@ -1,4 +1,4 @@
-"""A worker's claimed jobs: begins and ends them, and decides what happens to a job after an error."""
+"""Begins and ends a worker's claimed jobs, and decides what happens to a job after an error."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from rankmill.workers.rq.worker import RQWorker
 
 GROUP = 8
 GROUP_SECONDS = 3.0
-"""A model is loaded in place of another when this many jobs wait for it, or when one has waited this many
-seconds.
+"""Models are loaded in place of others when this many jobs are put aside for them, or when one has waited
+this many seconds.
 """
 
 _NAMED = 100
 """Most runs with wrong scores that a report names: the latest ones."""
 
 _REMEMBERED = 100_000
-"""Most runs, for each model or tokenizer, that a worker remembers to leave a note with: the latest ones."""
+"""Most runs that an `Answered` remembers, so that a note can be left with them: the latest ones."""
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +77,8 @@ class ModelQueue:
         return claims
 
     def take(self, more_to_come: Callable[[], bool], reading: Callable[[Run], bool]) -> list[ChunkClaim]:
-        """Take the claims of the model that has waited longest, if they are many or old, or if no more jobs
-        come.
+        """Take the claims of the model that has waited longest, if a group of claims is ready, whatever their
+        models, or if that model has waited for long, or if no more jobs come.
 
         Claims whose model's files are still read (`reading`) keep waiting.
         """
@@ -122,7 +122,8 @@ def loaded_as(model: Model) -> tuple[object, ...]:
 class Claims:
     """The jobs that a worker has claimed; this begins them in turn, and answers each exactly once.
 
-    Answering a claim means writing a result, recording a failed attempt, or handing the job back.
+    Answering a claim means ending its job, mostly with a result, recording a failed attempt, setting the job
+    aside, or handing it back.
 
     Parameters
     ----------
@@ -181,8 +182,8 @@ class Claims:
         """Claim a job and let its chunk be scored.
 
         A job whose model would evict another one is put aside first (`ModelQueue`). A suspect job, which may
-        kill its worker, is scored by itself. It is claimed only when the pipeline is empty. Otherwise a row
-        of another chunk could kill the worker, and that would count as a failed attempt at this job.
+        kill its worker, is scored by itself. Such a job is claimed only when the pipeline is empty. Otherwise
+        a row of another chunk could kill the worker, and that would count as a failed attempt at this job.
         """
         with self._set_aside_if_damaged(job, queue):
             if suspect := is_suspect(job):
@@ -225,8 +226,8 @@ class Claims:
         return [by_work[work] for work in self._pipeline.unstarted() if work in by_work]
 
     def hand_back_unstarted(self) -> None:
-        """Put back all bulk jobs without any scores yet, in order. Requests stay, because they are scored
-        soon.
+        """Put back all jobs that are put aside, and all bulk jobs without any scores yet, in order. Other
+        requests stay, because they are scored soon.
         """
         for claim in reversed(self._put_aside.empty()):
             self.hand_back(claim.job.id)
@@ -276,8 +277,8 @@ class Claims:
             self._begin(claim)
 
     def _begin(self, claim: ChunkClaim) -> None:
-        """Let the chunk of a claim be scored and then answered; if the run already has the scores, answer at
-        once.
+        """Let the chunk of a claim be scored and then answered; if no producer waits for the scores any more,
+        end the job at once.
         """
         try:
             self._scorer.begin(claim, partial(self._answer_scored, claim), whole=self._order.last)
@@ -450,8 +451,8 @@ def _option(error: Exception) -> str | None:
 
 
 def _is_of_the_host(error: Exception) -> bool:
-    """Whether any run with this model would fail on this host for a while: for lack of the directory, the
-    hub, a package or memory.
+    """Whether any run with this model would fail on this host for a while, because the directory, the hub, a
+    package or memory is missing.
 
     Other faults of a model may be repaired before the next run, or may not concern the options of the next
     run.

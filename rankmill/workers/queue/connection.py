@@ -34,7 +34,7 @@ IDLE_SECONDS = 1.0
 """Seconds to wait for the server before the end, if no chunks are claimed, or after a second signal."""
 
 BUSY_SECONDS = 10.0
-"""Seconds to wait for the server after the batch in progress, if scores must be written or chunks handed
+"""Seconds to wait for the server after the batches in progress, if scores must be written or chunks handed
 back.
 """
 
@@ -56,7 +56,9 @@ class Connection(redis.Redis):
 
     @classmethod
     def from_url(cls, url: str, *_: Any, **__: Any) -> Connection:
-        """A client for `url`, with settings from the environment; ends the process if one is wrong."""
+        """A client for `url`, with settings from the environment; ends the process if the URL or a setting is
+        wrong.
+        """
         try:
             settings = load_settings()
             pool = pool_for(url, Patience(settings.redis_wait_seconds, give_up))
@@ -124,7 +126,7 @@ class LastResort:
 def stop_without_supervisor() -> None:
     """If another process keeps this worker running, stop as on SIGTERM when that process ends.
 
-    Nothing else would start or stop this worker.
+    Otherwise nothing would stop this worker, or start it again.
     """
     if os.environ.get(SUPERVISED):
         system.Thread(target=_wait_for_its_end, name="supervisor", daemon=True).start()
@@ -139,7 +141,9 @@ def _wait_for_its_end() -> None:
 
 
 def give_up(error: RedisUnavailable) -> None:
-    """End the process without handing back claimed jobs, because their leases ended long ago."""
+    """End the process without handing back claimed jobs, because the server cannot serve; the leases end by
+    themselves.
+    """
     logger.critical("the worker ends: %s", error)
     logging.shutdown()
     system.exit(os.EX_UNAVAILABLE)

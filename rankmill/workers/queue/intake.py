@@ -36,7 +36,7 @@ _RING_SECONDS = 60
 """Seconds after which the bell expires, as in `pushing.lua`."""
 
 Found = tuple[bytes, OrderedQueue]
-"""The id of a job that was moved to its queue's intermediate list, and the queue."""
+"""The id of a job that was taken from its queue, and the queue."""
 
 
 class Bell:
@@ -111,9 +111,7 @@ class Intake:
 
     @property
     def full(self) -> bool:
-        """Whether the last `claim_next` had room for only some kinds of jobs, so that others may still
-        wait.
-        """
+        """Whether the last `claim_next` had no room for some kinds of jobs, which may still wait."""
         return len(self._room) < 2
 
     @property
@@ -187,8 +185,8 @@ class Intake:
     def _look(
         self, kinds: list[Priority], willing: bool, waits: bool, alone: list[str]
     ) -> list[tuple[OrderedQueue, Taken]]:
-        """Look for a job in each queue until one has a job; returns what each queue said, of which the last
-        is that queue.
+        """Look for a job in each queue until one has a job; returns what each of these queues said. The queue
+        with the job is the last.
         """
         idle = willing and not self._claims.unanswered
         seen: list[tuple[OrderedQueue, Taken]] = []

@@ -65,7 +65,7 @@ class Orders:
         self.drained = False
         """Whether the worker takes no new chunks."""
         self.cold: dict[str, str] = {}
-        """Models that should be loaded at the start but could not be yet, with the reasons.
+        """Models to load at the start that are not loaded yet, each with the reason if that has failed.
 
         Other threads read this dict, so it is replaced and never changed.
         """

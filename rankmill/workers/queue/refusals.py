@@ -34,8 +34,8 @@ class Refusals:
     """A circuit breaker for each model or run that a worker cannot score, named by `key`.
 
     While it is closed, the worker takes chunks. A refusal opens it: the worker puts chunks back until a pause
-    is over; each pause is twice as long as the last. After the pause, the next chunk closes the breaker or
-    opens it again. A breaker that no chunk has tested for long is forgotten.
+    is over; each pause is twice as long as the last, up to a minute. After the pause, the next chunk closes
+    the breaker or opens it again. A breaker that no chunk has tested for long is forgotten.
     """
 
     def __init__(self) -> None:
@@ -52,9 +52,9 @@ class Refusals:
             raise StillRefused(reason, option=self._refused[key].option)
 
     def open(self, key: Hashable, reason: str, option: str | None = None, *, took: float = 0.0) -> bool:
-        """Refuse `key` for twice as long as the last time; returns whether this is the first time.
+        """Refuse `key` for its next pause; returns whether this is the first time.
 
-        ``option`` is the option of the `SpecError`, if it was one. The refusal lasts at least as long as the
+        ``option`` is that of the `SpecError`, if there is one. The refusal lasts at least as long as the
         attempt (``took``, in seconds), so that other runs get at least half of the worker's time.
         """
         before = self._refused.get(key)

@@ -112,9 +112,9 @@ class ScoringJob(Job):
     def heartbeat(
         self, timestamp: datetime, ttl: int, pipeline: Pipeline | None = None, xx: bool = False
     ) -> None:
-        """Write a heartbeat as RQ does, but with `xx` write nothing for a job that has just ended.
+        """Write a heartbeat as RQ does, but with `xx` write nothing for a job that is gone.
 
-        For a job that has ended, RQ would write a part of the job's hash, which never expires. RQ's next
+        For a job that has just ended, RQ would write a part of the job's hash, which never expires. RQ's next
         command deletes that part, unless the worker dies before it or a reply is lost.
         """
         if not xx:
@@ -142,10 +142,10 @@ class ScoringJob(Job):
         """Start the job for a worker, as RQ's `prepare_for_execution` does; the reply in the pipeline says
         whether it was started.
 
-        Starting removes the job from all lists of its queue, because it may have been put back while its
-        worker stood still. The job is not started if it has ended, if another worker has tried it since it
-        was read, or if another execution has a lease. In the last case it was in the queue twice, or a reply
-        was lost and this begins it again.
+        Starting removes the job from the intermediate list, or from the list in which it waits if it was put
+        back while its worker stood still. The job is not started if it is gone or has failed, if another
+        worker has tried it since it was read, or if another execution has a lease. In the last case it was in
+        the queue twice.
         """
         self.worker_name, self._status = execution.worker_name, JobStatus.STARTED
         self.last_heartbeat = self.started_at = now()
@@ -225,7 +225,7 @@ class HeldJob:
             self._worker.cleanup_execution(self.job, pipe, self._execution)
             enqueue(self.queue, self.job, pipe, at_front=True)
 
-        # this holds even if another worker already has the job
+        # this worker no longer renews the lease, even if another worker already has the job
         self._worker.executions.pop(self._execution.id, None)
         self._move(put_back)
 

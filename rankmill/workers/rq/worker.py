@@ -59,7 +59,7 @@ JobTimeout = JobTimeoutException
 
 
 class TooLong(BaseException):
-    """A time limit is over. It is not an `Exception`, so that no ``except Exception`` catches it."""
+    """A time limit is over. This error is not an `Exception`, so that no ``except Exception`` catches it."""
 
 
 class DeathPenalty(UnixSignalDeathPenalty):
@@ -92,7 +92,7 @@ class DeathPenalty(UnixSignalDeathPenalty):
 
     def _forget(self) -> None:
         if self in self._waiting:
-            # First the clocks: another thread may ask in between.
+            # the clocks are moved first, because another thread may ask in between
             elapsed = system.monotonic() - self._began
             for enclosing in self._waiting[: self._waiting.index(self)]:
                 enclosing._began += elapsed
@@ -130,7 +130,7 @@ class RQWorker(SimpleWorker):
 
     death_penalty_class: type[BaseDeathPenalty] = DeathPenalty
     lease_seconds = 0
-    """Seconds for which this worker holds a job unless it renews the lease; RQ reads this."""
+    """Seconds for which this worker holds a job unless it renews the lease."""
     _suspension_seen = -math.inf
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -206,17 +206,17 @@ class RQWorker(SimpleWorker):
             return
         name = first = worker_name(device, str(os.getpid()))
         number = 1
-        # a worker in an earlier container had this name
+        # a worker in an earlier container may have had this name
         while self.connection.exists(self.redis_worker_namespace_prefix + name):
             number += 1
             name = f"{first}.{number}"
         self.name = name
 
     def claim(self, job: ScoringJob, queue: OrderedQueue) -> HeldJob | None:
-        """Begin a job in one step instead of RQ's two; ``None`` if another worker has the job.
+        """Begin a job in one step instead of RQ's two; ``None`` if it is gone or another worker has it.
 
-        From now on the job expires when its run does; RQ would keep it for ever if its ``failure_ttl`` is -1.
-        Until now the job expires by its own ``ttl``, which may be shorter than the scoring takes.
+        From now on the job expires when its run does, or never if its ``failure_ttl`` is -1. Until now the
+        job expires by its own ``ttl``, which may be shorter than the scoring takes.
         """
         with self.connection.pipeline() as pipe:
             execution = Execution.create(job, self.lease_seconds, pipeline=pipe, worker_name=self.name)
@@ -334,8 +334,8 @@ class RQWorker(SimpleWorker):
     def _await_name(self) -> None:
         """Wait until the worker that had this name is known to be dead, if it was killed; then take the name.
 
-        RQ keeps a dead worker's record for some minutes. Its report expires with its leases, and then others
-        get its jobs.
+        RQ keeps a dead worker's record for some minutes. A dead worker's report expires with its leases, and
+        then others get its jobs.
         """
         connection: Any = self.connection
         before = math.inf

@@ -16,7 +16,7 @@ from rankmill.workers.host.device import threads
 
 
 class OnnxBackend(Backend):
-    """A sequence classifier from an ONNX file.
+    """A model from an ONNX file.
 
     Parameters
     ----------

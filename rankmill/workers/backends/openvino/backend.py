@@ -20,7 +20,7 @@ _PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
 
 
 class OpenVinoBackend(Backend):
-    """A sequence classifier, compiled for the CPU in this process.
+    """A model, compiled for the CPU in this process.
 
     Parameters
     ----------

@@ -62,7 +62,7 @@ class TorchBackend(Backend):
 
     @torch.inference_mode()
     def submit(self, batch: Batch) -> TorchForward:
-        """Begin a forward, on CUDA without waiting for the device; raises `OutOfMemory`."""
+        """Begin a forward, on CUDA without waiting for the device; raises `OutOfMemory` and `DeviceLost`."""
         shared = find_shared_prefixes(batch, self.network.skipped) if self.shares_prefixes else None
         with _device_errors(self.device):
             if self.packs:
@@ -118,7 +118,9 @@ class TorchForward:
         self._ready = ready
 
     def result(self) -> Logits:
-        """Logits of shape ``[rows]`` or ``[rows, outputs]``, in float32; raises `OutOfMemory`."""
+        """Logits of shape ``[rows]`` or ``[rows, outputs]``, in float32; raises `OutOfMemory` and
+        `DeviceLost`.
+        """
         if self._ready is not None:
             with _device_errors("cuda"):
                 self._ready.synchronize()

@@ -2,7 +2,7 @@
 
 A graph has one shape, so numbers of tokens and rows are rounded up. A shape is recorded only after it has
 occurred several times, which takes about as long as a few of its forwards. The graph is kept if it gives the
-same logits as its forward and is not slower. It also takes Python's lock less often.
+same logits as its forward and is not slower. A graph also takes Python's lock less often.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Network(nn.Module):
         self.model, self.heads = model, heads
 
     shares_prefixes = False
-    """Whether the network has a method ``continued``, for rows with shared prefixes."""
+    """Whether the method ``continued`` may be called, for rows with shared prefixes."""
 
     skipped: int | None = None
     """Id of a token that the score does not read at the end of a row."""
@@ -109,9 +109,9 @@ class Network(nn.Module):
     def prepare_packing(self) -> bool:
         """Prepare for `packed`; returns whether it may be tried.
 
-        It may be tried if transformers says that the model runs with Flash Attention. Such a model passes to
-        its attention everything that the attention depends on. `rankmill.workers.backends.torch.ways`
-        compares the scores afterwards.
+        Packing may be tried if transformers says that the model runs with Flash Attention. Such a model
+        passes to its attention everything that the attention depends on.
+        `rankmill.workers.backends.torch.ways` compares the scores afterwards.
         """
         told = ("_supports_flash_attn", "_supports_attention_backend")
         return all(getattr(self.model, name, False) for name in told) and self._unpack_at_the_end()
@@ -272,7 +272,7 @@ class LastTokenClassifier(LanguageModel):
 class CausalNetwork(LanguageModel):
     """A language model whose score is the log-odds of two answers, or the logit of one.
 
-    Its last projection keeps only the rows of the answers, and the rest of the vocabulary is not computed.
+    The last projection keeps only the rows of the answers, and the rest of the vocabulary is not computed.
     """
 
     def __init__(self, model: Any, answers: tuple[int, int | None]) -> None:

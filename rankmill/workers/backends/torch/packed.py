@@ -150,14 +150,14 @@ class PackedRows:
 
 
 def last_places(ids: Ids, mask: Ids, skipped: int | None) -> Ids:
-    """Index of the last token in each row whose id is not `skipped`."""
+    """In each row, the index of the last token whose id is not `skipped`; 0 if the row has no other."""
     real = mask if skipped is None else mask * (ids != skipped)
     places: Ids = (real * np.arange(ids.shape[1])).argmax(axis=1)
     return places
 
 
 def last_tokens(rows: Tokens, skipped: int | None) -> Ids:
-    """The last token of each row whose id is not `skipped`; the first token if a row has no other."""
+    """In each row, the last token whose id is not `skipped`; the first token if the row has no other."""
     places = np.arange(len(rows.ids))
     if skipped is not None:
         places = np.where(rows.ids == skipped, 0, places)

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from rankmill.workers.backends.torch.networks import Network
 
 _EXACT = 1e-4
-"""How far a packed logit may be from the padded one in fp32 on a CPU, as a share of the largest logit."""
+"""How far a packed logit may be from the padded one in fp32 on a CPU, as a share of the largest logit, or of
+1 if all are smaller.
+"""
 
 _CLOSE = {"fp16": 0.05, "bf16": 0.25, "fp8": 0.5}
-"""How far a packed logit may be from the padded one on a device, by precision. The proof
+"""How far, as a share too, a packed logit may be from the padded one on a device, by precision. The proof
 (`rankmill.workers.engine.proving`) compares with transformers later.
 """
 
@@ -81,8 +83,8 @@ def packs_exactly(network: Network) -> bool:
 
 
 def pack_if_faster(backend: TorchBackend, network: Network) -> None:
-    """Let a backend pack rows if the scores stay right, and packing is as fast on its device. This logs
-    nothing if packing is impossible.
+    """Let a backend pack rows if the scores stay right, and packing is as fast on its device. If packing is
+    impossible, only a line for debugging says so.
     """
     tokens = _TOKENS
     try:

@@ -1,7 +1,7 @@
 -- Starts a job for a worker. KEYS: the job's executions, the leases, the job, the jobs in transit, RQ's list,
 -- the list in which the job may wait, the number of jobs that wait in such lists. ARGV: the execution, the
--- job's id, its remaining retries, fields of the job. Returns 1, or 0 if the job has ended, another worker
--- has tried it since it was read, or another worker has it.
+-- job's id, its remaining retries, fields of the job. Returns 1, or 0 if the job is gone or has failed, another
+-- worker has tried it since it was read, or another execution has a lease.
 local taken = redis.call('LREM', KEYS[4], 1, ARGV[2])
 local job = redis.call('HMGET', KEYS[3], 'status', 'retries_left')
 if not job[1] or job[1] == 'failed' or (job[2] or '') ~= ARGV[3] then return 0 end
