@@ -47,7 +47,7 @@ CREATE TABLE IF NOT EXISTS chunks
     (chunk INTEGER PRIMARY KEY, rows INTEGER NOT NULL, scores BLOB, about TEXT NOT NULL);
 COMMIT;
 """
-"""Executed in one transaction, which is synced once."""
+"""The tables and the format are written in one transaction, which is synced once."""
 
 _NEXT_CUT = """
 SELECT chunk, rows FROM chunks
@@ -100,7 +100,7 @@ class Journal:
     Raises
     ------
     InputError
-        Raised by any method: the file is damaged.
+        Raised by any method: the file is damaged. Also raised at the start: the file has another format.
     OutputError
         Raised by any method: the file cannot be written or read, for instance on a full disk.
     """
@@ -161,7 +161,9 @@ class Journal:
 
     @property
     def first(self) -> ChunkStats | None:
-        """Statistics of the first scored chunk; all others must use the same model commit and precision."""
+        """Statistics of the first scored chunk; all others must use the same content of the
+        model, and the same precision.
+        """
         if self.finished.first:
             return self.finished.first
         with self._at_work():

@@ -134,7 +134,7 @@ class OutputFormat:
         Raises
         ------
         InputError
-            The input has no such column.
+            The input has no such column, or several.
         """
         columns = []
         for option, named, usual in (

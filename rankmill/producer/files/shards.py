@@ -26,7 +26,7 @@ from rankmill.producer.files.stores.writing import whole_file
 
 _NUMBER, _OF, _WHOLE = "rankmill.shard", "rankmill.shards", "rankmill.shard_of"
 _SAME = ("rankmill.revision", "rankmill.precision", "rankmill.kind")
-"""Metadata that the shards of one output share; a digest covers the rest of the manifest."""
+"""Metadata that the shards of one output share, besides a digest of the manifest."""
 
 _ROWS = 65_536
 

@@ -432,7 +432,7 @@ def _unify(
     ------
     InputError
         A column of `as_text` is in none of the files or cannot be text, or columns of the files are
-            incompatible.
+        incompatible.
     """
     having: dict[str, list[tuple[_OpenFile, pa.Field]]] = {}
     for opened_file in opened:

@@ -98,7 +98,7 @@ class PartsFolder(OutputFile):
                 )
 
     def clear(self) -> None:
-        """Delete all parts."""
+        """Delete all parts, and their lists of row errors."""
         delete(self.there(), self.path)
 
     def there(self) -> list[AnyPath]:
@@ -110,9 +110,10 @@ class PartsFolder(OutputFile):
 class Workspace:
     """The folder ``OUTPUT.rankmill/``, which holds the journal, and the output while it is being written.
 
-    Use it as a context manager, and call `begin` in it. Leaving it deletes the folder, unless an error ends
-    the run and the journal holds scored rows; then the folder is kept, and a note on the error says so. The
-    folder is also kept as long as its journal names a run that could not be deleted from Redis.
+    Use it as a context manager, and call `begin` in it. Leaving it deletes the folder, unless an error other
+    than `InputChanged` ends the run and the journal holds scored rows; then the folder is kept, and a note on
+    the error says so. After an error, the folder is also kept as long as its journal names a run that could
+    not be deleted from Redis.
 
     Parameters
     ----------
@@ -179,7 +180,7 @@ class Workspace:
                     raise self._just_made()
                 self.journals = [stack.enter_context(self._open_journal(at)) for at in range(self._models)]
                 self.journal = self.journals[0]
-                # An empty journal is left by a process that died while it removed the folder.
+                # The journal is empty if a process died before it began, or while it removed the folder.
                 self._is_new = self._is_new or not any(journal.manifest for journal in self.journals)
                 self._check_output()
             except BaseException:
@@ -272,7 +273,7 @@ class Workspace:
         path = self._journal_path(at)
         try:
             journal = Journal(path, self.check)
-        except InputError:  # the journal is damaged
+        except InputError:  # the journal is damaged, or has another format
             if not self._restart:
                 raise
             for file in self.folder.glob(f"{path.name}*"):
