@@ -142,8 +142,8 @@ class Client:
         """Make a client with its own server and workers on this host, for a notebook or a script.
 
         Server and workers end with `close`, the ``with`` block, or this process, even if it is killed. This
-        needs ``rankmill[worker]``. Parameters are as in the constructor; settings of workers, such as
-        ``device``, may be given too.
+        needs ``rankmill[worker]``. `settings` and `options` are as in the constructor; settings of workers,
+        such as ``device``, may be given too.
 
         Raises
         ------

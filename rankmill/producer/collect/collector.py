@@ -101,8 +101,8 @@ class UnfinishedChunk:
 class FinishedChunk(NamedTuple):
     """A chunk with its scores, and the ``result`` that must be written to the journal.
 
-    ``result`` is ``None`` if the journal has it, if all scores are those of an earlier output, or if the chunk
-    is to be tried again when the run is resumed.
+    ``result`` is ``None`` if the journal has it, if all scores are those of an earlier output, or if the
+    chunk is to be tried again when the run is resumed.
     """
 
     number: int
@@ -219,7 +219,9 @@ class Collector:
         self.pieces: dict[ChunkId, Piece] = {}
         """Pieces without a result."""
         self.answered: list[ChunkId] = []
-        """The pieces that have a result; `LiveRun.forget` empties this when it has deleted them from Redis."""
+        """The pieces that have a result; `LiveRun.forget` empties this after it has deleted them from
+        Redis.
+        """
         self.fatal: ChunkFailure | None = None
         """Why no chunk of the run can be scored; ``None`` if this is not known."""
         self.most_bytes = 0
@@ -398,7 +400,9 @@ class Collector:
         return piece is not None and len(result.scores) == len(piece.table)
 
     def _objection(self, result: ChunkResult | BadResult) -> str | None:
-        """Why a result cannot be used; ``None`` if it fits its piece, or is readable and belongs to no piece."""
+        """Why a result cannot be used; ``None`` if it fits its piece, or is readable but belongs to no
+        piece.
+        """
         if isinstance(result, BadResult):
             return result.reason
         if result.chunk not in self.pieces or isinstance(result, ChunkFailure):

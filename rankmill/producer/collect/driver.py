@@ -42,8 +42,8 @@ still exist.
 
 _PATROL_SHARE = 0.1
 _LONGEST_PATROL = 1.0
-"""While a producer waits, the time from one check of the run to the next is a tenth of the wait so far, and at
-most this many seconds.
+"""While a producer waits, the time from one check of the run to the next is a tenth of the wait so far, and
+at most this many seconds.
 """
 
 logger = logging.getLogger(__name__)
@@ -52,8 +52,8 @@ logger = logging.getLogger(__name__)
 class RunDriver:
     """Submits the chunks of a run and yields its scored tables in input order.
 
-    The driver works while the caller iterates `tables`. It submits chunks only when the window has room, which
-    bounds what Redis holds. Finished chunks that wait for an earlier one are in memory or on disk. `kept`
+    The driver works while the caller iterates `tables`. It submits chunks only when the window has room;
+    this bounds what Redis holds. Finished chunks that wait for an earlier one are in memory or on disk. `kept`
     decides what happens to results in Redis.
 
     Parameters
@@ -103,8 +103,8 @@ class RunDriver:
         self._reading = system.Lock()  # held to read the source, or to close it
         self._late = False  # whether the caller's time was over at the last look
         self._jobless: dict[ChunkId, str] = {}
-        """Halves, and pieces with an unusable result, which may have no job; each has the reason why the attempt
-        before has failed.
+        """Halves, and pieces with an unusable result, which may have no job; each with the reason why the last
+        attempt has failed.
         """
 
     @property
@@ -193,8 +193,8 @@ class RunDriver:
                 self._send(fresh)
 
     def cancel(self) -> None:
-        """Cancel the run and remove its waiting chunks from the queue; all processes that collect a detached run
-        are told.
+        """Cancel the run and remove its waiting chunks from the queue; all processes that collect a detached
+        run are told.
         """
         if not self._cancelled:
             self._span.add_event("cancelled")

@@ -15,8 +15,8 @@ MIN_CHUNKS = 32
 """Fewest chunks in the window with ``window: auto``, once the workers' speed is known."""
 
 _FIRST_CHUNKS = 8
-"""Fewest chunks in the window before a worker's speed is known. This is less than `MIN_CHUNKS`, because chunks
-are small until then, and small chunks cost time.
+"""Fewest chunks in the window before a worker's speed is known. This is less than `MIN_CHUNKS`, because
+chunks are small until then, and small chunks cost time.
 """
 
 _AHEAD = 2
