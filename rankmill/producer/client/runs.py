@@ -264,7 +264,9 @@ class ScoringRun(Generic[RowScore]):
 
     @property
     def scoring_since(self) -> float:
-        """When a worker began to score the run, in `time.monotonic` seconds; infinite until a result has come."""
+        """When a worker began to score the run, in `time.monotonic` seconds; infinite until a result has
+        come.
+        """
         return min(driver.scoring_since for driver in self._drivers)
 
     def _repr_html_(self) -> str:

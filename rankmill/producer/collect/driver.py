@@ -53,8 +53,8 @@ class RunDriver:
     """Submits the chunks of a run and yields its scored tables in input order.
 
     The driver works while the caller iterates `tables`. It submits chunks only when the window has room;
-    this bounds what Redis holds. Finished chunks that wait for an earlier one are in memory or on disk. `kept`
-    decides what happens to results in Redis.
+    this bounds what Redis holds. Finished chunks that wait for an earlier one are in memory or on disk.
+    `kept` decides what happens to results in Redis.
 
     Parameters
     ----------
@@ -103,8 +103,8 @@ class RunDriver:
         self._reading = system.Lock()  # held to read the source, or to close it
         self._late = False  # whether the caller's time was over at the last look
         self._jobless: dict[ChunkId, str] = {}
-        """Halves, and pieces with an unusable result, which may have no job; each with the reason why the last
-        attempt has failed.
+        """Halves, and pieces with an unusable result, which may have no job; each with the reason why the
+        last attempt has failed.
         """
 
     @property

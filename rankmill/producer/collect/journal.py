@@ -119,7 +119,9 @@ class Journal:
             self.finished = self._read_state("finished", Finished) or _NONE
             """The parts of the output that are in place."""
             self.is_in_redis = self.run is not None
-            """Whether the last run may still be in Redis; the code that deletes it there clears this."""
+            """Whether the last run may still be in Redis; code that deletes an unfinished run there clears
+            this.
+            """
         except BaseException:
             self.close()
             raise

@@ -150,7 +150,7 @@ class _OpenFile:
 class FileSource(PairSource):
     """Reads files of pairs in order, with one schema; `open_source` makes it.
 
-    Of Parquet files, only the wanted columns and rows are read.
+    Of Parquet files, only the wanted columns are read.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The embedded mode: a private server and workers that live only as long as a command runs."""
+"""The embedded mode: a private server and workers, which live only as long as a command or a client."""
 
 from __future__ import annotations
 
@@ -132,9 +132,7 @@ class EmbeddedCluster:
 
 @dataclass
 class _Shared:
-    """A cluster that several users in this process share, and the number of users; `url` waits for the
-    cluster's server.
-    """
+    """A cluster that several users in this process share, the URL of its server, and the number of users."""
 
     cluster: EmbeddedCluster
     url: str

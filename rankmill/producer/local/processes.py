@@ -1,4 +1,4 @@
-"""Worker processes of one host: one for each accelerator, started again when they die."""
+"""Worker processes of one host, which are started again when they die."""
 
 from __future__ import annotations
 

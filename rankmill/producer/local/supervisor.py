@@ -43,7 +43,7 @@ _WAIT_SECONDS = 5
 def supervise(queue: str, environs: Sequence[Mapping[str, str]], *, share_gpus: bool) -> None:
     """Start the server and the workers, restart dead workers, and end all of them.
 
-    It serves until standard input closes or SIGTERM arrives.
+    It serves until standard input closes, SIGTERM arrives, or the server dies.
 
     Parameters
     ----------

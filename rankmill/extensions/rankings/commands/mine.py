@@ -62,7 +62,7 @@ class MineOptions(options.NewTable):
     score_column: options.Column = "score"
     """Column with the scores."""
     min_relevance: options.Number = 1
-    """Lowest grade of a relevant passage; a passage of a lower grade is left out."""
+    """Lowest grade of a relevant passage; a passage of a lower grade above 0 is left out."""
     num_negatives: options.Number = 3
     """Negatives of each query."""
     range_min: Annotated[int, Field(ge=0, title="N")] = 0
