@@ -139,8 +139,7 @@ class FileRunStore:
         return ended.run
 
     def claim(self, runner: str, lease_seconds: int, leave: Iterable[str] = ()) -> RunLease | None:
-        """Take the first waiting run that is not in `leave`; ``None`` if there is none, or if it cannot be
-        read here.
+        """Take the first waiting run that is not in `leave`, if it can be read here; otherwise ``None``.
 
         The run is in the state in which its last runner left it, or it was cancelled since then. A job that
         cannot be read is set aside.

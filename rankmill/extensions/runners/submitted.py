@@ -120,7 +120,7 @@ class AsyncSubmittedFile:
 
 
 def find_submitted(store: FileRunStore, prefix: str) -> SubmittedFile | None:
-    """The submitted run whose id is or begins with `prefix`; ``None`` if there is none.
+    """The submitted run whose id is or begins with `prefix`; otherwise ``None``.
 
     Raises
     ------

@@ -130,7 +130,7 @@ class RunnersWatch(Watch):
         )
 
     def find(self, client: redis.Redis, settings: Settings, run_id: str) -> WatchedRun | None:
-        """The submitted run whose id is or begins with `run_id`; ``None`` if there is none."""
+        """The submitted run whose id is or begins with `run_id`; otherwise ``None``."""
         run = find_submitted(open_store(client, settings), run_id)
         return _Shown(run) if run else None
 

@@ -244,7 +244,7 @@ class CrossEncoder:
         prompt_name, prompt
             The prompt, by name or as text; by default the constructor's, or else the model's own.
         show_progress_bar
-            Whether to show progress on standard error.
+            Whether to show progress, in Jupyter or on standard error.
         activation_fn
             Function from logits to scores; by default the constructor's. The older name is
             ``activation_fct``.

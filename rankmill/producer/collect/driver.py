@@ -43,7 +43,7 @@ still exist.
 _PATROL_SHARE = 0.1
 _LONGEST_PATROL = 1.0
 """While a producer waits, the time from one check of the run to the next is a tenth of the wait so far, and
-at most this many seconds.
+at most this many seconds, unless `RunStore.patrol_seconds` is more.
 """
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,9 @@ class RunDriver:
     ) -> None:
         self.run = kept.run
         self.on_wait: Callable[[], None] = lambda: None
-        """Called at least every second while waiting; an exception from it ends the wait."""
+        """Called again and again while waiting for results or for the server; an exception from it ends the
+        wait.
+        """
         self.on_show: Callable[[], None] = lambda: None
         """Called after `on_wait`, to show progress to the caller."""
         self.deadline = math.inf

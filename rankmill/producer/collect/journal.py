@@ -230,9 +230,7 @@ class Journal:
             return None
 
     def next_cut(self, start: int) -> tuple[int, int] | None:
-        """First row and number of rows of the first result at row `start` or later; ``None`` if there is
-        none.
-        """
+        """First row and number of rows of the first result at row `start` or later; otherwise ``None``."""
         with self._at_work():
             row = self._db.execute(_NEXT_CUT, (start, MAX_CHUNK_ROWS)).fetchone()
         return row and (int(row[0]), int(row[1]))

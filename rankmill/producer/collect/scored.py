@@ -68,7 +68,7 @@ def scored_table(
 def row_results(result: ChunkResult, rows: int, kind: pa.DataType | None = None) -> RowResults:
     """The results of each row from a chunk's result with this many rows.
 
-    `kind` is the type of the scores if there are none; by default float32.
+    `kind` is the type of the scores, all null, of a chunk that failed; by default float32.
     """
     if isinstance(result, ChunkScores):
         return RowResults(result.scores, result.errors, result.tokens)

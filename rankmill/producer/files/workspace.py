@@ -50,7 +50,7 @@ class OutputFile:
         return self.path.with_name(f"_{self.path.name}{WORKSPACE}")
 
     def taken(self, journal: Journal) -> AnyPath | None:
-        """A file of another run in the output's place; ``None`` if there is none."""
+        """A file of another run in the output's place; otherwise ``None``."""
         if not self.path.exists():
             return None
         sealed = journal.sealed
@@ -78,7 +78,7 @@ class PartsFolder(OutputFile):
         return self.path / f"_parts{WORKSPACE}"
 
     def taken(self, journal: Journal) -> AnyPath | None:
-        """A part that is not of the journal's run; ``None`` if there is none.
+        """A part that is not of the journal's run; otherwise ``None``.
 
         The part after those that the journal knows may also be of its run, if the process died before the
         journal noted the part.
@@ -134,10 +134,11 @@ class Workspace:
     RunnerError
         On entering and from `begin`: this runner may not write here, or may not replace the existing output.
     InputError
-        On entering: the output exists, the folder or something in it is not that of a run, or belongs to
-        another user, or the journal of an earlier run is damaged; the message names which.
+        On entering: the output exists, this user may not make the folder, the folder or something in it is
+        not that of a run, or belongs to another user, or the journal of an earlier run is damaged; the
+        message names which.
     OutputError
-        On entering: the folder or the journal cannot be written.
+        On entering: the folder or the journal cannot be written, for instance on a full disk.
     OutputBusy
         On entering: another process, or another host, is making the output, or has just made it.
     StoreError

@@ -50,11 +50,11 @@ class MineOptions(options.NewTable):
     queries_id: options.Column | None = None
     """Column with the queries' ids.  [default: the only known name]"""
     queries_text: Columns = ()
-    """Column with their texts; several are joined.  [default: the only known name]"""
+    """Column with the queries' texts; several are joined.  [default: the only known name]"""
     corpus_id: options.Column | None = None
     """Column with the passages' ids.  [default: the only known name]"""
     corpus_text: Columns = ()
-    """Column with their texts; several are joined.  [default: title and the only known name]"""
+    """Column with the passages' texts; several are joined.  [default: title and the only known name]"""
     columns: Columns = ()
     """All columns of a corpus in CSV or TSV without a header, in order."""
     on_duplicate: OnDuplicate = "error"

@@ -31,10 +31,10 @@ NOT_WRITTEN = {"memory", "data", "http", "https"}
 
 
 LOOK_SECONDS = 15.0
-"""How long a store may be away when an object is looked up at the beginning, before any work."""
+"""Seconds for which a store may be away when objects are looked up, or a lock is read or written."""
 
 WORK_SECONDS = 600.0
-"""How long a store may be away while an object is read or written."""
+"""Seconds for which a store may be away while an object is read, written or deleted."""
 
 _BACKOFF = Backoff(first=0.2, longest=10.0)
 
