@@ -620,7 +620,7 @@ def _activation_name(function: Callable[[Any], Any] | None) -> str | None:
 
 
 def _state(loaded: Any) -> str:
-    """A text of everything that a caller can change in a tokenizer or a config."""
+    """A text of what a tokenizer or a config shows of itself; it differs after a caller has changed that."""
     return f"{loaded!r} {getattr(loaded, 'chat_template', None)!r}"
 
 

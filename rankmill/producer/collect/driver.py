@@ -105,8 +105,8 @@ class RunDriver:
         self._reading = system.Lock()  # held to read the source, or to close it
         self._late = False  # whether the caller's time was over at the last look
         self._jobless: dict[ChunkId, str] = {}
-        """Halves, and pieces with an unusable result, which may have no job; each with the reason why the
-        last attempt has failed.
+        """Halves, and pieces with an unusable result, which may have no job; each with the reason to name if
+        it is given up.
         """
 
     @property

@@ -36,7 +36,9 @@ chunks.
 """
 
 MIN_ROWS, MAX_ROWS = 16, 16_384
-"""Fewest and most rows in a chunk with ``chunk_size: auto``; the first chunks have the fewest."""
+"""Fewest and most rows in a chunk with ``chunk_size: auto``; chunks have the fewest until results
+have come.
+"""
 
 _GROWTH = 8
 """A result makes the size of chunks at most this many times as large as it was."""

@@ -130,7 +130,7 @@ def _in_order(paths: Sequence[AnyPath]) -> list[_Piece]:
     by_place: dict[tuple[int, int], _Piece] = {}
     first: dict[str, _Piece] = {}
     for piece in map(_Piece, paths):
-        # without rows nothing was scored, so these are missing
+        # a shard without rows lacks revision, precision and kind, because nothing was scored
         for name in (_WHOLE, _OF, *(_SAME if piece.rows else ())):
             other = first.setdefault(name, piece)
             if piece.about.get(name, "") != other.about.get(name, ""):

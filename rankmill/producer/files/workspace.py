@@ -202,7 +202,7 @@ class Workspace:
             if is_refused and rows:
                 return  # the folder is unchanged
             if (error or is_refused) and not rows and any(journal.is_in_redis for journal in self.journals):
-                return  # a journal names a run that still exists in Redis
+                return  # a journal names a run that may still be in Redis
             # If the input changed, scored rows may be from before or after the change.
             if not rows or isinstance(error, InputChanged):
                 self.remove()  # the folder is removed while the lock is held
