@@ -64,7 +64,7 @@ class EmbeddedCluster:
             "log": [settings.log_level, settings.log_format],
         }
         self._process = system.Popen(
-            # -P: do not import from a folder named producer/ or jobs/ in the current directory
+            # -P: do not import modules from the current directory
             [sys.executable, "-P", "-m", "rankmill.producer.local.supervisor", json.dumps(config)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
