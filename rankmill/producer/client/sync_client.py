@@ -246,7 +246,7 @@ class Client:
         priority, spec
             As in `submit`.
         on_wait
-            Called at least every second while the producer waits for results.
+            Called again and again while the producer waits for results or for the server.
         journal, reuse
             A journal that stores results, and scores of an earlier output. Chunks and pairs found there are
             not scored.

@@ -140,6 +140,8 @@ class RunDriver:
             The server could not serve during the whole allowed wait, or it refuses a command.
         RunTimeout, NoWorkers
             `deadline` has passed, or no worker listens; call again to continue.
+        InputError, OutputError
+            The source cannot be read, or results cannot be written to the journal.
         """
         collector = self.collector
         self._heard = system.monotonic()

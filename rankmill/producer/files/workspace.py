@@ -112,8 +112,8 @@ class Workspace:
 
     Use it as a context manager, and call `begin` in it. Leaving it deletes the folder, unless an error other
     than `InputChanged` ends the run and the journal holds scored rows; then the folder is kept, and a note on
-    the error says so. After an error, the folder is also kept as long as its journal names a run that could
-    not be deleted from Redis.
+    the error says so (but not on `WrongScores`). After an error, the folder is also kept as long as its
+    journal names a run that could not be deleted from Redis.
 
     Parameters
     ----------
