@@ -323,7 +323,7 @@ class _Asking(NamedTuple):
 class RepeatedPairs:
     """Which chunk asks for a pair, and which others wait for its answer.
 
-    For a chunk without repeated pairs and known scores, this only computes keys and looks them up.
+    For a chunk that has neither repeated pairs nor known scores, this only computes keys and looks them up.
 
     Parameters
     ----------

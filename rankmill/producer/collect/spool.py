@@ -19,7 +19,7 @@ from rankmill.jobs.contract.results import ChunkStats
 from rankmill.producer.collect.scored import ScoredTable
 
 MEMORY_BYTES = 64 << 20
-"""Bytes of finished chunks in memory from which on further chunks go to disk."""
+"""When finished chunks in memory have this many bytes, further chunks go to disk."""
 
 DISK_BYTES = 16 << 30
 """Most bytes of the file; beyond this, the producer submits no further chunks."""

@@ -181,7 +181,7 @@ class Workspace:
                     raise self._just_made()
                 self.journals = [stack.enter_context(self._open_journal(at)) for at in range(self._models)]
                 self.journal = self.journals[0]
-                # The journal is empty if a process died before it began, or while it removed the folder.
+                # The journal is empty if a process died before its run began, or while it removed the folder.
                 self._is_new = self._is_new or not any(journal.manifest for journal in self.journals)
                 self._check_output()
             except BaseException:
