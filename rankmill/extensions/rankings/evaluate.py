@@ -73,9 +73,10 @@ logger = logging.getLogger(__name__)
 class Result:
     """Values of one measure: means over all judged queries, and by query.
 
-    ``before`` is the mean of the run that was scored; ``None`` if that is not known. ``better`` and ``worse``
-    are numbers of queries. ``p_value`` is the p-value of a two-sided paired t-test over all judged queries:
-    how likely such a change is if reranking changes nothing; ``None`` if no query has changed.
+    ``before`` is the mean of the ranking to compare with; ``None`` if that is not known. ``better`` and
+    ``worse`` are numbers of queries. ``p_value`` is the p-value of a two-sided paired t-test over all judged
+    queries: how likely such a change is if reranking changes nothing; ``None`` if ``before`` is not known, if
+    no query has changed, or if only one query is judged.
     ``after_ranked`` and ``before_ranked`` are means over those ``ranked`` of the ``judged`` queries that have
     passages after reranking.
     """

@@ -22,8 +22,8 @@ class Rules:
     """Which negatives to take; names and meanings are those of `mine_hard_negatives`.
 
     A passage is relevant from grade ``min_relevance`` on; a passage of a lower grade above 0 is neither
-    relevant nor a candidate. Candidates are the other passages of the run, of each query the best
-    ``range_max`` by the run's scores. A passage with the text of a graded passage or of a better candidate is
+    relevant nor a candidate. Candidates are the other passages of the run, of each query the first
+    ``range_max`` in the run's order. A passage with the text of a graded passage or of a better candidate is
     not a candidate. A candidate is left out if its score is over ``max_score`` or under ``min_score``, or
     comes too near to the lowest score of the query's relevant passages: by ``absolute_margin``, or by
     ``relative_margin`` times the size of that score. Of the remaining candidates, the ``range_min`` with the
@@ -46,8 +46,8 @@ class Rules:
 class Mined:
     """Rows of the scored file, for one query: its relevant passages, and its negatives, hardest first.
 
-    ``copies`` passages of the run were not candidates because they have the text of a relevant passage, and
-    ``repeats`` because they have the text of another candidate.
+    ``copies`` passages of the run were not candidates because they have the text of a graded passage, and
+    ``repeats`` because they have the text of a better candidate.
     """
 
     positives: npt.NDArray[np.int64]
@@ -152,8 +152,8 @@ def mine(scored: pd.DataFrame, rules: Rules, texts: TextKeys | None = None) -> I
 def _same_texts(
     scored: pd.DataFrame, texts: TextKeys | None
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Which rows have the text of a judged passage of their query, or of another query with the same text,
-    and which rows repeat a text.
+    """Which rows have the text of a graded passage of their query, or of another query with the same text,
+    and which rows repeat a text. A graded passage has a grade above 0.
 
     A row repeats a text if an earlier row of its query and kind has the same text and a score.
     """

@@ -127,7 +127,7 @@ def training_rows(
     *,
     with_scores: bool,
 ) -> pa.Table:
-    """Yield the rows of mined queries in the layout of `form`; every query must have rows in it.
+    """Make the rows of mined queries, a table in the layout of `form`; `mined` must come from `with_rows`.
 
     `ids` are the rows of the scored file, as `mine.read_scored` returns them. `source` says where the texts
     are: in the scored file, or in files of texts. `with_scores` adds scores to distil from, which replace

@@ -21,7 +21,9 @@ def file_run_refusals(run_id: str) -> str:
 
 
 def file_runs() -> str:
-    """Sorted set: ids of the submitted runs, by the time of their last change (seconds since 1970)."""
+    """Sorted set: ids of the submitted runs, by the time (s since 1970) at which they were last submitted,
+    taken or ended.
+    """
     return f"{PREFIX}:file-runs"
 
 

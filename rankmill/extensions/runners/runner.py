@@ -60,8 +60,8 @@ class Runner:
         self._news = system.Event()
         self._stopping = self._working = False
         self._left: dict[str, tuple[float, int]] = {}
-        """Runs that this runner leaves to others: until which time (monotonic, s), and for which time in a
-        row.
+        """Runs that this runner leaves to others: until which time (monotonic, s), and how many times in a
+        row it has left them.
         """
 
     def work(self) -> None:
@@ -210,7 +210,7 @@ class Runner:
             self._hand_back("its runner was stopped", first=True)
 
     def _wait_for_output(self, reason: str) -> None:
-        """Put the run back until the process that makes its output has ended."""
+        """Put the run back for a short time, because another process is making its output."""
         logger.info("%s", reason)
         self._hand_back(reason, pause=self._settings.heartbeat_seconds)
 

@@ -12,8 +12,8 @@ from rankmill.jobs.runtime.settings import ExtensionSettings, Names
 
 
 def read_secret(value: object) -> str | None:
-    """Check a webhook's secret and mask it from now on: ``whsec_`` and 24 to 64 bytes in base64. Raises
-    `ValueError` for any other value.
+    """Check that a webhook's secret is ``whsec_`` and 24 to 64 bytes in base64, and mask it from now on.
+    Raises `ValueError` if it is not; ``None`` stays ``None``.
     """
     if value is None:
         return None

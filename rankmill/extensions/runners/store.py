@@ -139,7 +139,7 @@ class FileRunStore:
         return ended.run
 
     def claim(self, runner: str, lease_seconds: int, leave: Iterable[str] = ()) -> RunLease | None:
-        """Take the first waiting run that is not in `leave`; ``None`` if there is none.
+        """Take the first waiting run that is not in `leave`, if it can be read here; otherwise ``None``.
 
         The run is in the state in which its last runner left it, or it was cancelled since then. A job that
         cannot be read is set aside.
@@ -199,7 +199,7 @@ class FileRunStore:
 
     def hand_back(self, claim: RunLease, *, first: bool = False, pause: float = 0) -> bool:
         """Put a run back at the front (`first`) or at the end of the queue; with a `pause` in seconds, it
-        gets there after that time.
+        gets to the end after that time. Returns whether its runner still held it.
         """
         run = claim.run
         places = [self._leases, keys.file_run(run.id), self.queue.key, self._pauses]
@@ -306,7 +306,7 @@ class FileRunStore:
             pipe.execute()
 
     def _is_gone(self, run_id: str) -> bool:
-        """Whether RQ lists the job as failed, because a worker of another kind took it.
+        """Whether RQ has noted the job as failed, because a worker of another kind took it.
 
         A run that is missing in the list of all runs is listed again, so that runners find it.
         """

@@ -30,7 +30,8 @@ _CANCEL_SECONDS = 60
 class SubmittedFile:
     """A submitted run of files, which runners score even if this process ends.
 
-    Every method raises `RunExpired` if the run ended too long ago, or if the server has lost it.
+    Each method that asks the server raises `RunExpired` if the run ended too long ago, or if the server has
+    lost it.
     """
 
     def __init__(self, store: FileRunStore, run_id: str) -> None:
@@ -119,7 +120,7 @@ class AsyncSubmittedFile:
 
 
 def find_submitted(store: FileRunStore, prefix: str) -> SubmittedFile | None:
-    """The submitted run whose id is or begins with `prefix`; ``None`` if there is none.
+    """The submitted run whose id is or begins with `prefix`; otherwise ``None``.
 
     Raises
     ------
@@ -149,7 +150,7 @@ class SubmittedFiles:
         Raises
         ------
         InputError
-            The request has no input or no output.
+            The request has no input or no output, or reads standard input.
         ConfigError
             The webhook is not an http or https URL.
         """

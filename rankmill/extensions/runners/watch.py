@@ -130,7 +130,7 @@ class RunnersWatch(Watch):
         )
 
     def find(self, client: redis.Redis, settings: Settings, run_id: str) -> WatchedRun | None:
-        """The submitted run with an id."""
+        """The submitted run whose id is or begins with `run_id`; otherwise ``None``."""
         run = find_submitted(open_store(client, settings), run_id)
         return _Shown(run) if run else None
 
@@ -168,7 +168,9 @@ def _has_ended(run: SeenRun) -> bool:
 
 
 def _latest(look: Look) -> Iterator[FileRun]:
-    """The runs whose state changed last, the latest first; those that cannot be read are left out."""
+    """The runs that were submitted, taken or ended last, the latest first; those that cannot be read are left
+    out.
+    """
     latest_first = (True, False, float, True, False)  # desc, withscores, score_cast_func, byscore, bylex
     ((raws,),) = look.replies(
         [""], lambda _: [("zrange", keys.file_runs(), (), "+inf", "-inf", *latest_first, 0, _MOST_LISTED)]

@@ -297,7 +297,7 @@ class AsyncClient:
         await self._client.store.end()
 
     async def _open(self) -> None:
-        """Check, once, whether a server answers."""
+        """Check whether a server answers, unless an earlier call has found that it does."""
         loop = asyncio.get_running_loop()
         if self._opening is None or (self._opening.done() and _failed(self._opening)):
             self._opening = loop.create_task(self._probe())

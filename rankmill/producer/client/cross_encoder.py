@@ -43,7 +43,7 @@ _REFUSED = {
     "classifier_dropout": "nothing is trained here",
     "keep_in_fp32_modules": "the last projection computes in fp32 in every precision",
 }
-"""Arguments of sentence-transformers' class that this class refuses, and why."""
+"""Arguments of sentence-transformers' class that this class refuses unless they ask for nothing, and why."""
 
 _WITHOUT_EFFECT = frozenset({"model_card_data"})
 _MODEL = frozenset({"attn_implementation", "device_map", "low_cpu_mem_usage"})
@@ -69,11 +69,11 @@ class CrossEncoder:
     or with the process.
 
     Arguments about where and how to compute (``device``, ``batch_size``, ``num_workers``, ``pool``,
-    ``chunk_size``, ``attn_implementation``, ``device_map``) are accepted, but the workers decide. Arguments
-    that would change scores and cannot be obeyed are refused by name: ``modules``, ``trust_remote_code``,
-    ``cache_folder``, ``local_files_only`` (except for a folder), ``token``, ``keep_in_fp32_modules``, entries
-    of ``model_kwargs``, ``processor_kwargs`` and ``config_kwargs`` that are not listed below, and assigned
-    attributes. torch is imported only for tensors as results, for an ``activation_fn`` other than
+    ``chunk_size``, ``attn_implementation``, ``device_map``) are accepted, but the workers decide. Other
+    arguments that cannot be obeyed are refused by name: ``modules``, ``trust_remote_code``, ``cache_folder``,
+    ``local_files_only`` (except for a folder), ``token``, ``classifier_dropout``, ``keep_in_fp32_modules``,
+    entries of ``model_kwargs``, ``processor_kwargs`` and ``config_kwargs`` that are not listed here, and most
+    assigned attributes. torch is imported only for tensors as results, for an ``activation_fn`` other than
     `torch.nn.Identity` and `torch.nn.Sigmoid`, and for `device`; transformers is imported only for
     `tokenizer` and `config`.
 
@@ -244,7 +244,7 @@ class CrossEncoder:
         prompt_name, prompt
             The prompt, by name or as text; by default the constructor's, or else the model's own.
         show_progress_bar
-            Whether to show progress on standard error.
+            Whether to show progress, in Jupyter or on standard error.
         activation_fn
             Function from logits to scores; by default the constructor's. The older name is
             ``activation_fct``.
@@ -574,7 +574,7 @@ def _older(options: dict[str, Any], value: Any, *names: str) -> Any:
 
 
 def _refuse_arguments(options: dict[str, Any], model: str) -> None:
-    """Remove sentence-transformers' other arguments from `options`; refuse those that would change scores."""
+    """Remove sentence-transformers' other arguments from `options`; refuse those that cannot be obeyed."""
     is_here = model == "demo" or Path(model).is_dir()
     for name in _WITHOUT_EFFECT & options.keys():
         del options[name]
@@ -620,7 +620,7 @@ def _activation_name(function: Callable[[Any], Any] | None) -> str | None:
 
 
 def _state(loaded: Any) -> str:
-    """A text of everything that a caller can change in a tokenizer or a config."""
+    """A text of what a tokenizer or a config shows of itself; it differs after a caller has changed that."""
     return f"{loaded!r} {getattr(loaded, 'chat_template', None)!r}"
 
 

@@ -54,7 +54,7 @@ def start_each(
     """
     journals = journals or [None] * len(models)
     revisions = revisions or [None] * len(models)
-    # all of these readers end together
+    # closing one of these readers closes the tables that all of them read
     readers = [OpenTables(reader, tables) for reader in tee(tables, len(models))]
     runs: list[ScoringRun] = []
     try:

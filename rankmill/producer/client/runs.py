@@ -35,8 +35,8 @@ else:
 class Scores(np.ndarray[tuple[int, ...], np.dtype[np.float32]]):
     """Scores of a run: float32 of shape ``[n]``, NaN for the rows in `errors`.
 
-    With ``all_labels`` the shape is ``[n, labels]``. Slicing or computing returns plain arrays, without
-    `errors` and `labels`.
+    With ``all_labels`` the shape is ``[n, labels]``. The `errors` and `labels` of a slice, or of the result
+    of a computation, are empty.
     """
 
     errors: Mapping[int, str]
@@ -252,7 +252,7 @@ class ScoringRun(Generic[RowScore]):
 
     @property
     def rows(self) -> int | None:
-        """The number of pairs; ``None`` if they come from an iterator."""
+        """The number of pairs; ``None`` if it is not known, for example for an iterator."""
         return self._join.rows([driver.run.rows for driver in self._drivers])
 
     @property
@@ -264,7 +264,9 @@ class ScoringRun(Generic[RowScore]):
 
     @property
     def scoring_since(self) -> float:
-        """When a worker began to score the run, in `time.monotonic` seconds; infinity before that."""
+        """When a worker began to score the run, in `time.monotonic` seconds; infinite until a result has
+        come.
+        """
         return min(driver.scoring_since for driver in self._drivers)
 
     def _repr_html_(self) -> str:

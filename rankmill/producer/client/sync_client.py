@@ -142,8 +142,8 @@ class Client:
         """Make a client with its own server and workers on this host, for a notebook or a script.
 
         Server and workers end with `close`, the ``with`` block, or this process, even if it is killed. This
-        needs ``rankmill[worker]``. Parameters are as in the constructor; settings of workers, such as
-        ``device``, may be given too.
+        needs ``rankmill[worker]``. `settings` and `options` are as in the constructor; settings of workers,
+        such as ``device``, may be given too.
 
         Raises
         ------
@@ -246,7 +246,7 @@ class Client:
         priority, spec
             As in `submit`.
         on_wait
-            Called at least every second while the producer waits for results.
+            Called again and again while the producer waits for results or for the server.
         journal, reuse
             A journal that stores results, and scores of an earlier output. Chunks and pairs found there are
             not scored.

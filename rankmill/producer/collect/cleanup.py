@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 class RunCleaner:
     """Removes keys and waiting jobs of ended runs from Redis; threads may share it, even after a fork.
 
-    The caller does not wait for a server that cannot serve. A background thread tries again instead, until
-    the run's keys would have expired.
+    The caller waits at most a second for a server that cannot serve. Then a background thread tries again,
+    until the run's keys would have expired.
     """
 
     def __init__(self, store: RunStore) -> None:

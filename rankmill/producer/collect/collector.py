@@ -99,8 +99,10 @@ class UnfinishedChunk:
 
 
 class FinishedChunk(NamedTuple):
-    """A chunk with its scores; ``result`` must be written to the journal; it is ``None`` if the journal has
-    it, or if the chunk is to be tried again when the run is resumed.
+    """A chunk with its scores, and the ``result`` that must be written to the journal.
+
+    ``result`` is ``None`` if the journal has it, if all scores are those of an earlier output, or if the
+    chunk is to be tried again when the run is resumed.
     """
 
     number: int
@@ -217,16 +219,18 @@ class Collector:
         self.pieces: dict[ChunkId, Piece] = {}
         """Pieces without a result."""
         self.answered: list[ChunkId] = []
-        """The pieces that have a result; the driver empties this when they are deleted from Redis."""
+        """The pieces that have a result; `LiveRun.forget` empties this after it has deleted them from
+        Redis.
+        """
         self.fatal: ChunkFailure | None = None
         """Why no chunk of the run can be scored; ``None`` if this is not known."""
         self.most_bytes = 0
-        """Most bytes of tables that were in Redis at the same time."""
+        """About the most bytes of tables that were in Redis at the same time."""
         self._run, self._window = run, window
         self._unfinished: dict[int, UnfinishedChunk] = {}
         self._finished: list[FinishedChunk] = []
         self._used: dict[str, Amounts] = {}
-        """What chunks have used, by the name of the device, since this was last read."""
+        """What the chunks that the latest result has finished have used, by the name of the device."""
         self._waiting: dict[int, int] = {}
         """Rows of finished chunks that are not taken yet, by chunk."""
         self._reuse = reuse
@@ -293,7 +297,7 @@ class Collector:
         return piece
 
     def sent(self, sizes: Mapping[ChunkId, int]) -> None:
-        """Note that pieces are in Redis, with the bytes of their payloads."""
+        """Note that pieces go to Redis, with the bytes of their payloads."""
         for chunk, size in sizes.items():
             self._leave(self.pieces[chunk])
             self._enter(self.pieces[chunk], size)
@@ -324,7 +328,7 @@ class Collector:
                 continue
             piece = self.pieces.pop(result.chunk, None)
             if piece is None:
-                continue  # this is a second result with the same scores, or of no chunk of this run
+                continue  # this is a second result for its piece, or the result of no piece of this run
             self._leave(piece)
             self.answered.append(piece.id)
             if isinstance(result, ChunkFailure) and result.fatal:
@@ -396,7 +400,9 @@ class Collector:
         return piece is not None and len(result.scores) == len(piece.table)
 
     def _objection(self, result: ChunkResult | BadResult) -> str | None:
-        """Why a result does not fit its piece; ``None`` if it fits, or belongs to no piece."""
+        """Why a result cannot be used; ``None`` if it fits its piece, or is readable but belongs to no
+        piece.
+        """
         if isinstance(result, BadResult):
             return result.reason
         if result.chunk not in self.pieces or isinstance(result, ChunkFailure):

@@ -42,8 +42,8 @@ still exist.
 
 _PATROL_SHARE = 0.1
 _LONGEST_PATROL = 1.0
-"""Longest time in seconds from one check of the run to the next while a producer waits. Until then, the time
-between checks is a tenth of the wait so far.
+"""While a producer waits, the time from one check of the run to the next is a tenth of the wait so far, and
+at most this many seconds, unless `RunStore.patrol_seconds` is more.
 """
 
 logger = logging.getLogger(__name__)
@@ -52,9 +52,9 @@ logger = logging.getLogger(__name__)
 class RunDriver:
     """Submits the chunks of a run and yields its scored tables in input order.
 
-    The driver works while the caller iterates `tables`. It submits chunks when the window has room, so Redis
-    never holds more than the window allows. Finished chunks that wait for an earlier one are in memory or on
-    disk. `kept` decides what happens to results in Redis.
+    The driver works while the caller iterates `tables`. It submits chunks only when the window has room;
+    this bounds what Redis holds. Finished chunks that wait for an earlier one are in memory or on disk.
+    `kept` decides what happens to results in Redis.
 
     Parameters
     ----------
@@ -78,7 +78,9 @@ class RunDriver:
     ) -> None:
         self.run = kept.run
         self.on_wait: Callable[[], None] = lambda: None
-        """Called at least every second while waiting; an exception from it ends the wait."""
+        """Called again and again while waiting for results or for the server; an exception from it ends the
+        wait.
+        """
         self.on_show: Callable[[], None] = lambda: None
         """Called after `on_wait`, to show progress to the caller."""
         self.deadline = math.inf
@@ -96,14 +98,16 @@ class RunDriver:
         self._spans: dict[int, Span] = {}
         self._waits_since = self._collected = self._heard = system.monotonic()
         self._looked = -math.inf  # the time at which the workers' notes were last read
-        self._sized = sizing.is_known  # when workers were last asked
+        self._sized = sizing.is_known  # as it was when workers were last asked
         self._cancelled = False
         # held to take results or to cancel, because another thread may do either
         self._accepting = system.RLock()
         self._reading = system.Lock()  # held to read the source, or to close it
         self._late = False  # whether the caller's time was over at the last look
         self._jobless: dict[ChunkId, str] = {}
-        """Pieces that may have no job although Redis has lost none, and why."""
+        """Halves, and pieces with an unusable result, which may have no job; each with the reason to name if
+        it is given up.
+        """
 
     @property
     def is_detached(self) -> bool:
@@ -136,6 +140,8 @@ class RunDriver:
             The server could not serve during the whole allowed wait, or it refuses a command.
         RunTimeout, NoWorkers
             `deadline` has passed, or no worker listens; call again to continue.
+        InputError, OutputError
+            The source cannot be read, or results cannot be written to the journal.
         """
         collector = self.collector
         self._heard = system.monotonic()
@@ -167,11 +173,11 @@ class RunDriver:
 
     @property
     def progress(self) -> Progress:
-        """The number of rows of finished chunks."""
+        """How many rows are done, how many of these have no score, and the times for the speed."""
         return self.collector.rows.progress
 
     def row_errors(self) -> list[RowError]:
-        """The rows of a detached run that have no score so far, in order."""
+        """The rows of a detached run that have failed so far, in order."""
         self.refresh()
         return sorted(self.collector.rows.errors, key=lambda error: error.row)
 
@@ -191,8 +197,8 @@ class RunDriver:
                 self._send(fresh)
 
     def cancel(self) -> None:
-        """Cancel the run and remove its waiting chunks from the queue; all processes that collect the run are
-        told.
+        """Cancel the run and remove its waiting chunks from the queue; all processes that collect a detached
+        run are told.
         """
         if not self._cancelled:
             self._span.add_event("cancelled")
@@ -223,7 +229,7 @@ class RunDriver:
             with self._reading:
                 table = next(self._source, None)
             if table is None:
-                self._check_cancelled()  # another thread has closed the source, which may have more rows
+                self._check_cancelled()  # a source that another thread has closed only seems to end
                 self.collector.exhausted = True
                 self._close_source()
                 break
@@ -267,7 +273,7 @@ class RunDriver:
         if now - self._looked < self._patrol_seconds and not just_known:
             return
         self._looked, self._sized = now, sized
-        with suppress(RedisUnavailable), waiting(most=0):  # other commands wait for the server
+        with suppress(RedisUnavailable), waiting(most=0):  # this look does not wait for the server
             if window.follows_workers:
                 capacity = self._store.capacity(self.run.queue)
                 window.follow(capacity, self.collector.chunk_rows, sized=sized)

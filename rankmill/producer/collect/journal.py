@@ -47,7 +47,7 @@ CREATE TABLE IF NOT EXISTS chunks
     (chunk INTEGER PRIMARY KEY, rows INTEGER NOT NULL, scores BLOB, about TEXT NOT NULL);
 COMMIT;
 """
-"""Executed in one transaction, which is synced once."""
+"""The tables and the format are written in one transaction, which is synced once."""
 
 _NEXT_CUT = """
 SELECT chunk, rows FROM chunks
@@ -100,7 +100,7 @@ class Journal:
     Raises
     ------
     InputError
-        Raised by any method: the file is damaged.
+        Raised by any method: the file is damaged. Also raised at the start: the file has another format.
     OutputError
         Raised by any method: the file cannot be written or read, for instance on a full disk.
     """
@@ -119,7 +119,9 @@ class Journal:
             self.finished = self._read_state("finished", Finished) or _NONE
             """The parts of the output that are in place."""
             self.is_in_redis = self.run is not None
-            """Whether the last run may still be in Redis; the code that deletes it there clears this."""
+            """Whether the last run may still be in Redis; code that deletes an unfinished run there clears
+            this.
+            """
         except BaseException:
             self.close()
             raise
@@ -161,7 +163,9 @@ class Journal:
 
     @property
     def first(self) -> ChunkStats | None:
-        """Statistics of the first scored chunk; all others must use the same model commit and precision."""
+        """Statistics of the first scored chunk; all others must use the same content of the
+        model, and the same precision.
+        """
         if self.finished.first:
             return self.finished.first
         with self._at_work():
@@ -226,9 +230,7 @@ class Journal:
             return None
 
     def next_cut(self, start: int) -> tuple[int, int] | None:
-        """First row and number of rows of the first result at row `start` or later; ``None`` if there is
-        none.
-        """
+        """First row and number of rows of the first result at row `start` or later; otherwise ``None``."""
         with self._at_work():
             row = self._db.execute(_NEXT_CUT, (start, MAX_CHUNK_ROWS)).fetchone()
         return row and (int(row[0]), int(row[1]))

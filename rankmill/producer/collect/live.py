@@ -35,7 +35,7 @@ _ENCODERS = 8
 """Most threads that encode and compress chunks; Arrow releases Python's lock meanwhile."""
 
 Carrier = Callable[[int], Mapping[str, str]]
-"""Returns the trace of the chunk with a number, in the form in which jobs contain it."""
+"""Returns the trace of the chunk with this number, in the form in which jobs contain it."""
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +67,8 @@ class LiveRun:
     is_brief: ClassVar = False
     """Whether the run exists in Redis only from its first chunks to its last result."""
     folder: ClassVar[Path | None] = None
-    """Folder for finished chunks that wait for their turn and do not fit into memory; ``None`` means a
-    temporary folder.
+    """Folder for finished chunks that wait for their turn and do not fit into memory; ``None`` means the
+    system's folder for temporary files.
     """
 
     def __post_init__(self) -> None:
@@ -114,7 +114,7 @@ class LiveRun:
         self.store.enqueue(self.run, payloads)
 
     def results(self, block_ms: int) -> list[tuple[str, ChunkResult | BadResult]]:
-        """The results that have arrived, with their entries; waits for the first.
+        """The results that have arrived, with their entries; waits up to `block_ms` for the first.
 
         The stream is always read from its beginning: results that were read are deleted, and a server that
         lost its data may give new results lower numbers.
@@ -154,7 +154,7 @@ class LiveRun:
         return pieces
 
     def check_existence(self) -> None:
-        """Raise `RunExpired` if the run's results are no longer kept."""
+        """Raise `RunExpired` if the results of a detached run are no longer kept."""
 
     def cancel(self, chunks: Collection[ChunkId], *, hurry: bool) -> None:
         """Delete the run and its waiting chunks; in a `hurry`, this does not try twice."""
@@ -285,7 +285,7 @@ class JournaledRun(LiveRun):
     def cancel(self, chunks: Collection[ChunkId], *, hurry: bool) -> None:
         """Delete the run and its waiting chunks; the journal keeps its results."""
         used: Mapping[str, Usage] = self.used
-        # A signal may come after a result has arrived but before this process knows about it.
+        # After a signal, `used` may have results that the journal does not have; these are scored again.
         with suppress(InputError, OutputError):  # a run must end even if the journal cannot be read
             used = self.journal.account.used
         if self.cleaner.remove(self.run, chunks, hurry=hurry, used=used):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
         def fetchone(self) -> object: ...
 
-    # A class of a library without types would be missing here, because to a type checker it would accept
+    # Classes of libraries without types are left out, because with one of them a type checker would accept
     # anything.
     Table: TypeAlias = ArrowStream | Relation
     Array: TypeAlias = np.ndarray[Any, Any]
@@ -103,10 +103,12 @@ class OpenTables(Iterator[pa.Table]):
 
 
 _DATASET_ROWS = 4096
-"""Rows of a dataset, a frame or an array that are converted at a time."""
+"""Rows of a dataset, a Polars frame or an array that are converted at a time."""
 
 CHUNK_TEXT_BYTES = 16 << 20
-"""Most bytes of text in a chunk, counting a repeated query in every row; long texts make smaller chunks."""
+"""Most bytes of text in a chunk of two rows or more, counting a repeated query in every row; long texts make
+smaller chunks.
+"""
 
 
 def rows_given(

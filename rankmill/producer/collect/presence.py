@@ -42,7 +42,7 @@ class WorkerPresence:
         self._queue = queue
         self._seconds = seconds
         self._looked = self._seen = self._warned = -math.inf
-        self._looking = False  # true while another run looks for workers
+        self._looking = False  # true while a run looks for workers
 
     def check(self, since: float) -> None:
         """Look for workers, at most once a second, for a run that waits `since` (`time.monotonic` seconds).
@@ -79,7 +79,7 @@ class WorkerPresence:
                     self._store.capacity(self._queue).workers
                     or taking_workers(self._store.redis, workers.scoring)
                 )
-        except RedisUnavailable:  # other commands wait for the server
+        except RedisUnavailable:  # the caller's other commands wait for the server, a look does not
             self._seen = system.monotonic()
             return
         if workers.only_plain:

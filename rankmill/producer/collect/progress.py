@@ -24,7 +24,7 @@ class RowCounter:
     Parameters
     ----------
     known_rows
-        Rows that earlier runs have scored.
+        Rows that earlier runs have finished, with or without a score.
     row_errors
         Number of rows without a score that are known before any is added.
     most_errors

@@ -230,7 +230,9 @@ class ChunkPairs:
             self.kind, self.elsewhere = answers.kind, answers.stats
 
     def whole(self, chunk: int) -> ChunkScores | None:
-        """The result of all rows, for the journal; ``None`` if no statistics are known."""
+        """The result of all rows, for the journal; ``None`` if the chunk's own pairs have failed, or if no
+        statistics are known.
+        """
         if isinstance(self.result, ChunkScores):
             stats = self.result.stats
         elif self.result is None and self.elsewhere:
@@ -321,7 +323,7 @@ class _Asking(NamedTuple):
 class RepeatedPairs:
     """Which chunk asks for a pair, and which others wait for its answer.
 
-    For a chunk without repeated pairs, this only computes keys and looks them up.
+    For a chunk that has neither repeated pairs nor known scores, this only computes keys and looks them up.
 
     Parameters
     ----------
@@ -343,7 +345,7 @@ class RepeatedPairs:
         """Keys for pairs whose own keys equal those of other pairs; no other pair has one of these."""
 
     def enter(self, chunk: int, table: pa.Table, scores: pa.Array | None) -> ChunkPairs | None:
-        """The pairs of a new chunk, with those that no earlier row and no chunk in the window asks for.
+        """Note a new chunk, and decide which of its pairs it asks for itself.
 
         Parameters
         ----------

@@ -30,13 +30,13 @@ class RowResults(NamedTuple):
 
 @dataclass(frozen=True)
 class ScoredTable:
-    """A part of the input with its scores; ``stats`` is ``None`` if no worker could score the rows.
+    """A part of the input with its scores; ``stats`` is ``None`` if no worker has scored rows of this chunk.
 
     In each row exactly one of score and error is null. A score is a float32, or a list of a fixed number of
     them; if no row has a score, the type has no meaning. ``attempts`` is the number of attempts; ``worker``
-    made the last one (empty if unknown). ``reused`` is the number of rows that took their score from
-    elsewhere. ``parts`` are the tables of each run, if several runs have scored the rows. ``tokens`` are as
-    in `RowResults`. For a detached run, the table has no columns.
+    made the last one (empty if unknown). ``reused`` is the number of rows with the score of an earlier
+    output. ``parts`` are the tables of each run, if several runs have scored the rows. ``tokens`` are as in
+    `RowResults`. For a detached run, the table has no columns.
     """
 
     table: pa.Table
@@ -68,7 +68,7 @@ def scored_table(
 def row_results(result: ChunkResult, rows: int, kind: pa.DataType | None = None) -> RowResults:
     """The results of each row from a chunk's result with this many rows.
 
-    `kind` is the type of the scores if there are none; by default float32.
+    `kind` is the type of the scores, all null, of a chunk that failed; by default float32.
     """
     if isinstance(result, ChunkScores):
         return RowResults(result.scores, result.errors, result.tokens)

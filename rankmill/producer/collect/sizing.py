@@ -12,11 +12,11 @@ from rankmill.jobs.system import system
 from rankmill.producer.collect.journal import Journal
 
 MIN_CHUNKS = 32
-"""Fewest chunks in the window with ``window: auto``."""
+"""Fewest chunks in the window with ``window: auto``, once the workers' speed is known."""
 
 _FIRST_CHUNKS = 8
-"""Fewest chunks in the window before a worker's speed is known. There are fewer because chunks are small
-until then, and small chunks cost time.
+"""Fewest chunks in the window before a worker's speed is known. This is less than `MIN_CHUNKS`, because
+chunks are small until then, and small chunks cost time.
 """
 
 _AHEAD = 2
@@ -27,7 +27,7 @@ _REFILL_SHARE = 4
 
 CHUNK_SECONDS = 1.0
 """Seconds of work in a chunk with ``chunk_size: auto``, for the slowest worker. Until a worker's speed is
-known, the time of its device for its first results counts.
+known, the time of its device for its last result counts.
 """
 
 REQUEST_ROWS = 64
@@ -36,10 +36,12 @@ chunks.
 """
 
 MIN_ROWS, MAX_ROWS = 16, 16_384
-"""Fewest and most rows in a chunk with ``chunk_size: auto``; the first chunks have the fewest."""
+"""Fewest and most rows in a chunk with ``chunk_size: auto``; chunks have the fewest until results
+have come.
+"""
 
 _GROWTH = 8
-"""A chunk may be at most this many times as large as the last one."""
+"""A result makes the size of chunks at most this many times as large as it was."""
 
 _SPEED_SECONDS = 10
 """A worker's speed is that of its results in the last 10 seconds, or of the last two results if these are
@@ -77,8 +79,8 @@ class WindowSize:
     ----------
     chunks
         The setting ``window``. With ``auto`` the window is twice what the live workers claim ahead, and at
-        least `MIN_CHUNKS`. Before their speed is known, it is two of the smallest chunks for each worker, and
-        at least 8 chunks.
+        least `MIN_CHUNKS`. Before their speed is known, it is two chunks for each worker, and at least 8
+        chunks.
     payload_bytes
         Most bytes of payload, whatever the workers claim.
     sharers

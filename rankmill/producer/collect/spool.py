@@ -19,7 +19,7 @@ from rankmill.jobs.contract.results import ChunkStats
 from rankmill.producer.collect.scored import ScoredTable
 
 MEMORY_BYTES = 64 << 20
-"""Most bytes of finished chunks in memory."""
+"""When finished chunks in memory have this many bytes, further chunks go to disk."""
 
 DISK_BYTES = 16 << 30
 """Most bytes of the file; beyond this, the producer submits no further chunks."""
@@ -38,7 +38,7 @@ class Spool:
     folder
         Folder for the temporary file; ``None`` means the system's.
     memory_bytes, disk_bytes
-        Most bytes in memory and on disk.
+        As `MEMORY_BYTES` and `DISK_BYTES`.
     """
 
     def __init__(

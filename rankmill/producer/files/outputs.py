@@ -65,7 +65,7 @@ class OutputFormat:
     rank_column
         Name of the column with the rank (from 1), if the output has one.
     query_id, passage_id
-        Columns with the ids; with ``None``, the first column with one of the usual names.
+        Columns with the ids; with ``None``, the only column with one of the usual names.
     tag
         Name of the run, in the last column of TREC.
     """
@@ -134,7 +134,7 @@ class OutputFormat:
         Raises
         ------
         InputError
-            The input has no such column.
+            The input has no such column, or several.
         """
         columns = []
         for option, named, usual in (

@@ -71,7 +71,7 @@ def plan_output(
     mean: MeanColumn | None = None,
     tokens: str | None = None,
 ) -> OutputPlan:
-    """Plan the output of `source` at `target`. For a TREC run, the ids are read once.
+    """Plan the output of `source` at `target`. For a TREC run, this reads the ids.
 
     `scores` are the columns of scores, and `mean` is one more for several models. `tokens` is the column of
     the tokens of each row. `left_out` are columns of the input that the output does not have.
@@ -79,7 +79,8 @@ def plan_output(
     Raises
     ------
     InputError
-        The input has a column with the name of a new one, or lacks ids, or an id cannot be written.
+        The input has a column with the name of a new one, or lacks ids; or an id or a time cannot be written;
+        or a query of a TREC run has a passage twice.
     """
     is_trec = form.of(target) is TREC
     kept = [name for name in source.schema.names if name not in left_out]
@@ -103,7 +104,7 @@ def plan_output(
 
 
 def _with(schema: pa.Schema, kept: Sequence[str], added: Sequence[pa.Field]) -> pa.Schema:
-    """The columns of the output; `added` are the scores and perhaps the rank."""
+    """The columns of the output; `added` are the scores, and perhaps tokens and the rank."""
     names = list(schema.names if ROW in kept else kept)
     for field in added:
         option = "--rank-column" if field.type == pa.int32() else "--score-column"

@@ -1,7 +1,7 @@
 """Ranks the rows of each query by score, and adds the mean of several models' scores, in bounded memory.
 
-Rows wait on disk until the last one has come, in parts that are sorted by query. Memory holds only the
-names of the queries.
+Rows wait on disk until the last one has come, in parts that are sorted by query. Beside a buffer, memory
+holds only the names of the queries.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _QUERY, _ROW = "\0query", "\0row"
 """Columns of held rows: the number of the row's query, in order of appearance, and the row's own number."""
 
 _LOOKED_AT = 1000
-"""Most rows with equal hashes that are compared, because different ids almost never have equal hashes."""
+"""Most repeated hashes whose rows are compared, because different ids almost never have equal hashes."""
 
 Ids = tuple[str, str]
 """The ids of a query and a passage."""
@@ -107,7 +107,7 @@ class HeldRows:
             self._spill()
 
     def finish(self) -> Iterator[pa.Table]:
-        """Yield all rows."""
+        """Yield the rows in their order, with their means or ranks."""
         self._spill()
         if self._writer is None:
             return
@@ -209,7 +209,9 @@ class HeldRows:
 
 
 def taken(batches: Sequence[pa.RecordBatch], rows: Rows) -> pa.Table:
-    """The rows of batches with some numbers. Arrow's own function would copy all batches into one before."""
+    """The rows of batches with the numbers `rows`, in that order. Arrow's own function would first copy all
+    batches into one.
+    """
     order = np.argsort(rows)
     starts = np.cumsum([0, *map(len, batches)])
     cuts = np.searchsorted(rows[order], starts)

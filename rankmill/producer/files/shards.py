@@ -26,7 +26,7 @@ from rankmill.producer.files.stores.writing import whole_file
 
 _NUMBER, _OF, _WHOLE = "rankmill.shard", "rankmill.shards", "rankmill.shard_of"
 _SAME = ("rankmill.revision", "rankmill.precision", "rankmill.kind")
-"""Metadata that the shards of one output share; a digest covers the rest of the manifest."""
+"""Metadata that the shards of one output share, besides a digest of the manifest."""
 
 _ROWS = 65_536
 
@@ -130,7 +130,7 @@ def _in_order(paths: Sequence[AnyPath]) -> list[_Piece]:
     by_place: dict[tuple[int, int], _Piece] = {}
     first: dict[str, _Piece] = {}
     for piece in map(_Piece, paths):
-        # without rows nothing was scored, so these are missing
+        # a shard without rows lacks revision, precision and kind, because nothing was scored
         for name in (_WHOLE, _OF, *(_SAME if piece.rows else ())):
             other = first.setdefault(name, piece)
             if piece.about.get(name, "") != other.about.get(name, ""):

@@ -39,7 +39,7 @@ class ScoredFile:
     path
         The file to create.
     folder
-        Folder for the incomplete file, on the same file system as `path`.
+        Folder for the incomplete file; on the same file system as `path`, unless that is an object.
     plan
         The columns and the order of the rows.
     first_row

@@ -150,7 +150,7 @@ class _OpenFile:
 class FileSource(PairSource):
     """Reads files of pairs in order, with one schema; `open_source` makes it.
 
-    Of Parquet files, only the wanted columns and rows are read.
+    Of Parquet files, only the wanted columns are read.
     """
 
     def __init__(
@@ -432,7 +432,7 @@ def _unify(
     ------
     InputError
         A column of `as_text` is in none of the files or cannot be text, or columns of the files are
-            incompatible.
+        incompatible.
     """
     having: dict[str, list[tuple[_OpenFile, pa.Field]]] = {}
     for opened_file in opened:

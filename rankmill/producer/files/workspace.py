@@ -50,7 +50,7 @@ class OutputFile:
         return self.path.with_name(f"_{self.path.name}{WORKSPACE}")
 
     def taken(self, journal: Journal) -> AnyPath | None:
-        """A file of another run in the output's place; ``None`` if there is none."""
+        """A file of another run in the output's place; otherwise ``None``."""
         if not self.path.exists():
             return None
         sealed = journal.sealed
@@ -78,7 +78,7 @@ class PartsFolder(OutputFile):
         return self.path / f"_parts{WORKSPACE}"
 
     def taken(self, journal: Journal) -> AnyPath | None:
-        """A part that is not of the journal's run; ``None`` if there is none.
+        """A part that is not of the journal's run; otherwise ``None``.
 
         The part after those that the journal knows may also be of its run, if the process died before the
         journal noted the part.
@@ -98,7 +98,7 @@ class PartsFolder(OutputFile):
                 )
 
     def clear(self) -> None:
-        """Delete all parts."""
+        """Delete all parts, and their lists of row errors."""
         delete(self.there(), self.path)
 
     def there(self) -> list[AnyPath]:
@@ -110,9 +110,10 @@ class PartsFolder(OutputFile):
 class Workspace:
     """The folder ``OUTPUT.rankmill/``, which holds the journal, and the output while it is being written.
 
-    Use it as a context manager, and call `begin` in it. Leaving it deletes the folder, unless an error ends
-    the run and the journal holds scored rows; then the folder is kept, and a note on the error says so. The
-    folder is also kept as long as its journal names a run that could not be deleted from Redis.
+    Use it as a context manager, and call `begin` in it. Leaving it deletes the folder, unless an error other
+    than `InputChanged` ends the run and the journal holds scored rows; then the folder is kept, and a note on
+    the error says so (but not on `WrongScores`). After an error, the folder is also kept as long as its
+    journal names a run that could not be deleted from Redis.
 
     Parameters
     ----------
@@ -133,10 +134,11 @@ class Workspace:
     RunnerError
         On entering and from `begin`: this runner may not write here, or may not replace the existing output.
     InputError
-        On entering: the output exists, the folder or something in it is not that of a run, or belongs to
-        another user, or the journal of an earlier run is damaged; the message names which.
+        On entering: the output exists, this user may not make the folder, the folder or something in it is
+        not that of a run, or belongs to another user, or the journal of an earlier run is damaged; the
+        message names which.
     OutputError
-        On entering: the folder or the journal cannot be written.
+        On entering: the folder or the journal cannot be written, for instance on a full disk.
     OutputBusy
         On entering: another process, or another host, is making the output, or has just made it.
     StoreError
@@ -179,7 +181,7 @@ class Workspace:
                     raise self._just_made()
                 self.journals = [stack.enter_context(self._open_journal(at)) for at in range(self._models)]
                 self.journal = self.journals[0]
-                # An empty journal is left by a process that died while it removed the folder.
+                # The journal is empty if a process died before its run began, or while it removed the folder.
                 self._is_new = self._is_new or not any(journal.manifest for journal in self.journals)
                 self._check_output()
             except BaseException:
@@ -200,7 +202,7 @@ class Workspace:
             if is_refused and rows:
                 return  # the folder is unchanged
             if (error or is_refused) and not rows and any(journal.is_in_redis for journal in self.journals):
-                return  # a journal names a run that still exists in Redis
+                return  # a journal names a run that may still be in Redis
             # If the input changed, scored rows may be from before or after the change.
             if not rows or isinstance(error, InputChanged):
                 self.remove()  # the folder is removed while the lock is held
@@ -272,7 +274,7 @@ class Workspace:
         path = self._journal_path(at)
         try:
             journal = Journal(path, self.check)
-        except InputError:  # the journal is damaged
+        except InputError:  # the journal is damaged, or has another format
             if not self._restart:
                 raise
             for file in self.folder.glob(f"{path.name}*"):

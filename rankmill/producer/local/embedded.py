@@ -1,4 +1,4 @@
-"""The embedded mode: a private server and workers that live only as long as a command runs."""
+"""The embedded mode: a private server and workers, which live only as long as a command or a client."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class EmbeddedCluster:
             "log": [settings.log_level, settings.log_format],
         }
         self._process = system.Popen(
-            # -P: do not import from a folder named producer/ or jobs/ in the current directory
+            # -P: do not import modules from the current directory
             [sys.executable, "-P", "-m", "rankmill.producer.local.supervisor", json.dumps(config)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -132,9 +132,7 @@ class EmbeddedCluster:
 
 @dataclass
 class _Shared:
-    """A cluster that several users in this process share, and the number of users; `url` waits for the
-    cluster's server.
-    """
+    """A cluster that several users in this process share, the URL of its server, and the number of users."""
 
     cluster: EmbeddedCluster
     url: str

@@ -1,4 +1,4 @@
-"""Worker processes of one host: one for each accelerator, started again when they die."""
+"""Worker processes of one host, which are started again when they die."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from rankmill.jobs.system import Backoff, system
 _EARLY_DEATH_SECONDS = 30
 _BACKOFF = Backoff(first=0.25, longest=2.0)
 _MAX_EARLY_DEATHS = 3
-"""A worker that dies this many times in a row, each time within these seconds after its start, is not started
-again.
+"""A worker that dies this many times in a row, each time within `_EARLY_DEATH_SECONDS` after its start, is
+not started again.
 """
 
 _AWAY_SECONDS = 1
@@ -176,8 +176,8 @@ class WorkerProcesses:
         """Return the jobs of a dead worker to the queue, and record whether it died early."""
         died = system.monotonic()
         # A death does not count as early if the worker had claimed a chunk, because a chunk's retries are
-        # bounded, or if SIGKILL ended it, which a person sends, or the system because a chunk took too much
-        # memory.
+        # bounded. It does not count either if SIGKILL ended the worker: a person sends that, or the system if
+        # a chunk took too much memory.
         own_fault = self._hand_on(worker) == 0 and code != -signal.SIGKILL
         own_fault = own_fault and system.monotonic() - died < _AWAY_SECONDS
         # But the death of a worker that was added does count: it may be what takes too much memory, and must

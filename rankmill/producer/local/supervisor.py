@@ -43,7 +43,7 @@ _WAIT_SECONDS = 5
 def supervise(queue: str, environs: Sequence[Mapping[str, str]], *, share_gpus: bool) -> None:
     """Start the server and the workers, restart dead workers, and end all of them.
 
-    It serves until standard input closes or SIGTERM arrives.
+    It serves until standard input closes, SIGTERM arrives, or the server dies.
 
     Parameters
     ----------
@@ -122,8 +122,8 @@ def _given_up(directory: Path, worker: LocalWorker) -> str:
 
 
 def _sharing(processes: WorkerProcesses, url: str | None) -> Callable[[], None]:
-    """Make a function that looks whether a GPU waits; this is called after the start, because redis-py's
-    import would double the time of the start.
+    """Make a function that looks whether a GPU waits. It is made after the start, because redis-py's import
+    would double the time of the start.
     """
     if url is None or not any(worker.gpu for worker in processes.workers):
         return lambda: None

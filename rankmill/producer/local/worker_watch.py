@@ -14,7 +14,7 @@ from rankmill.jobs.system import system
 from rankmill.producer.local.embedded import EmbeddedCluster
 
 _STEPS: tuple[Doing, ...] = ("proving", "loading")
-"""What a worker does before its first scores; the first that one of them does is shown."""
+"""What a worker does before its first scores; the first of these steps that any worker does is shown."""
 
 _LOOK_SECONDS = 1.0
 
@@ -56,14 +56,14 @@ class WorkerWatch:
         self._note(workers.scoring)
 
     def look(self) -> None:
-        """Count the workers, at most once a second; raises `EmbeddedError` if the embedded cluster has
-        failed.
+        """Count the workers; once one was seen, at most once a second. Raises `EmbeddedError` if the embedded
+        cluster has failed.
         """
         if self._cluster:
             self._cluster.check()
         if system.monotonic() - self._looked < _LOOK_SECONDS and self._first_worker is not None:
             return
-        with suppress(RedisUnavailable), waiting(most=0):  # other commands wait for the server
+        with suppress(RedisUnavailable), waiting(most=0):  # a look does not wait for the server
             self._note(queue_workers(self._client, self._queue).scoring)
 
     def doing(self) -> str:

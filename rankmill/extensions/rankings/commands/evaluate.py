@@ -43,7 +43,7 @@ def evaluate(scored: AnyPath, asked: EvaluateOptions, as_json: bool) -> None:
     """Measure a ranking before and after reranking.
 
     SCORED is an output of score-file or a TREC run. A judged query that SCORED lacks counts as 0; further
-    columns have the means without such queries. p is the p-value of a paired t-test over all judged queries.
+    lines have the means without such queries. p is the p-value of a paired t-test over all judged queries.
     """
     from rankmill.extensions.rankings import evaluate as evaluation
     from rankmill.producer.files.corpus.datasets import source_path

@@ -50,11 +50,11 @@ class MineOptions(options.NewTable):
     queries_id: options.Column | None = None
     """Column with the queries' ids.  [default: the only known name]"""
     queries_text: Columns = ()
-    """Column with their texts; several are joined.  [default: the only known name]"""
+    """Column with the queries' texts; several are joined.  [default: the only known name]"""
     corpus_id: options.Column | None = None
     """Column with the passages' ids.  [default: the only known name]"""
     corpus_text: Columns = ()
-    """Column with their texts; several are joined.  [default: title and the only known name]"""
+    """Column with the passages' texts; several are joined.  [default: title and the only known name]"""
     columns: Columns = ()
     """All columns of a corpus in CSV or TSV without a header, in order."""
     on_duplicate: OnDuplicate = "error"
@@ -62,7 +62,7 @@ class MineOptions(options.NewTable):
     score_column: options.Column = "score"
     """Column with the scores."""
     min_relevance: options.Number = 1
-    """Lowest grade of a relevant passage; a passage of a lower grade is left out."""
+    """Lowest grade of a relevant passage; a passage of a lower grade above 0 is left out."""
     num_negatives: options.Number = 3
     """Negatives of each query."""
     range_min: Annotated[int, Field(ge=0, title="N")] = 0

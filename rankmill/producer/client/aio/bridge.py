@@ -29,7 +29,7 @@ class _Bridge(greenlet):
 
 async def run(do: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     """Call `do`, in which each wait is a wait of this task; if the task is cancelled, the wait raises
-    that.
+    `asyncio.CancelledError`.
     """
     stack = _Bridge(do)
     outcome = stack.switch(*args, **options)

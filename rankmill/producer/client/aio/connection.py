@@ -1,7 +1,7 @@
 """A Redis client for plain code that `producer.client.aio.bridge` runs; its commands are redis.asyncio's.
 
-The commands of all tasks share one connection; commands that come while others are in progress are sent
-together.
+The commands of all tasks, except those that wait for results, share one connection; commands that come while
+others are in progress are sent together.
 """
 
 from __future__ import annotations

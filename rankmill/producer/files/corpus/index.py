@@ -39,7 +39,7 @@ SUFFIX = ".index.rankmill"
 _FORMAT = 2
 _SCHEMA = pa.schema({"id": pa.string(), "text": pa.string()})
 _BATCH_BYTES = 64 << 20
-"""About how many bytes of ids and texts an index has in a batch; a look-up reads all batches."""
+"""About how many bytes of ids and texts an index has in a batch; a look-up visits all batches."""
 
 _RELEASE_BYTES = 256 << 20
 """Bytes of texts after which mapped memory is given back to the system."""

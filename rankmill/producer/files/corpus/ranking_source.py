@@ -52,7 +52,7 @@ class RankingSource(PairSource):
     queries, corpus
         The columns of the files of queries and of the corpus.
     limit
-        Most rows of the run to score; judged passages that these rows lack are added to them.
+        Most rows of the run to score; relevant passages that these rows lack are added to them.
     shard
         The part of these rows to score; default: all.
 

@@ -1,4 +1,4 @@
-"""Files of texts with ids: queries and corpora, as TSV, CSV, JSON Lines or Parquet."""
+"""Files of texts with ids: queries and corpora, in any format that can be read."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ QUERIES, CORPUS = TextFields("queries"), TextFields("corpus")
 def read_texts(path: AnyPath, fields: TextFields = CORPUS) -> Iterator[tuple[pa.Array, pa.Array]]:
     """Yield ``(ids, texts)``: string arrays of one length, in the file's order; a missing text is null.
 
-    TSV without a header has two columns: an id and a text.
+    CSV or TSV without a header has two columns, an id and a text, unless `fields` names its columns.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 r"""JSON Lines, or a JSON array of objects; plain or compressed with gzip or zstd.
 
-Rows are not changed: they are parsed strictly for the texts that are scored, and a row that becomes JSON
-again is kept as its line. If the output has types, as in Parquet, the type of a column is found from all of
+Rows are not changed: they are parsed for the texts that are scored, and a row that becomes JSON again is kept
+as its line. If the output has types, as in Parquet, the type of a column is found from all of
 its values; a column whose values do not share a type becomes text. Lone surrogates (``\ud800``), which are
 not valid in Unicode text, become U+FFFD in what is sent or converted.
 
@@ -102,7 +102,7 @@ class JsonlReader:
         return pa.schema([])
 
     def survey(self, *, find_nulls: bool) -> Survey:
-        """See `Reader.survey`; parses the file once, or twice if a nested column mixes kinds of numbers."""
+        """See `Reader.survey`; parses the file once, or twice if rows widen the type of a nested column."""
         rows, null = 0, None
         columns = _Columns(self._path, self._texts, self._options)
         for part in _parts(self._path):

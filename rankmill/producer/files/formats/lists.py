@@ -41,7 +41,7 @@ class ListReader:
         return self._inner.shown_columns()
 
     def survey(self, *, find_nulls: bool) -> Survey:
-        """See `Reader.survey`; reads the lists once."""
+        """See `Reader.survey`; after the other reader's survey, this reads the lists."""
         plain = [name for name in self._texts if name not in self._lists]
         inner = self._inner.survey(find_nulls=False)
         if not inner.schema.names:

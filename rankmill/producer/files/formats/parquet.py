@@ -63,7 +63,7 @@ class ParquetWriter:
         self._writer = pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True)
 
     def write(self, table: pa.Table) -> None:
-        """Append a row group."""
+        """Append row groups."""
         self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
 
     def close(self, metadata: Mapping[str, str]) -> None:

@@ -52,8 +52,8 @@ def format_of(path: AnyPath) -> Format | None:
 
 
 def split_ending(path: AnyPath) -> tuple[str, str | None]:
-    """Two endings of a file's name: the one that gives the format, and the one after it that gives the
-    compression.
+    """The ending of a file's name that gives the format, and the compression that an ending after it gives:
+    ``gzip``, ``zstd``, or ``None``.
     """
     suffixes = ["", *(suffix.lower() for suffix in path.suffixes)]
     compression = COMPRESSIONS.get(suffixes[-1])

@@ -31,10 +31,10 @@ NOT_WRITTEN = {"memory", "data", "http", "https"}
 
 
 LOOK_SECONDS = 15.0
-"""How long a store may be away when an object is looked up at the beginning, before any work."""
+"""Seconds for which a store may be away when objects are looked up, or a lock is read or written."""
 
 WORK_SECONDS = 600.0
-"""How long a store may be away while an object is read or written."""
+"""Seconds for which a store may be away while an object is read, written or deleted."""
 
 _BACKOFF = Backoff(first=0.2, longest=10.0)
 
@@ -260,7 +260,7 @@ def patiently(subject: object, action: Callable[[], T], seconds: float) -> T:
         except Exception as error:
             if isinstance(error, ImportError):
                 raise InputError(f"{subject}: {_reason(error)} ({install_line('s3')} for s3://)") from None
-            if getattr(getattr(error, "response", None), "status_code", None) in {401, 403}:  # of the hub
+            if getattr(getattr(error, "response", None), "status_code", None) in {401, 403}:  # from the hub
                 raise StoreError(f"{subject}: no permission ({_reason(error)})") from None
             if isinstance(error, _LASTING) or type(error).__name__ in _LASTING_NAMES:
                 raise InputError(f"{subject}: {_reason(error)}") from None

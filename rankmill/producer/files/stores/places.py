@@ -60,7 +60,7 @@ def _check_container(path: ObjectPath) -> None:
     Raises
     ------
     InputError
-        The bucket does not exist, or files written to such a URL do not stay.
+        The bucket does not exist, or an output cannot be kept at such a URL.
     """
     if path.protocol.lower() in NOT_WRITTEN:
         raise InputError(

@@ -42,7 +42,7 @@ def open_stream(path: AnyPath) -> pa.NativeFile:
     Raises
     ------
     InputError
-        The file has 0 bytes.
+        The file has 0 bytes, or is not a file.
     OSError
         The file cannot be opened.
     """

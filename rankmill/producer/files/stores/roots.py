@@ -33,7 +33,7 @@ from rankmill.producer.files.stores.paths import (
 Use = Literal["read", "write"]
 
 _NEVER = {"file", "local", "memory", "data"}
-"""Schemes of URLs that cannot be read from or written to; a folder is named by its path instead."""
+"""Schemes of URLs that cannot be roots; a folder is named by its path instead."""
 
 
 class Roots:
@@ -148,7 +148,7 @@ def _options_for(path: ObjectPath) -> Mapping[str, Any]:
 
 @cache
 def _http_options() -> dict[str, Any]:
-    """Options that forbid redirections, so that an HTTP server cannot send this process to another server."""
+    """Options that refuse redirections out of the roots, which an HTTP server could send."""
     import aiohttp
 
     async def check(session: Any, context: Any, redirect: Any) -> None:

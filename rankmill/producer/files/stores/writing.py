@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 def put(file: Path, target: AnyPath) -> None:
-    """Move a synced file to `target`, and replace it; the folder of `target` is made if it does not exist.
+    """Move a synced file to `target`, in place of any file there; the folder is made if it does not exist.
 
     Parameters
     ----------
