@@ -236,7 +236,7 @@ def read_as(kind: type[T], sent: JsonObject) -> T:
 
 
 def wrong_field(errors: Sequence[Mapping[str, Any]]) -> Refusal:
-    """The refusal for the first error that pydantic has found."""
+    """The refusal for that error of pydantic's whose place in the body is named most exactly."""
     first = max(errors, key=lambda problem: len(problem["loc"]))  # the most exact
     parts = [str(part) for part in first["loc"]]
     place = ".".join(part for part in parts if not _KIND.fullmatch(part))[:200] or "the body"

@@ -27,7 +27,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 logger = logging.getLogger(__name__)
 
 _NEVER = 1e11
-"""Seconds since 1970."""
+"""When the key of the settings expires, in seconds since 1970."""
 
 Limit = Annotated[int, Field(ge=1, lt=1 << 31)]
 
