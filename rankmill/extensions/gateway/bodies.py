@@ -19,8 +19,8 @@ from rankmill.extensions.gateway.refusals import Refusal, wrong
 from rankmill.jobs.system import system
 
 READ_SECONDS = 60.0
-"""Longest time in which a JSON body, or a message of gRPC, is read; otherwise a client that sends nothing would
-take the place of another request.
+"""Longest time in which a JSON body or a single message of gRPC is read; otherwise a client that sends
+nothing would take the place of another request.
 """
 
 _PACE_SECONDS = 60.0

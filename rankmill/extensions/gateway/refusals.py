@@ -39,9 +39,9 @@ Kind = Literal[
 
 ``method``: the path takes other methods. ``conflict``: something that exists already prevents it. ``gone``:
 the client has closed the connection; ``slow``: its body does not arrive in time. ``busy``: the caller sends
-too many requests; ``overloaded``: all callers together do. ``too_long``: a row has more tokens than are taken;
-``unscorable``: it has no score for another reason; ``backend``: the workers cannot score the run, or the
-gateway itself fails; ``unavailable``: no worker or no server answers, or the server refuses the gateway.
+too many requests; ``overloaded``: all callers together do. ``too_long``: a row has more tokens than are
+taken; ``unscorable``: it has no score for another reason; ``backend``: the workers cannot score the run, or
+the gateway itself fails; ``unavailable``: no worker or no server answers, or the server refuses the gateway.
 """
 
 

@@ -55,7 +55,8 @@ class Repeat(BaseModel):
 class CellResult(BaseModel):
     """Result of a cell in one round.
 
-    ``status`` is ``impossible`` if the workers refuse the settings, ``failed`` if they died or took too long.
+    ``status`` is ``impossible`` if the settings are not valid, or workers cannot start or score with them;
+    ``failed`` if workers died or took too long.
     """
 
     experiment: str

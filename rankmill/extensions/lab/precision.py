@@ -121,7 +121,7 @@ def score_sample(
 def compare(
     scored: RunScores, reference: RunScores, queries: list[str], labels: list[float | None] | None
 ) -> Measured:
-    """Compare how scores of rows ``[n]`` with these queries and labels rank, with the ranks of a reference.
+    """Compare how `scored` and `reference` rank the same rows, which have these queries and labels, ``[n]``.
 
     Raises
     ------

@@ -136,7 +136,9 @@ class Trials:
             bench.deadline = deadline
 
     def reference(self, seconds: float) -> ReferenceScores:
-        """Score with the `REFERENCE` settings as many rows of the sample as take about `seconds`."""
+        """Score with the `REFERENCE` settings as many rows of the sample as take about `seconds`; at least
+        `_MIN_ROWS`.
+        """
         with self._bench(REFERENCE) as bench:
             few = self.pairs.slice(0, 2 * _WARM_UP)
             bench.warm_up(few)

@@ -47,7 +47,8 @@ class ApiKey(WireModel):
     priority
         Priority of the key's requests; with ``None``, requests of up to 256 pairs come before bulk work.
     admin
-        Whether the key may load and unload models, and see the batches of all keys.
+        Whether the key may load and unload models, read metrics and all usage, and use the files and batches
+        of all keys.
     manage_models
         Whether the key may change the registry: push models, set aliases, and remove.
     weight

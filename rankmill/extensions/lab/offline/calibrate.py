@@ -101,8 +101,8 @@ def calibrate(request: Mapping[str, Any]) -> dict[str, Any]:
     """Calibrate the model of a request, and write it with smoothing factors into an existing folder.
 
     The request is ``{"spec": {...}, "queries": [...], "passages": [...], "folder": "..."}``, and the answer
-    is ``{"revision": ..., "digest": ..., "layers": [{"name": ..., "share": ...}]}``, where ``share`` is the
-    layer's share of the matrix products.
+    is ``{"revision": ..., "digest": ..., "layers": {NAME: SHARE, ...}}``, where a layer's share is that of
+    the matrix products.
 
     Raises
     ------
