@@ -87,8 +87,8 @@ class RequestScores:
     ``seconds`` is the time until all scores came. ``work_seconds`` is the time of the slowest of the
     ``chunks`` chunks in its worker; ``tokenize_seconds`` and ``forward_seconds`` are parts of it.
     ``contract`` says how they were made, such as the precision and the proven bound, as far as it is known.
-    For a request for tokens, ``found`` has the tokens of each row, and a row's score is their
-    number.
+    For a request for tokens, ``found`` has what was found for each row, and a row's score is the number of
+    its tokens.
     """
 
     scores: Sequence[Any]

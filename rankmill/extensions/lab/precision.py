@@ -26,7 +26,7 @@ class Measured:
     Attributes
     ----------
     precision
-        The requested precision, or the one that ``auto`` chose.
+        The precision that ran, such as the one that ``auto`` chose.
     backend, device
         Backend and device that computed in this precision.
     agreement

@@ -279,7 +279,7 @@ class Tuned:
     """The best settings found: ``changes`` to the settings that tuning began with, and its steps (``story``).
 
     ``gain`` is the cost of the first settings over the cost of the best ones, measured in turn at the end;
-    `None` if one of them failed, or there was no time. If ``gain`` is below 1, only the backend and the
+    ``None`` if one of them failed, or there was no time. If ``gain`` is below 1, only the backend and the
     precision are changed, and these only if some were refused or not tried.
     """
 
