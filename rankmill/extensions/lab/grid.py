@@ -153,7 +153,7 @@ def run(plans: Iterable[Plan], records: Records) -> Iterator[tuple[Plan, CellRes
 
 
 def _measured(planned: Plan, pairs: pa.Table) -> CellResult:
-    """Measure a cell: fresh workers, a warm-up, then the measurements."""
+    """Measure a cell with fresh workers, after a warm-up."""
     started = system.monotonic()
     record: dict[str, Any] = {
         "experiment": planned.experiment.name,

@@ -139,7 +139,9 @@ class Body(Fields):
 
 
 class RerankBody(Body):
-    """The body of most services: texts that are ordered by the probability that they answer a query."""
+    """The fields that Cohere v2 and Voyage have in common: documents, which are ordered by their score with a
+    query.
+    """
 
     model: str | None = None
     query: Text
