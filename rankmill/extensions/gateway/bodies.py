@@ -114,7 +114,7 @@ class RequestBody:
 
 
 def parse(raw: bytes) -> JsonObject:
-    """The object in a JSON text; depth and numbers are limited by the parser.
+    """The object in a JSON text; depth and length of numbers are limited by the parser.
 
     Raises
     ------

@@ -340,7 +340,7 @@ class Tuner:
         ------
         NothingWorks
             No backend and precision can score the sample well enough, or none was measured in time.
-        RunFailed
+        RunFailed, BenchFailed, EmbeddedError
             The reference settings cannot score the sample, for example because the model cannot be loaded.
         """
         self._started = system.monotonic()

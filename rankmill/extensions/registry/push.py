@@ -235,6 +235,8 @@ def push(
         Another version has or had this name, or an alias has this name.
     RegistryAway
         The registry cannot be written.
+    RegistryError
+        A file in the registry has another size than here.
     """
     check_name(name, "a model")
     if version is not None:
