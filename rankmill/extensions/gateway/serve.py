@@ -26,7 +26,7 @@ _MOST_HEAD_BYTES = 64 << 10
 """Most bytes of a request's first line and headers."""
 
 _HEAD_SECONDS = 60.0
-"""Most seconds until first line and headers have arrived; a connection that sends nothing is also closed
+"""Most seconds until first line and headers have arrived; a new connection that sends nothing is also closed
 then.
 """
 
