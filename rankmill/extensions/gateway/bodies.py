@@ -114,7 +114,7 @@ class RequestBody:
 
 
 def parse(raw: bytes) -> JsonObject:
-    """The object in a JSON text; depth and length of numbers are limited by the parser.
+    """The object in a JSON text; the parser limits how deep it is, and how long its numbers are.
 
     Raises
     ------

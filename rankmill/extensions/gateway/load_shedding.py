@@ -49,7 +49,7 @@ as many for each character. In other scripts than Latin, tokens are four times a
 """
 
 _SHARE = 0.05
-"""Least weight of a request in the mean number of tokens; its weight in the other means."""
+"""Weight of a request in the means over requests, unless the request is a telling one (`_TELLING_CHARS`)."""
 
 _REPORT_SECONDS = 60.0
 """Seconds for which a scored request counts for a worker that has not reported its model yet."""

@@ -114,7 +114,7 @@ class RegistryFolder:
     @contextmanager
     def opened(self, *path: str) -> Iterator[tuple[Any, str, bool]]:
         """The file system, a path in it, and whether it is that of this host; an error in the ``with`` block
-        that is no `RankmillError` becomes a `RegistryAway`.
+        becomes a `RegistryAway` unless it is a `RankmillError`.
         """
         try:
             system, root, is_local = self._system
