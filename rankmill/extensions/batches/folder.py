@@ -20,7 +20,9 @@ _BLOCK_BYTES = 1 << 20
 
 
 def files_folder(name: str) -> FilesFolder:
-    """The folder that the setting ``gateway_files`` names; raises `ConfigError` if it does not exist."""
+    """The folder that the setting ``gateway_files`` names; raises `ConfigError` if a local one does not
+    exist.
+    """
     path = as_path(name)
     if not isinstance(path, Path):
         return FilesFolder(path)

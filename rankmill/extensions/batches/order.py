@@ -11,7 +11,7 @@ from rankmill.jobs.contract.file_request import FileOrder, Name
 from rankmill.jobs.contract.schema import WireModel
 
 KIND = "batch"
-"""The kind of the order: the name of its entry point in ``rankmill.orders``."""
+"""The kind of the order, which is the name of its entry point in ``rankmill.orders``."""
 
 
 class BatchOrder(WireModel):
@@ -29,7 +29,7 @@ class BatchOrder(WireModel):
     default
         The model of lines that do not name one.
     kept
-        Seconds for which the batch's files are kept.
+        Seconds for which the files that the batch makes are kept.
     """
 
     optional = frozenset({"endpoint", "model", "default", "asked"})

@@ -17,7 +17,7 @@ EVERYBODY = "*"
 """The owner that stands for all owners; no key has this name."""
 
 _MOST = 10_000
-"""Most records of an owner that are listed: the latest ones."""
+"""Number of an owner's latest records that are listed."""
 
 _FILE = "file-"
 _BATCH = "batch_"
@@ -47,7 +47,7 @@ def errors_id(batch: str) -> str:
 
 
 class _Owned(WireModel):
-    """A record with an owner. The owner is the name of an API key, or empty if the gateway has no keys."""
+    """A record with an owner. The owner is the name of an API key, or empty if the request had no key."""
 
     noun: ClassVar[str]
     """The word for such a record in messages. A subclass also defines the Redis keys of a record and of an
@@ -65,7 +65,7 @@ class FileRecord(_Owned):
     Attributes
     ----------
     name
-        The file's name, as the client gave it.
+        The last part of the name that the client gave, or the name that the batch gave.
     place
         The place of the file's bytes below the gateway's folder.
     """
@@ -111,7 +111,8 @@ class BatchStore:
     client
         The server.
     ttl
-        Seconds for which a record is kept after its last change (``file_run_ttl``).
+        Seconds for which the record of a batch is kept after its last change (``file_run_ttl``); a file's
+        record is kept until the file expires.
     """
 
     def __init__(self, client: redis.Redis, ttl: int) -> None:

@@ -158,7 +158,7 @@ def create_batch(
 ) -> dict[str, Any]:
     """Submit a batch."""
     if wanted.model:
-        gateway.served.resolve(wanted.model)  # this also holds if the requests name their models
+        gateway.served.resolve(wanted.model)  # an unknown model is refused even if the requests name theirs
     return batches.create(key, wanted, gateway.served.resolve)
 
 

@@ -191,7 +191,7 @@ class Batches:
 
         Raises
         ------
-        Refusal
+        Refusal, WrongFile
             The batch cannot be scored.
         """
         if new_batch.endpoint not in endpoints():

@@ -85,7 +85,8 @@ class BatchWork:
         Raises
         ------
         WrongFile
-            A line is not a request, or asks for another model than the first line.
+            A line is not a request, or asks for another model or other options than the first line; or the
+            file has changed.
         """
         if self._batch.endpoint is None:
             self._score(self._request, self._keep_scored)

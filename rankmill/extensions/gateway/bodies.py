@@ -21,8 +21,8 @@ from rankmill.extensions.gateway.refusals import Refusal, wrong
 from rankmill.jobs.system import system
 
 READ_SECONDS = 60.0
-"""Longest time in which a body is read; otherwise a client that sends nothing would take the place of another
-request.
+"""Longest time in which a JSON body or a single message of gRPC is read; otherwise a client that sends
+nothing would take the place of another request.
 """
 
 _PACE_SECONDS = 60.0
@@ -77,7 +77,8 @@ class RequestBody:
         Raises
         ------
         Refusal
-            The body is too large, has a media type other than JSON, or does not arrive in time.
+            The body is too large, has a media type other than JSON, or does not arrive in time; or too many
+            large bodies are in progress.
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
@@ -205,7 +206,7 @@ class UploadedBody:
         Raises
         ------
         Refusal
-            The body is too large, or does not arrive in time.
+            The body is too large, or does not arrive in time, or the connection was closed.
         """
         while not self._rest and not self._is_whole:
             message = asyncio.run_coroutine_threadsafe(self.receive(), self._loop).result()
@@ -222,7 +223,8 @@ class UploadedBody:
 
 @asynccontextmanager
 async def uploaded(request: Request, most: int) -> AsyncIterator[tuple[UploadFile, dict[str, str]]]:
-    """The file of a form, which is on disk, not in memory, and the parts of the form's ``expires_after``.
+    """The file of a form, which is on disk if it has more than 1 MiB, and the parts of the form's
+    ``expires_after``.
 
     Raises
     ------

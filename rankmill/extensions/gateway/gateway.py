@@ -53,8 +53,8 @@ class Addition:
     Attributes
     ----------
     router
-        Its paths. Routers of `rankmill.extensions.gateway.http.dependencies.new_router` count their requests,
-        and find the gateway in a parameter of the type ``TheGateway``.
+        Its paths. Make it by `rankmill.extensions.gateway.http.dependencies.new_router`; then requests are
+        counted by path, and a function gets the gateway in a parameter of the type ``TheGateway``.
     hosts
         The hosts on which the addition itself listens; if others can reach one of them, requests need keys.
     keeps_data
@@ -184,7 +184,7 @@ class Gateway:
         return next(addition for addition in self.additions if isinstance(addition, kind))
 
     async def identify(self, note: Observation, headers: Mapping[str, str]) -> ApiKey | None:
-        """The key in a request's headers; raises `Refusal` if a key is needed but missing."""
+        """The key in a request's headers; raises `Refusal` if a needed key is missing or unknown."""
         key = await self.admission.identify(key_text(headers))
         if key:
             note.key = key.name
@@ -196,7 +196,7 @@ class Gateway:
         Raises
         ------
         Refusal
-            The key lacks the right; or the gateway has no keys, and serves others than this host.
+            The key lacks the right; or the request has no key, and the gateway serves everyone without one.
         """
         if not (getattr(key, right) if key else self._needed == "if there are any"):
             raise Refusal("forbidden", _RIGHTS[right])
@@ -209,7 +209,8 @@ class Gateway:
         Raises
         ------
         Refusal
-            The gateway is full, a key is needed but missing, or the key has too many requests in progress.
+            The gateway is full, a needed key is missing or unknown, or the key has too many requests in
+            progress.
         """
         with self.load.request():
             key = await self.identify(note, headers)
@@ -229,7 +230,7 @@ class Gateway:
             await addition.work()
 
     async def warm(self) -> None:
-        """Before any request comes, let a worker load the gateway's model, unless some worker has it."""
+        """Let a worker load the gateway's model whenever no worker is known to have it, until cancelled."""
         while True:
             try:
                 if self.load.unready:
@@ -251,14 +252,16 @@ class Gateway:
             )  # fmt: skip
 
     def stop(self) -> None:
-        """Stop background work; additions that listen beside HTTP accept no more requests."""
+        """Tell all parts that the gateway is about to end; additions accept no more requests."""
         self.is_stopping = True
         for addition in self.additions:
             with _by_itself(addition):
                 addition.stop()
 
     async def close(self, tasks: Collection[asyncio.Task[None]]) -> None:
-        """Wait until all additions and cancelled requests have ended, end `tasks`, and disconnect."""
+        """Wait until all additions and, for a few seconds, cancelled requests have ended; end `tasks`, and
+        disconnect.
+        """
         for addition in self.additions:
             with _by_itself(addition):
                 await addition.close()

@@ -49,7 +49,7 @@ as many for each character. In other scripts than Latin, tokens are four times a
 """
 
 _SHARE = 0.05
-"""Weight of every other request in the mean number of tokens."""
+"""Weight of a request in the means over requests, unless the request is a telling one (`_TELLING_CHARS`)."""
 
 _REPORT_SECONDS = 60.0
 """Seconds for which a scored request counts for a worker that has not reported its model yet."""
@@ -60,7 +60,7 @@ _OUTCOMES: dict[Kind, Outcome] = {
 """The outcome that is counted for each of these kinds of refusals; other kinds are faults of the caller."""
 
 _COUNTS_SECONDS = 60.0
-"""Seconds after which counts that Redis could not take are dropped, because the last minute is shown."""
+"""Seconds after which counts that Redis could not take are dropped, because only the last minute is shown."""
 
 _FORWARD = STAGES.index("forward")
 
@@ -68,7 +68,9 @@ logger = logging.getLogger(__name__)
 
 
 class LoadShedder:
-    """Admits requests while there is room for them; the body of a refused request is not read.
+    """Admits requests while there is room for them.
+
+    `request` refuses a request before its body is read; `work` refuses it when its pairs are known.
 
     Parameters
     ----------
@@ -115,7 +117,7 @@ class LoadShedder:
         self._able: set[str] = set()
         """Names of workers that have or had the gateway's model, and so can load it again."""
         self._scored = -math.inf
-        """The time when one of these workers last scored a request with the gateway's model."""
+        """The time when a request with the gateway's model was last scored here."""
         self._counts, self._counts_since = Counter[Outcome](), system.monotonic()
         """Counts of outcomes that are not written to Redis yet, and the time when counting them began."""
 
@@ -257,7 +259,7 @@ class LoadShedder:
         metrics.backlog.set(self.backlog_seconds)
 
     def _why_unready(self, reports: Mapping[str, WorkerReport | None]) -> str | None:
-        """The reason why none of the present workers is known to have the model.
+        """The reason why none of the present workers is known to have the model; ``None`` if one is.
 
         If a worker's report cannot be read here, its models are not known.
         """
@@ -274,13 +276,13 @@ class LoadShedder:
 
 
 def _without_version(model: str) -> str:
-    """The name of a model without its version: of a name in a registry, workers load a version."""
+    """The name of a model without its version, because workers report the versions of a registry's models."""
     return model.partition("@")[0]
 
 
 def speed(reports: list[WorkerReport]) -> float | None:
     """Tokens a second of all workers together; a worker that has scored only a few tokens counts as fast as
-    the others.
+    the others. ``None`` if the speed of no worker is known, or all are drained.
     """
     speeds = [
         report.tokens / report.stage_seconds[_FORWARD]

@@ -1,4 +1,4 @@
-"""Observes every request, by HTTP or gRPC: its id in logs and traces, and its metrics."""
+"""Observes every request, by HTTP or gRPC, for logs, traces and metrics."""
 
 from __future__ import annotations
 

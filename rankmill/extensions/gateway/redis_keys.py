@@ -26,7 +26,7 @@ def api_key_requests(name: str) -> str:
 
 
 def api_key_pairs(name: str) -> str:
-    """Hash: the token bucket for pairs of the API keys of a name: how many pairs were left, and at what time
-    (µs).
+    """Hash: the token bucket for pairs of the API keys of a name: what was left (60,000,000 for each pair),
+    and at what time (µs).
     """
     return f"{PREFIX}:api-key-pairs:{name}"

@@ -38,10 +38,10 @@ Kind = Literal[
 """The kind of a refusal.
 
 ``method``: the path takes other methods. ``conflict``: something that exists already prevents it. ``gone``:
-the client has closed the connection; ``slow``: its body does not arrive. ``busy``: the caller sends too many
-requests; ``overloaded``: all callers together do. ``too_long``: a row has more tokens than are taken;
-``unscorable``: it has no score for another reason; ``backend``: the workers cannot score the run;
-``unavailable``: no worker or no server answers, or the server refuses the gateway.
+the client has closed the connection; ``slow``: its body does not arrive in time. ``busy``: the caller sends
+too many requests; ``overloaded``: all callers together do. ``too_long``: a row has more tokens than are
+taken; ``unscorable``: it has no score for another reason; ``backend``: the workers cannot score the run, or
+the gateway itself fails; ``unavailable``: no worker or no server answers, or the server refuses the gateway.
 """
 
 
@@ -147,7 +147,7 @@ EXPECTED = (Refusal, RankmillError, redis.RedisError)
 """Errors that end a request with an answer by `refusal_of`; all other errors are bugs."""
 
 _RIGHTS = ("NOPERM", "ACL failure")
-"""How replies of the server begin if its user lacks a right: replies to commands, and to scripts."""
+"""Marks of the server's replies to commands and to scripts if the gateway's user lacks a right."""
 
 _SAID: tuple[tuple[type[RankmillError], str], ...] = (
     (NoWorkers, "no worker is there that could do it: ask again later"),

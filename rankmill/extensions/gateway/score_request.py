@@ -86,9 +86,9 @@ class RequestScores:
     ``tokens`` is the number of computed tokens without padding, ``created`` is in seconds since 1970, and
     ``seconds`` is the time until all scores came. ``work_seconds`` is the time of the slowest of the
     ``chunks`` chunks in its worker; ``tokenize_seconds`` and ``forward_seconds`` are parts of it.
-    ``contract`` says how they were made: precision, backend, device, revision and proven bound, as far as
-    they are known. For a request for tokens, ``found`` has the tokens of each row, and a row's score is their
-    number.
+    ``contract`` says how they were made, such as the precision and the proven bound, as far as it is known.
+    For a request for tokens, ``found`` has what was found for each row, and a row's score is the number of
+    its tokens.
     """
 
     scores: Sequence[Any]

@@ -149,7 +149,7 @@ class Scoring:
         self.admission = admission
         self.load = load
         self.contracts: dict[str, Mapping[str, str]] = {}
-        """How the latest scores of each model in `served` were made, as far as it is known."""
+        """How the scores that `score` last returned for each model in `served` were made."""
         self._about: TokensFound | None = None
         self._told = 0.0
         self._asking = asyncio.Lock()
@@ -179,7 +179,7 @@ class Scoring:
         Refusal
             The request cannot be scored, or the caller is over a limit.
         RankmillError
-            The scores do not arrive, because the workers or the server are away for too long.
+            The scores do not arrive in time, or the workers or the server are away for too long.
         """
         async with self.begin(request, key) as run:
             scores = await run.scores()
@@ -233,8 +233,8 @@ class Scoring:
             return await self.client.begin(rows, **options)
 
     def _check(self, rows: Sequence[tuple[str, ...]]) -> int:
-        """The number of characters of a request's rows; raises `Refusal` if the request has no rows, or too
-        many.
+        """The number of characters of a request's rows; raises `Refusal` if the request has no rows, too many
+        rows, or too many characters.
         """
         most = self._own.gateway_pairs
         if not rows:
@@ -330,7 +330,7 @@ class SubmittedRequest:
         Raises
         ------
         Refusal
-            A row has no score.
+            A row has no score, or lacks the tokens that were asked for.
         """
         for row, reason in self._run.errors.items():
             raise unscorable(row, reason)

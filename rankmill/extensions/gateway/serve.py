@@ -26,7 +26,7 @@ _MOST_HEAD_BYTES = 64 << 10
 """Most bytes of a request's first line and headers."""
 
 _HEAD_SECONDS = 60.0
-"""Most seconds until first line and headers have arrived; a connection that sends nothing is also closed
+"""Most seconds until first line and headers have arrived; a new connection that sends nothing is also closed
 then.
 """
 
@@ -37,7 +37,7 @@ def keys_needed(hosts: Sequence[str], *, is_open: bool, has_keys: Callable[[], b
     Raises
     ------
     ConfigError
-        Other hosts can reach one of the addresses, and nothing says which of them may use it.
+        Other hosts can reach one of the addresses, there are no keys, and `is_open` is false.
     """
     if is_open:
         return "never"
@@ -81,7 +81,7 @@ class _LimitedHttp(H11Protocol):
         super().connection_lost(exc)
 
     def _should_upgrade(self) -> bool:
-        """Whether to change the protocol as a client asks: never, the client is answered in HTTP."""
+        """Never change the protocol as a client asks; the client is answered in HTTP."""
         return False
 
     def _wait_for_head(self) -> None:

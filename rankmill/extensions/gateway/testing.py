@@ -86,7 +86,7 @@ class _FakeGateway(Gateway):
 
 
 class _Load(LoadShedder):
-    """Admits as many requests as the settings allow, because fake workers have no backlog."""
+    """Sees only the fake workers, which have no backlog."""
 
     def __init__(self, settings: Settings, client: redis.Redis, workers: FakeWorkers) -> None:
         super().__init__(settings, client)

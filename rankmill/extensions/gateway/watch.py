@@ -46,14 +46,14 @@ def tell(client: redis.Redis, counts: Mapping[Outcome, int]) -> None:
 
 
 class SeenGateways(Seen):
-    """The outcomes of the requests of the last minute, at all gateways together."""
+    """The outcomes of the requests of the last 30 to 60 s, at all gateways together."""
 
     requests: int = 0
     overloaded: int = 0
     failed: int = 0
 
     def faults(self) -> Iterator[ClusterFault]:
-        """Requests that fail, and requests that are refused."""
+        """Yield a fault if too many requests fail, and one if too many are refused for overload."""
         for outcome, kind, words, remedy in _FAULTS:
             number = getattr(self, outcome)
             if number > _SHARE * self.requests:

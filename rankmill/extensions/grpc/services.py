@@ -258,8 +258,9 @@ def _metadata(scored: RequestScores, *rows: _Row) -> tei.Metadata:
 
 
 async def _batches(stream: AsyncIterable[M], most_bytes: int) -> AsyncIterator[list[M]]:
-    """Yield batches of up to 256 messages and `most_bytes`, in order; a batch does not wait for late
-    messages.
+    """Yield batches of up to 256 messages, in order.
+
+    A batch does not wait for late messages, and ends with the message that brings it to `most_bytes`.
     """
     messages = aiter(stream)
     coming = asyncio.ensure_future(anext(messages, None))

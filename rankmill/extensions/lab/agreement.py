@@ -38,12 +38,13 @@ class Agreement:
     low, high
         Its 95% confidence interval (bootstrap).
     queries, rows
-        Number of queries compared (those with at least two different ranks), and of their rows.
+        Number of queries compared (those with at least two different ranks in both), and of their rows.
     same_top
-        Share of the queries whose first `TOP` rows are the same set; ``None`` if no query has more rows than
-        that.
+        Share of the queries with more than `TOP` rows whose first `TOP` rows are the same set; ``None``
+        without such queries.
     top_overlap
-        Mean share of the first `TOP` rows that both rankings have in common.
+        Mean share of these queries' first `TOP` rows that both rankings have in common; ``None`` without such
+        queries.
     """
 
     spearman: float

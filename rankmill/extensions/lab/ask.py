@@ -50,7 +50,7 @@ def ask(
     InputError
         The answer is an error.
     ProcessFailed
-        The process ended without an answer.
+        The process ended without an answer, or the time was over.
     """
     command = [sys.executable, "-P", "-m", "rankmill.extensions.lab.offline", task]
     try:

@@ -34,7 +34,7 @@ class Records:
     ----------
     path
         The file; it is created when the first value is added.
-    about
+    prefix
         Prefix of all keys, which identifies what was measured. Records with another prefix are ignored.
 
     Raises

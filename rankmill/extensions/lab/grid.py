@@ -55,7 +55,8 @@ class Repeat(BaseModel):
 class CellResult(BaseModel):
     """Result of a cell in one round.
 
-    ``status`` is ``impossible`` if the workers refuse the settings, ``failed`` if they died or took too long.
+    ``status`` is ``impossible`` if the settings are not valid, or workers cannot start or score with them;
+    ``failed`` if workers died or took too long.
     """
 
     experiment: str
@@ -152,7 +153,7 @@ def run(plans: Iterable[Plan], records: Records) -> Iterator[tuple[Plan, CellRes
 
 
 def _measured(planned: Plan, pairs: pa.Table) -> CellResult:
-    """Measure a cell: fresh workers, a warm-up, then the measurements."""
+    """Measure a cell with fresh workers, after a warm-up."""
     started = system.monotonic()
     record: dict[str, Any] = {
         "experiment": planned.experiment.name,

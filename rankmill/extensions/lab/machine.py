@@ -1,4 +1,4 @@
-"""Parts that all reports of measurements share: the description of the machine, Markdown tables."""
+"""Parts that all reports of measurements share: the description of the machine, and Markdown tables."""
 
 from __future__ import annotations
 

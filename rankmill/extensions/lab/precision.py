@@ -26,7 +26,7 @@ class Measured:
     Attributes
     ----------
     precision
-        The requested precision, or the one that ``auto`` chose.
+        The precision that ran, such as the one that ``auto`` chose.
     backend, device
         Backend and device that computed in this precision.
     agreement
@@ -121,7 +121,7 @@ def score_sample(
 def compare(
     scored: RunScores, reference: RunScores, queries: list[str], labels: list[float | None] | None
 ) -> Measured:
-    """Compare how scores of rows ``[n]`` with these queries and labels rank, with the ranks of a reference.
+    """Compare how `scored` and `reference` rank the same rows, which have these queries and labels, ``[n]``.
 
     Raises
     ------

@@ -30,7 +30,9 @@ from rankmill.jobs.system import system
 from rankmill.score.session import RunScores, Session
 
 _MOST = 0.5
-"""Largest share of the matrix products to leave out; with a larger share, bf16 is faster and more exact."""
+"""Largest share of the matrix products that several groups may leave out; with a larger share, bf16 is faster
+and more exact.
+"""
 
 _FREE = 0.02
 """Largest share of the matrix products that can be left out almost without loss of speed."""
@@ -103,7 +105,7 @@ class QuantizedTrial:
     measured
         How the model ranks, compared with fp32.
     kept
-        Whether its rankings are shown to reach the threshold.
+        Whether its rankings are shown to reach the threshold, and no row has lost its score.
     """
 
     left_out: tuple[str, ...]
@@ -140,9 +142,10 @@ def search(
     Returns
     -------
     tuple
-        The model with the fewest products left out that keeps the threshold, and all measured models; the
-        first leaves nothing out. If no model keeps it, the first is the best of those that leave out almost
-        nothing, because leaving out more would cost speed without reaching the threshold.
+        The chosen model, and all measured models, of which the first leaves nothing out. The chosen model is
+        the one with the fewest products left out that keeps the threshold. If no model keeps it, the choice
+        is the best of those that leave out almost nothing, because leaving out more would cost speed without
+        reaching the threshold.
     """
     trials: list[QuantizedTrial] = []
 

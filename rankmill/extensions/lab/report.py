@@ -22,7 +22,7 @@ from rankmill.jobs.runtime.passwords import mask_passwords
 _MAIN, _FRONT = "#c2410c", "#0f766e"
 _STAGE_COLOURS = ("#94a3b8", "#0f766e", "#c2410c", "#1e293b")
 _SEEN = 0.01
-"""Padding is plotted if it differs between cells by at least this share."""
+"""Padding is plotted if it differs between cells by more than this share."""
 
 mpl.rcParams.update({"svg.hashsalt": "rankmill", "svg.fonttype": "none", "font.size": 9})
 

@@ -57,7 +57,7 @@ def summary(experiment: Experiment, results: Iterable[CellResult]) -> pd.DataFra
 
 
 def measured_value(finding: Finding, cells: pd.DataFrame) -> float | None:
-    """The value of a finding on this machine; `None` if its cells were not measured."""
+    """The value of a finding on this machine; ``None`` if its cells were not measured."""
     of = _matching(cells, finding.of)[finding.figure].median() if len(cells) else np.nan
     if finding.over is not None:
         of /= _matching(cells, finding.over)[finding.figure].median() if len(cells) else np.nan

@@ -136,7 +136,9 @@ class Trials:
             bench.deadline = deadline
 
     def reference(self, seconds: float) -> ReferenceScores:
-        """Score with the `REFERENCE` settings as many rows of the sample as take about `seconds`."""
+        """Score with the `REFERENCE` settings as many rows of the sample as take about `seconds`; at least
+        `_MIN_ROWS`.
+        """
         with self._bench(REFERENCE) as bench:
             few = self.pairs.slice(0, 2 * _WARM_UP)
             bench.warm_up(few)
@@ -277,7 +279,7 @@ class Tuned:
     """The best settings found: ``changes`` to the settings that tuning began with, and its steps (``story``).
 
     ``gain`` is the cost of the first settings over the cost of the best ones, measured in turn at the end;
-    `None` if one of them failed, or there was no time. If ``gain`` is below 1, only the backend and the
+    ``None`` if one of them failed, or there was no time. If ``gain`` is below 1, only the backend and the
     precision are changed, and these only if some were refused or not tried.
     """
 
@@ -338,7 +340,7 @@ class Tuner:
         ------
         NothingWorks
             No backend and precision can score the sample well enough, or none was measured in time.
-        RunFailed
+        RunFailed, BenchFailed, EmbeddedError
             The reference settings cannot score the sample, for example because the model cannot be loaded.
         """
         self._started = system.monotonic()
@@ -411,7 +413,7 @@ class Tuner:
                 self._try({"backend": probe.backend, "precision": probe.precision})
 
     def _probe(self, backend: str, reference: ReferenceScores) -> list[PrecisionProbe]:
-        usual = tuple(name for name in get_args(Precision) if not name.startswith("int8-"))  # int8 chooses
+        usual = tuple(name for name in get_args(Precision) if not name.startswith("int8-"))  # int8 picks one
         self._partial = []
         for probe in self.trials.probe(backend, self._open("precision", usual), reference):
             self._partial.append(probe)

@@ -137,7 +137,7 @@ def quantile(counts: Sequence[int], share: float) -> float | None:
     sums = list(accumulate(counts))
     place = bisect_left(sums, wanted)
     if place == len(LATENCY_BUCKETS):
-        return float(LATENCY_BUCKETS[-1])  # values beyond the last bucket count as its lower bound
+        return float(LATENCY_BUCKETS[-1])  # values above all bounds count as the highest bound
     lower = LATENCY_BUCKETS[place - 1] if place else 0.0
     within = (wanted - (sums[place] - counts[place])) / counts[place]
     return lower + within * (LATENCY_BUCKETS[place] - lower)

@@ -17,9 +17,8 @@ class PageWatch(Watch):
 
     def pages(self, client: redis.Redis, settings: Settings) -> Mapping[str, WSGIApplication]:
         """The page, its files and its data, and, if there is an admin's key, what it allows."""
+        # imported here, because both import numpy, which only the exporter needs
         from rankmill.extensions.page.actions import admin_apps
-
-        # imported here, because it imports numpy, which only the exporter needs
         from rankmill.extensions.page.dashboard import page_apps
 
         key = settings.of(PageSettings).page_admin_key

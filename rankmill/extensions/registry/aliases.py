@@ -55,7 +55,7 @@ def target(
     NotInRegistry
         A version is not in the registry.
     InputError
-        The shares leave nothing for `version`.
+        A name or a share is not valid, or the shares leave nothing for `version`.
     """
     rest = 1 - sum(others.values())
     if version.tag in others:
@@ -124,7 +124,7 @@ def remove_version(
     registry, reference
         The version.
     client
-        A server whose runs may use the version.
+        A server whose runs may use the version; with ``None``, no runs are looked for.
     by
         The person who removes it.
 
@@ -179,7 +179,7 @@ def promote(
     wait_seconds: float,
     on_outcome: Callable[[OrderOutcome], None],
 ) -> Alias:
-    """Let all live workers load the versions, then let the alias stand for them.
+    """Let all workers that take chunks load the versions, then let the alias stand for them.
 
     Parameters
     ----------
@@ -195,11 +195,11 @@ def promote(
     Raises
     ------
     NoWorkers
-        No worker is live.
+        No worker takes chunks.
     RegistryConflict
         The alias has the name of a version.
     NotWarm
-        A worker did not load a version in time.
+        A worker has failed to load a version, or has not loaded it in time.
     """
     cluster = read_cluster(client, page_size=0)
     workers = [worker for worker in reachable(cluster.workers) if worker.state in TAKE_CHUNKS]

@@ -37,7 +37,9 @@ _NEW_SECONDS = 60
 
 @contextmanager
 def workspace() -> Iterator[Path]:
-    """A folder for a pushed model, removed at the end; folders of killed processes are removed first."""
+    """A folder for an uploaded or pulled model, removed at the end; folders of killed processes are removed
+    first.
+    """
     for old in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         _remove_if_left(old)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))

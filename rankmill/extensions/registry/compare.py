@@ -51,7 +51,7 @@ class Difference:
 class ModelComparison:
     """Both models, the first as the reference, and the queries that differ most, sorted by difference.
 
-    ``spearman`` has the rank correlation of each query that has at least two different scores.
+    ``spearman`` has the rank correlation of each query with at least two different scores of both models.
     """
 
     sides: tuple[Side, Side]

@@ -35,7 +35,7 @@ def check_name(text: str, kind: str) -> str:
     Raises
     ------
     InputError
-        The text cannot be a name, because it cannot be a part of a path and of a URL.
+        The text cannot be a name, which is a part of paths and URLs.
     """
     if _NAME.fullmatch(text) and ".." not in text and text != ALIASES:
         return text

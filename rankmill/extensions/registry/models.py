@@ -42,13 +42,13 @@ class RegistryModels:
         Raises
         ------
         ConfigError
-            The name is an alias, and the settings name no registry.
+            The settings name no registry, and the name is not that of a version ``v1``, ``v2``, …
         InputError
             The registry does not have this version or alias, or cannot have one of this name.
         RegistryError
             The registry is damaged.
         RegistryAway
-            The registry cannot be reached, and the name is an alias.
+            The registry cannot be reached, and the name is not that of a version ``v1``, ``v2``, …
         """
         reference = parse_reference(model)
         numbered = Choice(reference.name, {model: 1.0}) if is_numbered(reference.tag) else None

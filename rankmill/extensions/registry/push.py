@@ -218,8 +218,8 @@ def push(
     registry, folder, name
         The registry, the model's folder, and the model's name.
     version
-        Name of the version. With ``None``, it is the latest version if that is the same model, or else the
-        next number.
+        Name of the version. With ``None``, it is the latest version if that is the same model or an
+        unfinished push of it, or else the next number.
     trial
         Tries the model in a folder.
     steps
@@ -235,6 +235,8 @@ def push(
         Another version has or had this name, or an alias has this name.
     RegistryAway
         The registry cannot be written.
+    RegistryError
+        A file in the registry has another size than here.
     """
     check_name(name, "a model")
     if version is not None:

@@ -113,8 +113,8 @@ class RegistryFolder:
 
     @contextmanager
     def opened(self, *path: str) -> Iterator[tuple[Any, str, bool]]:
-        """The file system, a path in it, and whether it is that of this host; each error in the ``with``
-        block becomes a `RegistryAway`.
+        """The file system, a path in it, and whether it is that of this host; an error in the ``with`` block
+        becomes a `RegistryAway` unless it is a `RankmillError`.
         """
         try:
             system, root, is_local = self._system
@@ -300,7 +300,7 @@ def fetch_files(
     target, parts
         Folders of complete files and of unfinished files, on one file system.
     on_bytes
-        Called with the size of each piece that has arrived.
+        Called with the size of each piece that has arrived, or was there already.
 
     Raises
     ------

@@ -106,8 +106,8 @@ class RegistryStore(Registry):
         self.folder.remove(reference.name, ALIASES, f"{reference.tag}.json")
 
     def remove(self, reference: Reference, note: bytes) -> None:
-        """Remove a version; it becomes invisible at once, because `note` replaces its manifest, and then its
-        files are deleted.
+        """Remove a version; `note` marks it as removed, so that it is invisible at once, and then its files
+        are deleted.
         """
         self.folder.replace(note, *reference, REMOVED)
         for name in self.folder.names(*reference):
@@ -123,7 +123,7 @@ def next_version(taken: Iterable[str]) -> str:
 
 @contextmanager
 def _new_file(target: str, put: Callable[[Path, Path], None]) -> Iterator[BinaryIO]:
-    """Yield a file with another name; when all of it is on the disk, `put` renames it to `target`."""
+    """Yield a file with another name; when all of it is on the disk, `put` gives it the name `target`."""
     path = Path(target)
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{HIDDEN}{system.unique_id()}")

@@ -1,4 +1,4 @@
-"""Asks a worker process of this host about a model: its description, and a trial before a push."""
+"""Asks a process of this host with a worker's packages to describe, try or prove a model."""
 
 from __future__ import annotations
 

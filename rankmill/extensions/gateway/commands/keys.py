@@ -39,7 +39,7 @@ class KeyOptions(options.CommandOptions):
     days: Annotated[float, Field(gt=0, le=36500, title="N")] = 365
     """Days until the key expires."""
     admin: bool = False
-    """Let the key load and unload models, and see the files of all keys."""
+    """Let the key load and unload models, read metrics and all usage, and use the files of all keys."""
     manage_models: bool = False
     """Let the key push models into the registry, set aliases and remove versions; with --model, only those
     models.

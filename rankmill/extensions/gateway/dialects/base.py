@@ -139,7 +139,9 @@ class Body(Fields):
 
 
 class RerankBody(Body):
-    """The body of most services: texts that are ordered by the probability that they answer a query."""
+    """The fields that Cohere v2 and Voyage have in common: documents, which are ordered by their score with a
+    query.
+    """
 
     model: str | None = None
     query: Text
@@ -236,7 +238,7 @@ def read_as(kind: type[T], sent: JsonObject) -> T:
 
 
 def wrong_field(errors: Sequence[Mapping[str, Any]]) -> Refusal:
-    """The refusal for the first error that pydantic has found."""
+    """The refusal for that error of pydantic's whose place in the body is named most exactly."""
     first = max(errors, key=lambda problem: len(problem["loc"]))  # the most exact
     parts = [str(part) for part in first["loc"]]
     place = ".".join(part for part in parts if not _KIND.fullmatch(part))[:200] or "the body"

@@ -57,8 +57,8 @@ def score_paths(owner: str | None = None) -> tuple[ScorePath, ...]:
     Parameters
     ----------
     owner
-        Name of the dialect that owns all paths which it has, without a prefix. With ``None``, a path belongs
-        to the dialect that `ScorePath.dialect` names.
+        Name of the dialect to which all its paths belong, even those that other dialects have, too. With
+        ``None``, the paths in `SHARED_PATHS` belong to the dialects named there.
     """
     paths = dict(SHARED_PATHS)
     for body in bodies():

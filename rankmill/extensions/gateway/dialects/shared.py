@@ -117,8 +117,8 @@ _PATHS = (
 )  # fmt: skip
 
 SHARED_PATHS = {each.path: replace(each, options=_OPTIONS) for each in _PATHS}
-"""Paths that several services have. The body decides the form of the answer, but never the scale of its
-scores.
+"""Paths that several services have. The kind of a body decides the form of the answer, but never the scale of
+its scores.
 """
 
 SHARED_PATHS["/tokenize"] = ScorePath(

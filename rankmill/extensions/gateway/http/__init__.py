@@ -1,1 +1,1 @@
-"""The parts of HTTP that every request passes through, and the paths that do not belong to a dialect."""
+"""The gateway's HTTP: what every request passes through, the paths, and how answers are sent."""

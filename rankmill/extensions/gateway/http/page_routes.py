@@ -17,7 +17,7 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'{style}; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Headers by which a browser loads only files of this server, and does not show these pages inside other
+"""The policy by which a browser loads only files of this server, and does not show these pages inside other
 pages.
 """
 

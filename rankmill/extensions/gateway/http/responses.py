@@ -19,8 +19,8 @@ _QUIET_SECONDS = 15.0
 """Seconds without an event after which a comment is sent, so that proxies keep the connection."""
 
 _UNREAD = frozenset({"too_large", "no_key", "media_type", "overloaded", "gone", "slow"})
-"""Kinds of refusals that come before the body has been read; the connection cannot be used again
-afterwards.
+"""Kinds of refusals after which the connection is closed, because they may come before the body has been
+read.
 """
 
 

@@ -26,7 +26,7 @@ from rankmill.extensions.gateway.score_request import RequestScores
 from rankmill.extensions.gateway.scoring import RowScores, SubmittedRequest
 
 _PLAIN = " ()=,:/+;"
-"""Characters of a header's value that stay as they are, besides letters and digits."""
+"""Characters of a header's value that stay as they are, besides letters, digits and ``_.-~``."""
 
 T = TypeVar("T")
 
@@ -114,7 +114,9 @@ def _shown(chunk: RowScores) -> JsonObject:
 
 
 def _timing(scores: RequestScores) -> dict[str, str]:
-    """Headers with the times of a request's steps in ms, for browsers and for TEI's clients."""
+    """Headers with the tokens of a request and the times of its steps in ms, for browsers and for TEI's
+    clients.
+    """
     took = {stage: 1000 * seconds for stage, seconds in scores.stages().items()}
     headers = {
         "server-timing": ", ".join(f"{stage};dur={milliseconds:.1f}" for stage, milliseconds in took.items()),
@@ -127,7 +129,7 @@ def _timing(scores: RequestScores) -> dict[str, str]:
 
 
 def _contract(scores: RequestScores) -> dict[str, str]:
-    """Headers that say how the scores were made: precision, backend, device, revision and proven bound."""
+    """Headers that say how the scores were made, such as the precision and the proven bound."""
     return {f"x-score-{name}": quote(value, safe=_PLAIN) for name, value in scores.contract.items()}
 
 

@@ -27,10 +27,10 @@ MOST_WAIT = 5.0
 FOR_ADMINS = "this needs a key for admins"
 
 _LOOK_SECONDS = 5.0
+"""Seconds between two reads of all keys, for callers who read metrics."""
+
 _LOOK_AGAIN_SECONDS = 1.0
-"""Seconds between two reads of all keys, for callers who read metrics; a key that was missing is looked for
-again after this time.
-"""
+"""Seconds after a read of all keys until a caller whose key it did not find causes another read."""
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,8 @@ logger = logging.getLogger(__name__)
 class Admission:
     """Admits requests; it belongs to one event loop, and must be closed (`close`).
 
-    Every method raises `RedisUnavailable` if the server does not answer within a few seconds.
+    `identify`, `admitted`, `take`, `identify_scraper` and `look` raise `RedisUnavailable` if they ask the
+    server, and it does not answer within a few seconds.
 
     Parameters
     ----------
@@ -106,8 +107,10 @@ class Admission:
             await bridge.run(self._take_pairs, key, pairs)
 
     async def identify_scraper(self, text: str | None) -> ApiKey | None:
-        """The key of a caller that reads metrics. Metrics name the holders of all keys, so an admin's key is
-        needed.
+        """The key of a caller that reads metrics; ``None`` without one.
+
+        Metrics name the holders of all keys. So if the server has keys, an admin's key is needed. If it has
+        none, the key ``gateway_api_key`` is enough, and a key may be missing unless requests need one.
 
         A key that was valid at the last look is accepted without asking the server, because metrics matter
         most when the server does not answer.
@@ -115,7 +118,7 @@ class Admission:
         Raises
         ------
         Refusal
-            There are keys, but this is not an admin's key.
+            The caller may not read metrics.
         """
         if not self._may_scrape(text) and system.monotonic() - self._looked > _LOOK_AGAIN_SECONDS:
             await self.look()

@@ -27,7 +27,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 logger = logging.getLogger(__name__)
 
 _NEVER = 1e11
-"""Seconds since 1970."""
+"""When the key of the settings expires, in seconds since 1970."""
 
 Limit = Annotated[int, Field(ge=1, lt=1 << 31)]
 
@@ -47,9 +47,10 @@ class ApiKey(WireModel):
     priority
         Priority of the key's requests; with ``None``, requests of up to 256 pairs come before bulk work.
     admin
-        Whether the key may load and unload models, and see the batches of all keys.
+        Whether the key may load and unload models, read metrics and all usage, and use the files and batches
+        of all keys.
     manage_models
-        Whether the key may change the registry: push models, set aliases, and remove.
+        Whether the key may read and change the registry: push models, set aliases, and remove both.
     weight
         Share of the workers that the tenant (all keys of this name) gets while several tenants wait, as a
         multiple of another tenant's share.

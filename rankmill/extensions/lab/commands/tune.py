@@ -38,7 +38,7 @@ The same command continues after an interruption."""
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds of ``90s``, ``2m`` or ``1h``; raises `ValueError` for any other text."""
+    """Seconds of a duration such as ``90s``, ``90``, ``2m`` or ``1h``; else raises `ValueError`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
     if not match:
         raise ValueError(f"{text!r} is not a duration; write 90s, 2m or 1h")

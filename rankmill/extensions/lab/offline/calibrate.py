@@ -73,8 +73,8 @@ def watch(classifier: Any, tokens: Tokens) -> dict[str, Watched]:
     Parameters
     ----------
     classifier
-        From `load_classifier`, of a family that `reads_first_token`; its last layer is replaced. The last
-        projection is not observed, because it is never in 8 bits.
+        From `load_classifier`, of a family that `reads_first_token`; its last layer is replaced. A last
+        projection to one output is not observed, because it is never in 8 bits.
     tokens
         Tokens of the pairs; each pair is a forward of its own, without padding.
     """
@@ -101,8 +101,8 @@ def calibrate(request: Mapping[str, Any]) -> dict[str, Any]:
     """Calibrate the model of a request, and write it with smoothing factors into an existing folder.
 
     The request is ``{"spec": {...}, "queries": [...], "passages": [...], "folder": "..."}``, and the answer
-    is ``{"revision": ..., "digest": ..., "layers": [{"name": ..., "share": ...}]}``, where ``share`` is the
-    layer's share of the matrix products.
+    is ``{"revision": ..., "digest": ..., "layers": {NAME: SHARE, ...}}``, where a layer's share is that of
+    the matrix products.
 
     Raises
     ------

@@ -92,7 +92,7 @@ def _precision(path: Path | None) -> list[dict[str, Any]] | None:
 def pull(model: str, folder: Path | None, settings: Settings, quiet: bool) -> None:
     """Copy a version, or an alias's target, to a folder.
 
-    DIR must not exist yet; the default is NAME-VERSION in the working directory. Each file is verified. DIR
+    DIR must be new or empty; the default is NAME-VERSION in the working directory. Each file is verified. DIR
     appears when it is complete; an interrupted pull continues with the same command.
     """
     registry = RegistryStore.of(settings)

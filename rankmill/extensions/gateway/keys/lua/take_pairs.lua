@@ -1,5 +1,5 @@
 -- Takes pairs from a token bucket, which fills in a minute. A pair counts as 60,000,000 parts, so that a limit of
--- N pairs a minute brings N parts each microsecond, and no sum is rounded.
+-- N pairs a minute brings N parts each microsecond, and all sums are whole numbers.
 -- KEYS: the bucket. ARGV: most pairs, the pairs to take. Returns 0; or takes nothing, and returns the seconds until
 -- the bucket has these pairs.
 local clock = redis.call('TIME')
