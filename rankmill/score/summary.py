@@ -127,7 +127,9 @@ class Tally:
 
     @property
     def revision(self) -> str | None:
-        """The model's commit or the digest of its content; ``None`` if no row has a score."""
+        """The model's commit or the digest of its content; ``None`` if it is not known, or no chunk was
+        scored.
+        """
         return None if "" in self.revisions else ", ".join(sorted(self.revisions)) or None
 
 

@@ -23,7 +23,7 @@ _BACKOFF = Backoff(first=2.0, longest=60.0, jitter=0.5)
 """Pauses between attempts at a chunk."""
 
 LONGEST_PAUSE = 2 * _BACKOFF.longest
-"""The longest pause in seconds between two attempts, including jitter."""
+"""No pause between two attempts is longer than this (s), jitter included."""
 
 
 def retries(most: int, failed: int) -> Retry | None:

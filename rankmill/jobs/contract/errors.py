@@ -42,8 +42,8 @@ class Fault(Enum):
 
 
 RowFault = Literal["null", "tokenizer", "too_long", "model", "not_a_number"]
-"""Why a row has an error, while the rows beside it have scores: a text is null, the tokenizer fails, the pair
-is too long and must not be cut, the model fails, or the model's output is not a number.
+"""Why a row has an error, while the rows beside it have scores: a text is null, the tokenizer fails, a text
+or the row is too long and must not be cut, the model fails, or the model's output is not a number.
 """
 
 

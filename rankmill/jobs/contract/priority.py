@@ -23,7 +23,7 @@ users name runs by the beginnings of ids.
 """
 
 _MARK = "r"
-"""First letter of a request's id; all other characters of ids are hexadecimal digits."""
+"""First letter of a request's id; the ids of bulk runs have only hexadecimal digits."""
 
 
 def choose_priority(given: str | None, rows: int | None) -> Priority:

@@ -25,7 +25,9 @@ UNRENEWED_SECONDS = 120
 """No live process leaves a lease unrenewed for this long (s): ``heartbeat_seconds`` is a minute at most."""
 
 BOUND = Script("jobs/protocol/lua/bound.lua")
-"""Lua functions that end leases no later than `UNRENEWED_SECONDS` from now; other scripts use them."""
+"""A Lua function for other scripts: leases end at most their length from now, or `UNRENEWED_SECONDS` if that
+is more.
+"""
 
 _BOUND_LEASES = Script("jobs/protocol/lua/bound_leases.lua", BOUND)
 _TAKE = Script("jobs/protocol/lua/take_lease.lua", BOUND)
@@ -124,7 +126,7 @@ class Leases:
         return bool(_TAKE.run(self._redis, [self._key], limit, self._seconds, holder))
 
     def renew(self, holders: Iterable[str]) -> None:
-        """Renew the leases of `holders`; a lease that has lapsed is not begun again."""
+        """Renew the leases of `holders`; a lease that was given up or forgotten is not begun again."""
         _RENEW.run(self._redis, [self._key], self._seconds, *holders)
 
     def release(self, holder: str) -> None:

@@ -268,7 +268,10 @@ def taking_workers(client: redis.Redis, scoring: Iterable[str]) -> frozenset[str
 
 
 def worker_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, WorkerReport]:
-    """The latest report of each of the ScoringWorkers `names`; workers that are gone are left out."""
+    """The latest report of each of the ScoringWorkers `names`; workers that are gone are left out.
+
+    Raises `WireError` if a report is damaged or has another format.
+    """
     reports = _raw_reports(client, names).items()
     return {name: WorkerReport.read_json(raw, f"the report of worker {name}") for name, raw in reports}
 

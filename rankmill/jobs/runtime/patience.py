@@ -1,8 +1,8 @@
 """Patience: waits for a server that cannot serve now.
 
 A failover, a full server, a loading server and a broken connection are handled alike: the command is repeated
-until the server has carried it out. `Patience` is the retry policy of every client, so all commands wait in
-the same way, including RQ's.
+until the server has carried it out. `Patience` is the retry policy of every client except `impatient` ones,
+so all commands wait in the same way, including RQ's.
 """
 
 from __future__ import annotations
@@ -133,7 +133,8 @@ def waiting(
     Parameters
     ----------
     look
-        Called at least every second; an exception from it ends the wait. Redis commands in it do not wait.
+        Called at least every second of a wait; an exception from it ends the wait. Redis commands in it do
+        not wait.
     most
         Longest wait of each command in seconds, if less than the client's and an enclosing block's.
     until
@@ -254,8 +255,8 @@ class Patience(Retry):
     seconds
         Longest wait of a command (``redis_wait_seconds``).
     give_up
-        Called with the error when the longest wait is over, before the error is raised; it may end the
-        process.
+        Called with the error when this longest wait is over, but not a shorter one of `waiting`, before the
+        error is raised; it may end the process.
 
     Raises
     ------
@@ -375,7 +376,8 @@ class Patience(Retry):
         raise gone from None
 
     def _note(self, reason: str, most: float) -> None:
-        """Record that this thread waits, and log it once for all threads."""
+        """Record that this thread waits; log this for all threads together, at most every `_REMIND_SECONDS`.
+        """
         now = system.monotonic()
         with self._lock:
             first = not self._waiting

@@ -21,7 +21,9 @@ _tracer = trace.get_tracer("rankmill")
 
 
 def begin(name: str, parent: Span | None = None, **attributes: str | int) -> Span:
-    """Begin a span below `parent`, or begin a new trace; the caller ends the span."""
+    """Begin a span below `parent`, or else below the current span or in a new trace; the caller ends the
+    span.
+    """
     context = trace.set_span_in_context(parent) if parent else None
     return _tracer.start_span(f"rankmill.{name}", context, attributes=_prefixed(attributes))
 
