@@ -358,7 +358,7 @@ def _check(field: FieldInfo) -> Callable[[click.Context, click.Parameter, Any], 
 
 
 def reason(error: ValidationError) -> str:
-    """Why options are not valid: the first reason."""
+    """The first reason why options are not valid."""
     return error.errors()[0]["msg"].removeprefix("Value error, ")
 
 

@@ -376,8 +376,7 @@ class Patience(Retry):
         raise gone from None
 
     def _note(self, reason: str, most: float) -> None:
-        """Record that this thread waits; log this for all threads together, at most every `_REMIND_SECONDS`.
-        """
+        """Record that this thread waits; log it once for all threads, and again every `_REMIND_SECONDS`."""
         now = system.monotonic()
         with self._lock:
             first = not self._waiting
