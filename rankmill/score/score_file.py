@@ -67,12 +67,12 @@ def score_file(
     view
         Makes a view of the progress for the number of rows; called when the scoring begins.
     confirm
-        Called with the complete output and the summary, before the output is moved into place, which an
-        exception prevents. For an output in parts, this gets the last file, unless it is in place already.
+        Called with the complete output and the summary before the output is moved into place; an exception
+        prevents the move. For an output in parts, this gets the last file, unless it is in place already.
     tokens_column
         Name of a further column with the number of tokens of each row; null in a row without a score.
     made
-        Returns whether another process has made the output meanwhile; called when the output is locked.
+        Returns whether another process has made the output meanwhile; called once this process has the lock.
 
     Raises
     ------

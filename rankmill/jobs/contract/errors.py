@@ -222,7 +222,7 @@ class RunTimeout(StillWaiting, TimeoutError):
 
 
 class NoWorkers(StillWaiting):
-    """No suitable worker listens, and none has come while the client waited for one."""
+    """No suitable worker listens, or none has come in the time that a client waits for one."""
 
 
 class RunCancelled(RankmillError):

@@ -2,8 +2,8 @@
 
 A lease in Redis is an entry of a sorted set, with the time at which it lapses by the server's clock, so hosts
 never compare their clocks. `Leases` are forgotten when they lapse. Leases of chunks and submitted runs, in
-RQ's registries of started jobs, stay until a worker takes the work. `rankmill.workers.queue.heartbeat` renews
-those of a worker's chunks.
+RQ's registries of started jobs, stay until another process takes the work. `rankmill.workers.queue.heartbeat`
+renews those of a worker's chunks.
 
 The server's clock may jump when another host takes over. If it jumps ahead, all leases lapse at once: see
 `Renewals`. If it jumps back, leases of dead processes would last longer by the jump: see `BOUND`.
@@ -37,7 +37,7 @@ _HOLD = Script("jobs/protocol/lua/hold.lua")
 
 
 def hold(pipe: Any, key: str, holder: str, seconds: float, *, only_renew: bool) -> None:
-    """Begin or renew a lease that stays after it has lapsed, until a worker takes the work."""
+    """Begin or renew a lease that stays after it has lapsed, until another process takes the work."""
     _HOLD.run(pipe, [key], holder, seconds, int(only_renew))
 
 
