@@ -37,7 +37,8 @@ class Choice:
     Attributes
     ----------
     name
-        Name and query decide which model scores the query. This stays the same as long as the shares do.
+        Name and query decide which model scores the query, always the same one while the shares stay the
+        same.
     shares
         The share of each model, by its name; they add up to 1.
     shadow

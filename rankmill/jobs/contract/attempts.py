@@ -38,8 +38,8 @@ def retries(most: int, failed: int) -> Retry | None:
 
 
 def attempt(run: Run, job: Job) -> int:
-    """Number of the current attempt at the job's chunk, from 1. It is computed, because RQ stores only the
-    number of remaining retries.
+    """Number of the current attempt at the job's chunk, from 1. The number is computed, because RQ stores
+    only the number of remaining retries.
     """
     retries_left = run.max_retries if job.retries_left is None else job.retries_left
     return 1 + run.max_retries - retries_left

@@ -278,7 +278,7 @@ def _absolute(path: str) -> str:
 class FileOrder(WireModel):
     """Everything that a runner needs: the request, the model, the queue of chunks, and the webhook.
 
-    It is the only argument of the RQ job ``rankmill.score_file``. The runner's settings stand in for a
+    The order is the only argument of the RQ job ``rankmill.score_file``. The runner's settings stand in for a
     missing ``queue`` or ``chunk_size``; a run without ``tenant`` belongs to nobody.
 
     Attributes

@@ -18,8 +18,8 @@ REQUEST_ROWS = 256
 """Most pairs of a run that counts as a request, unless the caller chooses."""
 
 GROUP = 12
-"""Number of hexadecimal digits at the end of an id that stand for the tenant. They are at the end because
-users name runs by the beginnings of ids.
+"""Number of hexadecimal digits at the end of an id that stand for the tenant. These digits are at the
+end because users name runs by the beginnings of ids.
 """
 
 _MARK = "r"

@@ -197,7 +197,7 @@ class OrderedQueue(RQQueue):
         return Taken(*_TAKE.run(self.connection, places, *arguments, *alone))
 
     def claim_idle(self, most: int) -> int:
-        """Forget up to `most` idle workers; returns how many. It returns 0 while jobs wait, because idle
+        """Forget up to `most` idle workers; returns how many, which is 0 while jobs wait, because idle
         workers will take these.
         """
         return int(_CLAIM_IDLE.run(self.connection, self._places, most))

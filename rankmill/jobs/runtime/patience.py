@@ -111,7 +111,7 @@ class _Wait:
     """How the current thread waits: for at most `most` seconds, with calls of `look` meanwhile and at
     `until`.
 
-    Its command has a value of `value` bytes; `ask` asks the server for a sign of life.
+    The thread's command has a value of `value` bytes; `ask` asks the server for a sign of life.
     """
 
     look: Callable[[], None] = lambda: None

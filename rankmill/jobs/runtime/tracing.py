@@ -1,8 +1,9 @@
 """OpenTelemetry traces of a run, its chunks, and a worker's steps for each chunk.
 
-This uses only OpenTelemetry's API, which does nothing until the process sets up an SDK, for example with
-``opentelemetry-instrument``. A chunk's span begins when the chunk is submitted and ends when the producer has
-its result. The span's context travels in the job's metadata, so the worker's spans are its children.
+The module uses only OpenTelemetry's API, which does nothing until the process sets up an SDK, for example
+with ``opentelemetry-instrument``. A chunk's span begins when the chunk is submitted and ends when the
+producer has its result. The span's context travels in the job's metadata, so the worker's spans are its
+children.
 """
 
 from __future__ import annotations
