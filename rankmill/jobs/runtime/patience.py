@@ -138,7 +138,8 @@ def waiting(
     most
         Longest wait of each command in seconds, if less than the client's and an enclosing block's.
     until
-        The latest time to call `look`, in `time.monotonic` seconds.
+        The latest time to call `look`, in `time.monotonic` seconds; an asynchronous client gives a command up
+        then.
     """
     token = _WAIT.set(_Wait(look, min(most, _WAIT.get().most), until))
     try:
