@@ -391,7 +391,7 @@ class RunStore:
         self.redis.zrem(keys.runs(), run.id)
 
     def missing(self, run: Run, chunks: Iterable[ChunkId]) -> list[ChunkId]:
-        """Chunks in flight that will get no result, because their job failed or is no longer in Redis."""
+        """Chunks in flight whose job has failed or is no longer in Redis, so that no further result comes."""
         waiting = list(chunks)
         with self.redis.pipeline(transaction=False) as pipe:
             # one field of the hash, because a heartbeat may have written a part of a lost job's hash

@@ -95,7 +95,7 @@ class WorkerReport(WireModel):
     claim_ahead
         Pairs that the worker claims ahead.
     cpu
-        Number of CPU cores that the worker kept busy between its last two heartbeats.
+        Mean number of CPU cores that the worker kept busy in the last seconds.
     gpu
         The GPU; ``None`` without an NVIDIA GPU.
     model_hits
