@@ -31,7 +31,7 @@ def score_chunk(run_id: str, chunk: str) -> NoReturn:
     WrongWorkerError
         A worker that cannot score has run the job.
     WireError
-        The same, and the run or the job's arguments cannot be read.
+        Raised instead if the run or the job's arguments cannot be read.
     """
     job, message = _wrong_worker(JOB_FUNCTION)
     store = RunStore(job.connection)

@@ -80,8 +80,8 @@ class OrderedQueue(RQQueue):
             return sum(int(length or 0) for length in pipe.execute())
 
     def waiting_list(self, job_id: str) -> str:
-        """The key of the list in which a job waits; a chunk may also be in RQ's list, for a worker that waits
-        there.
+        """The key of the list in which a job waits; a chunk may be in RQ's list instead, for a worker that
+        waits there.
         """
         run_id = _run_of(job_id)
         return self.key if run_id is None else keys.waiting(self.name, run_id)
