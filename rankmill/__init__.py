@@ -89,7 +89,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(__all__, "jobs.contract.errors"),  # these are the errors that callers may catch
+    **dict.fromkeys(__all__, "jobs.contract.errors"),  # those that no line below names are errors
     "AsyncClient": "producer.client.async_client",
     "AsyncScoringRun": "producer.client.async_client",
     "Classified": "producer.client.runs",

@@ -5,7 +5,8 @@ A package names what it adds in its metadata, as here in a ``pyproject.toml``::
     [project.entry-points."rankmill.formats"]
     pairs = "my_package:PAIRS"
 
-Nothing is imported before it is needed. A name in brackets behind it is the extra that it needs.
+Nothing is imported before it is needed. A name in brackets behind the object is the extra that the object
+needs.
 """
 
 from __future__ import annotations

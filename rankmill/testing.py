@@ -130,7 +130,7 @@ class FakeWorkers:
     Attributes
     ----------
     runs
-        The runs of pairs that were submitted, in order.
+        The runs that were submitted, except those of files, in order.
     files
         The runs of files that were submitted, by id; `end_file` ends them.
     """
@@ -148,7 +148,7 @@ class FakeWorkers:
         self.files: dict[str, FileRunState] = {}
         self._known: dict[str, FakeRun] = {}
         self._told: set[str] = set()
-        """Ids of cancelled runs whose cancellation other collectors must still learn."""
+        """Ids of cancelled runs; a collector of such a run learns from them that it is cancelled."""
         self._words: dict[int, str] = {}
         self._lock = system.RLock()
 
@@ -156,8 +156,8 @@ class FakeWorkers:
     def everywhere(self) -> Iterator[FakeWorkers]:
         """Score for all clients that are made within the block, by any code.
 
-        This includes `CrossEncoder` and embedded clients. If nothing names a server, ``REDIS_URL`` is set to
-        name one.
+        This includes `CrossEncoder` and embedded clients. Within the block, ``REDIS_URL`` names a server that
+        does not exist, unless it is set already.
         """
 
         def alone(kind: type[Client], /, *, settings: Settings | None = None, **options: Any) -> Client:
@@ -210,7 +210,7 @@ class FakeWorkers:
         return run if run and system.now() < run.asked.created + run.asked.ttl else None
 
     def _end(self, run: Run, *, left: bool, tell: bool) -> int:
-        """Forget a run; returns how many of its chunks had no result, if chunks may be `left`."""
+        """Forget a run; returns how many of its chunks had no result. If not `left`, the run is complete."""
         with self._lock:
             fake_run = self._known.pop(run.id, None)
             if fake_run is None:

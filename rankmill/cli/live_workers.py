@@ -191,7 +191,9 @@ def _order(
     wait_seconds: float,
     as_json: bool,
 ) -> None:
-    """Give the order and print its outcomes; exits with 1 unless all workers have carried it out."""
+    """Give the order and print its outcomes; after a wait, exits with 1 unless all workers have carried it
+    out.
+    """
     replies = order_workers(client, chosen, order, model, wait_seconds=wait_seconds)
     if as_json:
         echo(json.dumps([outcome.model_dump() for outcome in replies]))

@@ -1,4 +1,6 @@
-"""``rankmill``: the command group. A command is imported when it is used; listing them imports nothing."""
+"""``rankmill``: the command group. A command is imported when it is used; listing commands imports none of
+them.
+"""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def command(
 def group(name: str) -> Callable[[Function], click.Group]:
     """A `click.group` that also runs without a command's name; otherwise like `command`.
 
-    Its function gets a connection to the server. A subcommand gets ``--redis`` and ``--config``.
+    The group's function gets a connection to the server. A subcommand gets ``--redis`` and ``--config``.
     """
 
     def wrap(function: Function) -> click.Group:
@@ -358,7 +358,7 @@ def _check(field: FieldInfo) -> Callable[[click.Context, click.Parameter, Any], 
 
 
 def reason(error: ValidationError) -> str:
-    """Why options are not valid: the first reason."""
+    """The first reason why options are not valid."""
     return error.errors()[0]["msg"].removeprefix("Value error, ")
 
 

@@ -31,7 +31,7 @@ _WORTH_A_HINT = 1.3
 _HOW_GOOD = "rankmill check-precision says how it changes rankings"
 
 _SAMPLE = 1000
-"""Number of rows that --verify scores again."""
+"""Number of rows that --verify and --estimate score without --sample."""
 
 _EPILOG = """\b
 Exit codes:

@@ -17,7 +17,7 @@ _WIDE = 100_000
 
 
 class _Plain(Console):
-    """A console that removes control sequences from texts; only its own styles write such sequences."""
+    """A console that escapes control characters in texts; only its own styles write control sequences."""
 
     def render(self, *args: Any, **options: Any) -> Iterable[Segment]:
         for text, style, control in super().render(*args, **options):

@@ -132,7 +132,7 @@ def _copy(output: Path, *, quiet: bool) -> None:
 
 
 def _kind_of_input(request: FileRequest) -> str:
-    """The format of the input's files, if they all have the same and it can be written."""
+    """The format for standard output that the input's files decide; raises as `_one_kind` does."""
     from rankmill.producer.files.inputs import find_files
 
     is_found = request.inputs and not request.reads_stdin
@@ -140,7 +140,7 @@ def _kind_of_input(request: FileRequest) -> str:
 
 
 def _one_kind(formats: list[Format | None]) -> str:
-    """The format for standard output if the input has these formats; empty if it does not decide one."""
+    """The format for standard output if the input has these formats; raises `UsageError` if it is open."""
     names = {form.name for form in formats if form}
     kinds = {{"json": "jsonl", "arrows": "arrow"}.get(name, name) for name in names}
     if len(kinds) != 1:

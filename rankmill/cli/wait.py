@@ -36,8 +36,8 @@ Exit codes:
 def wait(run_id: str, timeout: float | None, settings: Settings, as_json: bool, quiet: bool) -> None:
     """Wait for a submitted run, or for a detached one.
 
-    RUN is the id that rankmill submit has printed, or that of Client.submit(pairs, detached=True);
-    its scores must all be there.
+    RUN is the id that rankmill submit has printed, or that of Client.submit(pairs, detached=True). The wait
+    for a detached run ends when all of its scores are there.
     """
     options.server(settings)
     client = Client(settings=settings)

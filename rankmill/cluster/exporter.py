@@ -99,7 +99,7 @@ def discovery(cluster: Snapshot) -> list[dict[str, list[str]]]:
 
 
 class ClusterView:
-    """A snapshot that is less than a second old; threads may share the object."""
+    """A snapshot that is used again for a second; threads may share the object."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
@@ -136,7 +136,9 @@ class ClusterView:
 
 
 class ClusterMetrics(Collector):
-    """Reads the cluster for each scrape; while Redis is away, the only metric is ``rankmill_redis_up 0``."""
+    """Reads the cluster for each scrape; while Redis is away, only ``rankmill_redis_up`` has a value, which
+    is 0.
+    """
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view

@@ -46,7 +46,7 @@ def failed_jobs(client: redis.Redis) -> list[FailedJob]:
 
     Raises
     ------
-    redis.RedisError
+    redis.RedisError, RedisUnavailable
         The server cannot serve.
     """
     connection: Any = client
@@ -89,7 +89,9 @@ def retry(client: redis.Redis, job: FailedJob) -> str:
 
 
 def clear(client: redis.Redis, job: FailedJob) -> str:
-    """Remove a job from the list, and delete it unless it belongs to a run; returns words that say so."""
+    """Remove a job from the list; a failed job that does not belong to a run is deleted too. Returns words
+    that say so.
+    """
     connection: Any = client
     if job.state == "set aside":
         forget_set_aside(client, job.id)

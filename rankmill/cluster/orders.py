@@ -22,16 +22,14 @@ TAKE_CHUNKS = frozenset({"idle", "busy"})
 
 
 class WorkerOutOfReach(RankmillError):
-    """A worker does not take orders: it is lost, its report cannot be read, or its release does not know
-    orders.
-    """
+    """A worker does not take orders: it is lost, its report cannot be read, or it is not a ScoringWorker."""
 
 
 class OrderOutcome(BaseModel):
     """The outcome of an order to a worker, as far as it is known.
 
-    ``waiting`` means that it is not carried out yet, but may be; ``gone`` means that the worker has ended or
-    is lost.
+    ``waiting`` means that it is not carried out yet, but may be; ``gone`` means that the worker has ended,
+    is lost, or was started again.
     """
 
     model_config = ConfigDict(frozen=True)

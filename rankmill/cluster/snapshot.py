@@ -67,7 +67,7 @@ class Damaged(_Frozen):
 
 
 class WorkerState(_Frozen):
-    """A worker; ``report`` is its own report, ``None`` if it has none or the report has expired.
+    """A worker; ``report`` is its own report, ``None`` if it has none, or it has expired or cannot be read.
 
     ``host`` is the name of its host, and ``pid`` its process's id there. ``relative_pace`` is its pace
     divided by the usual pace of workers with the same device and models (``None`` if no other such worker
@@ -95,8 +95,8 @@ class QueueState(_Frozen):
     ScoringWorkers.
 
     ``workers`` counts the workers that take chunks, and ``drained`` those that are drained.
-    ``oldest_seconds`` is the age of the next request or the next bulk chunk, whichever is older; ``None`` if
-    none waits.
+    ``oldest_seconds`` is the age of the oldest of the jobs that are first in their lists; ``None`` if no job
+    waits.
     """
 
     name: str
@@ -121,7 +121,7 @@ class ServerMemory(_Frozen):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def is_nearly_full(self) -> bool:
-        """Whether at most a tenth of the limit is left, or less than a large chunk needs."""
+        """Whether less than a tenth of the limit is left, or less than a large chunk needs."""
         return bool(self.limit) and self.limit - self.used < max(self.limit / 10, _CHUNK_BYTES)
 
 
@@ -175,7 +175,7 @@ def read_cluster(client: redis.Redis, *, page: int = 0, page_size: int = PAGE_RU
 
     Raises
     ------
-    redis.RedisError
+    redis.RedisError, RedisUnavailable
         The server cannot serve.
     """
     return _Reader(client).snapshot(page, page_size)

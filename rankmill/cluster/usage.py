@@ -84,7 +84,7 @@ def listed(entries: Iterable[Entry], called: Callable[[str], str] = str) -> dict
 class UsageMetrics:
     """Counters of what was used, beginning on the day before this process first read the accounts.
 
-    It remembers what each day had when it was last read, so totals do not fall at midnight.
+    What each day had when it was last read is remembered, so totals do not fall at midnight.
     """
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ _KINDS = (
 )  # fmt: skip
 
 QUIET_SECONDS = 15.0
-"""Seconds without a result after which a run is stuck, if its chunks wait and a worker is free."""
+"""Seconds without a result after which a run is stuck, if its queue has jobs and a worker is free."""
 
 MAX_REASON_CHARS = 300
 """Most characters of a reason that a fault shows."""
@@ -176,7 +176,7 @@ def _of_worker(worker: WorkerState) -> Iterator[ClusterFault]:
 
 
 def _is_stuck(run: RunState, queues: Iterable[QueueState], workers: Iterable[WorkerState]) -> bool:
-    """Whether the run has chunks in its queue but no results, although a worker is free to score them."""
+    """Whether the run gets no results although its queue has jobs and a worker of the queue is free."""
     if run.quiet_seconds < QUIET_SECONDS:
         return False
     is_there = any(queue.name == run.queue and (queue.waiting or queue.started) for queue in queues)

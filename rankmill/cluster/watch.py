@@ -86,7 +86,7 @@ class Seen(BaseModel):
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
     def queues(self) -> Iterable[str]:
-        """Queues of RQ that processes of the extension take, and no workers."""
+        """Queues of RQ whose jobs are for processes of the extension, not for workers."""
         return ()
 
     def runs(self) -> Iterable[SeenRun]:
@@ -98,7 +98,7 @@ class Seen(BaseModel):
         return iter(())
 
     def lines(self) -> Iterator[str]:
-        """Sentences for ``rankmill status``, below the runs."""
+        """Sentences for ``rankmill status``, below the workers."""
         return iter(())
 
     def gauges(self) -> list[Gauge]:
@@ -120,7 +120,7 @@ class WatchedRun(Protocol):
     """A run that processes of an extension carry out, for ``rankmill status``, ``wait`` and ``cancel``."""
 
     def status(self) -> RunStatus:
-        """Its state."""
+        """The state of the run."""
 
     def wait(self, timeout: float | None, show: Callable[[int, Progress], None]) -> RunStatus:
         """Wait for the end of the run; `show` gets the number of rows and the progress, several times a

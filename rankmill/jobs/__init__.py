@@ -1,1 +1,3 @@
-"""What producers and workers share: the contract, the protocol and the runtime. It never imports torch."""
+"""What producers and workers share: the contract, the protocol and the runtime. This package never imports
+torch.
+"""

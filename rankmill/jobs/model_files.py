@@ -70,7 +70,8 @@ def model_files(folder: Path) -> dict[str, Path]:
     Raises
     ------
     SpecError
-        A file names a file outside of the directory.
+        A JSON file names a file outside of the directory, or weights that are not safetensors; or it is too
+        large.
     OSError
         A file cannot be read.
     """
@@ -131,7 +132,7 @@ def check_named_files(file: Path) -> None:
     Raises
     ------
     SpecError
-        A name leads out of the model; the message contains the file and the name.
+        A name leads out of the model or is that of weights in another format, or the file is too large.
     OSError
         The file cannot be read.
     """

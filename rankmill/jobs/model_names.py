@@ -1,8 +1,8 @@
 """Models with names of their own: an extension says what such a name stands for, and where the files are.
 
 A package adds such names by an entry point of the group ``rankmill.models``, which names a class of
-`NamedModels` that is made from the settings. Such names have an ``@`` or a ``:``. Paths, ids on the hub and
-``demo`` have neither, so no extension is imported for them.
+`NamedModels` that is made from the settings. Such names have an ``@`` or a ``:``. Ids on the hub and ``demo``
+have neither, and a path is known by its beginning, so no extension is imported for them.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Choice:
     Attributes
     ----------
     name
-        Decides together with a query which model scores the query: the same one as long as the shares stay
-        the same.
+        Name and query decide which model scores the query, always the same one while the shares stay the
+        same.
     shares
         The share of each model, by its name; they add up to 1.
     shadow

@@ -37,7 +37,7 @@ class System:
     sleep
         Pauses the calling thread for some seconds.
     Thread, Event, Lock, RLock, Condition, Semaphore, Executor
-        As `threading` and `concurrent.futures` have them.
+        As `threading` and `concurrent.futures` have them; a ``Semaphore`` is bounded.
     thread_id
         A number of the calling thread that no other thread has at the same time.
     uniform

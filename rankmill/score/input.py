@@ -104,7 +104,7 @@ class FoundInput:
 
 
 def find_input(request: FileRequest) -> FoundInput:
-    """Find the files of the request's input; standard input has none yet.
+    """Find the files of the request's input; for standard input, none are known yet.
 
     Raises
     ------

@@ -57,7 +57,9 @@ class OutputTarget:
 
     @property
     def file(self) -> AnyPath:
-        """The output's file, or the file of its only part; its name tells the format."""
+        """The output's file; for a folder, the file that it has if all rows fit into one. The name tells the
+        format.
+        """
         if not self.request.rows_per_part:
             return self.path
         return self.path / self.form.part_name(OutputPart(1, 1))
@@ -224,7 +226,7 @@ def named_columns(request: FileRequest) -> dict[str, str]:
 
 
 def row_options(request: FileRequest, settings: Settings) -> dict[str, object]:
-    """Options that change the rows of the output, by their names on the command line."""
+    """Options that change the rows of the output, by the names of their fields, for `manifest`."""
     named = [name for name in FileRequest.model_fields if name not in _OF_THE_PLACE]
     given = {name: getattr(request, name) for name in named if name in _ALWAYS or request.is_given(name)}
     own = {name: _WRITTEN[name](value) if name in _WRITTEN else value for name, value in given.items()}

@@ -56,35 +56,35 @@ def score_file(
     tokens_column: str | None = None,
     made: Callable[[], bool] = lambda: False,
 ) -> Summary:
-    """Score the files of `request` into one output file; resume an interrupted run of the same request.
+    """Score the files of `request` into one output; resume an interrupted run of the same request.
 
     Parameters
     ----------
     request, settings
         What to score, and how.
     cluster
-        An embedded server with workers, in use; ``None`` as in `Session`.
+        An embedded server with workers, in use; by default as in `Session`.
     view
         Makes a view of the progress for the number of rows; called when the scoring begins.
     confirm
-        Called with the complete output and the summary, before the output is moved into place, which an
-        exception prevents. For an output in parts, this gets the last file, unless it is in place already.
+        Called with the complete output and the summary before the output is moved into place; an exception
+        prevents the move. For an output in parts, this gets the last file, unless it is in place already.
     tokens_column
         Name of a further column with the number of tokens of each row; null in a row without a score.
     made
-        Returns whether another process has made the output meanwhile; called when the output is locked.
+        Returns whether another process has made the output meanwhile; called once this process has the lock.
 
     Raises
     ------
     InputError, ConfigError, ConnectionFailed
-        No row was scored; the message says what to change.
+        The message says what to change; the output is not complete.
     RunFailed, EmbeddedError, OutputError
-        The run cannot be finished; no output was written. The scores computed so far are stored,
+        The run cannot be finished, and the output is not complete. The scores computed so far are stored,
         and the same request resumes from them, unless some are wrong (`WrongScores`).
     OutputBusy
         Another process is making the output, or has just made it.
     InputChanged
-        The input changed during the run; no output was written, and the scores are dropped.
+        The input changed during the run; no output was made, and the scores are dropped.
     """
     started = system.monotonic()
     settings = with_inputs(request, settings)
@@ -293,9 +293,9 @@ def _revision(journal: Journal, settings: Settings) -> str | None:
 
 
 def _end_last_run(store: RunStore, journal: Journal) -> None:
-    """Delete the run of a producer that died from Redis, and count what it had accepted.
+    """Delete from Redis the run of a producer that died, and count the results that it had accepted.
 
-    Results that it had not accepted are dropped: their chunks were in flight, and are scored again.
+    Results that the producer had not accepted are dropped: their chunks were in flight, and are scored again.
     """
     try:
         last = store.load(journal.run) if journal.run else None

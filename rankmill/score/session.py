@@ -166,7 +166,7 @@ class Session:
         Parameters
         ----------
         table, columns
-            The pairs, and the names of the query and passage columns.
+            The rows, and the names of the columns with their texts.
         chunk_size
             Most rows in a chunk; by default the setting ``chunk_size``.
         options
@@ -181,7 +181,7 @@ class Session:
         inputs = options.get("inputs", self._settings.inputs)
         sizing = self.client.sizing(chunk_size)
         tables = cut_pairs(table, columns, sizing, inputs)
-        options.setdefault("all_labels", False)  # because rankings need a single score
+        options.setdefault("all_labels", False)  # because callers expect a single score in each row
         with self.run(tables, columns, sizing, rows=len(table), **options) as run:
             parts = list(run.tables())
         seconds = time.perf_counter() - started

@@ -26,7 +26,7 @@ class Summary(RunOutcome):
     and ``load_seconds`` the time from then until a worker had the model. The rest is the scoring, whose speed
     is ``pairs_per_second``. ``real_token_share`` is the share of the computed tokens that were not padding.
     ``int8_gain`` is the speed of int8 divided by the speed of the precision used, if workers have measured
-    it. ``windows`` is the number of windows that long passages were cut into. ``reused_rows`` took their
+    it. ``windows`` is the number of windows that long texts were cut into. ``reused_rows`` took their
     score from an earlier output. ``bound`` is the largest difference between a logit and the model's own that
     the workers have proven (of all workers the largest; ``None`` if a worker has not proven one), and
     ``reference`` is ``own`` if the model was too large for one of them to compare it in fp32. ``kind`` is
@@ -127,7 +127,9 @@ class Tally:
 
     @property
     def revision(self) -> str | None:
-        """The model's commit or the digest of its content; ``None`` if no row has a score."""
+        """The model's commit or the digest of its content; ``None`` if it is not known, or no chunk was
+        scored.
+        """
         return None if "" in self.revisions else ", ".join(sorted(self.revisions)) or None
 
 

@@ -89,8 +89,8 @@ def read_scored(name: str, settings: Settings, given: Mapping[str, Any]) -> Scor
     Raises
     ------
     InputError
-        The file is not a Parquet output of score-file with texts and one score in each row, or was scored in
-        another way than `given`, or its model has changed.
+        The file is not a Parquet output of score-file with one score in each row, or was scored in another
+        way than `given`; or its model has changed, or nothing says how exact its scores are.
     """
     path = as_path(name)
     if not path.is_file():

@@ -23,7 +23,7 @@ _BACKOFF = Backoff(first=2.0, longest=60.0, jitter=0.5)
 """Pauses between attempts at a chunk."""
 
 LONGEST_PAUSE = 2 * _BACKOFF.longest
-"""The longest pause in seconds between two attempts, including jitter."""
+"""No pause between two attempts is longer than this (s), jitter included."""
 
 
 def retries(most: int, failed: int) -> Retry | None:
@@ -38,8 +38,8 @@ def retries(most: int, failed: int) -> Retry | None:
 
 
 def attempt(run: Run, job: Job) -> int:
-    """Number of the current attempt at the job's chunk, from 1. It is computed, because RQ stores only the
-    number of remaining retries.
+    """Number of the current attempt at the job's chunk, from 1. The number is computed, because RQ stores
+    only the number of remaining retries.
     """
     retries_left = run.max_retries if job.retries_left is None else job.retries_left
     return 1 + run.max_retries - retries_left

@@ -19,7 +19,7 @@ class ExitCode(IntEnum):
     FAILED = 1
     """The command failed while it ran, or no server answered; the same command may work later."""
     USAGE = 2
-    """The command line, the settings or the input must be changed; nothing was done."""
+    """The command line, the settings or the input must be changed."""
     ROW_ERRORS = 3
     """The command has finished, but some rows have no score."""
     INTERRUPTED = 130
@@ -42,8 +42,8 @@ class Fault(Enum):
 
 
 RowFault = Literal["null", "tokenizer", "too_long", "model", "not_a_number"]
-"""Why a row has an error, while the rows beside it have scores: a text is null, the tokenizer fails, the pair
-is too long and must not be cut, the model fails, or the model's output is not a number.
+"""Why a row has an error, while the rows beside it have scores: a text is null, the tokenizer fails, a text
+or the row is too long and must not be cut, the model fails, or the model's output is not a number.
 """
 
 
@@ -68,7 +68,7 @@ class ConfigError(RankmillError):
 
 
 class InputError(RankmillError):
-    """The input, or an option that describes it, cannot be used; nothing was scored."""
+    """The input, an option or an argument cannot be used as given."""
 
     exit_code = ExitCode.USAGE
 
@@ -90,7 +90,7 @@ class StoreError(RankmillError):
 
 
 class ConnectionFailed(RankmillError):
-    """No Redis or Valkey server answers at the given URL."""
+    """No Redis or Valkey server answers at the given URL, or it does not let this user in."""
 
 
 class RedisUnavailable(RankmillError):
@@ -222,7 +222,7 @@ class RunTimeout(StillWaiting, TimeoutError):
 
 
 class NoWorkers(StillWaiting):
-    """No suitable worker listens, and none has come while the client waited for one."""
+    """No suitable worker listens, or none has come in the time that a client waits for one."""
 
 
 class RunCancelled(RankmillError):

@@ -32,7 +32,7 @@ DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 
 
 def _read_shard(given: object) -> object:
-    """Read ``K/N``; any other value is left as it is."""
+    """Read the text ``K/N``; a value that is not text is left as it is."""
     match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", given) if isinstance(given, str) else None
     if isinstance(given, str) and not match:
         raise ValueError(f"{given!r} is not a part of a whole: write K/N, such as 3/8")
@@ -234,7 +234,8 @@ class FileRequest(WireModel):
         Raises
         ------
         InputError
-            The request lacks an input or an output, or reads standard input.
+            The request lacks an input or an output, has both files of pairs and a run, or names a standard
+            stream.
         """
         if not self.output:
             raise InputError("name the output of a submitted run: with -o, or output=")
@@ -277,7 +278,7 @@ def _absolute(path: str) -> str:
 class FileOrder(WireModel):
     """Everything that a runner needs: the request, the model, the queue of chunks, and the webhook.
 
-    It is the only argument of the RQ job ``rankmill.score_file``. The runner's settings stand in for a
+    The order is the only argument of the RQ job ``rankmill.score_file``. The runner's settings stand in for a
     missing ``queue`` or ``chunk_size``; a run without ``tenant`` belongs to nobody.
 
     Attributes

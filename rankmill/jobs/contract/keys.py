@@ -57,12 +57,14 @@ def read_chunk_id(name: object) -> ChunkId | None:
 
 
 def run(run_id: str) -> str:
-    """Hash: spec, queue, state and creation time of a run."""
+    """Hash: the fields of a run (`Run.fields`), such as its spec, its queue and the time when it began."""
     return f"{PREFIX}:run:{run_id}:meta"
 
 
 def pairs(run_id: str, chunk: ChunkId | Literal["*", ""]) -> str:
-    """String: the Arrow payload of a chunk without a result; ``*`` is a pattern for all chunks of the run."""
+    """String: the Arrow payload of a chunk until its result is collected; ``*`` is a pattern for all chunks
+    of the run.
+    """
     return f"{PREFIX}:run:{run_id}:pairs:{chunk}"
 
 
@@ -99,7 +101,9 @@ def detached(run_id: str) -> str:
 
 
 def failed_attempts(run_id: str) -> str:
-    """Set: ``<chunk>:<number>`` for each failed attempt at a chunk."""
+    """Set: ``<chunk>:<number>`` for each failed attempt at a chunk, and ``<piece>:0`` for a piece that was
+    sent.
+    """
     return f"{PREFIX}:run:{run_id}:submissions"
 
 

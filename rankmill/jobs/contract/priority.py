@@ -18,12 +18,12 @@ REQUEST_ROWS = 256
 """Most pairs of a run that counts as a request, unless the caller chooses."""
 
 GROUP = 12
-"""Number of hexadecimal digits at the end of an id that stand for the tenant. They are at the end because
-users name runs by the beginnings of ids.
+"""Number of hexadecimal digits at the end of an id that stand for the tenant. These digits are at the
+end because users name runs by the beginnings of ids.
 """
 
 _MARK = "r"
-"""First letter of a request's id; all other characters of ids are hexadecimal digits."""
+"""First letter of a request's id; the ids of bulk runs have only hexadecimal digits."""
 
 
 def choose_priority(given: str | None, rows: int | None) -> Priority:

@@ -45,7 +45,7 @@ class ChunkStats(WireModel):
     int8_gain
         How many times as fast int8 is on this worker as this precision, if that was measured.
     windows
-        Number of windows of passages that were cut.
+        Number of windows that long texts were cut into.
     labels
         Names of the outputs, if each row has several scores.
     bound

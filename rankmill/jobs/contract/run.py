@@ -82,8 +82,9 @@ class Run(WireModel):
 class Settled(NamedTuple):
     """What all chunks of a run are scored with; ``None`` for what is not settled.
 
-    ``precision`` is what ``auto`` stands for. ``revision`` is the model's commit or content. ``kind``, for a
-    deterministic run, is what else decides the bits of its scores: device, versions and precision.
+    ``precision`` is what an open precision (`OPEN_PRECISIONS`) stands for. ``revision`` is the model's commit
+    or content. ``kind``, for a deterministic run, is what else decides the bits of its scores: device,
+    versions and precision.
     """
 
     precision: str | None

@@ -1,4 +1,6 @@
-"""Base class of everything that Redis stores as text; a text is validated as a whole when it is read."""
+"""Base class of what processes exchange as JSON or as the fields of a hash; it is validated as a whole when
+it is read.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +49,10 @@ def check_format(written_as: object, subject: str) -> None:
 
 
 class WireModel(BaseModel):
-    """Base of these models: an unknown field, a missing field or a wrong type is a `WireError`.
+    """What processes exchange; for a reader, an unknown field, a missing field or a wrong type is a
+    `WireError`.
 
-    A release that changes what such a text may contain also changes `FORMAT`.
+    A release that changes what these fields may contain also changes `FORMAT`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

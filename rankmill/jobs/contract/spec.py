@@ -75,7 +75,8 @@ class ScoreSpec(BaseModel):
     Attributes
     ----------
     model
-        Hugging Face hub id, a directory on the worker's disk, or ``demo`` for the shipped model.
+        Hugging Face hub id, a directory on the worker's disk, ``demo`` for the shipped model, or a name that
+        an extension knows, such as a version in a registry.
     revision
         Branch, tag or commit on the hub; ``None`` is the default branch. For a directory or a version in a
         registry, the digest of its content; ``None`` accepts any content.

@@ -321,9 +321,9 @@ def _check_schema(given: pa.Schema, schemas: Sequence[pa.Schema]) -> None:
 def _check_messages(stream: memoryview, dictionaries: int) -> None:
     """Refuse a stream that needs more memory than its own bytes, before Arrow reads it.
 
-    A valid stream is a schema, the given number of dictionaries and one batch; none of its messages is
-    compressed. Each message starts with a marker and the size of its metadata, a flatbuffer with the body's
-    size.
+    A valid stream is a schema, the given number of dictionaries (or none) and one batch; none of its messages
+    is compressed. Each message starts with a marker and the size of its metadata, a flatbuffer with the
+    body's size.
     """
     kinds, at = [], 0
     while True:

@@ -24,7 +24,7 @@ from rankmill.jobs.system import system
 KEPT_DAYS = 400
 
 MOST_ENTRIES = 2000
-"""Most tenants, models and devices that a day lists separately; all others are added up as one entry."""
+"""Most entries of a day, one for each tenant, model and device; all others are added up as one."""
 
 _DAY = 86400
 _NAMES = 10_000
@@ -63,7 +63,7 @@ class Entry(NamedTuple):
 
 
 class Accountant:
-    """Counts what runs use; each client has one, which threads may share."""
+    """Counts what runs use; each `RunStore` has one, which threads may share."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}

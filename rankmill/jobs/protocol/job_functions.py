@@ -21,7 +21,7 @@ from rankmill.jobs.protocol.worker_report import queue_workers
 
 
 def score_chunk(run_id: str, chunk: str) -> NoReturn:
-    """Always fail; if the queue has a ScoringWorker, the job first goes back to the queue.
+    """Always fail; if the queue has a ScoringWorker, the job then goes back to the queue.
 
     Otherwise a failure with the right worker command is written to the run, so that the producer does not
     wait.
@@ -29,7 +29,9 @@ def score_chunk(run_id: str, chunk: str) -> NoReturn:
     Raises
     ------
     WrongWorkerError
-        Always.
+        A worker that cannot score has run the job.
+    WireError
+        Raised instead if the run or the job's arguments cannot be read.
     """
     job, message = _wrong_worker(JOB_FUNCTION)
     store = RunStore(job.connection)
@@ -40,7 +42,7 @@ def score_chunk(run_id: str, chunk: str) -> NoReturn:
 
 
 def score_pairs(pairs: list[tuple[str, str]], *, model: str, **spec: Any) -> NoReturn:
-    """Always fail; if the queue has a ScoringWorker, the job first goes back to the queue.
+    """Always fail; if the queue has a ScoringWorker, the job then goes back to the queue.
 
     Parameters
     ----------

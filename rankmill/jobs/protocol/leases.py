@@ -2,8 +2,8 @@
 
 A lease in Redis is an entry of a sorted set, with the time at which it lapses by the server's clock, so hosts
 never compare their clocks. `Leases` are forgotten when they lapse. Leases of chunks and submitted runs, in
-RQ's registries of started jobs, stay until a worker takes the work. `rankmill.workers.queue.heartbeat` renews
-those of a worker's chunks.
+RQ's registries of started jobs, stay until another process takes the work. `rankmill.workers.queue.heartbeat`
+renews those of a worker's chunks.
 
 The server's clock may jump when another host takes over. If it jumps ahead, all leases lapse at once: see
 `Renewals`. If it jumps back, leases of dead processes would last longer by the jump: see `BOUND`.
@@ -25,7 +25,9 @@ UNRENEWED_SECONDS = 120
 """No live process leaves a lease unrenewed for this long (s): ``heartbeat_seconds`` is a minute at most."""
 
 BOUND = Script("jobs/protocol/lua/bound.lua")
-"""Lua functions that end leases no later than `UNRENEWED_SECONDS` from now; other scripts use them."""
+"""A Lua function for other scripts: leases end at most their length from now, or `UNRENEWED_SECONDS` if that
+is more.
+"""
 
 _BOUND_LEASES = Script("jobs/protocol/lua/bound_leases.lua", BOUND)
 _TAKE = Script("jobs/protocol/lua/take_lease.lua", BOUND)
@@ -35,7 +37,7 @@ _HOLD = Script("jobs/protocol/lua/hold.lua")
 
 
 def hold(pipe: Any, key: str, holder: str, seconds: float, *, only_renew: bool) -> None:
-    """Begin or renew a lease that stays after it has lapsed, until a worker takes the work."""
+    """Begin or renew a lease that stays after it has lapsed, until another process takes the work."""
     _HOLD.run(pipe, [key], holder, seconds, int(only_renew))
 
 
@@ -124,7 +126,7 @@ class Leases:
         return bool(_TAKE.run(self._redis, [self._key], limit, self._seconds, holder))
 
     def renew(self, holders: Iterable[str]) -> None:
-        """Renew the leases of `holders`; a lease that has lapsed is not begun again."""
+        """Renew the leases of `holders`; a lease that was given up or forgotten is not begun again."""
         _RENEW.run(self._redis, [self._key], self._seconds, *holders)
 
     def release(self, holder: str) -> None:

@@ -80,7 +80,9 @@ class OrderedQueue(RQQueue):
             return sum(int(length or 0) for length in pipe.execute())
 
     def waiting_list(self, job_id: str) -> str:
-        """The key of the list in which a job waits if it is not in RQ's list."""
+        """The key of the list in which a job waits; a chunk may be in RQ's list instead, for a worker that
+        waits there.
+        """
         run_id = _run_of(job_id)
         return self.key if run_id is None else keys.waiting(self.name, run_id)
 
@@ -98,7 +100,9 @@ class OrderedQueue(RQQueue):
         _PUT.run(pipe, self._places, 0, 0, *job_ids)
 
     def rescue(self, job_id: bytes, seen: bytes, now: float, seconds: float) -> None:
-        """Put a job back that was taken `seconds` ago and was not begun; the key `seen` says since when.
+        """Put a job back that was taken and not begun, if an earlier call saw it so more than `seconds` ago.
+
+        The key `seen` has the time of that call.
 
         A slow worker's job may be put back too early; the worker that begins it removes it from the queue.
         """
@@ -152,7 +156,7 @@ class OrderedQueue(RQQueue):
     def remove_run(self, run_id: str, chunks: Sequence[ChunkId]) -> int:
         """Remove the waiting jobs of a run's chunks, with their hashes and payloads; returns how many.
 
-        However many jobs are removed, other commands never wait longer than a millisecond for this.
+        However many jobs are removed, other commands wait only about a millisecond for this.
         """
         places = [*self._places, keys.pairs(run_id, "")]
         jobs, removed = [keys.job_id(run_id, chunk) for chunk in chunks], 0
@@ -193,7 +197,7 @@ class OrderedQueue(RQQueue):
         return Taken(*_TAKE.run(self.connection, places, *arguments, *alone))
 
     def claim_idle(self, most: int) -> int:
-        """Forget up to `most` idle workers; returns how many. It returns 0 while jobs wait, because idle
+        """Forget up to `most` idle workers; returns how many, which is 0 while jobs wait, because idle
         workers will take these.
         """
         return int(_CLAIM_IDLE.run(self.connection, self._places, most))

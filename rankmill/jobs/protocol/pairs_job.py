@@ -39,7 +39,7 @@ def read_pairs(job: Job) -> tuple[list[Text], list[Text]]:
     Raises
     ------
     InputError
-        The job has no pairs, too many pairs, or other arguments.
+        The job has no list of pairs, too many pairs, a pair that is not two texts, or other arguments.
     """
     given = job.kwargs.get("pairs") if not job.args else job.args[0]
     if len(job.args) + ("pairs" in job.kwargs) != 1 or not isinstance(given, list):
@@ -65,7 +65,8 @@ def read_request(job: Job) -> Run:
     Raises
     ------
     InputError
-        A named argument is not a field of `ScoreSpec`, or its value is not allowed.
+        A named argument is not a field of `ScoreSpec`, or its value is not allowed; or the job is not for
+        pairs.
     """
     try:
         spec = ScoreSpec(**{name: value for name, value in job.kwargs.items() if name != "pairs"})

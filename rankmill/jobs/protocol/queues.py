@@ -44,7 +44,7 @@ def use_queues(pipe: Pipeline, names: Iterable[str]) -> None:
 def write_capacity(client: redis.Redis, queue: str, ttl: int) -> None:
     """Sum up what the live workers of a queue claim ahead, in a key that producers read, for `ttl` seconds.
 
-    One worker does this for all, unless it was just done.
+    The first worker that calls does this for all; it does nothing if that was just done.
     """
     connection: Any = client
     seconds = connection.pttl(keys.capacity(queue)) / 1000

@@ -196,9 +196,9 @@ def _key(raw_id: bytes) -> str:
 def rescue_unbegun(queue: OrderedQueue, seconds: float, now: float) -> None:
     """Put jobs back that left the queue but reached no worker, because a reply of Redis was lost.
 
-    RQ does this after a minute, and counts a failed attempt. This is sooner, because beginning a job takes
-    milliseconds, and it counts no attempt, because no worker has tried. A job must have been seen in this
-    state for `seconds`. `now` is the time of the server's clock, which may have jumped back meanwhile.
+    RQ does this after a minute, and counts a failed attempt. Here an attempt is not counted, because no
+    worker has tried. A job must have been seen in this state for `seconds`; to begin a job takes
+    milliseconds. `now` is the time of the server's clock, which may have jumped back meanwhile.
     """
     connection: Any = queue.connection
     waiting = queue.intermediate_queue_key

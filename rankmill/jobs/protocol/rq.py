@@ -87,7 +87,7 @@ class RQQueue(Queue):
     def schedule_job(
         self, job: Job, when: datetime, pipeline: Pipeline | None = None, unique: bool = False
     ) -> Job:
-        """Let a job pause until this host's clock says `when`; the pause ends by the server's clock."""
+        """Let a job pause for the time from now to `when`; the server's clock says when that is over."""
         pipe = pipeline if pipeline is not None else self.connection.pipeline()
         super().schedule_job(job, when, pipe, unique)
         seconds = when.timestamp() - system.now()

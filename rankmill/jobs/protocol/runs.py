@@ -1,4 +1,4 @@
-"""The state of runs in Redis; this module has every write, and most reads.
+"""The state of runs in Redis; this module has most of its writes and reads.
 
 A run is one submission, cut into chunks. Each chunk is a payload under its own key, and an RQ job that names
 it. Workers write results to the run's stream. The producer reads the results and deletes them, so Redis holds
@@ -212,7 +212,9 @@ class RunStore:
                 pipe.execute()
 
     def payload(self, run: Run, chunk: ChunkId) -> bytes | None:
-        """The pairs of a chunk; ``None`` if the producer already has the chunk's scores."""
+        """The pairs of a chunk; ``None`` if they are gone, because its scores are collected or its run has
+        ended.
+        """
         return cast("bytes | None", self.redis.get(keys.pairs(run.id, chunk)))
 
     def add_result(self, pipe: Pipeline, run_id: str, result: ChunkResult, ttl: int) -> None:
@@ -389,7 +391,7 @@ class RunStore:
         self.redis.zrem(keys.runs(), run.id)
 
     def missing(self, run: Run, chunks: Iterable[ChunkId]) -> list[ChunkId]:
-        """Chunks in flight that will get no result, because their job failed or is no longer in Redis."""
+        """Chunks in flight whose job has failed or is no longer in Redis, so that no further result comes."""
         waiting = list(chunks)
         with self.redis.pipeline(transaction=False) as pipe:
             # one field of the hash, because a heartbeat may have written a part of a lost job's hash

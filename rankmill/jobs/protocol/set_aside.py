@@ -119,7 +119,7 @@ def _check_numbers(fields: Mapping[bytes, bytes]) -> None:
 
 
 def _check(job: Job, queue: Queue) -> None:
-    """Raise `DamagedJob` for content that would make RQ fail later."""
+    """Raise `DamagedJob` or `WireError` for content with which RQ or a worker would fail later."""
     if job.origin != queue.name:
         raise DamagedJob(f"it belongs to queue {job.origin!r}")
     if not isinstance(job.func_name, str):
@@ -143,8 +143,8 @@ def _check(job: Job, queue: Queue) -> None:
 
 
 def set_aside(queue: Queue, raw_id: bytes, reason: str) -> None:
-    """Mark a job as failed, add it with the reason to the list for operators, and remove it from all lists
-    that workers read.
+    """Mark a job as failed, add it with the reason to the list for operators, and remove it from the jobs in
+    transit and the paused jobs.
     """
     connection: Any = queue.connection
     job_id = raw_id.decode(errors="backslashreplace")[:_MAX_CHARS]

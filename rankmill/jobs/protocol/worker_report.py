@@ -95,7 +95,7 @@ class WorkerReport(WireModel):
     claim_ahead
         Pairs that the worker claims ahead.
     cpu
-        Number of CPU cores that the worker kept busy between its last two heartbeats.
+        Mean number of CPU cores that the worker kept busy in the last seconds.
     gpu
         The GPU; ``None`` without an NVIDIA GPU.
     model_hits
@@ -268,7 +268,10 @@ def taking_workers(client: redis.Redis, scoring: Iterable[str]) -> frozenset[str
 
 
 def worker_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, WorkerReport]:
-    """The latest report of each of the ScoringWorkers `names`; workers that are gone are left out."""
+    """The latest report of each of the ScoringWorkers `names`; workers that are gone are left out.
+
+    Raises `WireError` if a report is damaged or has another format.
+    """
     reports = _raw_reports(client, names).items()
     return {name: WorkerReport.read_json(raw, f"the report of worker {name}") for name, raw in reports}
 

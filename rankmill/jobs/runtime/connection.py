@@ -80,7 +80,7 @@ def connect(url: str, wait_seconds: float) -> redis.Redis:
     Raises
     ------
     ConfigError
-        The URL is malformed.
+        The URL is malformed, a certificate that it names cannot be read, or the server is in cluster mode.
     ConnectionFailed
         No server answers there, or it refuses the credentials.
     """
@@ -98,7 +98,9 @@ def connect(url: str, wait_seconds: float) -> redis.Redis:
 
 
 def connection_failed(url: str, error: Exception) -> ConnectionFailed | None:
-    """The error of a client's first command, in words; ``None`` if the server is only loading its data."""
+    """The error of a client's first command, in words; ``None`` if a server has answered that it cannot serve
+    now, as while it loads its data.
+    """
     if cannot_serve(error) and _is_a_reply(error):
         return None
     reason = mask_passwords(" ".join(str(error).split())) or "no answer"
@@ -205,7 +207,9 @@ def _is_a_reply(error: BaseException) -> bool:
 
 
 def impatient(client: redis.Redis, seconds: float = _PROBE_SECONDS) -> redis.Redis:
-    """Make a client of the same server whose commands are tried once and fail within `seconds`."""
+    """Make a client of the same server whose commands are tried once; to connect and to answer may take
+    `seconds` each.
+    """
     pool = client.connection_pool
     options = {
         **pool.connection_kwargs,

@@ -27,7 +27,8 @@ _ALONE = "detached and submitted runs, batches and API keys"
 _CONFIG = ("maxmemory", "maxmemory-policy", "appendonly", "appendfsync", "save", "min-replicas-to-write")
 
 _SECONDS = 2.0
-"""Seconds that the server may take to answer."""
+"""Seconds that an asynchronous client waits for the answers; other clients wait as long as their sockets do.
+"""
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """A small HTTP server in its own thread, for the metrics and health of a process.
 
-It replaces prometheus_client's server, which answers every path with metrics, accepts any Host header, and
+This server replaces prometheus_client's, which answers every path with metrics, accepts any Host header, and
 cannot use another port if one is taken.
 """
 

@@ -44,7 +44,8 @@ class Cgroups:
     def memory(self) -> Iterator[tuple[int, int]]:
         """Limit in bytes and used bytes of each group that has a limit.
 
-        Cached files do not count as used, because the kernel drops them when memory runs short.
+        Cached files that were not read lately do not count as used, because the kernel drops them when memory
+        runs short.
         """
         files = (
             ("", "memory.max", "memory.current", "inactive_file"),

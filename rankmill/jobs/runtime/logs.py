@@ -1,7 +1,7 @@
-"""Logs: readable lines on a terminal, and JSON elsewhere. With JSON, all that is written to standard error is
-JSON.
+"""Logs: readable lines on a terminal, and JSON elsewhere. With JSON, all that Python code writes to
+standard error is JSON.
 
-Every line that is written within `about`, even by a library, has the ids of its run, chunk, job and worker.
+Every line that is logged within `about`, even by a library, has the ids of its run, chunk, job and worker.
 So a chunk can be followed by one id from its producer to its worker and back.
 """
 
@@ -58,8 +58,8 @@ def about_job(job_id: str) -> Iterator[None]:
 def set_up(level: LogLevel, form: LogFormat, **ids: str | int) -> None:
     """Make this process log to standard error; every line has `ids`.
 
-    Libraries log warnings and errors. RQ logs little more than rankmill's own lines, so it logs more than
-    warnings only at level ``debug``.
+    Libraries log warnings and errors. RQ does so too, and more only at level ``debug``, because its other
+    lines say little that rankmill's do not say.
     """
     handler = _StandardError()
     human = form == "human" or (form == "auto" and sys.stderr.isatty())
@@ -119,7 +119,7 @@ class JsonLines(io.TextIOBase):
         """Lines without an end, by the thread that has begun them."""
 
     def write(self, text: str) -> int:
-        """Write a text, which need not end with a line; an unfinished line waits for its end."""
+        """Write a text; a line that is not finished waits for its end."""
         thread = system.thread_id()
         *lines, rest = (self._begun.pop(thread, "") + text).split("\n")
         if rest:

@@ -1,8 +1,8 @@
 """Patience: waits for a server that cannot serve now.
 
 A failover, a full server, a loading server and a broken connection are handled alike: the command is repeated
-until the server has carried it out. `Patience` is the retry policy of every client, so all commands wait in
-the same way, including RQ's.
+until the server has carried it out. `Patience` is the retry policy of every client except `impatient` ones,
+so all commands wait in the same way, including RQ's.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class _Wait:
     """How the current thread waits: for at most `most` seconds, with calls of `look` meanwhile and at
     `until`.
 
-    Its command has a value of `value` bytes; `ask` asks the server for a sign of life.
+    The thread's command has a value of `value` bytes; `ask` asks the server for a sign of life.
     """
 
     look: Callable[[], None] = lambda: None
@@ -133,11 +133,13 @@ def waiting(
     Parameters
     ----------
     look
-        Called at least every second; an exception from it ends the wait. Redis commands in it do not wait.
+        Called at least every second of a wait; an exception from it ends the wait. Redis commands in it do
+        not wait.
     most
         Longest wait of each command in seconds, if less than the client's and an enclosing block's.
     until
-        The latest time to call `look`, in `time.monotonic` seconds.
+        The latest time to call `look`, in `time.monotonic` seconds; an asynchronous client gives a command up
+        then.
     """
     token = _WAIT.set(_Wait(look, min(most, _WAIT.get().most), until))
     try:
@@ -254,8 +256,8 @@ class Patience(Retry):
     seconds
         Longest wait of a command (``redis_wait_seconds``).
     give_up
-        Called with the error when the longest wait is over, before the error is raised; it may end the
-        process.
+        Called with the error when this longest wait is over, but not a shorter one of `waiting`, before the
+        error is raised; it may end the process.
 
     Raises
     ------
@@ -375,7 +377,7 @@ class Patience(Retry):
         raise gone from None
 
     def _note(self, reason: str, most: float) -> None:
-        """Record that this thread waits, and log it once for all threads."""
+        """Record that this thread waits; log it once for all threads, and again every `_REMIND_SECONDS`."""
         now = system.monotonic()
         with self._lock:
             first = not self._waiting

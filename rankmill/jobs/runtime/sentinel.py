@@ -1,7 +1,8 @@
 """Redis Sentinel: URLs that name Sentinels, and connections to the master that these name.
 
-redis-py's own asks for ``SENTINEL MASTERS``, for which a user may lack the right. After a failover it keeps a
-connection to the old master until that refuses a write, and what was written meanwhile is lost.
+redis-py's own code asks for ``SENTINEL MASTERS``, for which a user may lack the right. After a failover it
+keeps a connection to the old master until the old master refuses a write, and what was written meanwhile is
+lost.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Settings, from options, the environment, a config file and ``configs/base.yaml``, in order of precedence.
 
-Only ``configs/base.yaml`` has defaults. Workers are started by RQ's command line, so they read the same
-settings from the environment (``RANKMILL_DEVICE=cpu`` and so on).
+The defaults of the core are only in ``configs/base.yaml``. Workers are started by RQ's command line, so they
+read the same settings from the environment (``RANKMILL_DEVICE=cpu`` and so on).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """OpenTelemetry traces of a run, its chunks, and a worker's steps for each chunk.
 
-This uses only OpenTelemetry's API, which does nothing until the process sets up an SDK, for example with
-``opentelemetry-instrument``. A chunk's span begins when the chunk is submitted and ends when the producer has
-its result. The span's context travels in the job's metadata, so the worker's spans are its children.
+The module uses only OpenTelemetry's API, which does nothing until the process sets up an SDK, for example
+with ``opentelemetry-instrument``. A chunk's span begins when the chunk is submitted and ends when the
+producer has its result. The span's context travels in the job's metadata, so the worker's spans are its
+children.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _tracer = trace.get_tracer("rankmill")
 
 
 def begin(name: str, parent: Span | None = None, **attributes: str | int) -> Span:
-    """Begin a span below `parent`, or begin a new trace; the caller ends the span."""
+    """Begin a span below `parent`, or else below the current span or in a new trace; the caller ends the
+    span.
+    """
     context = trace.set_span_in_context(parent) if parent else None
     return _tracer.start_span(f"rankmill.{name}", context, attributes=_prefixed(attributes))
 

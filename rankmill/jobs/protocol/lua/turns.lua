@@ -1,4 +1,4 @@
--- For scripts that count turns; it uses waiting.lua. A job's hash contains its pairs, and its tenant's
+-- For scripts that count turns; it uses waiting.lua. A job's hash contains the number of its pairs, and its tenant's
 -- weight.
 local function costs_of(id)  -- what a job's turn costs its tenant, and its run
   local said = redis.pcall('HMGET', jobs .. id, 'pairs', 'weight')
