@@ -16,7 +16,7 @@ import redis
 from pydantic import BaseModel, ConfigDict
 
 from rankmill.cluster.look import Look
-from rankmill.jobs.contract.errors import ConfigError, RankmillError
+from rankmill.jobs.contract.errors import ConfigError, RankmillError, RedisUnavailable
 from rankmill.jobs.contract.run import Progress
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.plugins import load_each
@@ -227,7 +227,7 @@ def _seen(name: str, watch: Watch, look: Look) -> Seen:
         if kinds:
             raise ValueError(f"{', '.join(sorted(kinds))} is not among the kinds of its faults")
         _ = [*seen.queues(), *seen.runs(), *seen.lines(), *checked_gauges(seen), seen.model_dump_json()]
-    except (redis.RedisError, OSError):
+    except (redis.RedisError, RedisUnavailable, OSError):
         raise
     except Exception as error:
         return Broken(name=name, reason=_reason(error))

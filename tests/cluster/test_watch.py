@@ -17,7 +17,7 @@ from rankmill.cluster.exporter import ClusterView, exporter_app, exporter_regist
 from rankmill.cluster.snapshot import read_cluster
 from rankmill.cluster.verdict import fault_kinds, verdict
 from rankmill.cluster.watch import ClusterFault, Gauge, Seen, Watch
-from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.contract.errors import ConfigError, RedisUnavailable
 from rankmill.jobs.runtime.connection import impatient
 from rankmill.jobs.runtime.settings import load_settings
 from tests.conftest import Server
@@ -56,6 +56,13 @@ class Raises(Watch):
         raise RuntimeError("its own bug")
 
     find = runs = pages = read  # type: ignore[assignment]
+
+
+class LosesRedis(Watch):
+    """Reads while Redis is away, with a client that waits."""
+
+    def read(self, *about: Any) -> Any:
+        raise RedisUnavailable("Redis is away")
 
 
 class SeesOdd(Watch):
@@ -103,6 +110,12 @@ def test_a_watch_that_fails_is_a_fault_and_all_else_is_shown(
     told = {record.getMessage() for record in caplog.records}
     warning = "extension stranger fails and is left out: RuntimeError: its own bug"
     assert told == ({warning} if isinstance(watch, Raises) else set())
+
+
+def test_no_extension_is_to_blame_for_a_server_that_is_away(server: Server, add: Any) -> None:
+    add(LosesRedis())
+    with pytest.raises(RedisUnavailable):
+        read_cluster(server.client)
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,15 @@ def test_a_bad_file_is_named_with_its_key(tmp_path: Path, text: str, message: st
         load_settings(config=config, environ={})
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("label", ""), ("instruction", "x" * 70_000), ("prompt_template", "{{x}}" * 20_000)],
+)
+def test_what_no_spec_may_have_is_one_line(setting: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{setting}: String should have at"):
+        load_settings({setting: value}).spec()
+
+
 def test_a_bad_value_is_traced_to_the_environment_or_the_options() -> None:
     with pytest.raises(ConfigError, match="set in the environment"):
         load_settings(environ={"RANKMILL_WINDOW": "0"})

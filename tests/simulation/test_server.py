@@ -37,7 +37,7 @@ Commands = list[list[bytes]]
 
 _STREAM_ID = re.compile(rb"\d{13}-\d+")
 _TIME = re.compile(rb"18000\d{5}(\.\d+)?")
-_SECONDS = 3.0
+_SECONDS = 10.0
 """By how much times may differ: the servers carry out the same command one after the other."""
 
 

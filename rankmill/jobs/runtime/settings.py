@@ -217,10 +217,14 @@ class WorkerSettings(BaseModel):
     def spec(self, model: str | None = None) -> ScoreSpec:
         """Make the score spec of these settings; another `model` gets the same options without the revision.
 
-        Raises `ConfigError` if the prompt template does not exist.
+        Raises `ConfigError` if the prompt template does not exist, or a value is not valid for a spec.
         """
         values = {name: getattr(self, name) for name in ScoreSpec.model_fields}
-        spec = ScoreSpec(**{**values, "prompt_template": read_template(self.prompt_template)})
+        values["prompt_template"] = read_template(self.prompt_template)
+        try:
+            spec = ScoreSpec(**values)
+        except ValidationError as error:
+            raise ConfigError(complaint(error, ())) from None
         same = model in (None, self.model)
         return spec if same else spec.model_copy(update={"model": model, "revision": None})
 
