@@ -103,7 +103,7 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
         Mutant("a run that has begun ends when its worker is not seen", "jobs/protocol/refusals.py",
                "now - since < self._lease_seconds and self._has_begun(run_id)", "False"),
         Mutant("what all refused long ago counts", "jobs/protocol/refusals.py",
-               "since = min(since, now) if now - last < self._lease_seconds else now",
+               "since = min(since, now) if now - last < self._lease_seconds + _SERIES_SECONDS else now",
                "since = min(since, now)",
                test=f"{_REFUSALS}a_run_that_has_begun_ends_when_all_refuse_it_for_a_lease"),
         Mutant("an outage counts as time without workers", "producer/collect/presence.py",
