@@ -82,7 +82,7 @@ def test_damaged_json_is_refused_or_still_of_the_right_types(model: WireModel, d
     except WireError:
         return
     assert kind.read_json(read.model_dump_json(), "it") == read
-    assert "NaN" not in read.model_dump_json()
+    json.loads(read.model_dump_json(), parse_constant=pytest.fail)  # a text may be "NaN", a number may not
 
 
 @given(st.binary(max_size=100) | st.just(b"[" * 100_000) | st.just(b'{"rows": 1' + b"0" * 5000 + b"}"))
