@@ -9,8 +9,8 @@ from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import from_json
 
+from rankmill.extensions.gateway.bodies import read_json
 from rankmill.extensions.gateway.dialects.base import Body, ScorePath, read_as
 from rankmill.extensions.gateway.dialects.routes import dialects, score_paths
 from rankmill.extensions.gateway.refusals import Refusal, WrongFile
@@ -111,7 +111,7 @@ def holds_requests(path: AnyPath) -> bool:
     """
     for number, raw in _lines(path):
         try:
-            value = from_json(raw)
+            value = read_json(raw)
         except ValueError as error:
             raise WrongFile(f"line {number}: not JSON that can be read: {error!s:.200}") from None
         if not isinstance(value, dict):
@@ -171,13 +171,15 @@ def _lines(path: AnyPath) -> Iterator[tuple[int, bytes]]:
 
 def _line(number: int, raw: bytes) -> RequestLine:
     try:
-        return RequestLine.model_validate_json(raw)
+        return RequestLine.model_validate(read_json(raw))
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "it"
         raise WrongFile(
             f"line {number}: {place[:200]}: {first['msg']}; a line has custom_id, method, url and body"
         ) from None
+    except ValueError as error:
+        raise WrongFile(f"line {number}: not JSON that can be read: {error!s:.200}") from None
 
 
 def _request(number: int, line: RequestLine, path: ScorePath) -> BatchRequest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import math
+import json
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -118,36 +118,30 @@ class RequestBody:
             raise Refusal("too_large", f"the body is larger than {most >> 20} MiB; send it in parts")
 
 
-def parse(raw: bytes) -> JsonObject:
-    """The object in a JSON text; the parser limits its depth.
+def read_json(raw: bytes) -> Any:
+    """The value of a JSON text; raises `ValueError` if it is not JSON, is nested too deeply, or has a number
+    that no float can hold.
+    """
+    value = from_json(raw, allow_inf_nan=False)
+    if _HUGE.search(raw):
+        try:
+            json.dumps(value, allow_nan=False)
+        except ValueError:
+            raise ValueError("it has a number that is too large: none may be above 1.8e308") from None
+    return value
 
-    Raises
-    ------
-    Refusal
-        The text is not JSON, is nested too deeply, is not an object, or has a number that no float can hold.
+
+def parse(raw: bytes) -> JsonObject:
+    """The object in a JSON text; raises `Refusal` if the text cannot be read (`read_json`) or is not an
+    object.
     """
     try:
-        value: Any = from_json(raw, allow_inf_nan=False)
+        value = read_json(raw)
     except ValueError as error:
         raise Refusal("invalid", f"the body is not JSON that can be read: {error!s:.200}") from None
     if not isinstance(value, dict):
         raise Refusal("invalid", "the body is not a JSON object")
-    if _HUGE.search(raw) and any(map(math.isinf, _floats(value))):
-        raise Refusal("invalid", "the body has a number that is too large: none may be above 1.8e308")
     return value
-
-
-def _floats(value: object) -> Iterator[float]:
-    """The floats in a value of JSON."""
-    values = [value]
-    while values:
-        inner = values.pop()
-        if isinstance(inner, float):
-            yield inner
-        elif isinstance(inner, dict):
-            values += inner.values()
-        elif isinstance(inner, list):
-            values += inner
 
 
 class UploadedBody:
