@@ -289,7 +289,7 @@ def _between(text: str, made: str) -> str:
     return re.sub(marks, lambda found: f"{found[1]}{made}\n{found[2]}", text, flags=re.S)
 
 
-def sentence(results: Results, usual: float) -> str:
+def sentence(results: Results, over_usual: float) -> str:
     """The result for README.md."""
     of, best = results.machine, results.fastest_peer(EXACT)
     threads, newest = re.findall(r"\d+", of["cores"])[-1], of["instruction sets"].rpartition(", ")[2]
@@ -297,7 +297,7 @@ def sentence(results: Results, usual: float) -> str:
         f"{threads} threads of an {of['CPU']} with {newest}, {results.asked['model']}, "
         f"{results.pairs:,} pairs of MS MARCO, all tools in turn",
         f"([table](docs/benchmarks/compare.md), {results.date}, commit {results.commit}). score-file in "
-        f"{results.precision(SCORE_FILE)} is {usual:.1f} times as fast as",
+        f"{results.precision(SCORE_FILE)} is {over_usual:.1f} times as fast as",
         f"{results.baseline().title}, which is what people run",
     ]
     if best:
@@ -306,7 +306,7 @@ def sentence(results: Results, usual: float) -> str:
     return "\n".join(lines) + "."
 
 
-def row(results: Results, usual: float) -> str:
+def row(results: Results, over_usual: float) -> str:
     """The result for docs/explanation/benchmarks.md."""
     exact, eight = results.fastest_peer(EXACT), results.fastest_peer(EIGHT_BIT)
     int8 = results.times(SCORE_FILE_INT8, eight)
@@ -316,7 +316,7 @@ def row(results: Results, usual: float) -> str:
         f"{results.machine['CPU']}, {results.precision(SCORE_FILE)}",
         f"{results.commit}, {results.date}",
         f"{results.pairs:,}",
-        f"{usual:.2f}",
+        f"{over_usual:.2f}",
         f"{number(results.times(SCORE_FILE, exact), '.2f')} ({exact.title})" if exact else "-",
         f"{int8:.2f} ({eight.title})" if eight and int8 else "-",
     ]

@@ -26,7 +26,7 @@ NOTHING = "-"
 EXACT, EIGHT_BIT = "exact", "8-bit"
 """The classes within which contenders are compared."""
 
-_ABOVE = 1.1
+_MOST_OVER_CEILING = 1.1
 """A ceiling that a contender exceeds by more than this factor is not one: the measured library was not fast
 at that arithmetic on that machine.
 """
@@ -178,7 +178,7 @@ def speed_table(results: Results) -> str:
                 f"{min(speeds):,.0f}-{max(speeds):,.0f}",
                 number(results.times(contender, usual), ".2f"),
                 number(results.times(contender, best), ".2f"),
-                f"{speed / ceiling:.0%}" if ceiling and speed < _ABOVE * ceiling else NOTHING,
+                f"{speed / ceiling:.0%}" if ceiling and speed < _MOST_OVER_CEILING * ceiling else NOTHING,
                 f"{median(run.load_seconds for run in runs):.1f}",
             ]
         )
