@@ -36,6 +36,12 @@ def test_seeds() -> None:
     assert "less than one scenario of twenty" not in said
 
 
+def test_it_needs_neither_a_model_runtime_nor_a_web_framework() -> None:
+    """CI runs it with a second Python, which has neither."""
+    block = "import sys; sys.modules.update(dict.fromkeys(['torch', 'transformers', 'starlette', 'grpc']))"
+    subprocess.run([sys.executable, "-c", f"{block}; import tests.simulation.__main__"], cwd=ROOT, check=True)
+
+
 def test_failures_that_were_found_are_mended() -> None:
     """Shows: a device computes wrong scores.
     Shows: a runner is killed.

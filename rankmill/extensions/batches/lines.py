@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rankmill.extensions.gateway.bodies import read_json
 from rankmill.extensions.gateway.dialects.base import Body, ScorePath, read_as
 from rankmill.extensions.gateway.dialects.routes import dialects, score_paths
+from rankmill.extensions.gateway.json_text import read_json
 from rankmill.extensions.gateway.refusals import Refusal, WrongFile
 from rankmill.extensions.gateway.score_request import RequestScores, ScoreRequest
 from rankmill.producer.files.stores.paths import AnyPath

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
 
-from pydantic_core import from_json
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -17,6 +13,7 @@ from starlette.types import Message
 
 from rankmill.extensions.gateway import metrics
 from rankmill.extensions.gateway.dialects.base import JsonObject
+from rankmill.extensions.gateway.json_text import read_json
 from rankmill.extensions.gateway.refusals import Refusal, wrong
 from rankmill.jobs.system import system
 
@@ -33,9 +30,6 @@ _LEAST_SPEED = 16 << 10
 
 _BODIES = 8
 """Number of bodies of the largest size that may be in memory at a time."""
-
-_HUGE = re.compile(rb"[eE]\+?\d{3}|\d{309}")
-"""What a JSON text has if it has a number that the parser reads as infinite; a string may have it, too."""
 
 _FORM_BYTES = 1 << 20
 """Most bytes of a form besides its file."""
@@ -116,19 +110,6 @@ class RequestBody:
         most = self._memory.most
         if size > most:
             raise Refusal("too_large", f"the body is larger than {most >> 20} MiB; send it in parts")
-
-
-def read_json(raw: bytes) -> Any:
-    """The value of a JSON text; raises `ValueError` if it is not JSON, is nested too deeply, or has a number
-    that no float can hold.
-    """
-    value = from_json(raw, allow_inf_nan=False)
-    if _HUGE.search(raw):
-        try:
-            json.dumps(value, allow_nan=False)
-        except ValueError:
-            raise ValueError("it has a number that is too large: none may be above 1.8e308") from None
-    return value
 
 
 def parse(raw: bytes) -> JsonObject:

@@ -1,0 +1,25 @@
+"""Reads a JSON text that a client has sent, strictly."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from pydantic_core import from_json
+
+_HUGE = re.compile(rb"[eE]\+?\d{3}|\d{309}")
+"""What a JSON text has if it has a number that the parser reads as infinite; a string may have it, too."""
+
+
+def read_json(raw: bytes) -> Any:
+    """The value of a JSON text; raises `ValueError` if it is not JSON, is nested too deeply, or has a number
+    that no float can hold.
+    """
+    value = from_json(raw, allow_inf_nan=False)
+    if _HUGE.search(raw):
+        try:
+            json.dumps(value, allow_nan=False)
+        except ValueError:
+            raise ValueError("it has a number that is too large: none may be above 1.8e308") from None
+    return value
