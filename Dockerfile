@@ -1,6 +1,6 @@
-# rankmill for CPUs; for NVIDIA GPUs: docker build --build-arg VARIANT=cuda --tag rankmill:cuda .
-# A GPU eats more than Hugging Face's tokenizers give: add --build-arg EXTRAS=worker,gateway,grpc,fast-tokenizers,
-# and bench to these, to measure it (docs/explanation/benchmarks.md).
+# rankmill for CPUs. For workers on NVIDIA GPUs, which are faster than Hugging Face's tokenizers:
+# docker build --build-arg VARIANT=cuda --build-arg EXTRAS=worker,fast-tokenizers --tag rankmill:cuda .
+# To measure a GPU in a container: docs/explanation/benchmarks.md.
 # Without workers (score-file, exporter, gateway): docker build --build-arg EXTRAS=gateway,grpc --tag rankmill:base .
 FROM python:3.11-slim
 

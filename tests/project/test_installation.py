@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from rankmill.cli.score import score_file
@@ -43,6 +44,22 @@ def test_documents_and_examples_name_extras_that_there_are() -> None:
     named = {name for found in lists for name in "".join(found).strip(",").split(",")}
     assert len(named) > 5
     assert named <= PROJECT["optional-dependencies"].keys()
+
+
+def test_an_image_has_the_same_extras_wherever_it_is_built() -> None:
+    builds: dict[str, set[tuple[str, str]]] = {}
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    own = dict(re.findall(r"^ARG (\w+)=(\S+)", dockerfile, re.MULTILINE))
+    texts = [dockerfile, *(path.read_text() for path in (ROOT / "docs").rglob("*.md"))]
+    for command, name in re.findall(r"docker build( .*)--tag (\S+)", "\n".join(texts)):
+        given = own | dict(re.findall(r" --build-arg (\w+)=(\S+)", command))
+        builds.setdefault(name, set()).add((given["VARIANT"], given["EXTRAS"]))
+    for service in yaml.safe_load((ROOT / "compose.yaml").read_text())["services"].values():
+        if build := service.get("build"):
+            given = own | ({} if build == "." else build["args"])
+            builds[service["image"]].add((given["VARIANT"], given["EXTRAS"]))
+    assert {"rankmill:cpu", "rankmill:cuda", "rankmill:base"} <= builds.keys()
+    assert {name: ways for name, ways in builds.items() if len(ways) > 1} == {}
 
 
 @pytest.mark.slow
