@@ -276,8 +276,8 @@ class _Reader(Look):
                 ("llen", _QUEUE_PREFIX + name, 0),
                 ("lindex", _QUEUE_PREFIX + name, None, 0),
                 ("get", keys.waits(name), None),
-                ("zrange", keys.turns(name, "request"), (), 0, _LOOK_AT),
-                ("zrange", keys.turns(name, "bulk"), (), 0, _LOOK_AT),
+                ("zrange", keys.turns(name, "request"), (), 0, _LOOK_AT - 1),
+                ("zrange", keys.turns(name, "bulk"), (), 0, _LOOK_AT - 1),
                 ("zcard", StartedJobRegistry.key_template.format(name), 0),
                 ("zcard", FailedJobRegistry.key_template.format(name), 0),
             ],
@@ -311,7 +311,7 @@ class _Reader(Look):
             for queue, (*_, bulk, _, _) in zip(queues, counts, strict=True)
             for tenant in self.texts(bulk, keys.turns(queue, "bulk"))
         ]
-        runs = self.replies(scopes, lambda scope: [("zrange", keys.turns(*scope), (), 0, _LOOK_AT)])
+        runs = self.replies(scopes, lambda scope: [("zrange", keys.turns(*scope), (), 0, _LOOK_AT - 1)])
         lists: dict[str, list[str]] = {queue: [] for queue in queues}
         for queue, (_, _, _, requests, *_) in zip(queues, counts, strict=True):
             for tenant in self.texts(requests, keys.turns(queue, "request")):

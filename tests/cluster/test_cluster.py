@@ -7,12 +7,14 @@ import itertools
 import threading
 import time
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import fakeredis
 import pytest
 import redis
 from rich.console import Console
+from rq.utils import utcformat
 
 from rankmill import Client, ScoringRun
 from rankmill.cluster.snapshot import Snapshot, WorkerState, read_cluster
@@ -231,6 +233,26 @@ def test_a_run_shows_how_many_of_its_chunks_wait() -> None:
     store.queue(run.queue).take(["bulk"])
     seen = read_cluster(store.redis)
     assert ([each.waiting for each in seen.runs], [each.waiting for each in seen.queues]) == ([2], [2])
+
+
+@pytest.mark.parametrize("scope", ["request", "bulk", "bulk:t"])
+def test_the_oldest_job_is_looked_for_in_256_lists(scope: str) -> None:
+    client = fakeredis.FakeRedis()
+    names = [f"{place:03}" for place in range(257)]
+    client.zadd(keys.turns("q", scope), dict.fromkeys(names, 0))
+    if scope == "bulk":
+        for name in names:
+            client.zadd(keys.turns("q", f"bulk:{name}"), {name: 0})
+    elif scope == "bulk:t":
+        client.zadd(keys.turns("q", "bulk"), {"t": 0})
+    of = keys.waiting_requests if scope == "request" else keys.waiting
+    for name, born in ((names[-2], time.time() - 60), (names[-1], 1)):
+        client.rpush(of("q", name), name)
+        client.hset(f"rq:job:{name}", "created_at", utcformat(datetime.fromtimestamp(born, UTC)))
+    client.set(keys.waits("q"), 2)
+    client.sadd("rq:queues", "rq:queue:q")
+    (queue,) = read_cluster(client).queues
+    assert queue.oldest_seconds == pytest.approx(60, abs=30)
 
 
 @pytest.mark.parametrize("width", [80, 140])
