@@ -85,7 +85,11 @@ class PreloadedProcess(subprocess.Popen[AnyStr]):
         self._child_created = True
 
     def _internal_poll(self, _deadstate: int | None = None) -> int | None:
-        """Called by ``poll`` and at the end of this object's life."""
+        """Called by ``poll``, and with a `_deadstate` after this object's life, when its socket may be
+        closed.
+        """
+        if self.returncode is None and self._line.fileno() == -1:
+            self.returncode = _deadstate
         return self._end(0)
 
     def _wait(self, timeout: float | None) -> int:
@@ -117,7 +121,7 @@ class _Process(PreloadedProcess[AnyStr]):
 
     def _internal_poll(self, *others: Any, **named: Any) -> int | None:
         if hasattr(self, "_line"):
-            return super()._internal_poll()
+            return super()._internal_poll(*others, **named)
         return _Popen._internal_poll(self, *others, **named)  # type: ignore[attr-defined, no-any-return]
 
     def _wait(self, timeout: float | None) -> int:
