@@ -88,11 +88,13 @@ def plan_output(
         kept = list(dict.fromkeys(form.ids(source.schema)))
     elif source.carries and form.of(target) is JSONL:
         kept = [ROW]
-    added = [pa.field(score, pa.float32()) for score in scores]
-    added += [pa.field(mean.name, pa.float32())] if mean else []
-    added += [pa.field(tokens, pa.int32())] if tokens else []
+    of_scores, of_ranks = ("name the new one with --score-column", "name the new one with --rank-column")
+    added = [(pa.field(score, pa.float32()), of_scores) for score in scores]
+    if mean:
+        added.append((pa.field(mean.name, pa.float32()), of_ranks if mean.of == "ranks" else of_scores))
+    added += [(pa.field(tokens, pa.int32()), "rename that one")] if tokens else []
     is_ranked = form.ranks(target)
-    added += [pa.field(form.rank_column, pa.int32())] if is_ranked else []
+    added += [(pa.field(form.rank_column, pa.int32()), of_ranks)] if is_ranked else []
     group = form.group(source.schema, source.columns.query) if is_ranked or mean else None
     if is_trec:
         _check_ids(source, kept)
@@ -103,16 +105,20 @@ def plan_output(
     return OutputPlan(form, needed, schema, scores, group, mean, is_ranked, tokens, passage)
 
 
-def _with(schema: pa.Schema, kept: Sequence[str], added: Sequence[pa.Field]) -> pa.Schema:
-    """The columns of the output; `added` are the scores, and perhaps tokens and the rank."""
-    names = list(schema.names if ROW in kept else kept)
-    for field in added:
-        option = "--rank-column" if field.type == pa.int32() else "--score-column"
-        if field.name in names:
-            raise InputError(f"the input has a column {field.name!r} already; name the new one with {option}")
-        names.append(field.name)
+def _with(schema: pa.Schema, kept: Sequence[str], added: Sequence[tuple[pa.Field, str]]) -> pa.Schema:
+    """The columns of the output; `added` are the scores, and perhaps tokens and the rank, each with what to
+    do if its name is taken.
+    """
+    of_input = list(schema.names if ROW in kept else kept)
     own = [pa.field(ROW, pa.string()) if name == ROW else schema.field(name) for name in kept]
-    return pa.schema([*own, *added], metadata=schema.metadata)
+    fields: list[pa.Field] = []
+    for field, way_out in added:
+        if field.name in of_input:
+            raise InputError(f"the input has a column {field.name!r} already; {way_out}")
+        if field.name in {other.name for other in fields}:
+            raise InputError(f"the output has a column {field.name!r} already; {way_out}")
+        fields.append(field)
+    return pa.schema([*own, *fields], metadata=schema.metadata)
 
 
 def _check_times(source: PairSource, target: AnyPath, form: OutputFormat, kept: Sequence[str]) -> None:

@@ -24,6 +24,7 @@ from rankmill.producer.files.formats.base import TextColumns
 from rankmill.producer.files.inputs import find_files
 from rankmill.producer.files.outputs import OutputFormat, check_target
 from rankmill.producer.files.plan import plan_output
+from rankmill.producer.files.ranking import MeanColumn
 from rankmill.producer.files.sink import ScoredFile
 from rankmill.producer.files.source import open_source
 from tests.producer.runs.test_runs import rank_of
@@ -271,3 +272,23 @@ def test_a_column_of_the_same_name_is_not_overwritten(tmp_path: Path) -> None:
         make(tmp_path / "out.csv", table, [1.0], top_k=1)
     make(tmp_path / "out.csv", table, [1.0], top_k=1, rank_column="new")
     assert read_back(tmp_path / "out.csv")[0]["new"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("clash", "message"),
+    [
+        ("a", "input has a column 'a' already; name the new one with --score-column"),
+        ("b_mean", "input has a column 'b_mean' already; name the new one with --rank-column"),
+        ("tokens", "input has a column 'tokens' already; rename that one"),
+        ("c", "output has a column 'a' already; name the new one with --rank-column"),
+    ],
+)
+def test_a_name_that_is_taken_is_told_with_the_option_that_names_the_new_column(
+    tmp_path: Path, clash: str, message: str
+) -> None:
+    pq.write_table(pa.table({"query": ["q"], "passage": ["p"], clash: [1]}), tmp_path / "in.parquet")
+    source = open_source(find_files([str(tmp_path / "in.parquet")]), COLUMNS, allow_nulls=True)
+    form = OutputFormat(top_k=1, rank_column="a")
+    mean = MeanColumn("b_mean", "ranks")
+    with pytest.raises(InputError, match=f"^the {message}$"):
+        plan_output(source, tmp_path / "out.csv", form, ["a"], mean=mean, tokens="tokens")
