@@ -55,7 +55,9 @@ _MARGIN = 1.02
 _FINALISTS = 3
 
 _CHANCE = 1.5
-"""A backend and precision that took this many times as long as the fastest is not compared further."""
+"""A backend and precision that took this many times as long as the fastest is not compared further, unless
+the objective is memory.
+"""
 
 _SAMPLE_SHARE = 1 / 30
 """Share of the budget that the reference may take for the sample."""

@@ -94,7 +94,7 @@ class RegistryStore(Registry):
         self.folder = WritableFolder(url)
 
     def publish(self, manifest: Manifest) -> bool:
-        """Make a version visible whose files are complete; ``False`` if another push was faster."""
+        """Make a version with complete files visible; ``False`` if another push was faster."""
         return self.folder.create(manifest.written(), manifest.name, manifest.version, MANIFEST)
 
     def write_alias(self, reference: Reference, alias: Alias) -> None:

@@ -177,7 +177,10 @@ class Runner:
             raise _Left
 
     def _answer(self, run: FileRun) -> None:
-        """Write the end of the run, unless another runner has it now, and delete its data from Redis."""
+        """Write the end of the run, unless another runner has it now.
+
+        If the run failed or was cancelled, its data in Redis are deleted first.
+        """
         if run.state != "done":
             drop(run, self._settings)
         claim = replace(self._heartbeat.release(), run=run)

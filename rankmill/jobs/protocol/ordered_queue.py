@@ -100,7 +100,7 @@ class OrderedQueue(RQQueue):
         _PUT.run(pipe, self._places, 0, 0, *job_ids)
 
     def rescue(self, job_id: bytes, seen: bytes, now: float, seconds: float) -> None:
-        """Put a job back that was taken and not begun, if an earlier call saw it so more than `seconds` ago.
+        """Put back a job that was taken and not begun, if an earlier call saw it so more than `seconds` ago.
 
         The key `seen` has the time of that call.
 
@@ -115,7 +115,7 @@ class OrderedQueue(RQQueue):
         return requests, {tenant.decode(errors="replace") for tenant in tenants}
 
     def put_back(self, job_ids: Sequence[str]) -> int:
-        """Put jobs of a run back that are in no list, although they wait, pause or run by their hashes.
+        """Put back the jobs of a run that are in no list, although by their hashes they wait, pause or run.
 
         Returns the number of these jobs.
 

@@ -106,7 +106,7 @@ def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> int:
 def clean_queue(
     queue: OrderedQueue, handle: FailureHandler, seconds: int, now: float, *, trusts_leases: bool
 ) -> None:
-    """Put jobs back that are missing in the queue; count the waiting jobs; delete expired entries.
+    """Put back jobs that are missing in the queue; count the waiting jobs; delete expired entries.
 
     A damaged job is set aside, and the others are still put back.
 
@@ -170,7 +170,7 @@ def _hand_on(queue: Queue, handle: FailureHandler, read: Callable[[], Job | None
 
 
 def enqueue_due(queue: Queue, now: float) -> None:
-    """Put jobs back into the queue whose pause after a failed attempt has ended `now`, by the server's clock.
+    """Put back jobs whose pause after a failed attempt has ended `now`, by the server's clock.
 
     RQ does this in its scheduler, a separate process that not every worker starts.
     """
@@ -194,7 +194,7 @@ def _key(raw_id: bytes) -> str:
 
 
 def rescue_unbegun(queue: OrderedQueue, seconds: float, now: float) -> None:
-    """Put jobs back that left the queue but reached no worker, because a reply of Redis was lost.
+    """Put back jobs that left the queue but reached no worker, because a reply of Redis was lost.
 
     RQ does this after a minute, and counts a failed attempt. Here an attempt is not counted, because no
     worker has tried. A job must have been seen in this state for `seconds`; to begin a job takes
@@ -210,7 +210,7 @@ def rescue_unbegun(queue: OrderedQueue, seconds: float, now: float) -> None:
 
 
 def forget_gone_workers(queue: Queue) -> None:
-    """Remove workers whose record has expired from RQ's lists."""
+    """Remove from RQ's lists the workers whose records have expired."""
     connection: Any = queue.connection
     listed = workers_of(queue.name)
     names = sorted(connection.smembers(listed))

@@ -34,9 +34,9 @@ _REMEMBERED = 1000
 
 
 class RunRefusals:
-    """Records in runs that one worker refuses them, and finds out whether all workers do.
+    """Records the runs that one worker refuses, and finds out whether all workers refuse them.
 
-    Within `lease_seconds` each live worker renews its report.
+    Each live worker renews its report within `lease_seconds`.
     """
 
     def __init__(self, client: redis.Redis, worker: str, lease_seconds: float) -> None:

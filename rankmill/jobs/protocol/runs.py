@@ -218,7 +218,7 @@ class RunStore:
         return cast("bytes | None", self.redis.get(keys.pairs(run.id, chunk)))
 
     def add_result(self, pipe: Pipeline, run_id: str, result: ChunkResult, ttl: int) -> None:
-        """Add the commands that write a result to `pipe`; they write nothing if the run is gone."""
+        """Add to `pipe` the commands that write a result; they write nothing if the run is gone."""
         stream = keys.results(run_id)
         pipe.xadd(stream, cast("dict[Any, Any]", to_entry(run_id, result)), nomkstream=True)
         pipe.expire(stream, ttl)
@@ -401,7 +401,7 @@ class RunStore:
         return [chunk for chunk, status in zip(waiting, statuses, strict=True) if status not in _UNDER_WAY]
 
     def put_back(self, run: Run, chunks: Iterable[ChunkId]) -> int:
-        """Put chunks back into the queue whose jobs are in none of its lists; returns how many."""
+        """Put back the chunks whose jobs are in none of the queue's lists; returns how many."""
         return self.queue(run.queue).put_back([keys.job_id(run.id, chunk) for chunk in chunks])
 
     def cancel(self, run: Run) -> int:

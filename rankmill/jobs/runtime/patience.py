@@ -170,9 +170,9 @@ def sending(client: redis.Redis, pipe: Pipeline) -> Iterator[None]:
 
 
 def end_of_command() -> float:
-    """When a command that begins now must be given up, by `waiting`, in `time.monotonic` seconds.
+    """When a command that begins now must be given up, in `time.monotonic` seconds; `waiting` sets this.
 
-    ``most=0`` allows one attempt, but does not limit how long that takes.
+    ``most=0`` of `waiting` allows one attempt, but does not limit how long that takes.
     """
     wait = _WAIT.get()
     now = system.monotonic()

@@ -25,7 +25,7 @@ group.
 _NUMBER, _LENGTH, _GROUP = 0, 2, 3
 
 _CUT_AHEAD = 6
-"""Number of batches that are cut in advance if works wait whole."""
+"""With ``whole``, the next work is cut when fewer than this many batches are left."""
 
 
 def plan_batches(

@@ -32,7 +32,7 @@ class Tokenize(Protocol):
     pad_id: int
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str] | None = None) -> Tokens:
-        """Tokenize pairs ``[n]`` in one call."""
+        """Tokenize pairs ``[n]``; without `passages`, the queries are texts that are scored by themselves."""
         ...
 
 
@@ -70,7 +70,7 @@ class PairTokenizer:
         self.texts = self._joiner.texts if self._joiner else None
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str] | None = None) -> Tokens:
-        """Tokenize pairs ``[n]`` in one call."""
+        """See `Tokenize`."""
         if self._prompt:
             queries = [self._prompt + query for query in queries]
         if self._joiner and set(map(type, chain(queries, passages or ()))) <= {str}:

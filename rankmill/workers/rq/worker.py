@@ -193,7 +193,7 @@ class RQWorker(SimpleWorker):
             self._start_scheduler(options.burst, options.log_level, options.date_format, options.log_format)
 
     def may_go_on(self, options: WorkOptions) -> bool:
-        """Wait while workers are suspended; ``False`` in a burst, which ends then."""
+        """Wait while workers are suspended; in a burst, return ``False`` instead, and the burst ends."""
         try:
             self.check_for_suspension(options.burst)
         except StopRequested:

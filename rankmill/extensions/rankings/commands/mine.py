@@ -48,13 +48,14 @@ class MineOptions(options.NewTable):
     corpus: Files = ()
     """Texts of the passages, where SCORED has none."""
     queries_id: options.Column | None = None
-    """Column with the queries' ids.  [default: the only known name]"""
+    """Column with the queries' ids.  [default: the only column with a known name]"""
     queries_text: Columns = ()
-    """Column with the queries' texts; several are joined.  [default: the only known name]"""
+    """Column with the queries' texts; several are joined.  [default: the only column with a known name]"""
     corpus_id: options.Column | None = None
-    """Column with the passages' ids.  [default: the only known name]"""
+    """Column with the passages' ids.  [default: the only column with a known name]"""
     corpus_text: Columns = ()
-    """Column with the passages' texts; several are joined.  [default: title and the only known name]"""
+    """Column with the passages' texts; several are joined.
+    [default: title and the only column with a known name]"""
     columns: Columns = ()
     """All columns of a corpus in CSV or TSV without a header, in order."""
     on_duplicate: OnDuplicate = "error"

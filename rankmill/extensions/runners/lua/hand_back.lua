@@ -1,4 +1,4 @@
--- Puts a run back that is held.
+-- Puts back a run that is held.
 -- KEYS: the leases, the record, the queue, the pauses. ARGV: the entry, the record, its expiry (s), the run's
 -- id, LPUSH or RPUSH, a pause (s). Returns 1, or 0 if it was not held.
 if redis.call('ZREM', KEYS[1], ARGV[1]) == 0 then return 0 end

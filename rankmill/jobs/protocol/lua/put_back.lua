@@ -1,4 +1,4 @@
--- Puts jobs of a run back that are in no list, although they wait, pause or run by their hashes.
+-- Puts back the jobs of a run that are in no list, although by their hashes they wait, pause or run.
 -- KEYS: see waiting.lua; then the jobs in transit, the paused jobs, the leases. ARGV: the jobs' ids. Returns how
 -- many it put back.
 local transit, paused, leases = unpack(KEYS, 4, 6)

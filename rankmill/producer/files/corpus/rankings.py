@@ -41,9 +41,7 @@ rank or score of its own.
 """
 
 _RELEVANCE: Sequence[Sequence[str]] = [("relevance",), ("rel", "label", "score")]
-"""Names of the column of grades, the first before the others, because a table with relevance may also have
-scores.
-"""
+"""Names of the column of grades; relevance comes first, because a table that has it may also have scores."""
 
 _RANKING = LineFormat(
     SCHEMA,

@@ -16,7 +16,7 @@ from rankmill.producer.files.stores.reading import open_random
 
 MAGIC = b"ARROW1"
 """First bytes of a file with a footer; all other files are streams, such as those in the cache of
-datasets.
+Hugging Face's datasets.
 """
 
 STREAM_MAGIC = b"\xff\xff\xff\xff"
