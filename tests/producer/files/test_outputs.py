@@ -116,13 +116,14 @@ def test_json_holds_lists_times_and_no_nan(tmp_path: Path) -> None:
 
 
 def test_what_a_format_cannot_hold_is_said_before_any_work(tmp_path: Path) -> None:
-    table = pa.table({"query": ["q"], "passage": ["p"], "more": [[1]], "raw": [b"x"]})
-    with pytest.raises(
-        InputError, match=r"CSV cannot hold column 'more' \(list<.*name an output that ends in"
+    pair = {"query": ["q"], "passage": ["p"]}
+    for ending, held, message in (
+        ("csv", [[1]], r"CSV cannot hold column 'more' \(list<.*\); name .* ends in .parquet or .jsonl"),
+        ("csv", [[b"x"]], r"CSV cannot hold column 'more' \(list<.*\); name .* ends in .parquet"),
+        ("jsonl", [b"x"], r"JSON cannot hold column 'more' \(binary\); name .* ends in .parquet"),
     ):
-        make(tmp_path / "out.csv", table, [1.0])
-    with pytest.raises(InputError, match="JSON cannot hold column 'raw'"):
-        make(tmp_path / "out.jsonl", table, [1.0])
+        with pytest.raises(InputError, match=f"^{message}$"):
+            make(tmp_path / f"out.{ending}", pa.table({**pair, "more": held}), [1.0])
 
 
 @pytest.mark.parametrize(

@@ -115,9 +115,10 @@ def refuse(schema: pa.Schema, name: str, is_bad: Callable[[pa.DataType], bool]) 
     """Raise `InputError` if a column has a type that the format `name` cannot hold."""
     for field in schema:
         if is_bad(field.type):
+            endings = ".parquet" if cannot_be_text(field.type) else ".parquet or .jsonl"
             raise InputError(
                 f"{name} cannot hold column {field.name!r} ({field.type}); "
-                "name an output that ends in .parquet"
+                f"name an output that ends in {endings}"
             )
 
 
