@@ -107,7 +107,7 @@ class FileRequest(WireModel):
     standard output.  [default: <input stem>.scored.parquet]"""
     output_format: Annotated[Name, Field(title="FORMAT")] | None = None
     """Format of the output: parquet, csv, tsv, jsonl, trec, arrow, or one of another package.
-    [default: by its name; for standard output, that of the input]"""
+    [default: by its name; for standard output, that of the input, but a run or standard input needs it]"""
     top_k: Positive | None = None
     """Keep the N best passages of each query, ranked.  [default: all]"""
     tag: Column = "rankmill"
@@ -151,7 +151,8 @@ class FileRequest(WireModel):
     mean: Literal["ranks", "scores"] | None = None
     """For several models: add the mean of the ranks, or of the standardized scores, within each query."""
     on_null: Literal["error", "fail"] = "error"
-    """What a null text does: error gives its row an error, fail stops before any work."""
+    """What a null text of a pair does, or a missing id of a run: error gives its row an error, fail stops
+    before any work."""
     force: bool = False
     """Replace an existing output."""
     restart: bool = False
