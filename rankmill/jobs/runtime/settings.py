@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -219,12 +219,7 @@ class WorkerSettings(BaseModel):
 
         Raises `ConfigError` if the prompt template does not exist, or a value is not valid for a spec.
         """
-        values = {name: getattr(self, name) for name in ScoreSpec.model_fields}
-        values["prompt_template"] = read_template(self.prompt_template)
-        try:
-            spec = ScoreSpec(**values)
-        except ValidationError as error:
-            raise ConfigError(complaint(error, ())) from None
+        spec = _made_spec({name: getattr(self, name) for name in ScoreSpec.model_fields})
         same = model in (None, self.model)
         return spec if same else spec.model_copy(update={"model": model, "revision": None})
 
@@ -326,17 +321,24 @@ def run_spec(settings: Settings, changes: Mapping[str, Any]) -> ScoreSpec:
     ConfigError
         A change has an unknown name or a value that is not valid.
     """
-    if "prompt_template" in changes:
-        changes = {**changes, "prompt_template": read_template(changes["prompt_template"])}
-    try:
-        spec = ScoreSpec(**{**settings.spec().model_dump(), **changes})
-    except ValidationError as error:
-        raise ConfigError(complaint(error, {*ScoreSpec.model_fields, *_CALL} - changes.keys())) from None
+    names = {*ScoreSpec.model_fields, *_CALL} - changes.keys()
+    spec = _made_spec({**settings.spec().model_dump(), **changes}, names)
     is_name = "/" not in spec.model and (spec.model == "demo" or "@" in spec.model)
     with suppress(OSError):  # for instance a stale mount; the directory may be readable for workers
         if not is_name and (folder := expanded(spec.model)).is_dir():
             return spec.model_copy(update={"model": str(folder.resolve())})
     return spec
+
+
+def _made_spec(values: Mapping[str, Any], names: Iterable[str] = ()) -> ScoreSpec:
+    """Make a spec of `values`, and read its prompt template; raises `ConfigError`, which suggests one of
+    `names` for an unknown one.
+    """
+    template = read_template(values["prompt_template"])
+    try:
+        return ScoreSpec(**{**values, "prompt_template": template})
+    except ValidationError as error:
+        raise ConfigError(complaint(error, names)) from None
 
 
 def load_settings(
