@@ -197,7 +197,8 @@ def _quiet(
         "chunk_size": 4,
     }
     settings = (("window", dice.choice(["auto", 8])), ("claim_ahead", ahead), ("token_budget", budget))
-    plain |= {"workers": tuple(speeds), "clocks": (), "runs": runs, "settings": settings}
+    clocks = it.clocks[: len(speeds)]
+    plain |= {"workers": tuple(speeds), "clocks": clocks, "runs": runs, "settings": settings}
     return replace(it, **{**plain, **others})
 
 
