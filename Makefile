@@ -1,4 +1,4 @@
-# The README's commands. Each is quick the second time: .venv is made once for each pyproject.toml.
+# The commands of README.md and CONTRIBUTING.md. Each is quick the second time: .venv is made once for each pyproject.toml.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -59,7 +59,7 @@ release: $(READY)  ## wheel, sdist, checksums, SBOM of the last commit, in dist:
 	$(BIN)/python -m benchmarks.ages
 	$(BIN)/python -m tests.harness.release dist
 
-stack: secrets/redis_password secrets/grafana_password  ## server, workers, gateway, page, Prometheus, Grafana, in containers
+stack: secrets/redis_password secrets/grafana_password  ## server, workers, runner, gateway, page, Prometheus, Alertmanager, Grafana, in containers
 	docker compose up --build --detach
 
 # Readable for the containers, which run as other users; the folder is yours alone.

@@ -1,1 +1,1 @@
-"""Example pairs, a demo model, and the scripts that trained and measure it."""
+"""Producers, recipes, plugins; example pairs, a demo model, and the scripts that trained and measure it."""

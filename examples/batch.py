@@ -3,7 +3,7 @@
 pip install '.[gateway,worker]' openai
 mkdir batches
 RANKMILL_GATEWAY_FILES=batches rankmill serve --embedded --model demo
-rankmill runner --redis …    # as the line before says
+rankmill runner --redis …    # serve prints this line; in another terminal, as the next one
 python examples/batch.py http://127.0.0.1:9809 requests.jsonl answers.jsonl
 """
 
