@@ -51,6 +51,7 @@ from rankmill.jobs.runtime.patience import Patience
 from rankmill.jobs.runtime.settings import WorkerSettings, load_settings
 from rankmill.jobs.system import system
 from rankmill.workers.backends.auto import choose_device
+from rankmill.workers.backends.base import DeviceLost
 from rankmill.workers.engine.cache import EngineCache
 from rankmill.workers.engine.pipeline import Pipeline
 from rankmill.workers.engine.proof_time import ProofTime
@@ -148,7 +149,7 @@ class ScoringWorker(RQWorker):
                 if not self._claim_next(options.max_idle_time, wait=not options.burst):
                     break
                 taken += 1
-        except (RankmillError, redis.RedisError) as error:
+        except (RankmillError, redis.RedisError, DeviceLost) as error:
             logger.critical("the worker cannot go on: %s", error)
             raise SystemExit(os.EX_CONFIG if isinstance(error, ConfigError) else 1) from None
         finally:

@@ -15,7 +15,7 @@ from typing import Any
 from rankmill.jobs.contract.errors import WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec, in_precision
 from rankmill.jobs.runtime.settings import WorkerSettings
-from rankmill.workers.backends.base import Backend, OutOfMemory, Pending
+from rankmill.workers.backends.base import Backend, DeviceLost, OutOfMemory, Pending
 from rankmill.workers.batches.tokens import Batch
 from rankmill.workers.engine import pipeline
 from rankmill.workers.models.loading import Loaded
@@ -134,6 +134,13 @@ class HeldProofWorker(ScoringWorker):
 
         Probed.companies = companies_in_time  # type: ignore[method-assign]
         super()._prepare(settings)
+
+
+class LostDeviceWorker(ScoringWorker):
+    """Loses its device while it loads a model."""
+
+    def load(self, spec: ScoreSpec) -> Loaded:
+        raise DeviceLost("the device is gone")
 
 
 class PatientWorker(ScoringWorker):

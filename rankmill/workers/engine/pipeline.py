@@ -16,6 +16,7 @@ from functools import partial
 
 from rankmill.jobs.contract.priority import Priority
 from rankmill.jobs.system import system
+from rankmill.workers.backends.base import DeviceLost
 from rankmill.workers.batches.planner import WaitingRows
 from rankmill.workers.engine.engine import Engine, Flight, Part, ScoresChanged, tokens_in
 from rankmill.workers.engine.work import Work
@@ -393,8 +394,10 @@ class Pipeline:
         def guarded() -> None:
             try:
                 run()
-            except BaseException:
-                logger.critical("the worker ends after an error; other workers do its work", exc_info=True)
+            except BaseException as error:
+                why = f" of its device ({error})" if isinstance(error, DeviceLost) else ""
+                text = f"the worker ends after an error{why}; other workers do its work"
+                logger.critical(text, exc_info=not why)
                 logging.shutdown()
                 system.exit(1)
 

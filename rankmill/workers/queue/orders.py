@@ -10,6 +10,7 @@ from rankmill.jobs.contract.errors import SpecError, WireError
 from rankmill.jobs.contract.spec import ScoreSpec, weights_key
 from rankmill.jobs.protocol.orders import Answer, Order
 from rankmill.jobs.system import system
+from rankmill.workers.backends.base import DeviceLost
 from rankmill.workers.engine.cache import EngineCache
 from rankmill.workers.host import metrics
 from rankmill.workers.queue.claims import Claims
@@ -103,7 +104,7 @@ class Orders:
             return tuple(self._answers.values())
 
     def carry_out(self) -> None:
-        """Carry out new orders; the thread that uses the engines calls this."""
+        """Carry out new orders; the thread that uses the engines calls this. Raises `DeviceLost`."""
         self._arrived.clear()
         while self._new:
             order = self._new.popleft()
@@ -112,6 +113,8 @@ class Orders:
                 self._carry_out(order)
             except SpecError as error:
                 self._answer(order.id, "failed", str(error))
+            except DeviceLost:
+                raise
             except Exception as error:  # whatever is wrong with a model, an order must not end the worker
                 logger.exception("cannot %s", order.what)
                 self._answer(order.id, "failed", f"{type(error).__name__}: {error}")
@@ -125,13 +128,13 @@ class Orders:
 
     def warm(self, models: Iterable[str]) -> None:
         """Load models at the start. If one cannot be loaded, the worker still serves others, and `cold` has
-        the reason.
+        the reason. Raises `DeviceLost`.
         """
         self.cold = dict.fromkeys(models, "")
         self.warm_again()
 
     def warm_again(self) -> None:
-        """Try the `cold` models again, each after a pause that doubles."""
+        """Try the `cold` models again, each after a pause that doubles; raises `DeviceLost`."""
         for model in [model for model in self.cold if not self._pauses.why(model)]:
             began = system.monotonic()
             try:

@@ -95,6 +95,22 @@ def test_a_drained_worker_finishes_its_chunks_and_takes_no_more(
     assert not report(server, "box.cpu.1").drained
 
 
+@pytest.mark.parametrize("by", ["setting", "order"])
+def test_a_worker_that_loses_its_device_while_it_warms_up_ends_with_one_line(
+    server: Server, workers: StartWorker, model: Path, tmp_path: Path, told: Told, by: str
+) -> None:
+    environ = {**QUICK_LEASE, **({"RANKMILL_WARM": str(model)} if by == "setting" else {})}
+    lost = "tests.harness.misbehaving.LostDeviceWorker"
+    process = workers(name="one", worker_class=lost, environ=environ, ready=by == "order")
+    if by == "order":
+        give_order(server.client, "one", "warm", started=report(server, "one").started, model=str(model))
+    assert process.wait(timeout=60) == 1
+    log = (tmp_path / "worker.log").read_text()
+    assert log.count("the worker cannot go on: the device is gone") == 1
+    assert "Traceback" not in log
+    assert not read_cluster(server.client).workers  # it has unregistered
+
+
 @pytest.mark.slow
 def test_models_are_loaded_and_unloaded_as_told(
     server: Server, workers: StartWorker, model: Path, environ: dict[str, str], tmp_path: Path, told: Told
