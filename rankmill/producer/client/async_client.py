@@ -50,17 +50,17 @@ T = TypeVar("T")
 _PROBE_SECONDS = 5
 _PATROL_SECONDS = 0.2
 _PATROL_SECONDS_PER_RUN = 0.01
-"""Seconds between two checks of the server by a waiting run, for each run that waits, so that many runs check
-less often.
+"""Each waiting run adds this to the seconds between two checks of the server by one run, so that each of many
+runs checks less often.
 """
 
 _BEGINNING = 32
-"""Most runs that begin at the same time: if a thousand come together, the first ones need not wait until the
-last one is encoded.
+"""Most runs that begin at the same time, so that the first of a thousand runs need not wait until the last
+one is encoded.
 """
 
 _SMALL_ROWS = 256
-"""Rows that are encoded in the event loop; more rows are encoded in a thread."""
+"""Most rows that are encoded in the event loop; more rows are encoded in a thread."""
 
 
 class LoopStore(RunStore):
@@ -124,8 +124,8 @@ class LoopClient(Client):
 
 
 class AsyncScoringRun(Generic[RowScore]):
-    """A submitted run, like `ScoringRun`; if a task that reads it is cancelled, the run is cancelled, unless
-    the run is detached.
+    """A submitted run, like `ScoringRun`. If a task that reads a run is cancelled, so is the run, unless the
+    run is detached.
     """
 
     def __init__(self, run: ScoringRun[RowScore]) -> None:
@@ -153,7 +153,7 @@ class AsyncScoringRun(Generic[RowScore]):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of a row's scores, with ``all_labels``; known after the first scored chunk."""
+        """Names of a row's scores, with ``all_labels``; empty until a scored chunk was read."""
         return self._run.labels
 
     @property
@@ -216,8 +216,8 @@ def _awaited(
 class AsyncClient:
     """The calls of `Client` for asyncio; any number of runs can share its few connections.
 
-    If a task is cancelled, the run that it waits for is cancelled. A client belongs to the event loop that
-    uses it first. Use it as a context manager, or `close` it.
+    If a task is cancelled, so is the run that it waits for, unless the run is detached. A client belongs to
+    the event loop that uses it first. Use it as a context manager, or `close` it.
 
     The parameters are those of `Client`; nothing connects before the first call.
 
@@ -226,7 +226,7 @@ class AsyncClient:
     ConfigError
         As in `Client`; also raised by calls from another event loop.
     ConnectionFailed
-        Raised by the first call: no server answers at the URL.
+        Raised by calls, not by the constructor: no server answers at the URL.
     """
 
     def __init__(

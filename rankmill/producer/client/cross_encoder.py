@@ -43,7 +43,7 @@ _REFUSED = {
     "classifier_dropout": "nothing is trained here",
     "keep_in_fp32_modules": "the last projection computes in fp32 in every precision",
 }
-"""Arguments of sentence-transformers' class that this class refuses unless they ask for nothing, and why."""
+"""Arguments of sentence-transformers' class that this class refuses, each with the reason."""
 
 _WITHOUT_EFFECT = frozenset({"model_card_data"})
 _MODEL = frozenset({"attn_implementation", "device_map", "low_cpu_mem_usage"})
@@ -51,7 +51,7 @@ _PROCESSOR = frozenset({"padding_side", "use_fast"})
 """Entries of ``model_kwargs`` and ``processor_kwargs`` that do not change scores."""
 
 _OLDER_OF_RANK = frozenset({"apply_softmax", "convert_to_numpy", "convert_to_tensor", "num_workers"})
-"""Older arguments of `rank` that have no effect in sentence-transformers either."""
+"""Older arguments of `rank` that have no effect here."""
 
 _OF_CALLS = "the constructor has what concerns the tokenizer, and workers decide how they compute"
 
@@ -72,10 +72,10 @@ class CrossEncoder:
     ``chunk_size``, ``attn_implementation``, ``device_map``) are accepted, but the workers decide. Other
     arguments that cannot be obeyed are refused by name: ``modules``, ``trust_remote_code``, ``cache_folder``,
     ``local_files_only`` (except for a folder), ``token``, ``classifier_dropout``, ``keep_in_fp32_modules``,
-    entries of ``model_kwargs``, ``processor_kwargs`` and ``config_kwargs`` that are not listed here, and most
-    assigned attributes. torch is imported only for tensors as results, for an ``activation_fn`` other than
-    `torch.nn.Identity` and `torch.nn.Sigmoid`, and for `device`; transformers is imported only for
-    `tokenizer` and `config`.
+    entries of ``model_kwargs``, ``processor_kwargs`` and ``config_kwargs`` that change scores and are not
+    listed here, and assignments to most attributes. torch is imported only for tensors as results, for an
+    ``activation_fn`` other than `torch.nn.Identity` and `torch.nn.Sigmoid`, and for `device`; transformers is
+    imported only for `tokenizer` and `config`.
 
     Parameters
     ----------
@@ -87,7 +87,8 @@ class CrossEncoder:
     max_length, revision
         As in the settings of these names.
     num_labels
-        Number of the model's outputs; if the model has another number, the first call fails.
+        Number of the model's outputs. If the model has another number, calls fail, unless the settings ask
+        for one score of each pair.
     activation_fn
         Function from logits to scores; by default the model's own.
     prompts, default_prompt_name
@@ -252,13 +253,15 @@ class CrossEncoder:
             Whether the result is an array (the default), a tensor, or a list of tensors.
         apply_softmax
             Whether the scores of a pair are normalized to add up to 1, for a model with several outputs.
-        batch_size, device, pool, chunk_size, older
-            These have no effect, and neither has the older ``num_workers``.
+        batch_size, device, pool, chunk_size
+            These have no effect.
+        older
+            Arguments by their older names, and ``num_workers``, which has no effect.
 
         Returns
         -------
         float32 scores of shape ``[n]``, or ``[n, labels]`` for a model with several outputs
-        unless ``label`` names one; for one pair without the dimension ``n``.
+        unless ``label`` names one. The result for one pair does not have the dimension ``n``.
 
         Raises
         ------
@@ -307,12 +310,13 @@ class CrossEncoder:
 
         Returns
         -------
-        At most `top_k` of ``{"corpus_id": index, "score": score}``, with ``"text"`` if `return_documents`.
+        At most `top_k` dicts ``{"corpus_id": index, "score": score}``, with the document as ``"text"`` if
+        `return_documents`; by default a dict for each document.
 
         Raises
         ------
         ConfigError
-            An argument is refused, or the model has several outputs.
+            An argument is refused, or the model gives a document several scores.
         InputError, RunFailed
             As in `predict`.
         """
@@ -341,7 +345,7 @@ class CrossEncoder:
 
     @property
     def num_labels(self) -> int:
-        """Number of the model's outputs; if none has been scored yet, a pair is scored to find out."""
+        """Number of scores that a pair gets; if nothing has been scored yet, a pair is scored to find out."""
         if not self._found_labels:
             self._scores([("a", "b")], None, None, show_progress=False)
         return self._found_labels
@@ -444,7 +448,7 @@ class CrossEncoder:
         """Do nothing, because the workers continue."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute that has an effect; raises `ConfigError` for all others."""
+        """Set an attribute; raises `ConfigError` for a public one that would have no effect."""
         if name not in _ASSIGNED and not name.startswith("_"):
             raise ConfigError(
                 f"{name} cannot be assigned: workers have the model, and would not see it; "
@@ -535,7 +539,9 @@ class CrossEncoder:
             )
 
     def _prompt(self, prompt: str | None, name: str | None) -> str | None:
-        """The text to put before each query; ``None`` means the model's own."""
+        """The text to put before each query; ``None`` means the model's own. Raises `ConfigError` for an
+        unknown name.
+        """
         name = name or self.default_prompt_name
         if prompt is not None or name is None:
             return prompt
@@ -554,8 +560,8 @@ def _restored(settings: Settings, kept: dict[str, Any]) -> CrossEncoder:
 
 
 def _settings(options: Mapping[str, Any]) -> Settings:
-    """The settings with `options`, in fp32 unless a precision is named, and with all labels unless one is
-    named.
+    """Load the settings with `options`. The precision is fp32 unless one is named, and all labels are asked
+    for unless `label` or `long` allows only one score of each pair.
     """
     is_named = merge_settings(options)["precision"].source != BASE.name
     settings = validate(merge_settings(options if is_named else {**options, "precision": "fp32"}))
@@ -564,7 +570,7 @@ def _settings(options: Mapping[str, Any]) -> Settings:
 
 
 def _older(options: dict[str, Any], value: Any, *names: str) -> Any:
-    """The value of an argument, which may be given under one of its older names."""
+    """Return an argument's value, or take it out of `options` if it is given there under an older name."""
     for name in names:
         if name in options:
             if value is not None:
@@ -591,7 +597,7 @@ def _refuse_entries(name: str, given: Mapping[str, Any], allowed: Iterable[str],
 
 
 def _precision_of(model_kwargs: Mapping[str, Any]) -> dict[str, str]:
-    """The precision that arguments of transformers name."""
+    """The setting ``precision`` for the dtype in `model_kwargs`; empty without a dtype."""
     dtypes = {"dtype", "torch_dtype"} & model_kwargs.keys()
     reason = "workers load the model, in any precision and as fits their device"
     _refuse_entries("model_kwargs", model_kwargs, dtypes | _MODEL, reason)
@@ -606,7 +612,7 @@ def _precision_of(model_kwargs: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _lengths_of(processor_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Limit and side of truncation that arguments of a tokenizer name."""
+    """The settings of truncation for a tokenizer's arguments."""
     options = {"model_max_length": "max_length", "truncation_side": "truncation_side"}
     reason = "workers have the tokenizer that the model's files describe"
     _refuse_entries("processor_kwargs", processor_kwargs, options.keys() | _PROCESSOR, reason)
@@ -620,7 +626,7 @@ def _activation_name(function: Callable[[Any], Any] | None) -> str | None:
 
 
 def _state(loaded: Any) -> str:
-    """A text of what a tokenizer or a config shows of itself; it differs after a caller has changed that."""
+    """Describe a tokenizer or a config by a text, which differs after most changes to the object."""
     return f"{loaded!r} {getattr(loaded, 'chat_template', None)!r}"
 
 
@@ -632,7 +638,7 @@ def _is_pair(inputs: Any) -> bool:
 
 
 def _torch() -> Any:
-    """Import torch, which a caller who asks for tensors has."""
+    """Return torch; raises `ConfigError` if it is not installed."""
     if "torch" in sys.modules:
         return sys.modules["torch"]
     try:

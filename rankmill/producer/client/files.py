@@ -1,4 +1,4 @@
-"""Runs of files that other processes carry out: clients find such runs by the entry points of
+"""Runs of files that other processes carry out. An extension gives access to them by an entry point of
 ``rankmill.files``.
 """
 
@@ -25,7 +25,7 @@ class FileHandle(Protocol):
 
     @property
     def id(self) -> str:
-        """The run's id, with which any process can ask for it."""
+        """The run's id, by which any process can attach to the run."""
 
     def status(self) -> FileRunState:
         """The run's present state, progress and result."""
@@ -47,7 +47,7 @@ class AsyncFileHandle(Protocol):
 
     @property
     def id(self) -> str:
-        """The run's id, with which any process can ask for it."""
+        """The run's id, by which any process can attach to the run."""
 
     async def status(self) -> FileRunState:
         """The run's present state, progress and result."""
@@ -83,7 +83,9 @@ def file_runs(store: RunStore, settings: Settings) -> FileRuns | None:
 
 
 def file_request(inputs: str | Sequence[str], output: str, options: Mapping[str, Any]) -> FileRequest:
-    """Make a request from arguments in Python; raises `ConfigError` for an unknown or invalid option."""
+    """Make a request from arguments of `Client.submit_file`; raises `ConfigError` for an unknown or invalid
+    option.
+    """
     given = (inputs,) if isinstance(inputs, str) else tuple(inputs)
     try:
         return FileRequest(inputs=given, output=output, **options)

@@ -48,7 +48,7 @@ def start_each(
     models, journals, revisions
         The models, and the journal and the commit of each.
     apart
-        Whether each run scores one of the columns, as for a pair of conversations.
+        Whether the first run scores only the first column, the second run only the second, and so on.
     tables, columns, sizing, options
         As in `Client.start`.
     """
@@ -141,7 +141,7 @@ def version_of(name: str, versions: Mapping[str, float], query: str | None) -> s
     """The version of model `name` that scores a query; the same query gets the same version while shares stay
     equal.
 
-    If the share of the first version grows, that version keeps its queries; so does the last version.
+    If the share of the first or of the last version grows, that version keeps the queries that it had.
     """
     text = f"{name}\0{query or ''}".encode(errors="replace")
     at = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) / 2**64
@@ -166,8 +166,8 @@ def rows_by_version(
 
 
 def split_run(table: pa.Table, rows: Sequence[RowNumbers], runs: Sequence[ScoringRun]) -> ScoringRun:
-    """Read runs that each score some rows of `table` as one; its scores come when all runs have their
-    scores.
+    """Make one run of several that each score some of the rows of `table`; all scores come together, when all
+    of these runs have ended.
     """
     read: list[list[ScoredTable]] = [[] for _ in runs]
 

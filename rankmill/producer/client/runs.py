@@ -97,7 +97,7 @@ class Classified:
 
 
 def classified(scores: Scores) -> list[Classified]:
-    """The `Classified` of each row, by its scores; the only output of a model is called ``LABEL_0``."""
+    """Make the `Classified` of each row from its scores; an output without a name is called ``LABEL_0``."""
     names = scores.labels or ("LABEL_0",)
     labelled = []
     for row, values in enumerate(np.asarray(scores).reshape(-1, len(names)).tolist()):
@@ -109,7 +109,7 @@ def classified(scores: Scores) -> list[Classified]:
 
 
 def check_top_k(top_k: int | None) -> None:
-    """Refuse a `top_k` that is not a positive number; raises `ConfigError`."""
+    """Raise `ConfigError` if `top_k` is neither ``None`` nor a positive whole number."""
     is_number = isinstance(top_k, int | np.integer) and not isinstance(top_k, bool)
     if top_k is not None and not (is_number and top_k > 0):
         raise ConfigError(f"top_k is {top_k!r}; give a number of at least 1, or leave it out for all")
@@ -136,10 +136,10 @@ class RunStats:
     ``retries`` counts attempts beyond a chunk's first; ``tokens`` counts real tokens, ``padded_tokens`` also
     padding. ``workers`` has the rows of each worker, by name; ``seconds`` is the longest time that a worker
     had a chunk, from fetching it to its scores; ``tokenize_seconds`` and ``forward_seconds`` are parts of it.
-    ``precision``, ``backend``, ``device``, ``revision`` and ``kind`` are those of the last chunk with scores
-    (``None`` without such a chunk, or if it has none); ``kind`` decides the bits of a deterministic run's
-    scores. ``bounds`` are the proven bounds of all chunks; ``reference`` is ``own`` if the model was too
-    large for one of the workers to compare it in fp32, else ``None``.
+    ``precision``, ``backend``, ``device``, ``revision`` and ``kind`` are those of the last scored chunk, or
+    ``None`` if they are not known; ``kind`` decides the bits of a deterministic run's scores. ``bounds`` are
+    the proven bounds of all chunks; ``reference`` is ``own`` if the model was too large for one of the
+    workers to compare it in fp32, else ``None``.
     """
 
     rows: int = 0
@@ -167,7 +167,7 @@ class RunStats:
         return worst(self.bounds)
 
     def contract(self) -> dict[str, str]:
-        """What decides how the scores were made, as texts by name."""
+        """How the scores were made, as texts by name; facts that are not known are left out."""
         facts = {
             "precision": self.precision,
             "backend": self.backend,
@@ -202,7 +202,7 @@ class RunStats:
 
 
 class Join(NamedTuple):
-    """How several runs are read as one: how to join their tables, progress and numbers of rows."""
+    """Functions by which several runs are read as one: they join tables, progress and numbers of rows."""
 
     tables: Callable[[Sequence[Iterator[ScoredTable]]], Iterator[ScoredTable]]
     progress: Callable[[Sequence[Progress]], Progress]
@@ -231,7 +231,7 @@ class ScoringRun(Generic[RowScore]):
         self.stats = RunStats()
         """How the rows that were read so far were scored."""
         self.labels: tuple[str, ...] = ()
-        """Names of a row's scores, with ``all_labels``; known after the first scored chunk."""
+        """Names of a row's scores, with ``all_labels``; empty until a scored chunk was read."""
         self.found: list[str | None] = []
         """For a run that asks for tokens, the `TokensFound` of each row read so far, as JSON."""
 
@@ -264,8 +264,8 @@ class ScoringRun(Generic[RowScore]):
 
     @property
     def scoring_since(self) -> float:
-        """When a worker began to score the run, in `time.monotonic` seconds; infinite until a result has
-        come.
+        """When the first worker began to score the run, in `time.monotonic` seconds; infinite until a result
+        has come.
         """
         return min(driver.scoring_since for driver in self._drivers)
 
@@ -302,9 +302,9 @@ class ScoringRun(Generic[RowScore]):
         return read_together([self], timeout, show_progress)[0] if self._all is None else self._all
 
     def __iter__(self) -> Iterator[RowScore]:
-        """Yield the scores in input order, each as soon as it is available; NaN for rows in `errors`.
+        """Yield the scores in input order, each as soon as it is available.
 
-        Each is a float, or with ``all_labels`` a list of floats.
+        A score is a float, or with ``all_labels`` a list of floats; for a row in `errors` it is NaN.
         """
         for part in self.tables():
             for score in part.scores.to_pylist():
@@ -331,22 +331,22 @@ class ScoringRun(Generic[RowScore]):
 
     @property
     def _seen(self) -> Progress:
-        """The progress that this reader has seen; this does not ask the server."""
+        """The progress that is known without asking the server."""
         return self._join.progress([driver.progress for driver in self._drivers])
 
 
 def joined(runs: Sequence[ScoringRun[Any]], join: Join) -> ScoringRun[Any]:
-    """Read several runs as one; each of its tables keeps the tables of these runs as parts."""
+    """Make one run of several, which `join` says how to read."""
     return ScoringRun(*(driver for run in runs for driver in run._drivers), join=join)
 
 
 def read_together(
     runs: Sequence[ScoringRun[Any]], timeout: float | None, show_progress: bool | None = False
 ) -> list[Scores]:
-    """Wait for the scores of runs over the same tables, table by table, as `ScoringRun.scores` does."""
+    """Wait for the scores of each of several runs over the same tables, as `ScoringRun.scores` does."""
     deadline = math.inf if timeout is None else system.monotonic() + timeout
     drivers = [driver for run in runs for driver in run._drivers]
-    first = runs[0]  # the other runs are as far, within a window
+    first = runs[0]  # the other runs are at most a window ahead or behind
     try:
         with shown(lambda: first._seen, first.rows, show_progress) as look:
             for driver in drivers:

@@ -1,4 +1,4 @@
-"""Shows the progress of runs while their caller waits: a bar, in Jupyter or if it is asked for."""
+"""Shows a bar with the progress of runs while their caller waits, in Jupyter or if the caller asks for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankmill.jobs.contract.run import Progress
 from rankmill.jobs.system import system
 
 _FIRST_SECONDS = 0.5
-"""Runs that end within these seconds show no bar, unless it is asked for."""
+"""Seconds before a bar shows progress; runs that end earlier show no bar unless it is asked for."""
 
 _EVERY_SECONDS = 0.2
 
@@ -32,7 +32,7 @@ def shown(
 ) -> Iterator[Callable[[], None]]:
     """Show the progress of `total` rows; yields a function to call from time to time.
 
-    If `show` is ``None``, a bar is shown in Jupyter, and nothing elsewhere.
+    If `show` is ``None``, a bar is shown only in Jupyter.
     """
     is_notebook = in_notebook()
     if show is False or not (show or is_notebook):

@@ -1,4 +1,4 @@
-"""Client, which scores pairs from any service through the queue.
+"""`Client`, which submits pairs to workers through the queue and returns their scores.
 
 >>> client = Client("redis://localhost:6379/0")                       # doctest: +SKIP
 >>> client.score([("how far is the moon", "About 384,000 km.")])      # doctest: +SKIP
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from rankmill.producer.collect.pairs import Conversations, Pairs, Rows, Texts
 
     class SubmitOptions(OtherSpecOptions, total=False):
-        """The options of `Client.submit` except ``all_labels``, which decides what a row's score is."""
+        """The options of `Client.submit` except ``all_labels``, which decides the type of a row's score."""
 
         texts: Texts | None
         messages: Conversations | None
@@ -73,7 +73,7 @@ speed.
 """
 
 _SHADOWS = 8
-"""Most runs that a client's shadow scores at the same time; further runs are not scored by the shadow."""
+"""Most runs of a client that shadow models score at the same time; they do not score further runs."""
 
 _SHADOW_SECONDS = 300.0
 
@@ -83,8 +83,8 @@ logger = logging.getLogger(__name__)
 class Client:
     """Submits pairs to the workers of one queue. A client may have any number of runs at the same time.
 
-    Threads may share it. After a fork, parent and child may both use it, with separate connections. A run
-    belongs to the process that submitted it.
+    Threads may share it. After a fork, parent and child may both use it, with separate connections. Only the
+    process that has submitted a run can read it, unless the run is detached.
 
     Parameters
     ----------
@@ -95,9 +95,11 @@ class Client:
         A wait for scores ends with `NoWorkers` if no worker has listened on the queue for this many seconds;
         ``None`` means never.
     settings
-        Settings to start from; by default those of the environment, the config file and the defaults.
+        All settings, in place of `options`; by default those of the environment, the config file and the
+        defaults.
     options
-        Values for settings of ``configs/base.yaml`` by name, such as ``model`` or ``queue``.
+        Values for settings of ``configs/base.yaml`` by name, such as ``model`` or ``queue``; they are not
+        used if `settings` are given.
 
     Raises
     ------
@@ -180,7 +182,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connections, and end the embedded server and workers if there are any."""
+        """Close the connections, and end embedded server and workers unless another client uses them."""
         self.store.close()
         self._ends.close()
 
@@ -208,10 +210,10 @@ class Client:
         journals: Iterable[Journal] = (),
         part_rows: int | None = None,
     ) -> Sizing:
-        """The sizes of the chunks of a new run; `chunk_size` is the most rows, by default the setting's
-        value.
+        """Make the `Sizing` of a new run.
 
-        The other parameters are those of `Sizing`.
+        `chunk_size` is the number of rows of a chunk, by default as in the settings; the other parameters are
+        those of `Sizing`.
         """
         return Sizing(chunk_size or self.settings.chunk_size, self._chunk_rows, journals, part_rows)
 
@@ -237,8 +239,8 @@ class Client:
         Parameters
         ----------
         tables, columns
-            The rows to score, with a table for each chunk; the names of their query and passage columns, or
-            of the only column.
+            The rows to score, as one table for each chunk; and the names of their query and passage columns,
+            or of the only column.
         sizing
             The sizes by which the tables are cut.
         rows
@@ -251,8 +253,8 @@ class Client:
             A journal that stores results, and scores of an earlier output. Chunks and pairs found there are
             not scored.
         deadline, sharers
-            When to stop waiting for the server, in `time.monotonic` seconds; and the number of runs that
-            share the window, as in `WindowSize`.
+            When to stop waiting for results or for the server, in `time.monotonic` seconds; and the number of
+            runs that share the window, as in `WindowSize`.
         tenant
             The run's tenant; by default that of the settings.
         row_tokens
@@ -324,7 +326,8 @@ class Client:
         show_progress: bool | None = None,
         **spec: Unpack[SpecOptions],
     ) -> Scores:
-        """Score pairs and wait at most `timeout` seconds: `submit`, then `ScoringRun.scores`.
+        """Score pairs, and wait at most `timeout` seconds for all scores; other parameters are as in `submit`
+        and `ScoringRun.scores`.
 
         If the model is an alias for several versions, the query decides which of them scores a pair.
 
@@ -535,9 +538,9 @@ class Client:
         Parameters
         ----------
         inputs, output
-            As in score-file, but paths on the runners' hosts, which need not see this process's files.
+            As in score-file, but the paths are those on the runners' hosts, not on this one.
         webhook
-            URL that a runner calls at the end.
+            URL that a runner calls when the run has ended.
         options
             Options of score-file by name, such as ``top_k`` or ``score_column``, and fields of `ScoreSpec`.
 
@@ -549,6 +552,8 @@ class Client:
         ------
         ConfigError
             An option is unknown or not valid, or no installed extension carries out runs of files.
+        InputError
+            The files cannot be scored as requested.
         """
         spec = {name: options.pop(name) for name in list(options) if name in ScoreSpec.model_fields}
         return self.submit_request(file_request(inputs, output, options), webhook=webhook, **spec)
@@ -556,7 +561,7 @@ class Client:
     def submit_request(
         self, request: FileRequest, *, webhook: str | None = None, **spec: Unpack[SpecOptions]
     ) -> FileHandle:
-        """Submit files as `submit_file` does, for a finished request."""
+        """Submit files as `submit_file` does, from a request."""
         files = self.files
         self._warn_of_losses()
         pinned = self._names.pinned(run_spec(self.settings, spec))
@@ -579,7 +584,9 @@ class Client:
         tenant: Tenant | None = None,
         **spec: Unpack[SpecOptions],
     ) -> ScoringRun:
-        """Start a run as `submit` or `start` does, even if the model is an alias for several versions."""
+        """Start a run of `pairs`, even if the model is an alias for several versions; parameters as in
+        `submit` and `start`.
+        """
         choice = self._names.choice(str(spec.get("model", self.settings.model)))
         options: dict[str, Any] = {**spec, "priority": priority, "deadline": deadline, "tenant": tenant}
         if choice is None or choice.only:
@@ -611,7 +618,9 @@ class Client:
         tenant: Tenant | None,
         **spec: Any,
     ) -> ScoringRun:
-        """Start a run for each version of an alias, and one for its shadow."""
+        """Start a run for each version of an alias that gets rows, and one for the alias's shadow, if it has
+        one.
+        """
         inputs, columns = self._kind(columns, spec)
         tables = [*cut_pairs(pairs, columns, Sizing(MAX_CHUNK_ROWS), inputs)]
         table = pa.concat_tables(tables).select(list(columns)) if tables else pa.table({})
@@ -633,9 +642,7 @@ class Client:
         return split_run(table, [*rows.values()], runs)
 
     def _start_shadow(self, table: pa.Table, columns: tuple[str, ...], *, model: str, **spec: Any) -> None:
-        """Score pairs in the background, unless the shadow already scores many runs; the scores are not
-        read.
-        """
+        """Score pairs in the background and drop the scores, unless shadows already score `_SHADOWS` runs."""
         if not self._shadows.acquire(blocking=False):
             logger.debug("%s has enough to do: a run is not scored in the shadow", model)
             return

@@ -48,10 +48,10 @@ class RunCleaner:
         hurry: bool = False,
         used: Mapping[str, Usage] = NOTHING_USED,
     ) -> Deleted | None:
-        """Delete a run and the waiting jobs of its `chunks`; in a `hurry`, this does not try twice.
+        """Delete a run and the waiting jobs of its `chunks`; in a `hurry`, this waits only for one attempt.
 
-        `answered` chunks no longer have jobs, but still have pairs. What results have `used` is counted
-        before.
+        `answered` chunks no longer have jobs, but still have pairs. Before, this counts what results have
+        `used`.
 
         Returns
         -------

@@ -64,7 +64,6 @@ class Piece:
 
     @cached_property
     def table_bytes(self) -> int:
-        """The size of the table."""
         return int(self.table.nbytes)
 
     def halves(self) -> list[Piece]:
@@ -126,14 +125,14 @@ class Accepted(NamedTuple):
 
 
 class HowScored:
-    """What all chunks of a run have in common, known after the first one: precision, model's content, labels.
+    """How all chunks of a run are scored, as the first one tells: precision, model's content, bits, labels.
 
     Parameters
     ----------
     spec
         The spec of the run.
     first
-        Statistics of a chunk that is already scored.
+        Statistics of a chunk that is already scored, if there is one.
     """
 
     def __init__(self, spec: ScoreSpec, first: ChunkStats | None) -> None:
@@ -179,7 +178,7 @@ class Collector:
     run
         The run to which the chunks belong.
     window
-        Most pieces without a result.
+        How many pieces may be without a result.
     rows
         Counts the rows that are done.
     first
@@ -213,7 +212,7 @@ class Collector:
         of the next chunk to cut, and to take.
         """
         self.exhausted = False
-        """Whether all chunks are cut; the driver sets this."""
+        """Whether all chunks are cut; the collector's user sets this."""
         self.chunk_rows = 0
         """Number of rows of the largest chunk so far."""
         self.pieces: dict[ChunkId, Piece] = {}
@@ -230,13 +229,13 @@ class Collector:
         self._unfinished: dict[int, UnfinishedChunk] = {}
         self._finished: list[FinishedChunk] = []
         self._used: dict[str, Amounts] = {}
-        """What the chunks that the latest result has finished have used, by the name of the device."""
+        """Usage of the chunks that the latest result has finished, by the name of the device."""
         self._waiting: dict[int, int] = {}
         """Rows of finished chunks that are not taken yet, by chunk."""
         self._reuse = reuse
         self._repeats = None if reuse is None else RepeatedPairs(reuse.columns)
         self._idle = 0
-        """Number of chunks that wait only for the scores of others."""
+        """Number of chunks that wait only for pairs which other chunks ask for."""
         self._load = Load()
         self._payloads: dict[ChunkId, int] = {}
         """Bytes of payload of the pieces in the load."""
@@ -269,7 +268,9 @@ class Collector:
         return self._idle < AT_ONCE and not self._window.is_full(self._load)
 
     def add(self, table: pa.Table, result: ChunkResult | None = None) -> Piece | None:
-        """Add the next chunk, perhaps with a `result` of an earlier run; returns the piece to send."""
+        """Add the next chunk, perhaps with a `result` of an earlier run; returns the piece to send, or
+        ``None`` if no row of the chunk is sent.
+        """
         number = self.cut
         self.cut += len(table)
         self.chunk_rows = max(self.chunk_rows, len(table))
@@ -374,7 +375,7 @@ class Collector:
         again: list[Piece] = []
         given_up: list[ChunkFailure] = []
         for chunk, reason in reasons.items():
-            begun = -1 if self.pieces[chunk].suspect else 0  # because sending a half is counted too
+            begun = -1 if self.pieces[chunk].suspect else 0  # a new half has no failed attempt
             attempts = failed.get(chunk, begun) + 1
             if attempts > self._run.max_retries:
                 message = f"given up after attempt {attempts}: {reason}"
@@ -447,7 +448,7 @@ class Collector:
         self._finished.append(FinishedChunk(number, part, result))
 
     def _count(self, chunk: UnfinishedChunk) -> None:
-        """Count what a finished chunk has used."""
+        """Count what a finished chunk has used, and its scored rows."""
         for _, result in chunk.results:
             if isinstance(result, ChunkScores):
                 self._used = joined_usage(self._used, used_by(result))

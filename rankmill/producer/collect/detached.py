@@ -69,7 +69,9 @@ class DetachedRun(LiveRun):
         return {piece.id: self._payload(piece, self._stored_pairs(piece), carrier) for piece in pieces}
 
     def results(self, block_ms: int) -> list[tuple[str, ChunkResult | BadResult]]:
-        """The results after those that were already read, with their entries; waits for the first."""
+        """The results after those that were already read, with their entries; waits up to `block_ms` for the
+        first.
+        """
         entries = self.store.results(self.run, after=self._after, block_ms=block_ms)
         if entries:
             self._after = entries[-1][0]
@@ -85,7 +87,7 @@ class DetachedRun(LiveRun):
         self._after = "0"
 
     def forget(self, entries: Iterable[str], collector: Collector) -> None:
-        """Write the run's progress; the results stay, and are counted only once."""
+        """Write the run's progress; the results stay, but what they have used is counted only once."""
         is_done = collector.complete and not collector.fatal
         used = self.used_in_all(collector) if is_done else self.used
         self.store.note(self.run, collector.rows.progress, used)
@@ -132,7 +134,7 @@ def submit_detached(
     Raises
     ------
     InputError
-        The run has no pairs, or too many.
+        The run has no pairs, or its pairs need more than `most_bytes`.
     """
     chunks: list[tuple[int, int]] = []
     size, start = 0, 0

@@ -84,9 +84,11 @@ class RunDriver:
         self.on_show: Callable[[], None] = lambda: None
         """Called after `on_wait`, to show progress to the caller."""
         self.deadline = math.inf
-        """The `time.monotonic` seconds at which to stop waiting."""
+        """When to stop waiting, in `time.monotonic` seconds."""
         self.scoring_since = math.inf
-        """The `time.monotonic` seconds at which the first chunk's scoring began, with the model loaded."""
+        """When a worker with the model loaded began its first chunk, in `time.monotonic` seconds; infinite
+        until a result has come.
+        """
         self.presence: WorkerPresence | None = None
         """Looks for workers; ``None`` means no check."""
         self._kept, self._store, self._sizing, self._window = kept, kept.store, sizing, window
@@ -97,16 +99,16 @@ class RunDriver:
         self._span = tracing.begin("run", run=self.run.id, model=self.run.spec.model, queue=self.run.queue)
         self._spans: dict[int, Span] = {}
         self._waits_since = self._collected = self._heard = system.monotonic()
-        self._looked = -math.inf  # the time at which the workers' notes were last read
-        self._sized = sizing.is_known  # as it was when workers were last asked
+        self._looked = -math.inf  # the time of the last look at workers
+        self._sized = sizing.is_known  # its value at the last look at workers
         self._cancelled = False
         # held to take results or to cancel, because another thread may do either
         self._accepting = system.RLock()
         self._reading = system.Lock()  # held to read the source, or to close it
         self._late = False  # whether the caller's time was over at the last look
         self._jobless: dict[ChunkId, str] = {}
-        """Halves, and pieces with an unusable result, which may have no job; each with the reason to name if
-        it is given up.
+        """Pieces that may have no job, because they are halves or their result is unusable; each with the
+        reason that is named if the piece is given up.
         """
 
     @property
@@ -131,7 +133,7 @@ class RunDriver:
         ------
         RunFailed
             The run cannot be scored; for example, its model cannot be loaded. `WrongScores` means that a
-            worker which has scored some of it computes wrong scores; this may come after the last table.
+            worker which has scored some rows computes wrong scores; it may be raised after the last table.
         RunCancelled
             `cancel` was called, or another process cancelled the run.
         RunExpired
@@ -221,7 +223,7 @@ class RunDriver:
         return has_room and not self._spool.full and self.collector.wants_chunks
 
     def _cut(self) -> list[Piece]:
-        """Cut chunks until the window is full, or several are cut; returns the pieces to send."""
+        """Cut chunks until the window is full, but at most `AT_ONCE`; returns the pieces to send."""
         fresh: list[Piece] = []
         for _ in range(AT_ONCE):
             if self._spool.full or not self.collector.has_room:
@@ -342,7 +344,7 @@ class RunDriver:
             self._kept.check_existence()
 
     def _settle(self, results: Sequence[ChunkResult | BadResult]) -> None:
-        """Settle what the run is scored with, if these are its first results."""
+        """Settle what the run is scored with, if the results tell anything new about that."""
         if news := self.collector.news(results):
             is_last = self.collector.exhausted and len(self.collector.pieces) == 1
             self.collector.how.settled = self._kept.settle(news, is_last=is_last)
@@ -432,6 +434,6 @@ class RunDriver:
 
 
 def collect_detached(store: RunStore, run: Run, chunks: DetachedChunks) -> RunDriver:
-    """Make a driver that collects a run which some process has submitted."""
+    """Make a driver that collects a detached run, which any process may have submitted."""
     window = WindowSize(len(chunks.chunks), 0)
     return RunDriver(DetachedRun(store, run, chunks), iter(()), Sizing(1), window)

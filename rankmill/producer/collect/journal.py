@@ -1,4 +1,4 @@
-"""The journal, which keeps the results of a run so far on disk.
+"""The journal, which keeps a run's results on disk.
 
 It is a small SQLite database beside the output. A chunk's result is written and synced before the
 producer deletes it from Redis. So if this process or its machine dies, only the chunks in flight
@@ -163,8 +163,8 @@ class Journal:
 
     @property
     def first(self) -> ChunkStats | None:
-        """Statistics of the first scored chunk; all others must use the same content of the
-        model, and the same precision.
+        """Statistics of the first scored chunk, or ``None``. All other chunks must be scored in the same way,
+        for example in the same precision.
         """
         if self.finished.first:
             return self.finished.first
@@ -202,7 +202,7 @@ class Journal:
 
     @property
     def model(self) -> str | None:
-        """The version of a registry that scores this output; ``None`` if none was stored."""
+        """The model's version from a registry that scores this output; ``None`` if no version was stored."""
         return self._state("model")
 
     def keep_model(self, model: str) -> None:
@@ -210,7 +210,7 @@ class Journal:
         self._set_state("model", model)
 
     def get(self, chunk: int, rows: int | None = None) -> ChunkResult | None:
-        """Read the result of a chunk; ``None`` if it has none.
+        """Read the result of a chunk; ``None`` if it has none, or a damaged one.
 
         `rows` is the chunk's number of rows, if it is known. A damaged result is deleted, so that the chunk
         is scored again.
@@ -230,7 +230,9 @@ class Journal:
             return None
 
     def next_cut(self, start: int) -> tuple[int, int] | None:
-        """First row and number of rows of the first result at row `start` or later; otherwise ``None``."""
+        """First row and number of rows of the first result at row `start` or later; ``None`` if no result
+        follows.
+        """
         with self._at_work():
             row = self._db.execute(_NEXT_CUT, (start, MAX_CHUNK_ROWS)).fetchone()
         return row and (int(row[0]), int(row[1]))
@@ -248,7 +250,7 @@ class Journal:
         self._check()
 
     def distrust(self, why: str) -> WrongScores:
-        """Mark the results as wrong, so that no command continues with them; returns the error for that."""
+        """Mark the results as wrong, so that no command continues with them; returns the error to raise."""
         self._set_state("wrong", why)
         return _wrong(why)
 

@@ -35,14 +35,14 @@ _ENCODERS = 8
 """Most threads that encode and compress chunks; Arrow releases Python's lock meanwhile."""
 
 Carrier = Callable[[int], Mapping[str, str]]
-"""Returns the trace of the chunk with this number, in the form in which jobs contain it."""
+"""Function from a chunk's number to the chunk's trace, in the form that jobs contain."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class LiveRun:
-    """A run whose results this process keeps in memory.
+    """A run of this process; results that it has collected are deleted from Redis.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class LiveRun:
     cleaner
         Removes the run from Redis when it has ended.
     columns
-        Names of the query and passage columns of its tables.
+        Names of the query and passage columns of the run's tables, or of the only column.
     row_tokens
         Whether to ask workers for the tokens of each row.
     """
@@ -99,13 +99,12 @@ class LiveRun:
             self.store.settle(self.run, settled, over=True)
 
     def settle(self, news: Settled, *, is_last: bool) -> Settled:
-        """Settle what the run is scored with; this is skipped for the run's last chunk, because nobody would
-        read it.
+        """Settle what the run is scored with, and return it. For the run's last chunk nothing is stored,
+        because nobody would read it.
         """
         return news if is_last else self.store.settle(self.run, news)
 
     def payloads(self, pieces: Sequence[Piece], carrier: Carrier) -> dict[ChunkId, Payload]:
-        """The payloads of pieces."""
         rows = sum(len(piece.table) for piece in pieces)
         return self.store.compute(lambda: self._encode(pieces, carrier), rows)
 
@@ -122,7 +121,7 @@ class LiveRun:
         return self.store.results(self.run, after="0", block_ms=block_ms)
 
     def look_back(self) -> None:
-        """Read results again from the first one."""
+        """Make `results` begin again with the first one; here it always does."""
 
     def log(self, piece: Piece, result: ChunkResult) -> None:
         """Log a result, but not its error messages, because they may contain text of the input."""
@@ -137,8 +136,9 @@ class LiveRun:
                 logger.warning("%d rows are given up after %d attempts", rows, result.attempts)
 
     def keep(self, results: Mapping[int, tuple[int, ChunkResult]], scored: int) -> None:
-        """Keep the results of finished chunks, by the chunk's number, each with its number of rows; `scored`
-        is as in `Collector`.
+        """Store the results of finished chunks if the run has a journal.
+
+        `results` has a chunk's rows and result by the chunk's number; `scored` is as in `Collector`.
         """
 
     def forget(self, entries: Iterable[str], collector: Collector) -> None:
@@ -154,10 +154,10 @@ class LiveRun:
         return pieces
 
     def check_existence(self) -> None:
-        """Raise `RunExpired` if the results of a detached run are no longer kept."""
+        """Raise `RunExpired` if the run is detached and its results are no longer kept."""
 
     def cancel(self, chunks: Collection[ChunkId], *, hurry: bool) -> None:
-        """Delete the run and its waiting chunks; in a `hurry`, this does not try twice."""
+        """Delete the run and its waiting chunks; in a `hurry`, this waits only for one attempt."""
         self.cleaner.remove(self.run, chunks, hurry=hurry, used=self.used)
 
     def end(self, collector: Collector) -> str | None:
@@ -246,7 +246,6 @@ class JournaledRun(LiveRun):
 
     @property
     def folder(self) -> Path:  # type: ignore[override]
-        """The journal's folder."""
         return self.journal.folder
 
     @property

@@ -57,7 +57,7 @@ _TAKEN = (
 )
 
 COLUMNS = ("query", "passage")
-"""Names of the two columns, if the caller does not name others."""
+"""Names of the columns of pairs, if the caller does not name others."""
 
 USUAL_COLUMNS: Mapping[Inputs, tuple[str, ...]] = {
     "pairs": COLUMNS,
@@ -71,8 +71,8 @@ USUAL_COLUMNS: Mapping[Inputs, tuple[str, ...]] = {
 class OpenTables(Iterator[pa.Table]):
     """Tables from opened sources, such as files that a thread reads ahead, or a caller's stream.
 
-    The code that opens the sources closes them, by ``with`` or `close`, which may wait. The garbage collector
-    never closes them, because it may run in a thread that holds a lock which closing needs.
+    The code that opens the sources must close them, with ``with`` or `close`; closing may wait. The garbage
+    collector never closes them, because it may run in a thread that holds a lock which closing needs.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ class OpenTables(Iterator[pa.Table]):
         return next(self._tables)
 
     def close(self) -> None:
-        """Stop reading; only the thread that reads may call this while a thread reads."""
+        """Stop reading, and close the sources. While a thread reads, only that thread may call this."""
         opened, self._opened, self._tables = self._opened, (), iter(())
         for source in opened:
             if close := getattr(source, "close", None):
@@ -114,8 +114,8 @@ smaller chunks.
 def rows_given(
     pairs: Pairs | None, texts: Texts | None, messages: Conversations | None, spec: SpecOptions
 ) -> tuple[Rows, SpecOptions]:
-    """The rows, which are given by one of three parameters of a call; and `spec`, with the kind of these rows
-    added.
+    """The rows, which must be given as exactly one of `pairs`, `texts` and `messages`; and `spec`, with the
+    kind of these rows added.
 
     Raises
     ------
@@ -135,8 +135,8 @@ def rows_given(
 
 
 def cut_pairs(pairs: Rows, columns: tuple[str, ...], sizing: Sizing, inputs: Inputs = "pairs") -> OpenTables:
-    """Cut pairs or other rows into tables, one for each chunk. Closing these tables closes a generator that
-    gives the rows.
+    """Cut pairs or other rows into tables, one for each chunk. Closing these tables also closes the stream or
+    generator that the rows come from.
 
     Raises
     ------
@@ -193,7 +193,7 @@ def _check_columns(schema: pa.Schema, columns: tuple[str, ...], inputs: Inputs =
 
 
 class _Tables(NamedTuple):
-    """Tables of one schema, which are read once, and the sources that were ``opened`` for them."""
+    """Tables of one schema, which are read once, and the source that was ``opened`` for them."""
 
     schema: pa.Schema
     tables: Iterator[pa.Table]
@@ -210,7 +210,7 @@ def _table_of(pairs: Any, columns: tuple[str, ...], inputs: Inputs) -> _Tables |
             column = pa.chunked_array([pairs] if isinstance(pairs, pa.Array) else pairs)
             pairs = pa.table([column], names=list(columns))
         elif hasattr(pairs, "columns") and hasattr(pairs, "iloc"):
-            # this is a data frame; pandas itself is slow to import
+            # this is a data frame of pandas, which is slow to import
             has_both = set(columns) <= set(pairs.columns)
             pairs = pa.Table.from_pandas(pairs[list(columns)] if has_both else pairs, preserve_index=False)
         elif hasattr(pairs, "with_format") and hasattr(pairs, "select_columns"):
@@ -233,7 +233,7 @@ def _table_of(pairs: Any, columns: tuple[str, ...], inputs: Inputs) -> _Tables |
 
 
 def _is_column(given: Any) -> bool:
-    """Whether single texts or conversations are given as a column: an Arrow array, or a frame's series."""
+    """Whether the argument is a single column: an Arrow array, or a series of a data frame."""
     if isinstance(given, pa.Array | pa.ChunkedArray):
         return True
     # a table has several types, so it does not have ``dtype``
@@ -268,7 +268,7 @@ def _read(reader: pa.RecordBatchReader, name: str) -> Iterator[pa.Table]:
 def cut_tables(
     tables: Iterator[pa.Table], columns: tuple[str, ...], sizing: Sizing, start: int = 0
 ) -> Iterator[pa.Table]:
-    """Cut tables anew, one for each chunk; `start` is the number of the first row in the input."""
+    """Cut tables into others, one for each chunk; `start` is the first row's number in the input."""
     waiting = size = 0
     pending: list[pa.Table] = []
     for table in tables:
@@ -376,7 +376,7 @@ def holds_messages(kind: pa.DataType) -> bool:
 
 
 def as_json(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Conversations for workers, without the nulls that Arrow has filled in, at any depth."""
+    """Turn a column of conversations into JSON, without the nulls that Arrow has filled in at any depth."""
     if is_text(column.type):
         return column
     return _texts([None if messages is None else _json_of(messages) for messages in column.to_pylist()])

@@ -1,4 +1,4 @@
-"""Checks whether a queue has workers that take chunks, so that no caller waits silently without any."""
+"""Checks whether a queue has workers that take chunks, so that no caller waits silently without workers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class WorkerPresence:
         self._looking = False  # true while a run looks for workers
 
     def check(self, since: float) -> None:
-        """Look for workers, at most once a second, for a run that waits `since` (`time.monotonic` seconds).
+        """Look for workers, at most once a second, for a run that has waited since `since`
+        (`time.monotonic` seconds).
 
         Raises
         ------
@@ -65,7 +66,7 @@ class WorkerPresence:
                 self._look()
             finally:
                 self._looking = False
-        missing = self._looked - max(self._seen, since)  # workers that came later are not known yet
+        missing = self._looked - max(self._seen, since)  # nothing is known about the time after the look
         if missing > self._seconds:
             raise NoWorkers(f"{no_workers_message(self._queue, mask_url(self._url))}; waited {missing:.0f} s")
         if missing > _WORD_SECONDS:

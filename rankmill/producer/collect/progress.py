@@ -45,7 +45,6 @@ class RowCounter:
 
     @property
     def progress(self) -> Progress:
-        """The progress so far."""
         at = self._points[-1][0] if self._points else 0.0
         half = (self._points[0][0] + at) / 2 if self._points else 0.0
         since, since_rows = max((point for point in self._points if point[0] <= half), default=(0.0, 0))

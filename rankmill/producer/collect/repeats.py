@@ -28,7 +28,7 @@ Answer = tuple[float | list[float] | None, str | None, int | None]
 """Score, error and tokens of a pair; either score or error is null, and tokens are null if unknown."""
 
 NOBODY = -1
-"""The number of a row that stands for none."""
+"""Stands for a row's number where no row asks for a pair."""
 
 _WORD = 8
 _FACTORS = np.random.default_rng(0).integers(1 << 63, size=4, dtype=np.uint64) | np.uint64(1)
@@ -99,7 +99,7 @@ def read_earlier(
     Parameters
     ----------
     batches
-        The rows of the output, with these columns.
+        The rows of the output, with the columns that are named below.
     columns, score
         The columns of query and passage, and of the scores.
     kind
@@ -141,8 +141,8 @@ def pair_keys(table: pa.Table, columns: tuple[str, ...]) -> Keys:
 
 
 def whole_keys(table: pa.Table, columns: tuple[str, ...]) -> Keys:
-    """Keys like those of `pair_keys`, but made from the whole texts. They are other numbers, and valid only
-    in this process.
+    """Keys like those of `pair_keys`, but made from the whole texts. They are valid only in this process, and
+    differ from all keys of `pair_keys`.
     """
     return _joined(*(_hashes(as_bytes(table[name])) for name in columns)) + np.uint64(1)
 
@@ -195,9 +195,9 @@ class Answers(NamedTuple):
 class ChunkPairs:
     """The distinct pairs of a chunk without a known score, and the answers to them.
 
-    ``rows`` are the first rows that have these pairs. ``places`` has the index of the pair of each row of the
-    chunk, or null if the row's score is ``known``. The chunk itself asks for its ``own`` pairs, and other
-    chunks ask for the rest, whose ``keys`` are in ``missing`` until their answers come.
+    ``rows`` are the first rows that have these pairs. ``places`` has, for each row of the chunk, the index of
+    the row's pair, or null if the row's score is ``known``. The chunk itself asks for its ``own`` pairs, and
+    other chunks ask for the rest, whose ``keys`` are in ``missing`` until their answers come.
     """
 
     rows: Numbers
@@ -247,7 +247,6 @@ class ChunkPairs:
         return scored_table(table, self.result, self._row_results(), len(table) - self.known.null_count)
 
     def _row_results(self) -> RowResults:
-        """The results of all rows."""
         if not len(self.rows):
             return RowResults(self.known, pa.nulls(len(self.known), pa.string()))
         results = self._distinct_results().take(self.places)
@@ -440,7 +439,7 @@ def _numbers(keys: Keys, numbers: Mapping[int, int]) -> Numbers:
 
 
 def _alike(keys: Keys, numbers: Mapping[int, int]) -> npt.NDArray[np.bool_]:
-    """Which keys belong to pairs that a chunk asks for, or to an earlier row."""
+    """Which keys are also in `numbers`, or belong to an earlier row too."""
     alike: npt.NDArray[np.bool_] = _numbers(keys, numbers) != NOBODY
     ordered = np.sort(keys)  # this is ten times as fast as np.unique
     if (ordered[1:] == ordered[:-1]).any():

@@ -23,7 +23,6 @@ class RowResults(NamedTuple):
     tokens: pa.Array | None = None
 
     def take(self, rows: pa.Array) -> RowResults:
-        """The results of the given rows."""
         tokens = None if self.tokens is None else self.tokens.take(rows)
         return RowResults(self.scores.take(rows), self.errors.take(rows), tokens)
 
@@ -66,7 +65,7 @@ def scored_table(
 
 
 def row_results(result: ChunkResult, rows: int, kind: pa.DataType | None = None) -> RowResults:
-    """The results of each row from a chunk's result with this many rows.
+    """The results of each of a chunk's `rows` rows, from the chunk's result.
 
     `kind` is the type of the scores, all null, of a chunk that failed; by default float32.
     """
@@ -104,7 +103,7 @@ def join_results(chunk: int, results: Sequence[tuple[int, ChunkResult]]) -> Chun
 
 
 def joined_tokens(parts: Sequence[RowResults | ScoredTable]) -> pa.Array | None:
-    """Join the tokens of the rows of all pieces; ``None`` if no piece has any."""
+    """Join the tokens of the rows of all `parts`; ``None`` if no part has tokens."""
     kinds = [part.tokens.type for part in parts if part.tokens is not None]
     if not kinds:
         return None

@@ -27,7 +27,7 @@ _REFILL_SHARE = 4
 
 CHUNK_SECONDS = 1.0
 """Seconds of work in a chunk with ``chunk_size: auto``, for the slowest worker. Until a worker's speed is
-known, the time of its device for its last result counts.
+known, it is estimated from the time that the worker's device took for its last result.
 """
 
 REQUEST_ROWS = 64
@@ -36,9 +36,7 @@ chunks.
 """
 
 MIN_ROWS, MAX_ROWS = 16, 16_384
-"""Fewest and most rows in a chunk with ``chunk_size: auto``; chunks have the fewest until results
-have come.
-"""
+"""Fewest and most rows in a chunk with ``chunk_size: auto``."""
 
 _GROWTH = 8
 """A result makes the size of chunks at most this many times as large as it was."""
@@ -49,7 +47,7 @@ older.
 """
 
 _LEAST_SECONDS = 0.5
-"""Results over less time than this tell no speed."""
+"""Results that came within fewer seconds than this do not tell a speed."""
 
 _TOGETHER_SECONDS = 0.25
 """Results that come within this many seconds after the first one were mostly scored before it, so their rows
@@ -73,7 +71,7 @@ class Load(NamedTuple):
 
 
 class WindowSize:
-    """Most pieces of a run in Redis without a result: in number, and in bytes of payload.
+    """How many pieces of a run may be in Redis without a result, and how many bytes their payloads may have.
 
     Parameters
     ----------
@@ -118,17 +116,17 @@ class WindowSize:
 
 
 class Sizing:
-    """The number of rows of the next chunk: code that cuts tables asks for it, and runs report their results.
+    """Decides the rows of each chunk: code that cuts tables asks for them, and runs report their results.
 
     Parameters
     ----------
     rows
         The setting ``chunk_size``. With ``auto``, a chunk is about a second's work of the slowest worker, as
-        measured in this run; `learnt` has the first sizes.
+        measured in this run; the first sizes come from `learnt`.
     learnt
-        The last size with ``auto``, by model; runs of one process share it.
+        The last size with ``auto``, by model; runs of one client share it.
     journals
-        Journals; a chunk whose result is in one of them gets the rows of that result.
+        Journals of results; a chunk whose result is in one of them gets the rows of that result.
     part_rows
         Rows of a part of the output; no chunk has rows of two parts.
     """
@@ -146,8 +144,9 @@ class Sizing:
         self._models: dict[str, int] = {}
         """The models that score the chunks, each with the fewest rows of a chunk."""
         self._results: dict[tuple[str, str], deque[tuple[float, int]]] = {}
-        """Results by model and worker."""
+        """Times and rows of results, by model and worker."""
         self._stated: dict[tuple[str, str], float] = {}
+        """Rows per second of the worker's device for the last result, by model and worker."""
 
     def add(self, run: Run) -> None:
         """Note a run that scores the chunks."""
@@ -159,7 +158,9 @@ class Sizing:
         return bool(self._fixed) or self._models.keys() <= self._learnt.keys()
 
     def rows_at(self, start: int) -> int:
-        """Number of rows of the chunk that begins at row `start` of the input; long texts reduce it."""
+        """Number of rows of the chunk that begins at row `start` of the input; the caller cuts a chunk of
+        long texts into smaller ones.
+        """
         wanted = (max(self._learnt.get(model, MIN_ROWS), least) for model, least in self._models.items())
         rows = self._fixed or min(wanted, default=MIN_ROWS)
         cuts = [cut for journal in self._journals if (cut := journal.next_cut(start))]

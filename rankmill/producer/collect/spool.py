@@ -1,5 +1,5 @@
-"""The spool: keeps finished chunks that wait for their turn, in memory up to a bound, then in a temporary
-file.
+"""The spool, which keeps finished chunks that wait for their turn: in memory up to a bound, and beyond it in
+a temporary file.
 
 The file has no name, so nothing of it remains when the process ends, however it ends.
 """
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class Spool:
-    """Finished chunks by number, each from `put` until `take`.
+    """Keeps finished chunks, by number, from `put` to `take`.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class Spool:
 
     @property
     def memory_is_full(self) -> bool:
-        """Whether the next chunk goes to disk."""
+        """Whether the next chunk goes to disk, if the disk has room."""
         return self._used >= self._memory_bytes
 
     def has_room(self, expected: int) -> bool:
@@ -74,7 +74,6 @@ class Spool:
         return self._used + expected < self._memory_bytes or self._used < self._memory_bytes // 4
 
     def put(self, chunk: int, part: ScoredTable) -> None:
-        """Keep a finished chunk."""
         if not self.memory_is_full or not self._write(chunk, part):
             size = int(part.table.nbytes + sum(column.nbytes for _, column in _added(part)))
             self._in_memory[chunk] = part, size
@@ -106,7 +105,7 @@ class Spool:
         try:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
-            start = 0  # of the first gap that is large enough
+            start = 0  # after the loop, the start of the first gap that is large enough
             for place, size in sorted(self._on_disk.values()):
                 if start + len(written) <= place:
                     break

@@ -1,4 +1,4 @@
-"""A Redis client for plain code that `producer.client.aio.bridge` runs; its commands are redis.asyncio's.
+"""A Redis client for plain code that `producer.client.aio.bridge` runs, with connections of redis.asyncio.
 
 The commands of all tasks, except those that wait for results, share one connection; commands that come while
 others are in progress are sent together.
@@ -55,7 +55,7 @@ class Line:
     pool
         The pool that the connection comes from.
     silence
-        Seconds after which a silent connection is given up.
+        Most seconds from sending commands to the last of their replies; then the connection is closed.
     """
 
     def __init__(self, pool: redis.asyncio.ConnectionPool, silence: float | None) -> None:
@@ -67,7 +67,7 @@ class Line:
     async def send(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands one after the other, with no others between them; returns the replies.
 
-        Errors that the server replies are among the replies; if the connection breaks, that error is raised.
+        Errors that the server replies are among the replies; an error of the connection is raised.
         """
         call = _Call(commands, asyncio.get_running_loop().create_future())
         self._calls.append(call)
@@ -124,7 +124,7 @@ async def _reply(connection: Any) -> Any:
 
 
 class LoopPatience(Patience):
-    """The `Patience` of tasks."""
+    """A `Patience` that waits in a task of the event loop."""
 
     def sleep(self, seconds: float) -> None:
         wait(asyncio.sleep(seconds))
@@ -171,16 +171,14 @@ class LoopRedis(redis.Redis):
         return LoopPipeline(self, transaction)
 
     def xread(self, streams: Any, count: int | None = None, block: int | None = None, *more: Any) -> Any:
-        """Read as redis-py does; a call that waits for one stream shares its command with all that wait."""
+        """Read as redis-py does; calls that wait, each for one stream, share one command."""
         if not block:
             return super().xread(streams, count, block, *more)
         ((stream, after),) = streams.items()
         return self.patiently(lambda: self.streams.read(stream, after, block / 1000))
 
     def patiently(self, do: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a command as `Patience` would; all attempts together take at most as long as its longest
-        wait.
-        """
+        """Repeat a command as `Patience` would, but end every attempt at `end_of_command`."""
         end = end_of_command()
         reason: redis.RedisError = redis.TimeoutError("it does not answer in time")
 
@@ -193,16 +191,14 @@ class LoopRedis(redis.Redis):
             except redis.RedisError as error:
                 reason = error
                 raise
-            except TimeoutError as error:  # an earlier attempt may have been answered
+            except TimeoutError as error:  # an earlier attempt may have failed for a clearer reason
                 raise reason from error
 
         return self._patience.call_with_retry(lambda: wait(in_time()), self._reconnect)
 
     def _reconnect(self, error: redis.RedisError) -> None:
         """Close idle connections if a server refuses to serve, because after a failover they may lead to the
-        old server.
-
-        redis-py itself closes a connection that breaks.
+        old server. redis-py itself closes a connection that breaks.
         """
         if isinstance(error, redis.ResponseError):
             wait(self.loop_client.connection_pool.disconnect(inuse_connections=False))
@@ -242,7 +238,7 @@ class LoopPipeline(Pipeline):
 
 
 class _LoopMaster(redis.asyncio.Connection):
-    """A connection to the master that `finder` reports; it asks again whenever it connects."""
+    """A connection to the master that `finder` reports anew each time the connection is made."""
 
     def __init__(self, *, finder: MasterFinder, **options: Any) -> None:
         super().__init__(**options)

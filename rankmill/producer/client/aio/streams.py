@@ -14,13 +14,13 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.system import system
 
 _BLOCK_SECONDS = 1.0
-"""Seconds for which one command waits for the next result."""
+"""Most seconds for which one command waits for the next result."""
 
 _BELL_SECONDS = 60
 
 _PAUSE_SECONDS = 1e-4
-"""Least seconds between two commands, for each run that waits. So results that come at about the same time
-cost one command, which takes about a tenth of this pause for each of its streams.
+"""Seconds of pause after a command, for each stream that it has read, so that one command reads the results
+that come at about the same time. The command itself takes about a tenth of the pause.
 """
 
 _EARLY = 1000
@@ -39,7 +39,7 @@ class Streams:
     Parameters
     ----------
     client
-        A client of the server.
+        A client of the server that has the streams.
     """
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
@@ -57,7 +57,9 @@ class Streams:
         return len(self._waiting)
 
     async def read(self, stream: str, after: str, seconds: float) -> Found:
-        """The entries of a stream after entry `after`; this waits up to `seconds` for the first one."""
+        """The entries of a stream after entry `after`; this waits up to `seconds` for the first one, and
+        returns an empty list if none comes.
+        """
         early = self._early.pop(stream, [])
         if later := [entry for entry in early if _place(entry[0].decode()) > _place(after)]:
             return [(stream.encode(), later)]
