@@ -86,7 +86,7 @@ def estimate(
         first = session.score(table, source.columns.sent, long="refuse" if truncates else settings.long)
         timed = session.score(table, source.columns.sent)
         reports = {}
-        with suppress(WireError):  # of another format
+        with suppress(WireError):  # a worker of another release may report in another format
             reports = worker_reports(session.client.store.redis, timed.workers)
     lost, over = (int(np.isnan(scored.scores).sum()) for scored in (timed, first))
     speed, stats = len(table) / timed.seconds, timed.stats

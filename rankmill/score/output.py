@@ -140,7 +140,7 @@ class OutputTarget:
             )
 
     def refuse_unused(self, input_files: FoundInput) -> None:
-        """Raise `InputError` if an option of the request has no effect on the output of its input."""
+        """Raise `InputError` if an option of the request has no effect with this input and output."""
         for name, why in [*self._unused_by_input(input_files), *self._unused_by_output()]:
             if self.request.is_given(name):
                 raise InputError(f"--{name.replace('_', '-')} has no effect here: {why}; leave it out")

@@ -1,4 +1,4 @@
-"""Shows the progress while a file is scored: a line on a terminal, occasional log messages elsewhere."""
+"""Shows the progress while a file is scored, as a line on a terminal, and elsewhere in log messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ afterwards).
 """
 
 MakeView = Callable[[int], AbstractContextManager[Show]]
-"""Makes a view of the progress of this many rows."""
+"""Function from the number of rows to a view of their progress."""
 
 logger = logging.getLogger(__name__)
 

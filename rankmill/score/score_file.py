@@ -109,7 +109,7 @@ def score_file(
         work.begin(made_from)
         models = _with_versions(names, settings, work)
         settings = settings.model_copy(update={"model": models[0]})
-        # The pairs are scored, and their columns are written.
+        # The input is opened, and the output's columns are planned.
         session = stack.enter_context(Session(settings, cluster))
         source = input_files.open(target.form.of(target.file))
         logger.debug("%s rows in %d files", f"{source.rows:,}", len(input_files.files))
@@ -135,7 +135,7 @@ def score_file(
         )
         stack.enter_context(output)
         logger.debug("run on queue %r, %s", settings.queue, "embedded" if session.embedded else "of --redis")
-        # The scoring.
+        # The rows are scored.
         startup = load = 0.0
         if source.rows:
             with view(source.rows) as show:

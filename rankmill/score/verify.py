@@ -84,7 +84,7 @@ class ScoredBefore:
 
 
 def read_scored(name: str, settings: Settings, given: Mapping[str, Any]) -> ScoredBefore:
-    """Read how a file was scored; `given` are options that must agree with it, ``None`` if not given.
+    """Read how a file was scored; options in `given` must agree with that, unless they are ``None``.
 
     Raises
     ------

@@ -67,10 +67,11 @@ class InputFile:
 class RankingFiles:
     """The files of a ranking to score.
 
-    ``depth`` is the number of best passages to take of each query. Judgements (``qrels``) add two columns:
+    ``depth`` is the number of best passages to take for each query, or ``None`` for all. Judgements
+    (``qrels``) add two columns:
     ``relevance``, which is null for a passage that is not judged, and ``in_run``. For the queries of the
-    ranking, judgements also add the relevant passages that the ranking lacks, or has only below ``depth``;
-    these come after its rows.
+    ranking, ``qrels`` also add the relevant passages that the ranking lacks, or has only below ``depth``;
+    these passages come after the rows of the ranking.
     """
 
     ranking: InputFile
@@ -81,7 +82,6 @@ class RankingFiles:
 
     @property
     def all(self) -> tuple[InputFile, ...]:
-        """Every file."""
         return (self.ranking, *self.queries, *self.corpus, *([self.qrels] if self.qrels else []))
 
 
@@ -141,8 +141,8 @@ def without_hidden(files: Sequence[AnyPath], pattern: AnyPath) -> list[AnyPath]:
     """The matches of a glob, without hidden files.
 
     A file is hidden if its name, or that of a folder below the fixed part of the pattern, begins with ``.``
-    or ``_``, unless that part of the pattern begins so too. Folders of partitions (``_day=1``) are not
-    hidden.
+    or ``_``. A name is not hidden if its place in the pattern begins with the same character, or if it is
+    that of a partition's folder (``_day=1``).
 
     Raises
     ------
@@ -163,7 +163,9 @@ def without_hidden(files: Sequence[AnyPath], pattern: AnyPath) -> list[AnyPath]:
 
 
 def _is_hidden(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether the name of a file or folder is hidden; `pattern` has the glob's part for each name."""
+    """Whether a path is hidden; `parts` are its names below the fixed part of the glob, and `pattern` is the
+    rest of the glob.
+    """
     if "**" in pattern:  # ``**`` stands for any number of folders
         before = pattern.index("**")
         behind = len(pattern) - pattern[::-1].index("**")
@@ -212,8 +214,8 @@ def _is_left_behind(path: AnyPath) -> bool:
 
 
 def _is_workspace(folder: AnyPath) -> bool:
-    """Whether a folder is that of a run. If the output is in parts, the name does not tell this, only the
-    journal.
+    """Whether a folder holds the work of a run. If the output is in parts, only the journal in the folder
+    tells this.
     """
     if folder.suffix.lower() != WORKSPACE:
         return False

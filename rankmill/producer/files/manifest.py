@@ -2,8 +2,8 @@
 
 A run is resumed only if its manifest is unchanged; otherwise the output would mix rows that were made in two
 ways. A file of the input is identified by its path, size, time of last change and a digest of its first and
-last 64 KiB (this includes a Parquet file's footer), so the cost is the same for files of any size. An object
-in a store is identified by its path, size and version. A file of the model is identified by all of its bytes.
+last 64 KiB, so the cost is the same for files of any size. An object in a store is identified by its path,
+size and version. A file of the model is identified by all of its bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LONGEST = 60
 """Most characters of an option that a message shows."""
 
 _SHOWN = 3
-"""Most differences named in a message; a folder of a thousand files may have been moved."""
+"""Most differences that a message names, because a folder of a thousand files may have been moved."""
 
 
 def named(files: Sequence[InputFile], fingerprints: Sequence[str]) -> dict[str, str]:
@@ -101,7 +101,7 @@ def _reading(model: str) -> Iterator[None]:
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Describe the differences in words; empty if there are none."""
+    """Describe the differences in words; empty if nothing differs."""
     changed = [
         f"{name} was {before[name]} and is {now[name]}"
         for name in before

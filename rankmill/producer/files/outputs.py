@@ -47,7 +47,7 @@ def errors_name(name: str) -> str:
 
 
 def is_of_parts(name: str) -> bool:
-    """Whether a file is a part, or the list of a part's row errors."""
+    """Whether a name is that of a part, or of the list of a part's row errors."""
     return part_of(name) is not None or _LIST.fullmatch(name) is not None
 
 
@@ -79,7 +79,7 @@ class OutputFormat:
 
     @property
     def ending(self) -> str:
-        """The ending of an output that the user did not name."""
+        """The ending of a part, or of an output that the user did not name."""
         return f".{self.kind or 'parquet'}"
 
     def part_name(self, part: OutputPart) -> str:
@@ -125,7 +125,7 @@ class OutputFormat:
         return self.top_k is not None or self.of(path) is TREC
 
     def group(self, schema: pa.Schema, query: str) -> str:
-        """The column that tells queries apart: the id of the query, or else its text."""
+        """The column that tells queries apart: that of the ids, or else `query`, which has the texts."""
         return _id_column(schema, self.query_id, QUERY_IDS, "--query-id-column") or query
 
     def ids(self, schema: pa.Schema) -> tuple[str, str]:

@@ -73,7 +73,7 @@ def plan_output(
 ) -> OutputPlan:
     """Plan the output of `source` at `target`. For a TREC run, this reads the ids.
 
-    `scores` are the columns of scores, and `mean` is one more for several models. `tokens` is the column of
+    `scores` are the columns of scores, and `mean` is a column for several models. `tokens` is the column of
     the tokens of each row. `left_out` are columns of the input that the output does not have.
 
     Raises

@@ -50,8 +50,8 @@ Mean = Literal["ranks", "scores"]
 class MeanColumn:
     """The column with the mean of several models' scores, or of the ranks that the models give.
 
-    Both are computed within each query. Scores are standardized first. Rank 1 is the best; equal scores share
-    the mean of their ranks.
+    Scores are first standardized within each query. Ranks are those within a query; rank 1 is the best, and
+    equal scores share the mean of their ranks.
     """
 
     name: str
@@ -100,7 +100,6 @@ class HeldRows:
         self._writer: pa.RecordBatchStreamWriter | None = None
 
     def add(self, table: pa.Table) -> None:
-        """Take in rows."""
         self._buffer.append(table)
         self._bytes += table.nbytes
         if self._bytes >= _BUFFER_BYTES:
@@ -237,7 +236,9 @@ class Repeats:
             self._file.flush()
 
     def first(self, again: Callable[[], Iterable[pa.RecordBatch]]) -> Ids | None:
-        """Ids that two rows have; ``None`` if no two rows have the same. `again` reads all rows once more."""
+        """The ids of a row that an earlier row also has; ``None`` if all rows differ. `again` reads all rows
+        once more.
+        """
         with self._file as file:
             keys = np.memmap(file, np.int64) if file.tell() else np.zeros(0, np.int64)
         keys.sort()

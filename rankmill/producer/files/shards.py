@@ -107,8 +107,8 @@ def _with_parts(paths: Iterable[AnyPath]) -> Iterator[AnyPath]:
 
 
 class _Piece:
-    """A shard or a part of one; both are numbered from 1. Reading one raises `InputError` if a file is
-    neither.
+    """A shard or a part of one; both are numbered from 1. The constructor raises `InputError` for another
+    file.
     """
 
     def __init__(self, path: AnyPath) -> None:
@@ -126,7 +126,9 @@ class _Piece:
 
 
 def _in_order(paths: Sequence[AnyPath]) -> list[_Piece]:
-    """The shards by number; raises `InputError` unless each is given once and all belong to one output."""
+    """The pieces in order of shard and part. Raises `InputError` if a piece is missing or given twice, or if
+    the pieces belong to different outputs.
+    """
     by_place: dict[tuple[int, int], _Piece] = {}
     first: dict[str, _Piece] = {}
     for piece in map(_Piece, paths):

@@ -43,7 +43,7 @@ class ScoredFile:
     plan
         The columns and the order of the rows.
     first_row
-        Number of the first row in the input, for the list of row errors.
+        The number that the file's first row has in the input, for the list of row errors.
     record
         The record of what runners have made at this place; with ``None``, any file there is replaced.
 
@@ -87,7 +87,6 @@ class ScoredFile:
         return self
 
     def write(self, part: ScoredTable) -> None:
-        """Append rows."""
         scored = with_scores(part.table.select(self._plan.needed), self._plan.scores, part.scores)
         if self._plan.tokens:
             tokens = pa.nulls(len(scored), pa.int32()) if part.tokens is None else part.tokens
@@ -236,7 +235,9 @@ class ScoredParts:
         return self._file
 
     def write(self, part: ScoredTable) -> None:
-        """Append the rows of a chunk, which must belong to one part; publish the part if it is full."""
+        """Append the rows of a chunk, which must belong to one part; publish the part if it is full, but not
+        the last part.
+        """
         assert self._file is not None
         before = self._file.row_errors
         self._file.write(part)

@@ -38,7 +38,7 @@ long.
 _SELECT_ROWS = 65_536
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
-"""If the names of all partitions have this form, their column has numbers; otherwise it has text."""
+"""If all values of a column from folders' names have this form, the column has numbers; otherwise text."""
 
 _AS_USUAL = ReadOptions()
 
@@ -60,7 +60,7 @@ def shard_range(rows: int, shard: Shard | None) -> tuple[int, int]:
 
 
 def cut_range(batches: Iterator[pa.RecordBatch], start: int, stop: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows from `start` to before `stop`; rows after these are not read."""
+    """Yield the rows from `start` to before `stop`; batches after these are not read."""
     row = 0
     while row < stop and (batch := next(batches, None)) is not None:
         first, last = max(start - row, 0), min(stop - row, len(batch))
@@ -103,10 +103,8 @@ class PairSource(ABC):
     def tables(self, sizing: Sizing, start: int = 0, names: Sequence[str] | None = None) -> OpenTables:
         """The pairs from row `start` on, in order, with a table for each chunk.
 
-        A thread reads ahead from the time when the first table is asked for.
-
-        A table has the columns that workers get, and the columns `names`, or all columns of the input with
-        ``None``.
+        A table has the columns that workers get, and the columns `names`; ``None`` means all columns of the
+        input. A thread reads ahead as soon as the first table is asked for.
 
         Raises
         ------
@@ -174,7 +172,6 @@ class FileSource(PairSource):
         )
 
     def select(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
-        """See `PairSource.select`."""
         schema = pa.schema([self.schema.field(name) for name in names])
         return self._rows(_SELECT_ROWS, schema)
 
@@ -186,7 +183,9 @@ class FileSource(PairSource):
         return self._rows(_BATCH_ROWS, pa.schema(own), start)
 
     def _rows(self, size: int, schema: pa.Schema, start: int = 0) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the limit and the shard from their row `start` on; earlier files are not read."""
+        """Yield the rows of this shard within the limit, from the shard's row `start` on; earlier files are
+        not read.
+        """
         if self._is_whole and not start:  # the last file is read to its end, because it may have grown
             return self._all_rows(self._opened, size, schema)
         first = self._start + start
@@ -426,7 +425,7 @@ def _with_partition(file: InputFile, survey: Survey) -> Survey:
 def _unify(
     opened: Sequence[_OpenFile], query_and_passage: Sequence[str], as_text: Collection[str]
 ) -> pa.Schema:
-    """The columns of all files, with types that fit the values of each.
+    """The columns of all files, with types that fit the values in each file.
 
     Raises
     ------

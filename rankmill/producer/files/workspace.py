@@ -46,11 +46,13 @@ class OutputFile:
 
     @property
     def lock(self) -> AnyPath:
-        """The object that locks an output in a store; it lies beside the output or, for parts, in it."""
+        """The place of the object that locks an output in a store: beside the output, or in the folder of
+        parts.
+        """
         return self.path.with_name(f"_{self.path.name}{WORKSPACE}")
 
     def taken(self, journal: Journal) -> AnyPath | None:
-        """A file of another run in the output's place; otherwise ``None``."""
+        """A file that another run has put at the output's place; ``None`` if no such file exists."""
         if not self.path.exists():
             return None
         sealed = journal.sealed
@@ -74,13 +76,12 @@ class PartsFolder(OutputFile):
 
     @property
     def lock(self) -> AnyPath:
-        """See `OutputFile.lock`."""
         return self.path / f"_parts{WORKSPACE}"
 
     def taken(self, journal: Journal) -> AnyPath | None:
-        """A part that is not of the journal's run; otherwise ``None``.
+        """A part that the journal's run did not make; ``None`` if no such part exists.
 
-        The part after those that the journal knows may also be of its run, if the process died before the
+        The run may also have made the part after those that the journal knows, if the process died before the
         journal noted the part.
         """
         own = journal.finished.parts + 1 if journal.rows else 0
@@ -102,7 +103,7 @@ class PartsFolder(OutputFile):
         delete(self.there(), self.path)
 
     def there(self) -> list[AnyPath]:
-        """See `OutputFile.there`; these are all parts, and their lists of row errors."""
+        """All parts, and their lists of row errors."""
         entries = self.path.iterdir() if self.path.is_dir() else ()
         return [path for path in entries if is_of_parts(path.name)]
 
@@ -126,17 +127,16 @@ class Workspace:
     models
         The number of models that score the output; each has a journal.
     made
-        Returns whether another process has made the output since the caller looked; called when the output is
-        locked.
+        Returns whether another process has made the output since the caller looked; called after the output
+        was locked.
 
     Raises
     ------
     RunnerError
         On entering and from `begin`: this runner may not write here, or may not replace the existing output.
     InputError
-        On entering: the output exists, this user may not make the folder, the folder or something in it is
-        not that of a run, or belongs to another user, or the journal of an earlier run is damaged; the
-        message names which.
+        On entering: the output exists, this user may not make the folder, the folder or a file in it does not
+        belong to a run of this user, or the journal of an earlier run is damaged; the message says which.
     OutputError
         On entering: the folder or the journal cannot be written, for instance on a full disk.
     OutputBusy
@@ -263,14 +263,14 @@ class Workspace:
 
     @property
     def _rows(self) -> int:
-        """Rows that at least one model has scored."""
+        """The number of rows with a result, for the model that has the most."""
         return max(journal.rows for journal in self.journals)
 
     def _journal_path(self, at: int) -> Path:
         return self.folder / (f"journal-{at + 1}.db" if at else "journal.db")
 
     def _open_journal(self, at: int) -> closing[Journal]:
-        """The journal of a model; the first model has number 0."""
+        """Open the journal of a model; the first model has number 0."""
         path = self._journal_path(at)
         try:
             journal = Journal(path, self.check)
@@ -344,7 +344,7 @@ class Workspace:
 
 
 def clear_workspace(output: OutputFile) -> None:
-    """Delete the folder of a finished output, which a dead process has left.
+    """Delete the folder that a dead process has left beside a finished output.
 
     The folder stays if another process works in it.
     """

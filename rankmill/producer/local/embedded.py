@@ -34,14 +34,16 @@ class EmbeddedCluster:
     Parameters
     ----------
     settings
-        The settings, of which ``workers``, ``threads``, ``device`` and all others that workers read are used.
+        The settings; ``workers``, ``threads``, ``device`` and all others that workers read are used.
     models
         Number of models that are used in turn; a worker keeps all of them loaded.
 
     Raises
     ------
+    ConfigError
+        On entering: a package is missing.
     EmbeddedError
-        Raised by `url` and `check`: the server or its workers cannot be kept alive.
+        Raised by `url` and `check`: the server does not start, or server or workers cannot be kept alive.
     """
 
     def __init__(self, settings: Settings, *, models: int = 1) -> None:
@@ -149,13 +151,15 @@ several.
 
 @contextlib.contextmanager
 def shared_cluster(settings: Settings) -> Iterator[tuple[EmbeddedCluster, str]]:
-    """Share the embedded cluster of this process that has equal workers; yields the cluster and its URL. The
-    cluster ends with its last user.
+    """Share the embedded cluster of this process that has equal workers, or make one; yields the cluster and
+    its URL. The cluster ends with its last user.
 
     The workers first load the model of the first user. A forked child has its own clusters.
 
     Raises
     ------
+    ConfigError
+        A package is missing.
     EmbeddedError
         The server cannot be started.
     """

@@ -108,8 +108,8 @@ class WorkerProcesses:
         self.workers = [LocalWorker(name, environ) for name, environ in zip(names, environs, strict=True)]
 
     def restart_dead(self) -> LocalWorker | None:
-        """Start every worker that is not running; returns a worker that must not be started again, if there
-        is one.
+        """Start every worker that is not running, after a pause if it has died. Returns a worker that must
+        not be started again, or ``None``.
 
         Such a worker refuses to start, dies repeatedly at its start, or has given up waiting for Redis. In
         the first two cases, a worker that was added is given up, and the others continue.
@@ -137,7 +137,7 @@ class WorkerProcesses:
         return None
 
     def add_beside(self, workers: Sequence[LocalWorker]) -> None:
-        """Add a worker that shares the accelerator of these; `restart_dead` starts it."""
+        """Add a worker that shares the accelerator of `workers`; `restart_dead` starts it."""
         first = workers[0]
         self.workers.append(LocalWorker(f"{first.name}-{len(workers) + 1}", first.environ, is_added=True))
 

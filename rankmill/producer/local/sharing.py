@@ -43,7 +43,7 @@ _WAIT = STAGES.index("wait")
 class GpuSharing:
     """Adds processes for those GPUs of this host that wait for their workers.
 
-    If a process that was added died repeatedly at its start and was given up, its GPU never gets another one.
+    If a process that was added is given up, its GPU never gets another one.
 
     Parameters
     ----------
@@ -129,8 +129,8 @@ class SharedGpu:
         return f"the host needs {host:.0f} µs for a pair, the device {device:.0f}"
 
     def _speed(self, reports: Mapping[str, WorkerReport]) -> float | None:
-        """Pairs per second of all workers since the last look; ``None`` if a worker had no work, or does not
-        report its work.
+        """Pairs per second of all workers since the last look; ``None`` if a worker had too little work, has
+        loaded a model, or has not written a new report.
         """
         total = 0.0
         for name, report in reports.items():

@@ -43,7 +43,7 @@ _WAIT_SECONDS = 5
 def supervise(queue: str, environs: Sequence[Mapping[str, str]], *, share_gpus: bool) -> None:
     """Start the server and the workers, restart dead workers, and end all of them.
 
-    It serves until standard input closes, SIGTERM arrives, or the server dies.
+    It does this until standard input closes, SIGTERM arrives, or the server dies.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ def _start_server(directory: Path, path: Path) -> subprocess.Popen[bytes]:
 def _end_with_parent() -> None:
     """Let this process end with its parent, even if the parent is killed; only Linux can do this.
 
-    Workers notice it themselves (`rankmill.jobs.runtime.hosts.SUPERVISED`).
+    Workers notice the end of their parent themselves (`rankmill.jobs.runtime.hosts.SUPERVISED`).
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -40,7 +40,7 @@ def source_path(name: str, part: DatasetPart) -> AnyPath:
     Raises
     ------
     InputError
-        ir_datasets does not know the dataset, the dataset lacks the part, or it cannot be downloaded.
+        ir_datasets does not know the dataset, or the dataset lacks the part or cannot be read.
     ConfigError
         ir_datasets is not installed.
     OutputError

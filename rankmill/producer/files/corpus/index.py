@@ -135,15 +135,15 @@ def on_disk(
     on_duplicate: OnDuplicate = "error",
     fields: TextFields = CORPUS,
 ) -> TextIndex:
-    """Open the index beside the first file of a corpus if it fits files and `fields`, else make a new one.
+    """Open the index of a corpus if it was made from the same files with the same options, else make one.
 
-    Ids that occur twice are treated as in `in_memory`. If the folder of the first file cannot be written, or
-    is in an object store, the index is in the user's cache folder.
+    Ids that occur twice are treated as in `in_memory`. The index is beside the first file; if that folder
+    cannot be written, or is in an object store, the index is in the user's cache folder.
 
     Raises
     ------
     InputError
-        A file cannot be read, an id has two texts, or strangers can write to the cache folder.
+        A file cannot be read, an id has two texts, or other users can write to the cache folder.
     OutputError
         The index cannot be written.
     """

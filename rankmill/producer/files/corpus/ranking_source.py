@@ -27,8 +27,8 @@ _TEXT_FIELDS = [pa.field("query", pa.dictionary(pa.int32(), pa.string())), pa.fi
 _LABEL_FIELDS = [pa.field("relevance", pa.int64()), pa.field("in_run", pa.bool_())]
 
 _ROWS_AT_ONCE = 16_384
-"""Rows whose passages are in one buffer; a larger buffer is slower, because the system clears it anew each
-time.
+"""Rows whose passages are read into one buffer; a larger buffer is slower, because the system clears its
+memory each time.
 """
 
 _Labels = dict[tuple[str, str], int]
@@ -60,7 +60,7 @@ class RankingSource(PairSource):
     ------
     InputError
         A file cannot be read, an id has two texts, a query has a passage twice, a text is missing, or the
-        passages of a query do not follow each other, which `depth` needs.
+        passages of a query do not follow each other, which ``files.depth`` needs.
     """
 
     columns = TextColumns("query", "passage")
@@ -154,7 +154,7 @@ class RankingSource(PairSource):
             yield pa.RecordBatch.from_pylist(rows, schema=self._id_schema)
 
     def _texts(self) -> list[tuple[str, str, TextIndex, str]]:
-        """The columns of a text and of its id, its texts, and the names of their files."""
+        """For queries and passages: the columns of text and id, the texts, and the names of their files."""
         queries, corpus = (
             ", ".join(str(file.path) for file in files) for files in (self._input.queries, self._input.corpus)
         )

@@ -36,8 +36,8 @@ _USUAL: Mapping[str, Sequence[Sequence[str]]] = {
 }
 """Names that a file may have for the columns of `SCHEMA`.
 
-An output of score-file also has the rank and the score of the run that was scored; these count if it has no
-rank or score of its own.
+An output of score-file also has ``run_rank`` and ``run_score``, which are those of the run that was scored;
+they count only if the file has neither a rank nor a score of its own.
 """
 
 _RELEVANCE: Sequence[Sequence[str]] = [("relevance",), ("rel", "label", "score")]
@@ -147,7 +147,9 @@ def _column_with(path: AnyPath, names: Sequence[str], usual: Sequence[Sequence[s
 
 
 def frame_of(table: pa.Table, names: list[str], path: AnyPath) -> pd.DataFrame:
-    """Columns `names` as ``query_id``, ``doc_id`` and ``score``; rows with a null are left out."""
+    """Columns `names` as ``query_id``, ``doc_id`` and ``score``; rows with a null are left out. Raises
+    `InputError` if the scores are not numbers.
+    """
     try:
         columns = [
             table[names[0]].cast(pa.string()),
@@ -228,7 +230,9 @@ def _named(path: AnyPath, names: Sequence[str]) -> Mapping[str, str]:
 
 
 def _fields(path: AnyPath, words: Sequence[str]) -> Sequence[str]:
-    """The columns of the fields, if the first line shows them; empty if their number tells them."""
+    """The names of a line's fields, if the line is a header or has three fields; otherwise empty, because the
+    number of fields tells their names.
+    """
     if words and words[0].lower() in QUERY_IDS:
         roles = {column: name for name, column in _named(path, words).items()}
         return [roles.get(word, "") for word in words]
@@ -236,11 +240,11 @@ def _fields(path: AnyPath, words: Sequence[str]) -> Sequence[str]:
 
 
 def _third_field(path: AnyPath) -> str:
-    """Name the third field of a run, ``rank`` or ``score``: ranks are whole numbers that rise within each
-    query.
+    """Name the third field of a run, ``run_rank`` or ``run_score``: ranks are whole numbers that rise within
+    each query.
 
-    Rows of a query are compared if they are in one part of the file, or follow each other. A file in one part
-    in which no query has two rows has ranks.
+    Rows of a query are compared if they are in one part of the file, or follow each other. If a file has only
+    one part, and no query has two rows, whole numbers are ranks.
 
     Raises
     ------

@@ -105,7 +105,7 @@ def read_texts(path: AnyPath, fields: TextFields = CORPUS) -> Iterator[tuple[pa.
     Raises
     ------
     InputError
-        The file lacks the columns, is damaged, or has an id that is null.
+        The file lacks the columns or is damaged, an id is null, or no row has a text in the named column.
     """
     row, has_text = 0, False
     opened = _open(path, fields)

@@ -19,7 +19,7 @@ from rankmill.jobs.contract.schema import Inputs
 from rankmill.producer.files.stores.paths import AnyPath
 
 MAX_LINE_BYTES = 16 << 20
-"""Longest line of text, checked before it is parsed."""
+"""Most bytes of a line of text; this is checked before the line is parsed."""
 
 NOT_UTF8 = "not valid UTF-8; convert the file first, for example: iconv -f latin1 -t utf-8"
 
@@ -28,7 +28,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 ROW = "\0"
 """The column with whole rows as they are in their file, if a format has it.
 
-A name that begins with this and has more characters means the text of the column that the rest names.
+This and a column's name stand for the column as text: strings as they are, and other values as JSON.
 """
 
 
@@ -42,7 +42,6 @@ class TextColumns:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names."""
         return (self.query,) if self.passage is None else (self.query, self.passage)
 
     @property
@@ -132,6 +131,8 @@ class Writer(Protocol):
 
     Raises
     ------
+    InputError
+        From the constructor: the format cannot hold a column.
     OSError, pa.ArrowException
         From any method: the file cannot be written.
     """

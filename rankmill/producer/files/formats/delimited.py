@@ -45,8 +45,8 @@ from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_stream
 
 _BLOCK_BYTES = 16 << 20
-"""Size of the blocks that are parsed; it is larger if the longest field may be larger, because a row must fit
-into a block.
+"""Size of the blocks that are parsed; blocks are larger if a field may be longer, because a row must fit into
+a block.
 """
 
 _BEGINNING_BYTES = 1 << 20
@@ -65,7 +65,7 @@ logger = logging.getLogger(__name__)
 
 
 class _DelimitedReader:
-    """Reads text with one row on each line; in CSV a field may be in quotes."""
+    """Reads CSV and TSV; subclasses decide which delimiter is usual, and whether fields may be in quotes."""
 
     def __init__(self, path: AnyPath, texts: Sequence[str], options: ReadOptions) -> None:
         self._path, self._texts, self._options = path, texts, options
@@ -77,7 +77,7 @@ class _DelimitedReader:
         self._columns = self._header(beginning)
 
     def shown_columns(self) -> pa.Schema:
-        """See `Reader.shown_columns`: the header, if the file has one."""
+        """See `Reader.shown_columns`: the names in the header, or those that the caller gave."""
         return pa.schema([(name, pa.string()) for name in self._columns])
 
     def survey(self, *, find_nulls: bool) -> Survey:
@@ -310,8 +310,8 @@ class CsvWriter(TextWriter):
 
 
 def _quoted(values: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Put a text in quotes if it is empty, to tell it from null, or if it would be read as several fields or
-    lines.
+    """Put a text in quotes if it is empty, to tell it from null, or if it has a quote, a comma or a line
+    end.
     """
     inside = pc.replace_substring(values, '"', '""')
     quote, nothing = (pa.scalar(text).cast(values.type) for text in ('"', ""))

@@ -20,7 +20,7 @@ Hugging Face's datasets.
 """
 
 STREAM_MAGIC = b"\xff\xff\xff\xff"
-"""First bytes of a stream; streams from before Arrow 0.15 begin otherwise."""
+"""First bytes of a stream, except one from before Arrow 0.15."""
 
 _OLD_FEATHER = b"FEA1"
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -36,7 +36,6 @@ class ArrowReader:
         self._path, self._texts = path, texts
 
     def shown_columns(self) -> pa.Schema:
-        """See `Reader.shown_columns`."""
         with self._open([]) as (schema, _):
             return schema
 
@@ -51,7 +50,6 @@ class ArrowReader:
         return Survey(schema, rows, null)
 
     def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
-        """See `Reader.batches`."""
         with self._open(schema.names) as (_, batches):
             for batch in batches:
                 for start in range(0, len(batch), rows):
@@ -153,16 +151,13 @@ class ArrowWriter:
         self._writer = pa.ipc.new_file(self._sink, plain, options=options)
 
     def write(self, table: pa.Table) -> None:
-        """Append record batches."""
         self._writer.write_table(table.cast(self._schema), max_chunksize=_BATCH_ROWS)
 
     def close(self, metadata: Mapping[str, str]) -> None:
-        """See `Writer.close`."""
         self._writer.close()
         self._sink.close()
 
     def abandon(self) -> None:
-        """See `Writer.abandon`."""
         self._sink.close()
 
 

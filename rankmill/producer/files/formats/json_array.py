@@ -1,4 +1,4 @@
-"""A JSON array of objects, as a stream of JSON lines."""
+"""Reads a JSON array of objects as a stream of JSON lines."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def array_blocks(path: AnyPath, stream: pa.NativeFile, start: bytes) -> Iterator
 
 
 class _Text:
-    """Text that was read from the file; what has not been used yet begins at ``at``."""
+    """Text that was read from the file; the part that is not used yet begins at ``at``."""
 
     def __init__(self, path: AnyPath, stream: pa.NativeFile, start: bytes) -> None:
         self._path = path
@@ -136,7 +136,7 @@ def _item(path: AnyPath, text: _Text, decoder: json.JSONDecoder, number: int) ->
 
 
 def _in_one_line(raw: str, value: Any) -> str:
-    """An item as it is written, without the line ends between its parts."""
+    """An item in one line: as it is written, or encoded anew if a string in it contains a line end."""
     try:
         _STRICT.raw_decode(raw)  # this raises an error if a string contains a line end
     except ValueError:

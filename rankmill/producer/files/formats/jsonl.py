@@ -1,9 +1,9 @@
 r"""JSON Lines, or a JSON array of objects; plain or compressed with gzip or zstd.
 
-Rows are not changed: they are parsed for the texts that are scored, and a row that becomes JSON again is kept
-as its line. If the output has types, as in Parquet, the type of a column is found from all of
-its values; a column whose values do not share a type becomes text. Lone surrogates (``\ud800``), which are
-not valid in Unicode text, become U+FFFD in what is sent or converted.
+Rows are parsed for the texts that are scored, but an output in JSON Lines has the lines themselves. If the
+output has types, as in Parquet, the type of a column is found from all of its values; a column whose values
+do not share a type becomes text. Lone surrogates (``\ud800``), which are not valid in Unicode text, become
+U+FFFD in texts that are sent or converted.
 
 A hostile file could be nested so deeply that parsers crash, or have a column for every row, so the depth and
 the number of columns are bounded.
@@ -57,7 +57,7 @@ _MAX_CELLS = 20_000_000
 """Most values (columns times rows) that are converted at a time."""
 
 _SAFE_INTEGER = 2**53
-"""The largest size up to which a floating-point number holds every integer."""
+"""Floating-point numbers hold every integer up to this size."""
 
 _WAY_OUT = "--list-columns {} makes a row of each item of lists, and --messages-column is for conversations"
 
@@ -168,9 +168,9 @@ class JsonlReader:
 
 
 class JsonlWriter(TextWriter):
-    """Writes one JSON object for each row; times and decimals as strings, NaN as null.
+    """Writes one JSON object for each row, with times and decimals as strings, and NaN as null.
 
-    If there is a column `ROW`, it holds the objects, and the other columns are added to them.
+    If the schema has a column `ROW`, it holds the objects, and the other columns are added to them.
     """
 
     def __init__(self, path: Path, schema: pa.Schema, compression: str | None) -> None:
@@ -229,7 +229,7 @@ class _Part:
     numbers: Sequence[int]
 
     def cut(self, start: int, end: int) -> _Part:
-        """Some of the rows."""
+        """The rows from `start` to before `end`."""
         if end - start >= len(self.records):
             return self
         some = slice(start, end)
@@ -267,7 +267,7 @@ class _Columns:
         self._largest: dict[str, int] = {}
 
     def add(self, part: _Part) -> None:
-        """Look at more rows."""
+        """Find the columns of more rows, and widen their types."""
         shapes = dict.fromkeys(map(tuple, part.records))
         for name in dict.fromkeys(chain.from_iterable(shape for shape in shapes if shape not in self._seen)):
             self.types.setdefault(name, pa.null() if self.has_type(name) else pa.string())
@@ -282,7 +282,7 @@ class _Columns:
                 self._narrow(name, values)
 
     def check(self, part: _Part) -> None:
-        """Turn a column into text if values do not fit its type."""
+        """Turn a column of `unsure` into text if its values do not fit its type."""
         for name in list(self.unsure):
             try:
                 _array(part.values(name), self.types[name])
@@ -290,7 +290,7 @@ class _Columns:
                 self._mix(name)
 
     def finish(self) -> None:
-        """Turn columns into text that Parquet could not hold."""
+        """Turn columns that Parquet could not hold into text."""
         for name, kind in list(self.types.items()):
             if _holds_nothing(kind):
                 self._mix(name)
@@ -300,7 +300,7 @@ class _Columns:
         return (self._options.typed or name in self._options.lists) and name not in self._texts
 
     def _narrow(self, name: str, values: Sequence[Any]) -> None:
-        """Widen the type of a column so that it fits more values."""
+        """Widen the type of a column so that it fits more values, or turn the column into text."""
         before, new = self.types[name], _type_of(values)
         if new is not None and pa.types.is_integer(new):
             numbers = [value for value in values if value is not None] if None in values else values
@@ -398,7 +398,7 @@ def _array(values: Sequence[Any], kind: pa.DataType | None = None) -> pa.Array:
 
 
 def _first_bad(values: Sequence[Any], kind: pa.DataType) -> int:
-    """The place of the first value that does not have a type."""
+    """The place of the first value that cannot have the type `kind`; 0 if every single value can."""
     for place, value in enumerate(values):
         try:
             _array([value], kind)

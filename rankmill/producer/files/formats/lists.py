@@ -37,7 +37,6 @@ class ListReader:
         self._types = pa.schema([])
 
     def shown_columns(self) -> pa.Schema:
-        """See `Reader.shown_columns`."""
         return self._inner.shown_columns()
 
     def survey(self, *, find_nulls: bool) -> Survey:

@@ -27,7 +27,6 @@ class ParquetReader:
         self._path, self._texts = path, texts
 
     def shown_columns(self) -> pa.Schema:
-        """See `Reader.shown_columns`."""
         return self.survey(find_nulls=False).schema
 
     def survey(self, *, find_nulls: bool) -> Survey:
@@ -47,7 +46,6 @@ class ParquetReader:
             return Survey(schema, file.metadata.num_rows, null)
 
     def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
-        """See `Reader.batches`."""
         with _open(self._path) as file, _reading(self._path):
             own = file.schema_arrow.names
             names = set(schema.names)
@@ -63,21 +61,18 @@ class ParquetWriter:
         self._writer = pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True)
 
     def write(self, table: pa.Table) -> None:
-        """Append row groups."""
         self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
 
     def close(self, metadata: Mapping[str, str]) -> None:
-        """See `Writer.close`."""
         self._writer.add_key_value_metadata(dict(metadata))
         self._writer.close()
 
     def abandon(self) -> None:
-        """See `Writer.abandon`."""
         self._writer.close()
 
 
 def metadata_of(path: AnyPath) -> dict[str, str]:
-    """The metadata in the footer of a file; raises `InputError` if the file is incomplete."""
+    """The metadata in the footer of a file; raises `InputError` if the file cannot be read."""
     with _open(path) as file:
         raw = file.metadata.metadata or {}
     return {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, value in raw.items()}
@@ -100,7 +95,7 @@ def scored_rows(path: AnyPath, names: Sequence[str], option: str) -> ScoredRows:
     Raises
     ------
     InputError
-        The file lacks a column, or, also from the batches, is damaged.
+        The file lacks a column or is damaged; reading the batches may raise this too.
     """
     reader = ParquetReader(path, (), ReadOptions())
     survey = reader.survey(find_nulls=False)

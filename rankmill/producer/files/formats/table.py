@@ -25,7 +25,7 @@ def formats() -> tuple[Format, ...]:
 
 @cache
 def of_ending(ending: str) -> Format | None:
-    """The format of an ending such as ``.csv``; if one has that name, the others are not imported."""
+    """The format of an ending such as ``.csv``; if it is also the format's name, no others are imported."""
     try:
         named: Format = plugins.load("rankmill.formats", ending.removeprefix("."))
     except KeyError:
@@ -82,8 +82,8 @@ def is_readable(path: AnyPath) -> bool:
 
 
 def check_readable(path: AnyPath) -> MakeReader:
-    """The function that makes the reader of a file; raises `InputError` if the file's name ends in no known
-    format.
+    """The function that makes the reader of a file; raises `InputError` if the ending of the file's name is
+    not that of a readable format.
     """
     form = format_of(path)
     if form is None or form.reader is None:

@@ -21,7 +21,6 @@ class TextWriter:
         self._stream = pa.output_stream(str(path), compression=compression)
 
     def write(self, table: pa.Table) -> None:
-        """Append rows."""
         if len(table):
             self._stream.write(self._lines(table))
 
@@ -30,7 +29,6 @@ class TextWriter:
         self._stream.close()
 
     def abandon(self) -> None:
-        """See `Writer.abandon`."""
         self._stream.close()
 
     def _lines(self, table: pa.Table) -> bytes | pa.Buffer:
@@ -38,7 +36,7 @@ class TextWriter:
 
 
 def joined(fields: Sequence[pa.ChunkedArray | pa.Scalar], separator: str) -> pa.Buffer:
-    """Join fields to lines."""
+    """Join columns of fields to lines."""
     whole = [part.combine_chunks() if isinstance(part, pa.ChunkedArray) else part for part in fields]
     lines = pc.binary_join_element_wise(*whole, separator) if len(whole) > 1 else whole[0]
     ended = pc.binary_join_element_wise(lines, "\n", "")
@@ -157,7 +155,9 @@ def cannot_be_text(kind: pa.DataType) -> bool:
 
 
 def far_time(column: pa.Array) -> int | None:
-    """The first row with a time that Arrow cannot print, because its year is too far away."""
+    """The first row with a time that Arrow cannot print, because its year is too far away; otherwise
+    ``None``.
+    """
     text = column.cast(without_times(column.type))
     if not pa.types.is_string(text.type):
         text = pa.array(map(str, text.to_pylist()), pa.string())

@@ -15,7 +15,7 @@ from rankmill.producer.files.stores.paths import AnyPath, ObjectPath
 from rankmill.producer.files.stores.places import is_in_repository
 
 BEAT_SECONDS = 5.0
-"""How often the holder of a lock writes it again."""
+"""Seconds after which the holder of a lock writes the lock again."""
 
 LEASE_SECONDS = 20.0
 """Seconds after which an unchanged lock is free, because its holder has died or lost the store."""
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 def lock_in_store(lock: AnyPath, output: AnyPath, folder: Path) -> ObjectLock | None:
     """The lock of an output in a store; ``None`` for a file of this host, which the run's folder locks.
 
-    A repository does not get a lock either, because each write would be a commit that stays for ever.
+    An output in a repository does not get a lock either, because each write would be a commit that stays.
     """
     if isinstance(lock, ObjectPath) and not is_in_repository(lock):
         return ObjectLock(lock, output, folder)
@@ -41,9 +41,9 @@ class ObjectLock:
     Parameters
     ----------
     lock
-        The object.
+        The object that is the lock.
     output
-        What is locked, for messages.
+        The output that is locked, for messages.
     folder
         The run's folder on this host. A command that continues a killed one in the same folder gets the lock
         at once.
@@ -160,7 +160,7 @@ class ObjectLock:
 
 
 def _owner(folder: Path) -> str:
-    """The id of a run's folder on this host."""
+    """The id of a run's folder on this host; it is made if the folder does not have one."""
     file = folder / "owner"
     with suppress(FileNotFoundError):
         return file.read_text()

@@ -1,4 +1,4 @@
-"""Records the files that a confined process wrote as an output; it may replace and delete only these."""
+"""Records the files that confined processes wrote as an output; they may replace and delete no others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SEAL = ""
 
 
 def record_of(output: AnyPath) -> Path:
-    """The record of an output: a hidden file beside the run's folder, which no order can name."""
+    """The record of an output: a hidden file beside the run's folder, which no request can name."""
     folder = workspace_of(output)
     return folder.with_name(f".{folder.name}")
 
@@ -58,7 +58,7 @@ class OutputRecord:
         self._write(recorded)
 
     def seal(self, run_id: str, *made: str) -> None:
-        """Note what the run has `made`, before it is moved, because the server may lose the run's end."""
+        """Note what the run has `made`, before that is moved, because the server may lose the run's end."""
         self._write({**self._read(), _SEAL: [run_id, *made]})
 
     def sealed(self, run_id: str) -> list[str]:

@@ -39,8 +39,8 @@ class OwnFolder:
     path
         The folder.
     output
-        The output that is made in the folder, and put beside it. A process that may not write the output does
-        not make the folder. The folder for an object is in the user's own folder, which is made, too.
+        The output that is made in the folder. A process that may not write the output does not make the
+        folder. If the output is an object, the folder's parent is made, too.
 
     Raises
     ------

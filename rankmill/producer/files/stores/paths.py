@@ -27,7 +27,7 @@ _URL = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _SECRET = re.compile(r"[^/]*//[^/]*:[^/]*@|https?://[^?]*\?", re.IGNORECASE)
 
 NOT_WRITTEN = {"memory", "data", "http", "https"}
-"""Schemes of URLs where an output cannot be kept."""
+"""Schemes of URLs at which an output cannot be kept."""
 
 
 LOOK_SECONDS = 15.0
@@ -61,8 +61,7 @@ def guard(check: Guard) -> None:
 class ObjectPath(PurePosixPath):
     """The path of an object in a store, such as ``s3://bucket/key``.
 
-    Some methods have names of `pathlib.Path`, and look at the store. Functions that take an `AnyPath` use
-    only these methods.
+    Methods with names of `pathlib.Path` ask the store; functions that take an `AnyPath` use only these.
     """
 
     @property
@@ -120,8 +119,8 @@ class ObjectPath(PurePosixPath):
     def names(
         self, question: Callable[[Any, str], Iterable[str]], above: ObjectPath | None = None
     ) -> list[ObjectPath]:
-        """The paths of the names that `question` returns; names below `above` are spelled as `above` is
-        spelled here.
+        """The paths of the names that `question` returns, which are below `above`; they begin as `above` is
+        spelled here, because the store may spell it in another way.
         """
         above = above or self
         names = self.ask(

@@ -54,8 +54,8 @@ def is_in_repository(path: ObjectPath) -> bool:
 
 
 def _check_container(path: ObjectPath) -> None:
-    """Check that the bucket, or what other stores have instead, exists; if this process may not ask for it,
-    do nothing.
+    """Check that the bucket, or what other stores have instead, exists; if the store does not tell, accept
+    it.
 
     Raises
     ------
@@ -78,8 +78,8 @@ def _check_container(path: ObjectPath) -> None:
 
 
 def _container(path: ObjectPath) -> ObjectPath:
-    """The bucket of an object; on the hub, its repository, whose name for a model has no word before owner
-    and name.
+    """The bucket of an object; on the hub, its repository. The names of repositories begin with their kind,
+    except those of models.
     """
     if path.protocol != "hf":
         return ObjectPath(*path.parts[:2])

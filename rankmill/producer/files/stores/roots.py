@@ -68,7 +68,7 @@ class Roots:
             raise refusal(str(path), use)
 
     def check_name(self, name: str, use: Use) -> None:
-        """Check a name in an order: a path, a URL, a pattern of either, or a dataset; raises as `check`."""
+        """Check a name in a request: a path, a URL, a pattern of either, or a dataset; raises as `check`."""
         if name.startswith(DATASET):
             if not (self._datasets and use == "read"):
                 raise refusal(name, use)
@@ -96,8 +96,8 @@ _confined: list[Roots] = []
 
 
 def confine(roots: Roots) -> None:
-    """From now on, keep this process from reading or writing anything outside of `roots` on behalf of an
-    order.
+    """From now on, keep this process from reading or writing anything outside of `roots` on behalf of a
+    request.
     """
     _confined[:] = [roots]
     guard(_options_for)

@@ -39,7 +39,7 @@ _PIECE_BYTES, _MOST_PIECES = 16 << 20, 10_000
 _PIECES_AT_ONCE = 4
 
 _UNFINISHED = ".rankmill-*"
-"""The folders in which files are written before they are moved; such a folder is left if its process dies."""
+"""Names of the folders in which files are written before they are moved; a dead process leaves its own."""
 
 logger = logging.getLogger(__name__)
 
