@@ -24,7 +24,7 @@ precedes the entries.
 _ACL_USER, _ACL_GROUP = 0x02, 0x08
 
 _MODE = 0o775
-"""The most rights that others may have on a folder of the cache, whatever the umask allows."""
+"""The most rights of a new folder of the cache, whatever the umask allows."""
 
 
 def cache_folder(setting: str) -> Path:
@@ -33,7 +33,7 @@ def cache_folder(setting: str) -> Path:
     Raises
     ------
     ConfigError
-        The folder is in this user's home, which does not exist.
+        The folder is in the home of this user, who has none.
     """
     given = Path(setting if setting != "auto" else os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     folder = of_user(given, "cache_dir (RANKMILL_CACHE_DIR)")
@@ -240,7 +240,7 @@ def lock(path: Path, *, shared: bool = False, wait: bool = True) -> Locked | Non
 
 
 class KeptFolder(NamedTuple):
-    """A folder in the cache that may be removed, and the file that is locked by all that use it, if any."""
+    """A folder in the cache that may be removed, and the file that its users lock, if they lock one."""
 
     folder: Path
     lock: Path | None = None

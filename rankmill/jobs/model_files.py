@@ -27,7 +27,9 @@ PLAIN = frozenset({"LICENSE", "LICENCE", "NOTICE", "README", "COPYING"})
 
 _UNREAD = WORDS | PLAIN | {".py"}
 _OTHER_WEIGHTS = frozenset({".bin", ".pt", ".pth", ".h5", ".msgpack", ".ot", ".gguf", ".ckpt"})
-"""Weights beside the safetensors, which nothing reads; in subfolders, a file of ONNX may have any name."""
+"""Endings of weights that nothing reads. Only files in the top folder are left out, because in subfolders a
+file of ONNX may have any name.
+"""
 
 _LEFT_OUT = re.compile(r"\..*|__pycache__|checkpoint-\d+")
 """Hidden files and folders, and folders in which a training keeps its state."""
@@ -65,13 +67,13 @@ def model_files(folder: Path) -> dict[str, Path]:
     """The files of a model's directory on which its scores may depend, by relative path, in order.
 
     These are all files except hidden ones, texts for people, code, and weights in formats that are not read.
-    If a JSON file of the model names such a file, it is included.
+    Such a file is included too if a JSON file of the model names it.
 
     Raises
     ------
     SpecError
-        A JSON file names a file outside of the directory, or weights that are not safetensors; or it is too
-        large.
+        A JSON file names a file outside of the directory, or weights that are not safetensors; or the JSON
+        file is too large or has too many levels.
     OSError
         A file cannot be read.
     """
@@ -132,7 +134,8 @@ def check_named_files(file: Path) -> None:
     Raises
     ------
     SpecError
-        A name leads out of the model or is that of weights in another format, or the file is too large.
+        A name leads out of the model or is that of weights in another format, or the file is too large or has
+        too many levels.
     OSError
         The file cannot be read.
     """

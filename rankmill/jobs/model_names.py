@@ -37,8 +37,8 @@ class Choice:
     Attributes
     ----------
     name
-        Name and query decide which model scores the query, always the same one while the shares stay the
-        same.
+        The name. Together with a query it decides which model scores the query; while the shares stay the
+        same, this is always the same model.
     shares
         The share of each model, by its name; they add up to 1.
     shadow
@@ -213,7 +213,7 @@ class ModelNames:
         Raises
         ------
         ConfigError
-            No installed extension that is set up knows such names.
+            The name is NAME@TAG, and no extension that is installed and set up knows such names.
         InputError
             The name stands for nothing.
         RegistryAway

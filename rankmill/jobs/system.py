@@ -1,7 +1,8 @@
 """The operating system as this package uses it: clocks, pauses, threads, randomness, disks, processes.
 
-Everything that decides when or in which order something happens is called here, as ``system.monotonic()`` and
-so on. So a simulation can replace these functions, and drive the real code in virtual time from one thread.
+Everything that decides when or in which order something happens is called through `system`, as in
+``system.monotonic()``. So a simulation can replace these functions, and drive the real code in virtual time
+from one thread.
 Asynchronous tasks do not need this: their event loop is their clock.
 """
 
@@ -102,7 +103,7 @@ class Backoff:
 
 
 class Periodic:
-    """Calls `do` every `seconds` seconds in a thread; if it raises, the next call still follows.
+    """Calls `do` again and again in a thread, with pauses of `seconds`; after an error it goes on.
 
     An error that is raised again and again is logged only once.
 

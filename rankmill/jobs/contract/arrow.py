@@ -1,4 +1,4 @@
-"""Importing pyarrow without pandas, which workers and score-file seldom need."""
+"""Keeps pyarrow from importing pandas, which workers and score-file seldom need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _NoPandas(MetaPathFinder):
 
 
 def leave_out_pandas() -> None:
-    """Keep pyarrow from importing pandas with its first array, which would take a third of a second.
+    """Keep pyarrow from importing pandas when it makes its first array; the import takes a third of a second.
 
     pyarrow asks once whether pandas is installed, and remembers the answer. Other code can still import
     pandas.

@@ -1,8 +1,8 @@
 """Attempts at a chunk: how often it is tried, after which pauses, and whether it is scored by itself.
 
-A chunk is tried once, and again as often as the setting ``max_retries`` says. Then workers report a failure
-(`rankmill.jobs.protocol.recovery`), and the producer splits the chunk or gives it up
-(`rankmill.producer.collect.collector`).
+A chunk is tried once, and after failures again, at most ``max_retries`` times. When its last attempt has
+failed, workers report that (`rankmill.jobs.protocol.recovery`), and the producer splits the chunk or gives it
+up (`rankmill.producer.collect.collector`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rankmill.jobs.contract.run import Run
 
 SUSPECT = "suspect"
-"""Key in a job's metadata."""
+"""Key in a job's metadata; its value is true if the job may kill its worker."""
 
 _BACKOFF = Backoff(first=2.0, longest=60.0, jitter=0.5)
 """Pauses between attempts at a chunk."""
@@ -27,9 +27,7 @@ LONGEST_PAUSE = 2 * _BACKOFF.longest
 
 
 def retries(most: int, failed: int) -> Retry | None:
-    """RQ's order to retry, with the number of retries that are left of `most`, and pauses of about 2 s, 4 s,
-    8 s …
-    """
+    """Make RQ's `Retry` with `most` retries less the `failed` ones; ``None`` if `most` is 0."""
     if not most:
         return None
     retry = Retry(max=most, interval=[round(_BACKOFF.pause(failures)) for failures in range(1, most + 1)])

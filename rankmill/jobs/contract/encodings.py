@@ -39,7 +39,7 @@ class TokensAsked(WireModel):
 
 
 class TokensFound(WireModel):
-    """The tokens of a text; for ids, only their ``text``, which is empty otherwise.
+    """The tokens of a text, or the ``text`` of token ids; the fields for the other case are empty.
 
     ``words`` are the tokens as the vocabulary has them. ``special`` says which tokens do not come from the
     text. ``spans`` are the index of each token's first character in the text and the index after its last.

@@ -102,7 +102,7 @@ class RedisFailed(RankmillError):
 
 
 class ValueRefused(RedisFailed):
-    """The server, or a proxy between, does not accept a value that is as large as one of this run's."""
+    """The server, or a proxy before it, refuses a value because of its size; the run has such values."""
 
     fault = Fault.RUN
 
@@ -172,7 +172,7 @@ class WrongScores(RunFailed):
 
 
 class RunnerError(RankmillError):
-    """One runner cannot score the files of a submitted run, but another may, so the run goes back."""
+    """One runner cannot score the files of a submitted run; the run goes back to the queue for another."""
 
     fault = Fault.WORKER
 
@@ -185,7 +185,7 @@ _TOO_LONG = re.compile(r"the .+ has ([\d,]+) tokens, and ([\d,]+) are taken: sho
 
 
 def too_long(row: str, tokens: int, most: int) -> str:
-    """The reason why a row has no score: it has more than `most` tokens. `row` names it, such as
+    """The reason why a row has no score: it has more than `most` tokens. `row` says what a row is, such as
     ``pair``.
     """
     return f"the {row} has {tokens:,} tokens, and {most:,} are taken: shorten it"
@@ -198,7 +198,7 @@ def read_too_long(reason: str) -> tuple[int, int] | None:
 
 
 class StillWaiting(RankmillError):
-    """The wait for a run's scores has ended before all of them came, and the run goes on.
+    """The wait for a run's scores ended before all of them came.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ from rankmill.jobs.contract.schema import FORMAT, MAX_CHUNK_ROWS, Inputs, Weight
 from rankmill.jobs.contract.spec import ScoreSpec
 
 STANDARD_STREAM = "-"
-"""The name of standard input, and for an output of standard output."""
+"""Stands for standard input, and as an output for standard output."""
 
 DATASET = "irds:"
 """Prefix of names of ir_datasets' data sets."""
@@ -51,6 +51,7 @@ def _check_delimiter(given: str) -> str:
     return given
 
 
+# In the help of a command, the title stands for the value.
 Name = Annotated[str, Field(min_length=1)]
 File = Annotated[Name, Field(title="FILE")]
 Files = Annotated[tuple[File, ...], Field(title="FILE")]
@@ -63,7 +64,6 @@ Shard = Annotated[
     tuple[int, int], BeforeValidator(_read_shard), AfterValidator(_check_shard), Field(title="K/N")
 ]
 Delimiter = Annotated[Name, AfterValidator(_check_delimiter), Field(title="TEXT")]
-"""A title stands for the value in the help of a command."""
 
 
 class FileRequest(WireModel):
@@ -106,8 +106,8 @@ class FileRequest(WireModel):
     """File to write: .parquet, .arrow, .feather, .csv, .tsv, .jsonl, .trec; text also .gz or .zst; or - for
     standard output.  [default: <input stem>.scored.parquet]"""
     output_format: Annotated[Name, Field(title="FORMAT")] | None = None
-    """Format of the output: parquet, csv, tsv, jsonl, trec, arrow, or one of another package.
-    [default: by its name; for standard output, that of the input, but a run or standard input needs it]"""
+    """Format of the output: parquet, csv, tsv, jsonl, trec, arrow, or one that another package adds.
+    [default: by the output's name; on standard output that of INPUT, and required for a run or INPUT -]"""
     top_k: Positive | None = None
     """Keep the N best passages of each query, ranked.  [default: all]"""
     tag: Column = "rankmill"
@@ -121,7 +121,7 @@ class FileRequest(WireModel):
     messages_column: Columns = ()
     """Column with conversations, lists of {role, content}; two (CHOSEN,REJECTED) get a score each."""
     score_column: Column = "score"
-    """Column to add; for several models NAME_MODEL, or give NAME,NAME,..."""
+    """Column to add for the score; several models add NAME_MODEL each, or the columns NAME,NAME,..."""
     rank_column: Column = "rank"
     """Column to add for the rank (--top-k)."""
     query_id_column: Column | None = None
@@ -133,7 +133,7 @@ class FileRequest(WireModel):
     list_columns: Columns = ()
     """Columns with lists, such as the passages of a query; each item becomes a row."""
     columns: Columns = ()
-    """All columns of CSV or TSV files without a header, in order; for a run those of its corpus."""
+    """Names of all columns, in order, of CSV or TSV files without a header; with --run, of the corpus."""
     delimiter: Delimiter | None = None
     """Character between two fields of CSV or TSV.  [default: detected]"""
     max_field_mib: Annotated[int, Field(ge=1, le=1024, title="N")] | None = None
@@ -221,7 +221,9 @@ class FileRequest(WireModel):
         yield from (*self.inputs, *self.queries, *self.corpus, *filter(None, single))
 
     def run_models(self, model: str) -> tuple[str, ...]:
-        """The model of each run over the rows; if the request names no models, `model` scores each column."""
+        """The model of each run over the rows: the request's models, or else `model`, which scores each of
+        two columns of conversations by a run of its own.
+        """
         return self.models or (model,) * max(len(self.messages_column), 1)
 
     @property
@@ -278,7 +280,7 @@ def _absolute(path: str) -> str:
 
 
 class FileOrder(WireModel):
-    """Everything that a runner needs: the request, the model, the queue of chunks, and the webhook.
+    """The order to score files: what to score, with which model, in which queue, and for whom.
 
     The order is the only argument of the RQ job ``rankmill.score_file``. The runner's settings stand in for a
     missing ``queue`` or ``chunk_size``; a run without ``tenant`` belongs to nobody.
@@ -286,7 +288,7 @@ class FileOrder(WireModel):
     Attributes
     ----------
     kind
-        A name in the seam ``rankmill.orders``; ``None`` if the order is for files.
+        Name of an entry point of the group ``rankmill.orders``; ``None`` if the order is for files.
     details
         What that kind adds to the order.
     """

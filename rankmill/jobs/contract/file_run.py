@@ -42,7 +42,7 @@ class FileRunState(WireModel):
     rows
         Rows of the input; ``None`` until a process has opened it.
     outcome
-        What the run has made; known shortly before the run ends.
+        What the run has made; ``None`` until shortly before the run ends.
     """
 
     id: str

@@ -19,7 +19,7 @@ def of_user(folder: str | Path, remedy: str) -> Path:
     Raises
     ------
     ConfigError
-        This user has no home, as happens in containers with a uid of their own.
+        The path begins with ``~``, and that home is not known, as in containers with a uid of their own.
     """
     try:
         return Path(folder).expanduser()

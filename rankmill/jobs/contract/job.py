@@ -43,12 +43,12 @@ class Payload(NamedTuple):
     trace
         The trace that the chunk belongs to; empty without one.
     suspect
-        Whether the chunk may kill its worker. A worker scores such a chunk by itself. It gets only one
+        Whether the chunk may kill its worker. A worker scores such a chunk by itself. The chunk gets only one
         attempt, so that it can be split at once; a single row gets all attempts.
     row_tokens
-        Whether the result should have the tokens of each row.
+        Whether the result should have the number of tokens of each row.
     failed
-        Number of attempts at the chunk that have failed; the job has the remaining ones.
+        Number of attempts at the chunk that have failed; the job gets only the remaining ones.
     """
 
     pairs: bytes
@@ -79,7 +79,7 @@ def job_data(run: Run, chunk: ChunkId, payload: Payload) -> Any:
 
 
 def chunk_of(job: Job) -> tuple[str, ChunkId]:
-    """Return the run's id and the chunk, whose names are the arguments of `job`.
+    """The run's id and the chunk that the arguments of a job name.
 
     Raises
     ------
@@ -93,7 +93,7 @@ def chunk_of(job: Job) -> tuple[str, ChunkId]:
 
 
 def asks_for_row_tokens(job: Job) -> bool:
-    """Whether the result should have the tokens of each row."""
+    """Whether the result should have the number of tokens of each row."""
     return bool(job.meta.get(_ROW_TOKENS))
 
 

@@ -69,7 +69,7 @@ def pairs(run_id: str, chunk: ChunkId | Literal["*", ""]) -> str:
 
 
 def results(run_id: str) -> str:
-    """Stream: one entry for each finished chunk, until the producer has read and deleted it."""
+    """Stream: an entry for each result, until the producer has read and deleted it."""
     return f"{PREFIX}:run:{run_id}:results"
 
 
@@ -84,7 +84,7 @@ def progress(run_id: str) -> str:
 
 
 def errors(run_id: str) -> str:
-    """List: the first rows of a run without a score, each as JSON."""
+    """List: the first of a run's rows without a score, each as JSON."""
     return f"{PREFIX}:run:{run_id}:errors"
 
 
@@ -130,8 +130,8 @@ def refusals(run_id: str) -> str:
 
 
 def of_run(run_id: str) -> list[str]:
-    """All keys that end with a run; keys of chunks, and the notes that it is wrong or cancelled, are not
-    included.
+    """The keys that are deleted when a run ends, except those of its chunks and the notes that it was
+    cancelled or has wrong scores.
     """
     state = (run, results, progress, errors, detached, failed_attempts, counted)
     return [name(run_id) for name in (*state, settled, refusals)]
@@ -163,7 +163,7 @@ def worker(name: str) -> str:
 
 
 def of_queue(queue: str) -> str:
-    """The prefix of a queue's keys, from which scripts make the other names."""
+    """The prefix of the names of a queue's keys, from which scripts make these names."""
     return f"{PREFIX}:queue:{queue}:"
 
 
@@ -183,7 +183,9 @@ def queues() -> str:
 
 
 def bell(queue: str) -> str:
-    """List: an entry for each request that came lately, for workers that have room only for requests."""
+    """List: an entry for each chunk of a request that came lately; workers with room only for requests wait
+    for one.
+    """
     return f"{of_queue(queue)}bell"
 
 
@@ -205,15 +207,15 @@ def waits(queue: str) -> str:
 
 
 def turns(queue: str, scope: str) -> str:
-    """Sorted set: what waits, by the number of pairs that it has had: tenants in the scopes ``request`` and
-    ``bulk``, runs in ``bulk:<tenant>``.
+    """Sorted set: who waits, by the number of pairs had, a tenant's divided by its weight. The scopes
+    ``request`` and ``bulk`` have tenants, ``bulk:<tenant>`` has runs.
     """
     return f"{of_queue(queue)}turns:{scope}"
 
 
 def level(queue: str, scope: str) -> str:
-    """String: the number of pairs with which a newcomer begins: what the owner of the latest turn had before
-    that turn.
+    """String: the number of pairs with which a newcomer to `turns` begins, which is what the owner of the
+    latest turn had before that turn.
     """
     return f"{of_queue(queue)}level:{scope}"
 

@@ -25,7 +25,7 @@ def shipped_templates() -> list[str]:
 
 
 def read_template(given: str | None) -> str | None:
-    """Read the text of a template.
+    """Read the text of a template; ``None`` and ``none`` stay what they are.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ def read_template(given: str | None) -> str | None:
     Raises
     ------
     ConfigError
-        The template does not exist, or cannot be read.
+        The file does not exist, cannot be read, is too long, or is not a template.
     """
     if given is None or given == TEXTS_ALONE or "{{" in given:
         return given
@@ -72,7 +72,9 @@ def check_text(given: str | None) -> None:
 
 
 def answers_of(template: str | None) -> tuple[str, str | None] | None:
-    """The tokens for yes and no that a template names in its first comment; ``None`` if it names no tokens.
+    """The tokens for yes and no in the comment with which a template begins; ``None`` if it names no tokens.
+
+    The token for no is ``None`` if the comment names only one.
 
     >>> answers_of("{# answers: yes no #}{{ messages }}")
     ('yes', 'no')

@@ -45,7 +45,7 @@ class Proof(BaseModel):
         The number of scored pairs, and of tokens of the longest one.
     rows, tokens
         The most rows, and the most padded tokens, of the batches that were compared. Larger batches are
-        compared before they are answered.
+        compared before their scores are returned.
     difference
         Largest difference from the reference.
     company

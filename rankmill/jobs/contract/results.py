@@ -16,9 +16,7 @@ from rankmill.jobs.contract.wire import decode_scores, encode_scores, outputs
 
 
 def worst(bounds: Collection[float | None]) -> float | None:
-    """The largest of some `bounds`, which holds for all their scores; ``None`` if one is unknown, or if there
-    are none.
-    """
+    """The largest of `bounds`; ``None`` if one of them is unknown, or `bounds` is empty."""
     values = [bound for bound in bounds if bound is not None]
     return max(values) if values and len(values) == len(bounds) else None
 
@@ -49,7 +47,7 @@ class ChunkStats(WireModel):
     labels
         Names of the outputs, if each row has several scores.
     bound
-        The largest difference between a score and the model's own that the worker has proven.
+        The bound of the worker's proof (`Proof.bound`); ``None`` without a proof.
     reference
         ``own`` if the model was too large to be compared in fp32.
     kind
@@ -82,9 +80,10 @@ class ChunkStats(WireModel):
 class ChunkScores:
     """A scored chunk: float32 ``scores`` and text ``errors``, both ``[n]``; each row has exactly one of them.
 
-    If the statistics have labels, a row's score is a list with one score for each label. For a job that asks
-    for them (`rankmill.jobs.contract.job.asks_for_row_tokens`), ``tokens`` are those of each row, int32
-    ``[n]``, null if unknown.
+    If the statistics have labels, a row's score is a list with one score for each label. ``tokens`` has the
+    number of each row's tokens, int32 ``[n]``, null if unknown, if the job asks for them
+    (`rankmill.jobs.contract.job.asks_for_row_tokens`). If rows are requests for tokens, it has the answers as
+    JSON.
     """
 
     chunk: ChunkId
@@ -95,7 +94,6 @@ class ChunkScores:
 
 
 def _parse_chunk(value: object) -> ChunkId:
-    """Accept a chunk, or the name of one."""
     chunk = value if isinstance(value, PieceId) else read_chunk_id(value)
     if chunk is None:
         raise ValueError("no chunk has this name")

@@ -42,8 +42,8 @@ class Run(WireModel):
     """A run as workers and other commands see it.
 
     ``rows`` is the number of input rows, ``None`` if the producer did not know it at the start. ``created``
-    is in seconds since 1970. ``ttl`` is in seconds after the latest change to the run. ``weight`` is the
-    weight of its tenant, which its id names.
+    is in seconds since 1970. ``ttl`` is the expiry in seconds from the latest change to the run. ``weight``
+    is the weight of the tenant that the run's id names.
     """
 
     id: str
@@ -66,7 +66,7 @@ class Run(WireModel):
         return priority_of(self.id)
 
     def fields(self) -> dict[str, str | int | float]:
-        """The run's hash in Redis."""
+        """The fields of the run's hash in Redis."""
         return {
             "format": FORMAT,
             "spec": self.spec.model_dump_json(),

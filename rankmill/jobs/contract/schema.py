@@ -1,5 +1,5 @@
-"""Base class of what processes exchange as JSON or as the fields of a hash; it is validated as a whole when
-it is read.
+"""The base class of data that processes exchange as JSON or as the fields of a hash. A reader validates all
+fields.
 """
 
 from __future__ import annotations

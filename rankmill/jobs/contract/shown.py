@@ -18,7 +18,7 @@ def shown(text: str) -> str:
 
 
 def shown_json(text: str) -> str:
-    """Escape the same characters in JSON, which keeps its meaning."""
+    """Escape the characters that `shown` escapes, but as JSON does, so that a text in JSON stays the same."""
     return _UNSHOWN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 

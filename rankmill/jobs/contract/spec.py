@@ -21,7 +21,7 @@ Precision = Literal[
 ]  # fmt: skip
 
 OPEN_PRECISIONS = frozenset({"auto", "int8"})
-"""Precisions that stand for one that is measured on the machine; the first worker of a run settles which, for
+"""Precisions that stand for another, which depends on the machine; the first worker of a run chooses it for
 all.
 """
 
@@ -113,8 +113,8 @@ class ScoreSpec(BaseModel):
     all_labels
         Whether each output of a model is a score, so that a row has several scores.
     deterministic
-        Whether the bits of a score depend only on its pair, on devices of one kind, and not on other pairs,
-        their order, chunks, workers or threads.
+        Whether devices of one kind give a pair a score with the same bits, whatever the other pairs, their
+        order, chunks, workers and threads are.
     inputs
         What a row is: a query and a passage, a single text, or a conversation. For texts and conversations
         the ``default`` activation is the identity, unless the model's files name another. With ``tokens``, a
@@ -215,7 +215,9 @@ def nearest(name: str, names: Iterable[str], written: Callable[[str], str] = str
 
 
 def complaint(error: ValidationError, names: Iterable[str]) -> str:
-    """What is wrong with options given by name, in one line; most often a name that is not in `names`."""
+    """What is wrong with options given by name, in one line; for an unknown option also the most similar of
+    `names`.
+    """
     wrong = error.errors(include_url=False, include_input=False, include_context=False)
     for problem in wrong:
         if problem["type"] == "extra_forbidden":
@@ -225,7 +227,9 @@ def complaint(error: ValidationError, names: Iterable[str]) -> str:
 
 
 def in_precision(spec: ScoreSpec, precision: str) -> ScoreSpec:
-    """`spec` with an open precision replaced by `precision`, as a backend names it."""
+    """`spec` with an open precision replaced by `precision`, as a backend names it; raises `WireError` if
+    that does not exist.
+    """
     try:
         return ScoreSpec.model_validate({**spec.model_dump(), "precision": precision.partition(" ")[0]})
     except ValidationError:

@@ -123,7 +123,7 @@ def decode_rows(payload: bytes, inputs: Inputs) -> tuple[list[str | None], ...]:
 def encode_scores(scores: pa.Array, errors: pa.Array, tokens: pa.Array | None = None) -> bytes:
     """Encode float32 scores (or lists of equal length) and text errors, both of shape ``[n]``.
 
-    `tokens` are the rows' tokens if they are asked for, as int32 or text.
+    `tokens` has the number of each row's tokens (int32), or the tokens as JSON (text), if they are asked for.
     """
     columns, schema = [scores, errors], _with_type(_SCORES, "score", scores.type)
     if tokens is not None:

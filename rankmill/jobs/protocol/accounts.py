@@ -28,7 +28,7 @@ MOST_ENTRIES = 2000
 
 _DAY = 86400
 _NAMES = 10_000
-"""Names of tenants that a producer remembers."""
+"""Most names of tenants that a producer remembers."""
 
 _LONGEST = 200
 """Most characters of a name in the accounts."""
@@ -36,7 +36,7 @@ _LONGEST = 200
 _COUNT = Script("jobs/protocol/lua/count.lua")
 
 END = "end"
-"""Stands for an entry that counts what only a run's end tells."""
+"""In place of an entry's id: usage that is known only when a run ends."""
 
 logger = logging.getLogger(__name__)
 
@@ -79,11 +79,11 @@ class Accountant:
     def count(
         self, pipe: Any, run: Run, used: Mapping[str, Usage], *, group: str | None = None, stays: bool = False
     ) -> bool:
-        """Add a command to `pipe` that counts what results have `used`, given by their entries, and deletes
-        the entries.
+        """Add a command to `pipe` that counts the usage of results and deletes their entries from the stream.
 
-        `END` stands for the whole stream, which is deleted too. With `stays`, entries are not deleted, and a
-        set records which ones are counted. `group` stands for the tenant if the run's id does not name one.
+        `used` has the usage by the entry's id; with the id `END`, the whole stream is deleted. With `stays`,
+        no entry is deleted, and a set records which ones are counted. `group` stands for the tenant if the
+        run's id does not name one.
 
         Returns
         -------

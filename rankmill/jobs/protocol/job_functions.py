@@ -47,7 +47,7 @@ def score_pairs(pairs: list[tuple[str, str]], *, model: str, **spec: Any) -> NoR
     Parameters
     ----------
     pairs
-        At most `MAX_PAIRS` queries and passages; a pair with ``None`` gets an error in place of its score.
+        At most `MAX_PAIRS` pairs of query and passage; a pair with ``None`` gets an error instead of a score.
     model, spec
         Fields of `ScoreSpec`.
 
@@ -62,7 +62,7 @@ def score_pairs(pairs: list[tuple[str, str]], *, model: str, **spec: Any) -> NoR
 
 
 def _wrong_worker(function: str) -> tuple[Job, str]:
-    """The current job, and the reason why the worker that runs `function` cannot score it."""
+    """The current job, which expires from now on, and why the worker that runs `function` cannot score it."""
     job = get_current_job()
     if job is None:
         raise WrongWorkerError(f"{function} runs in RQ workers only")
@@ -71,9 +71,9 @@ def _wrong_worker(function: str) -> tuple[Job, str]:
 
 
 def _leave_to_others(job: Job) -> bool:
-    """If the queue of the job has a ScoringWorker, let the job return there; returns whether it does.
+    """If the job's queue has a ScoringWorker, let the job go back to the queue; returns whether it has one.
 
-    This does not count as an attempt.
+    The job then keeps all of its attempts.
     """
     has_others = bool(queue_workers(job.connection, job.origin).scoring)
     if has_others:

@@ -22,11 +22,11 @@ from rankmill.jobs.protocol.script import Script
 from rankmill.jobs.system import system
 
 UNRENEWED_SECONDS = 120
-"""No live process leaves a lease unrenewed for this long (s): ``heartbeat_seconds`` is a minute at most."""
+"""Each live process renews its leases within this time (s), as ``heartbeat_seconds`` is a minute at most."""
 
 BOUND = Script("jobs/protocol/lua/bound.lua")
-"""A Lua function for other scripts: leases end at most their length from now, or `UNRENEWED_SECONDS` if that
-is more.
+"""A Lua function for other scripts, which lets no lease end later than its length from now, or than
+`UNRENEWED_SECONDS` if that is more.
 """
 
 _BOUND_LEASES = Script("jobs/protocol/lua/bound_leases.lua", BOUND)
@@ -37,7 +37,10 @@ _HOLD = Script("jobs/protocol/lua/hold.lua")
 
 
 def hold(pipe: Any, key: str, holder: str, seconds: float, *, only_renew: bool) -> None:
-    """Begin or renew a lease that stays after it has lapsed, until another process takes the work."""
+    """Begin or renew a lease that stays after it has lapsed, until another process takes the work.
+
+    With `only_renew`, a lease that is gone is not begun again.
+    """
     _HOLD.run(pipe, [key], holder, seconds, int(only_renew))
 
 
@@ -49,8 +52,8 @@ def move(
     do: Callable[[Pipeline], object],
     until: float = math.inf,
 ) -> bool:
-    """End a lease or a pause in the transaction that moves its job by the commands of `do`; returns whether
-    it did.
+    """Move a job by the commands of `do`, and end its lease or pause, in one transaction; returns whether
+    this call moved the job.
 
     If the reply was lost, or another process has moved the job, the entry is gone and the job is not moved
     again.
@@ -140,12 +143,12 @@ class Leases:
 
 
 class Renewals:
-    """Knows when this process renewed its leases, and whether the lapsed leases of others can be trusted.
+    """Knows when this process renewed its leases, and whether the lapsed leases of others may be taken.
 
     Parameters
     ----------
     beat_seconds, lease_seconds
-        Seconds between two renewals, and of a lease.
+        Seconds between two renewals, and seconds that a lease lasts.
     """
 
     def __init__(self, beat_seconds: float, lease_seconds: float) -> None:

@@ -80,7 +80,10 @@ class ModelFigures(Collector):
         seconds: float | None,
         outputs: int = 1,
     ) -> None:
-        """Count a chunk's scores (NaN for none), `outputs` of each pair, and the seconds to its result."""
+        """Count a chunk's scores, and the seconds to its result if they are known.
+
+        Each pair has `outputs` scores, which are NaN if the pair has none.
+        """
         scored = scores[~np.isnan(scores)]
         with self._lock:
             figures = self._models.setdefault(name, _Figures())

@@ -1,5 +1,5 @@
-"""The queue: RQ's, with a waiting list for each run. Tenants and runs take turns by the number of pairs that
-they have had.
+"""RQ's queue with a waiting list for each run. Tenants and runs take turns by the number of pairs that they
+have had.
 
 RQ's own list contains the jobs that callers enqueue by name, and a chunk for each worker that waits at that
 list. All other chunks wait in the list of their run, or, for requests, in the list of their tenant.
@@ -28,12 +28,12 @@ _PROBES = 4
 """Number of jobs that are looked up to detect lost lists: those that a producer needs first."""
 
 _PUT_BACK_AT_ONCE = 1000
-"""Number of jobs that one script looks for; it reads all lists, and 100,000 jobs take tens of
+"""Most jobs that one script looks for; it reads whole lists, and lists of 100,000 jobs take tens of
 milliseconds.
 """
 
 _REMOVE_AT_ONCE = 100
-"""Number of jobs that one script removes, with their hashes and payloads, in about a millisecond."""
+"""Most jobs that one script removes, with their hashes and payloads, in about a millisecond."""
 
 _WAITING = Script("jobs/protocol/lua/waiting.lua")
 _TURNS = Script("jobs/protocol/lua/turns.lua", _WAITING)
@@ -50,7 +50,7 @@ _CLAIM_IDLE = Script("jobs/protocol/lua/claim_idle.lua", _WAITING)
 
 
 class Taken(NamedTuple):
-    """The result of an attempt to take a job: its id, empty if none, and the state of the queue.
+    """The result of an attempt to take a job: the job's id, empty if none was taken, and the queue's state.
 
     ``waiting`` is the number of waiting jobs, ``workers`` that of registered workers, and ``idle`` that of
     workers without work.
@@ -63,7 +63,7 @@ class Taken(NamedTuple):
 
 
 class OrderedQueue(RQQueue):
-    """RQ's queue, in which each job waits in the list of its run or tenant."""
+    """RQ's queue, in which each chunk waits in the list of its run or tenant."""
 
     @property
     def _places(self) -> list[str]:
@@ -87,10 +87,9 @@ class OrderedQueue(RQQueue):
         return self.key if run_id is None else keys.waiting(self.name, run_id)
 
     def place(self, client: Any, job_id: str | bytes, *, at_front: bool) -> None:
-        """Put a chunk that has waited before in front of the others of its run; put other jobs where RQ
-        wants.
+        """Put a job that RQ enqueues into its list: a chunk, which has waited before, always in front.
 
-        `at_front` is set for a job that a worker hands back; its run or tenant gets the turn back too.
+        `at_front` is set for a job that a worker hands back; its tenant and its run then get the turn back.
         """
         front = at_front or _run_of(job_id) is not None
         _PUT.run(client, self._places, int(front), int(at_front), job_id)
@@ -102,9 +101,8 @@ class OrderedQueue(RQQueue):
     def rescue(self, job_id: bytes, seen: bytes, now: float, seconds: float) -> None:
         """Put back a job that was taken and not begun, if an earlier call saw it so more than `seconds` ago.
 
-        The key `seen` has the time of that call.
-
-        A slow worker's job may be put back too early; the worker that begins it removes it from the queue.
+        The first call writes its time `now` to the key `seen`. A slow worker's job may be put back too early;
+        the worker that begins it removes it from the queue.
         """
         places = [*self._places, self.intermediate_queue_key, seen]
         _RESCUE.run(self.connection, places, job_id, now, seconds)
@@ -117,12 +115,12 @@ class OrderedQueue(RQQueue):
     def put_back(self, job_ids: Sequence[str]) -> int:
         """Put back the jobs of a run that are in no list, although by their hashes they wait, pause or run.
 
-        Returns the number of these jobs.
+        Returns how many were put back.
 
         If Redis has lost a list, no worker would ever find its jobs. All jobs are looked up only if one of
-        the first few is not found. This never puts a job into the queue twice; if a worker has the job but
-        lost its lease, the job may be scored twice. A list that has lost its place among the turns gets one
-        again.
+        the first few is not found. This never puts a job into the queue twice. If Redis has lost only the
+        lease of a job that a worker has, the job may be scored twice. A list that has lost its place among
+        the turns gets one again.
         """
         if not job_ids:
             return 0

@@ -14,7 +14,7 @@ from rankmill.jobs.contract.schema import Seconds, WireModel
 from rankmill.jobs.system import system
 
 ORDER_SECONDS = 3600
-"""Seconds after which an order expires that its worker does not read."""
+"""Unread orders to a worker expire this many seconds after the latest one."""
 
 MAX_ORDERS = 100
 """Most orders that wait for a worker; the oldest are dropped."""
@@ -58,7 +58,7 @@ def give_order(
 
 
 def ask_for_orders(pipe: Pipeline, worker: str, read: Sequence[bytes]) -> None:
-    """Add commands to `pipe` that delete the `read` orders; its last reply has the new ones."""
+    """Add commands to `pipe` that delete the `read` orders and list the others, which are its last reply."""
     key = keys.orders(worker)
     for raw in read:  # one by one, so that the transaction can be repeated
         pipe.lrem(key, 1, raw)  # type: ignore[arg-type]  # redis-py accepts bytes too

@@ -28,7 +28,7 @@ DEATHS = 3
 DAY = 86400
 
 _REFUSALS_SECONDS = 3600
-"""Seconds after which the reasons expire that workers give for refusing such a job."""
+"""Seconds for which Redis keeps the reasons why workers refuse such a job."""
 
 Text = str | None
 
@@ -88,7 +88,7 @@ def read_request(job: Job) -> Run:
 
 
 def survives(job: Job) -> None:
-    """Allow a job whose worker died to run again, even if its caller asked for no retries."""
+    """Allow a job of pairs whose worker died to run again, even if its caller asked for no retries."""
     if job.func_name == PAIRS_FUNCTION and job.retries_left is None:
         job.retries_left = DEATHS
 

@@ -16,7 +16,7 @@ from rankmill.jobs.runtime.patience import cannot_serve
 from rankmill.jobs.system import system
 
 UNUSED_SECONDS = 86400
-"""A queue without producers, workers and chunks for this many seconds is no longer listed."""
+"""A queue that no worker served and no run began in for this many seconds is no longer listed."""
 
 _FRESH_SECONDS = 1
 """Seconds for which a sum counts as fresh, so that the cost does not grow with the number of workers."""
@@ -42,13 +42,14 @@ def use_queues(pipe: Pipeline, names: Iterable[str]) -> None:
 
 
 def write_capacity(client: redis.Redis, queue: str, ttl: int) -> None:
-    """Sum up what the live workers of a queue claim ahead, in a key that producers read, for `ttl` seconds.
+    """Write how much the live workers of a queue claim ahead in all, for producers; this expires in `ttl`
+    seconds.
 
-    The first worker that calls does this for all; it does nothing if that was just done.
+    Does nothing if another worker wrote it less than a second ago.
     """
     connection: Any = client
     seconds = connection.pttl(keys.capacity(queue)) / 1000
-    # the expiry is later than that if the server's clock has jumped back
+    # an expiry that is later than `ttl` was written before the server's clock jumped back
     if ttl - _FRESH_SECONDS < seconds <= ttl:
         return
     reports = known_reports(client, listed_workers(client, queue)).values()

@@ -1,6 +1,4 @@
-"""Recovery of jobs whose worker failed, died or cannot score: it retries them, or reports a failure to the
-run.
-"""
+"""Recovery of jobs whose attempt failed or whose worker died: they run again, or their run gets a failure."""
 
 from __future__ import annotations
 
@@ -78,7 +76,7 @@ def failure_handler(store: RunStore) -> FailureHandler:
 
 
 def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> int:
-    """Put the jobs of a dead worker back into the queue now, without waiting for their leases to lapse.
+    """Put the jobs of a dead worker back, or give them up, now: without waiting for their leases to lapse.
 
     Parameters
     ----------
@@ -117,14 +115,13 @@ def clean_queue(
     handle
         From `failure_handler`.
     seconds
-        How long a lease lasts; also the longest time between a job's leaving the queue and its beginning in a
-        worker.
+        How long a lease lasts; a job that left the queue this long ago, and was not begun, is put back too.
     now
         Time of the server's clock when the caller renewed its own leases (s since 1970).
     trusts_leases
-        Whether a lapsed lease means that its worker is dead. If not, only what is safe is done: leases are
-        bounded, in case the server's clock has jumped back, and jobs that were lost with a connection are put
-        back.
+        Whether a lapsed lease means that its worker is dead. If not, only what is safe is done: leases and
+        reports are bounded, in case the server's clock has jumped back, and jobs that were lost with a
+        connection are put back.
     """
     _guarded(partial(bound_leases, queue.connection, queue.started_job_registry.key, seconds))
     _guarded(partial(bound_reports, queue.connection, queue.name, seconds))
@@ -158,8 +155,8 @@ def hand_on_abandoned(queue: Queue, handle: FailureHandler, until: float) -> Non
 
 def _hand_on(queue: Queue, handle: FailureHandler, read: Callable[[], Job | None], pipe: Pipeline) -> None:
     job = read()
-    # A job is QUEUED here if the producer sent it again after a lost reply, while a worker had it. That
-    # attempt counts too.
+    # A job is QUEUED here if the producer sent it again after a lost reply, while a worker had it. The
+    # worker's attempt counts too.
     if job and job.get_status(refresh=False) in {JobStatus.STARTED, JobStatus.QUEUED}:
         survives(job)
         handle(job, AbandonedJobError, AbandonedJobError(), None)
@@ -239,7 +236,7 @@ def _one_job(queue: Queue, raw_id: bytes) -> Iterator[Callable[[], Job | None]]:
 
 
 def _guarded(step: Callable[[], object]) -> None:
-    """Run a step and log its failure, so that the next steps still run."""
+    """Run a step; log a reply of Redis that refuses a command, so that the next steps still run."""
     try:
         step()
     except redis.ResponseError as error:

@@ -1,9 +1,9 @@
 """Refusals of runs: which workers refuse a run, why, and until when. If all live workers refuse it, the run
 ends.
 
-A worker is seen as live by its report, which it renews within a lease. The server may have lost the report of
-the only worker that can score a run, or that worker is being started again. So a run that some worker has
-begun ends only if all that are seen refuse it for as long as a lease.
+A worker counts as live if it has a report, which it renews within a lease. The server may have lost the
+report of the only worker that can score a run, or that worker may be starting again. So a run that a worker
+has begun ends only if all live workers refuse it for as long as a lease.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from rankmill.jobs.protocol.worker_report import queue_workers, taking_workers
 from rankmill.jobs.system import system
 
 _REPORT_SECONDS = 1.0
-"""Least seconds between two refusals that a worker records, because each also reads the refusals of
+"""Least seconds between two refusals of a run that a worker records, because each also reads the refusals of
 others.
 """
 
 _SERIES_SECONDS = 30.0
-"""Looks at a run are a series while the next one comes within this time and a lease: a worker with other work
-tries a refused run again after some 10 s, and when it has scored what it has claimed.
+"""If a worker refuses a run again within a lease and this time, the run counts as refused in between. A
+worker with other work tries a refused run again after some 10 s, and when it has scored what it has claimed.
 """
 
 _REMEMBERED = 1000
@@ -44,21 +44,23 @@ class RunRefusals:
         self._worker = worker
         self._lease_seconds = lease_seconds
         self._looks: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """When this worker has last looked who refuses a run, and since when all have refused it at each
-        look; both in monotonic seconds.
+        """By run: when this worker last read who refuses it, and since when all workers have refused it
+        (infinity if they do not); both in monotonic seconds.
         """
 
     def refuse(
         self, run_id: str, queue: str, reason: str, *, seconds: float, ttl: int, in_redis: bool = True
     ) -> str | None:
-        """Record that this worker cannot score a run; if no live worker of the queue can, returns why.
+        """Record that this worker cannot score a run; returns why the run must end, if no live worker of the
+        queue can score it.
 
-        The other parameters are as in `record`.
+        Otherwise, or if the last call for the run was less than a second ago, returns ``None``. The other
+        parameters are as in `record`.
         """
         last, since = self._looks.get(run_id, (-math.inf, math.inf))
         if system.monotonic() - last < _REPORT_SECONDS:
             return None
-        self._looks[run_id] = system.monotonic(), math.inf  # before: the reply to what it records may be lost
+        self._looks[run_id] = system.monotonic(), math.inf  # first, because the reply of Redis may be lost
         reasons = self.record(run_id, reason, seconds=seconds, ttl=ttl, in_redis=in_redis)
         scoring = queue_workers(self._client, queue).scoring
         live = taking_workers(self._client, scoring) | {self._worker}
@@ -82,8 +84,8 @@ class RunRefusals:
     ) -> dict[str, str]:
         """Record a refusal; returns all workers that refuse the run now, with their reasons.
 
-        A refusal counts for `seconds`, because its worker then tries again, and is kept for `ttl` seconds. A
-        run that should be `in_redis` but is not was cancelled.
+        A refusal counts for `seconds`, because its worker then tries again, and is kept for `ttl` seconds. If
+        the run should be `in_redis` but is gone, nothing is kept.
         """
         key = keys.refusals(run_id)
         now = server_time(self._client)
@@ -108,5 +110,5 @@ class RunRefusals:
             self._client.hdel(keys.refusals(run_id), self._worker)
 
     def _has_begun(self, run_id: str) -> bool:
-        """Whether some worker could score the run: it has settled how."""
+        """Whether some worker could score the run, and so has settled how it is scored."""
         return bool(self._client.exists(keys.settled(run_id)))

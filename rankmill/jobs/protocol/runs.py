@@ -1,4 +1,4 @@
-"""The state of runs in Redis; this module has most of its writes and reads.
+"""The state of runs in Redis, and most of the code that writes and reads it.
 
 A run is one submission, cut into chunks. Each chunk is a payload under its own key, and an RQ job that names
 it. Workers write results to the run's stream. The producer reads the results and deletes them, so Redis holds
@@ -41,7 +41,7 @@ _UNDER_WAY = frozenset(
 )
 
 _AT_ONCE = 500
-"""Jobs whose keys one command asks for or deletes, which takes a millisecond."""
+"""Most jobs whose keys are read or deleted at once, which takes about a millisecond."""
 
 _COUNT_ATTEMPTS = Script("jobs/protocol/lua/count_attempts.lua")
 _SETTLE = Script("jobs/protocol/lua/settle.lua")
@@ -119,7 +119,7 @@ class RunStore:
         return refuses_writes(self.redis)
 
     def restore(self, run: Run) -> None:
-        """Write the run to the server if it is not there.
+        """Write the run to the server if the run, or the stream of its results, is not there.
 
         The run expires `Run.ttl` seconds after its latest change.
         """
@@ -150,7 +150,7 @@ class RunStore:
         self._touch(pipe, run)
 
     def load(self, run_id: str) -> Run | None:
-        """Read the run; ``None`` if it was cancelled or has expired.
+        """Read the run; ``None`` if it has ended or expired.
 
         Raises
         ------
@@ -171,9 +171,9 @@ class RunStore:
     def settle(self, run: Run, mine: Settled, *, over: bool = False) -> Settled:
         """Settle what all chunks of the run are scored with; the first caller decides, and all get the same.
 
-        With `over`, the caller is a producer that already has results, and what it says replaces what Redis
-        has: the server may have lost what those results were scored with, and others may have settled
-        something else since.
+        If the run is gone, nothing is settled, and `mine` is returned. With `over`, the caller is a producer
+        that already has results, and what it says replaces what Redis has: the server may have lost what
+        those results were scored with, and others may have settled something else since.
         """
         facts = [word for name, fact in mine._asdict().items() for word in (name, fact or "")]
         places = keys.run(run.id), keys.settled(run.id)
@@ -224,8 +224,8 @@ class RunStore:
         pipe.expire(stream, ttl)
 
     def write_chunks(self, run: Run, chunks: DetachedChunks) -> None:
-        """Write which chunks a detached run has, so that any process can collect its results; the entry
-        expires with the run.
+        """Write which chunks a detached run has, so that any process can collect its results; this expires
+        `Run.ttl` seconds from now.
         """
         self.redis.set(keys.detached(run.id), chunks.written(), ex=run.ttl)
 
@@ -260,9 +260,9 @@ class RunStore:
         """Count failed attempts at chunks, each given by its number; nothing is counted for a run that is
         gone.
 
-        Workers call this, and producers do if a chunk is lost or its result is unusable. So a chunk has
-        `max_retries` + 1 attempts, however they end. The number 0 says that the first attempt at a piece of a
-        chunk begins.
+        Workers call this, and producers do if a chunk is lost or its result is unusable. So a chunk has at
+        most ``max_retries`` + 1 attempts, however they end. The number 0 says that a piece of a chunk was
+        sent.
 
         Returns
         -------
@@ -280,7 +280,7 @@ class RunStore:
             pipe.execute()
 
     def leave_notes(self, runs: Mapping[str, int], why: str) -> None:
-        """Leave a note with runs, given with their expiries in seconds, that some of their scores are wrong.
+        """Leave a note with runs that some of their scores are wrong; `runs` has the expiry of each (s).
 
         A run that is gone gets a note too, because the server may have lost the run, or another run may
         continue its file.
@@ -361,7 +361,7 @@ class RunStore:
         pipe.set(keys.progress(run.id), progress.written(), ex=run.ttl, xx=True)
 
     def row_errors(self, run_id: str) -> tuple[list[RowError], int]:
-        """The first rows without a score, of a run that a producer collects, and the number of damaged
+        """The first rows without a score of a run that a producer collects, and the number of damaged
         entries.
 
         Together these are at most `rankmill.jobs.contract.run.MAX_ROW_ERRORS`.
@@ -391,7 +391,7 @@ class RunStore:
         self.redis.zrem(keys.runs(), run.id)
 
     def missing(self, run: Run, chunks: Iterable[ChunkId]) -> list[ChunkId]:
-        """Chunks in flight whose job has failed or is no longer in Redis, so that no further result comes."""
+        """Those of `chunks` whose job has ended or is no longer in Redis, so that no further result comes."""
         waiting = list(chunks)
         with self.redis.pipeline(transaction=False) as pipe:
             # one field of the hash, because a heartbeat may have written a part of a lost job's hash
@@ -430,8 +430,8 @@ class RunStore:
         """
         pending, done = list(chunks), list(answered)
         pairs = [[keys.pairs(run.id, chunk) for chunk in batch] for batch in _batches([*pending, *done])]
-        # These keys have all pairs of most runs, because nobody deletes the other pairs if this process dies
-        # after the run is gone.
+        # The first batch of pairs, which is all pairs of most runs, goes together with the run, because
+        # nobody deletes pairs if this process dies after the run is gone.
         mine = [*keys.of_run(run.id), *(pairs[0] if pairs else ())]
         mine.append(keys.cancelled(run.id))
         # This is no transaction, because a full server refuses one, and it gets room only when runs end. The

@@ -31,7 +31,7 @@ MAX_LISTED = 100
 """Most entries in the list of jobs that were set aside; the oldest are dropped."""
 
 _LIST_TTL = 7 * 86400
-"""Seconds after which the list expires."""
+"""Seconds after its latest entry until the list expires."""
 
 _JOB_TTL = 86400
 """Expiry in seconds of the hash of a job that was set aside."""

@@ -38,7 +38,9 @@ Share = Annotated[float, Field(ge=0, le=1)]
 _MOST_LAST_REPORTS, _LAST_REPORTS_SECONDS = 100, 7 * 86400
 
 SCORING_FIELD = "scoring"
-"""Field in RQ's hash of a worker that marks a ScoringWorker; the hash stays for minutes after its death."""
+"""Field in RQ's hash of a worker that marks a ScoringWorker; the hash stays for minutes after the worker's
+death.
+"""
 
 Doing = Literal["", "loading", "proving"]
 """Why a worker does not score yet: it loads a model, or proves a new model's scores."""
@@ -60,9 +62,9 @@ LatencyCounts = Annotated[
 
 
 class GpuReport(WireModel):
-    """A worker's GPU: the share of time in which it is busy, bytes, and degrees Celsius; ``None`` if unknown.
+    """A worker's GPU: the share of time in which it is busy, its memory in bytes, and its temperature.
 
-    Everything that uses the GPU counts, not only this worker.
+    Everything that uses the GPU counts, not only this worker. ``None`` means unknown.
     """
 
     use: Share | None
@@ -87,11 +89,11 @@ class WorkerReport(WireModel):
     drained
         Whether the worker takes no new chunks.
     doing, doing_words
-        Why the worker does not score yet; and that with model and device, and how long it takes if known.
+        Why the worker does not score yet, as a key; and in words, with model, device and, if known, time.
     pace
-        Padded tokens that were scored in a second of forward lately; ``None`` if none were scored.
+        Padded tokens that were scored in a second of forwards lately; ``None`` if none were scored.
     answers
-        Results of the last orders.
+        Answers to the latest orders.
     claim_ahead
         Pairs that the worker claims ahead.
     cpu
@@ -207,7 +209,9 @@ def withdraw_worker(client: redis.Redis, name: str) -> None:
 
 
 def listed_workers(client: redis.Redis, queue: str) -> list[str]:
-    """Names in RQ's list of a queue's workers, including dead ones; RQ's own reader fails at odd bytes."""
+    """Names in RQ's list of a queue's workers, including dead ones; RQ itself fails at names that are not
+    UTF-8.
+    """
     listed = cast("set[bytes]", client.smembers(workers_of(queue)))
     return [key.decode(errors="backslashreplace").removeprefix(WORKER_PREFIX) for key in listed]
 
@@ -238,8 +242,8 @@ def worker_doings(client: redis.Redis, names: Iterable[str]) -> dict[Doing, str]
 def _died(client: Any, name: str) -> bool:
     """Whether a worker without a report is a dead ScoringWorker, or has ended since it was listed.
 
-    If the server has lost a worker's hash, RQ writes only the worker's state into it again, and not the mark
-    of a ScoringWorker.
+    If the server has lost a worker's hash, RQ writes only the worker's state into it again, without the birth
+    and the mark of a ScoringWorker.
     """
     try:
         born, mark = client.hmget(WORKER_PREFIX + name, "birth", SCORING_FIELD)

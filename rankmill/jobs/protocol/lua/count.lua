@@ -1,5 +1,5 @@
--- Adds to the accounts what parts of a run have used, each part once: as long as the run's stream has the part's
--- entry, which is deleted here, or until the set has it. For the entry 'end' and XDEL the stream itself is deleted.
+-- Adds to the accounts what parts of a run have used. A part counts only if this script deletes its entry from the
+-- run's stream (XDEL) or adds it to a set (SADD), so it counts once. For the entry 'end', XDEL deletes the stream.
 -- KEYS: the stream of results or the set of entries, the accounts.
 -- ARGV: XDEL or SADD, expiry of the accounts (s), most entries of a day, group, name of the tenant, model;
 --   then for each part its entry, the number of its devices, and for each device its name and five amounts.

@@ -1,5 +1,5 @@
 -- For take.lua; it uses pushing.lua. Moves jobs from the front of RQ's list to the front of the lists where they
--- belong: stock RQ has put them there, or the worker that they were for is gone. A job by name stays.
+-- belong. Stock RQ has put them into its list, or the worker that they were for is gone. A job by name stays.
 local function bring_strays()
   for _ = 1, 64 do
     local id = redis.call('LINDEX', rq, 0)
@@ -10,8 +10,8 @@ local function bring_strays()
   end
 end
 local costs
--- Finds the first in the turns of `scope` that has a job, counts its turn, and returns the job. `try` returns a job or
--- nil, and whether jobs wait there that this worker leaves alone.
+-- Finds the first tenant or run in the turns of `scope` that has a job, counts its turn, and returns the job. `try`
+-- returns a job of the tenant or run, or nil, and whether it has jobs that this worker leaves alone.
 local function next_of(scope, try)
   local turns, skipped = base .. 'turns:' .. scope, 0
   while true do
