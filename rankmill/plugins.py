@@ -94,7 +94,7 @@ def load(seam: Seam, name: str) -> Any:
     KeyError
         No installed package adds that name.
     ConfigError
-        The plugin cannot be imported; the message says what to install.
+        The plugin cannot be imported, or several packages add the name; the message says what to do.
     """
     ours = [point for point in _ours() if (point.group, point.name) == (seam, name)]
     return _load(ours or _named(seam)[name])
@@ -132,7 +132,7 @@ def _load(points: list[EntryPoint]) -> Any:
 
 @cache
 def _ours() -> EntryPoints:
-    """Rankmill's own entry points, because reading them takes a fraction of the time for all packages.
+    """Rankmill's own entry points, which are read in a fraction of the time for those of all packages.
 
     Raises
     ------

@@ -61,7 +61,7 @@ Scoring: TypeAlias = Callable[..., float | Sequence[float] | str]
 """What `FakeWorkers` takes as ``score``: a function from texts to a score, several scores, or a reason."""
 
 URL = "redis://fake.invalid:6379/0"
-"""A server that does not exist, in case something looks for it."""
+"""URL of a server that does not exist, for code that asks a client for its URL."""
 
 _LOOK_SECONDS = 0.005
 _MOST_TOKENS = 512

@@ -50,7 +50,7 @@ HELP = {
     "prompt_template": "Jinja file, or the name of a shipped template; none: only the two texts.",
     "label": "Name or number of the output to use as score.",
     "all_labels": "Write a column for each output of the model.",
-    "deterministic": "Equal bits for equal pairs, in any order, chunks and workers.",
+    "deterministic": "Give equal pairs the same bits, in any order, in all chunks and on all workers.",
     "long": "Passages over the limit: cut, score overlapping windows (the best or their mean), or refuse.",
     "truncation_side": "Where to cut texts over the limit: right (the end) or left.",
     "max_passage_tokens": "Most tokens of a passage.",
@@ -143,7 +143,8 @@ def command(
 def group(name: str) -> Callable[[Function], click.Group]:
     """A `click.group` that also runs without a command's name; otherwise like `command`.
 
-    The group's function gets a connection to the server. A subcommand gets ``--redis`` and ``--config``.
+    The group's function gets a connection to the server. A subcommand gets the group's ``--redis`` and
+    ``--config`` as defaults.
     """
 
     def wrap(function: Function) -> click.Group:
@@ -270,7 +271,7 @@ class SampleOptions(CommandOptions):
     label_column: Column | None = None
     """Column with the relevance as a number; also report nDCG@10."""
     sample: Annotated[int, Field(ge=2)] = 2000
-    """Number of rows to score: random ones, up to 50 of each query first."""
+    """Number of random rows to score; more than 50 of a query only if there are too few others."""
     query_column: Column = "query"
     """Column with the query."""
     passage_column: Column = "passage"
@@ -283,7 +284,7 @@ class NewTable(CommandOptions):
     output: StoredPath
     """File to write: .parquet, .arrow, .feather, .csv, .tsv or .jsonl; or - for standard output."""
     output_format: Column | None = None
-    """Format of the output.  [default: by its name; for standard output, that of the input]"""
+    """Format of the output.  [default: by the output's name; for standard output, the format of the input]"""
 
 
 def of(model: type[CommandOptions], called: str = "asked") -> Option:

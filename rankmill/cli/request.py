@@ -16,7 +16,7 @@ SETTINGS = (
     "all_labels", "long", "long_stride", "truncation_side", "max_passage_tokens", "deterministic", "queue",
     "tenant", "weight", "chunk_size",
 )  # fmt: skip
-"""Settings that say how files are scored, wherever they are."""
+"""Settings that say how files are scored, by the command itself or by runners."""
 
 GROUPS = {
     "Most used": "output models top_k query_column passage_column",

@@ -38,7 +38,7 @@ class View:
         if not watch:
             self._print(read_cluster(client), as_json)
             return
-        with suppress(KeyboardInterrupt):  # this ends it
+        with suppress(KeyboardInterrupt):  # Ctrl-C ends the view
             self._watch(client, as_json)
 
     def _watch(self, client: redis.Redis, as_json: bool) -> None:

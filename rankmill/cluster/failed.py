@@ -130,7 +130,7 @@ def _results(job: str) -> str:
 
 
 def _reason(queue: OrderedQueue, job: Job) -> str:
-    """The last line of a job's last error."""
+    """The last line of a job's last error; words that say so if the job has none."""
     connection: Any = queue.connection
     streams = connection.xread({_results(job.id): "0-0"})
     if not streams:

@@ -28,8 +28,8 @@ class WorkerOutOfReach(RankmillError):
 class OrderOutcome(BaseModel):
     """The outcome of an order to a worker, as far as it is known.
 
-    ``waiting`` means that it is not carried out yet, but may be; ``gone`` means that the worker has ended,
-    is lost, or was started again.
+    ``waiting`` means that the order is not carried out yet, but still may be; ``gone`` means that the worker
+    has ended, is lost, or was started again.
     """
 
     model_config = ConfigDict(frozen=True)

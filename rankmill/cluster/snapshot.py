@@ -182,10 +182,7 @@ def read_cluster(client: redis.Redis, *, page: int = 0, page_size: int = PAGE_RU
 
 
 class _Reader(Look):
-    """Reads a snapshot."""
-
     def snapshot(self, page: int, page_size: int) -> Snapshot:
-        """Read the snapshot."""
         now = self.now
         # the arguments are desc, withscores, score_cast_func, byscore and bylex
         latest_first = (True, False, float, True, False)

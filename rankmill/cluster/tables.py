@@ -44,7 +44,10 @@ _STYLES = {
 
 @dataclass(frozen=True)
 class Overview:
-    """Shows verdict, first runs, queues and workers; in a terminal as many workers as fit, trouble first."""
+    """Shows the verdict, the first runs, the queues and the workers.
+
+    Workers in trouble come first. A terminal shows only as many workers as fit.
+    """
 
     cluster: Snapshot
     most_runs: int
@@ -282,7 +285,10 @@ def _alarm(count: int) -> Text:
 def table(
     rows: Iterable[Row], columns: Mapping[str, Callable[[Row], str | Text]], *, left: str, unbroken: str = ""
 ) -> Table:
-    """A table of `columns`; those named in `left` are left-aligned, the others right-aligned."""
+    """A table of `columns`; those named in `left` are left-aligned, the others right-aligned.
+
+    The texts in the column called `unbroken` are not broken into lines.
+    """
     made = Table(box=None, header_style="bold", pad_edge=False)
     for name in columns:
         justify: Literal["left", "right"] = "left" if name.replace(" ", "-") in left.split() else "right"

@@ -52,7 +52,7 @@ class Gauge(NamedTuple):
 
 
 class RunFigures(BaseModel):
-    """How far a run has come; ``rows`` (the total) and ``seconds_left`` are ``None`` if unknown."""
+    """How far a run has come; ``rows`` is the total. A field is ``None`` if its value is unknown."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -143,8 +143,8 @@ class Watch:
     """What an extension adds to the views of a cluster."""
 
     kinds: ClassVar[Mapping[str, str]] = {}
-    """Kinds of the extension's faults, each with the kind of the next worse fault; after an unknown kind, a
-    fault comes last.
+    """Kinds of the extension's faults, each with the next worse kind; a kind comes last if the kind that is
+    given as worse is unknown.
     """
 
     nothing: ClassVar[Seen] = Seen()
@@ -247,7 +247,10 @@ def checked_gauges(seen: Seen) -> list[Gauge]:
 
 
 def ask_extensions(question: Callable[[Watch], T]) -> Iterator[T]:
-    """The answers of the extensions; an extension that fails is left out, with a warning that names it."""
+    """The answers of the extensions; an extension that fails is left out, with a warning that names it.
+
+    Errors of rankmill, the server and the operating system are raised instead.
+    """
     for name, watch in watches().items():
         try:
             answer = question(watch)
@@ -264,7 +267,7 @@ def _reason(error: Exception) -> str:
 
 
 def find_watched(client: redis.Redis, settings: Settings, run_id: str) -> WatchedRun | None:
-    """A run that an extension's processes carry out, by its id or the beginning of it."""
+    """The run with this id, or beginning of an id, that an extension's processes carry out; else ``None``."""
     runs = ask_extensions(lambda watch: watch.find(client, settings, run_id))
     return next((run for run in runs if run), None)
 

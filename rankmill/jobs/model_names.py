@@ -86,7 +86,7 @@ class CacheRoom(Protocol):
         """Remove what was unused for longest, until `needed` more bytes fit; returns how many bytes are
         lacking.
 
-        The folder `keep` stays. If `needed` bytes cannot be freed, nothing is removed.
+        The folder `keep` stays. If `needed` is more than the cache may ever have, nothing is removed.
         """
 
 

@@ -286,7 +286,7 @@ class ScoringWorker(RQWorker):
         self._orders.news.set()
 
     def _tell_proof(self, spec: ScoreSpec, time: ProofTime) -> None:
-        """Tell that a model is proven, and how long that takes once it is known."""
+        """Tell that a model's scores are being proven, and how long that takes once this is known."""
         self._tell("proving", lambda: f"proving {self._where(spec)}, once on each host{time}")
         if str(time):
             logger.info("%s", self._doing_words())

@@ -207,8 +207,8 @@ def _is_a_reply(error: BaseException) -> bool:
 
 
 def impatient(client: redis.Redis, seconds: float = _PROBE_SECONDS) -> redis.Redis:
-    """Make a client of the same server whose commands are tried once; to connect and to answer may take
-    `seconds` each.
+    """Make a client of the same server that tries each command once, and waits `seconds` for a connection and
+    for a reply.
     """
     pool = client.connection_pool
     options = {
@@ -230,7 +230,7 @@ def unreachable(client: redis.Redis) -> str | None:
 
 
 def refuses_writes(client: redis.Redis) -> str | None:
-    """Why a server that answers refuses writes now, in one line; ``None`` if it accepts them.
+    """Why the server accepts no writes now, in one line; ``None`` if it accepts them.
 
     The test writes a key that expires at once. For a user without write permission the answer is ``None``.
     """

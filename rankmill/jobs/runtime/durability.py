@@ -37,8 +37,8 @@ _said: set[tuple[str, str]] = set()
 
 
 class Risk(BaseModel):
-    """What the server may lose by its settings; ``is_known`` is false if the server does not tell that
-    setting.
+    """What the server may lose by its settings; ``is_known`` is false if the server does not tell whether the
+    risk exists.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -100,7 +100,7 @@ def worker_name(device: str, process: str, environ: Mapping[str, str] = os.envir
 
 
 def cpu_name() -> str:
-    """The CPU's name."""
+    """The CPU's name, or its architecture if the system does not tell the name."""
     return _cpu_field("model name") or platform.processor() or platform.machine()
 
 

@@ -72,7 +72,7 @@ def serve(
     Raises
     ------
     ConfigError
-        The process cannot listen there.
+        The address is not valid, or the process cannot listen there.
     """
     host, first = split_address(setting, address, usual)
     if names is not None or is_loopback(host):
@@ -275,7 +275,7 @@ def split_address(setting: str, address: str, usual: int | None = None) -> tuple
     Raises
     ------
     ConfigError
-        The text is not an address.
+        The text is not an address, or does not name a port although `usual` is not given.
     """
     try:
         parts = urlsplit(f"//{address}")

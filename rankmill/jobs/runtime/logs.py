@@ -38,7 +38,7 @@ _ids: ContextVar[Mapping[str, str | int]] = ContextVar("ids", default={})  # noq
 
 @contextmanager
 def about(**ids: str | int) -> Iterator[None]:
-    """Add `ids` (``run``, ``chunk``, ``job``, ``worker``) to every line that this thread logs inside."""
+    """Add `ids` (``run``, ``chunk``, ``job``, ``worker``) to what this thread logs in the ``with`` block."""
     token = _ids.set({**_ids.get(), **ids})
     try:
         yield
@@ -48,7 +48,7 @@ def about(**ids: str | int) -> Iterator[None]:
 
 @contextmanager
 def about_job(job_id: str) -> Iterator[None]:
-    """Add the ids of a job, its run and its chunk to every line that this thread logs inside."""
+    """Add the ids of a job, its run and its chunk to what this thread logs in the ``with`` block."""
     run, chunk = keys.parse_job_id(job_id) or (None, None)
     ids = {"run": run, "chunk": None if chunk is None else parent_of(chunk), "job": job_id}
     with about(**{name: value for name, value in ids.items() if value is not None}):
@@ -103,7 +103,7 @@ class JsonLines(io.TextIOBase):
     """Standard error that turns each line into a line of JSON; a line that is written over counts in its last
     state.
 
-    A line that is an object of JSON stays, such as score-file's summary beside scores on standard output.
+    A line that is an object of JSON stays as it is; score-file's summary is such a line.
 
     Parameters
     ----------
@@ -204,7 +204,7 @@ class _Json(logging.Formatter):
 
 
 def _note_ids(record: logging.LogRecord, ids: Mapping[str, str | int]) -> bool:
-    """Store the ids in the record, in the thread that logs it."""
+    """Store the ids in the record now, because only the thread that logs it knows them."""
     record.ids = {**ids, **_ids.get()}
     return True
 

@@ -30,7 +30,7 @@ def remember_password(password: object) -> None:
 
 
 def without_line_end(value: object) -> object:
-    """Remove the line end that files and ``echo`` add to a secret."""
+    """Remove white space around a secret, such as the line end that files and ``echo`` add."""
     return value.strip() if isinstance(value, str) else value
 
 
@@ -71,7 +71,7 @@ def mask_url(url: str) -> str:
 
 
 def mask_passwords(text: str) -> str:
-    """Replace API keys, passwords of URLs, and all remembered passwords in `text` with ``***``.
+    """Replace passwords of URLs, all remembered passwords, and the secret parts of API keys with ``***``.
 
     >>> mask_passwords("no redis://me:p@ss@host:6379/0, nor redis://host?password=secret&db=1 there")
     'no redis://me:***@host:6379/0, nor redis://host?password=***&db=1 there'

@@ -32,7 +32,7 @@ AUTH_SECONDS = 60
 _REMIND_SECONDS = 30
 
 _CUT_OFF_SECONDS = 0.1
-"""If a connection breaks after more seconds than this, the server had served it, so a new wait begins."""
+"""If a command's connection breaks after more seconds than this, the server served it: a new wait begins."""
 
 _LOOK_SECONDS = 0.5
 """Seconds between two calls of the caller's `look` during a wait."""
@@ -256,8 +256,8 @@ class Patience(Retry):
     seconds
         Longest wait of a command (``redis_wait_seconds``).
     give_up
-        Called with the error when this longest wait is over, but not a shorter one of `waiting`, before the
-        error is raised; it may end the process.
+        Called with the error, before it is raised, when a command has waited for `seconds`, but not when a
+        shorter wait of `waiting` is over. It may end the process.
 
     Raises
     ------
@@ -333,7 +333,7 @@ class Patience(Retry):
                     if _was_cut_off(error, system.monotonic() - began):
                         failures, since = 0, system.monotonic()
                     failures += 1
-                    since = since or began  # a server that is silent has already been waited for
+                    since = since or began  # the time in which a silent server did not reply counts too
                     try:
                         fail(error, failures) if with_failure_count else fail(error)
                     finally:  # `fail` raises if keys were watched; the caller then starts again

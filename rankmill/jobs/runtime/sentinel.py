@@ -140,7 +140,7 @@ class MasterFinder:
     def _note(self, sentinel: Address, master: Address) -> None:
         self._found, self._asked = master, system.monotonic()
         others = [other for other in self._sentinels if other != sentinel]
-        self._sentinels = [sentinel, *others]  # ask the one that answered first, the next time
+        self._sentinels = [sentinel, *others]  # the next call first asks the one that has answered
 
     def _ask(self, host: str, port: int) -> Address | None:
         options = {

@@ -510,7 +510,13 @@ def _read(path: Path) -> dict[str, Any]:
 def config_file(
     config: str | os.PathLike[str] | None = None, environ: Mapping[str, str] = os.environ
 ) -> Path | None:
-    """Find the config file for `load_settings`: the file at that path, else the shipped one of that name."""
+    """Find the config file for `load_settings`: the file at that path, else the shipped one of that name.
+
+    Raises
+    ------
+    ConfigError
+        A name without a folder and an ending is that of no file.
+    """
     config = config or environ.get("RANKMILL_CONFIG")
     if not config:
         return None

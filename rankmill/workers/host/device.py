@@ -1,7 +1,7 @@
 """The devices of this machine: which one ``auto`` means, and the defaults that depend on it.
 
 Until a model is loaded, only this module asks PyTorch about devices, so a device is not touched before a
-worker uses it. PyTorch is not imported on machines without a GPU, because a worker may not need it.
+worker uses it. On machines without a GPU it does not import PyTorch, because a worker may not need it.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def int8_overflows() -> bool:
 
 
 def empty_cache(device: str) -> None:
-    """Return memory that PyTorch has cached to the device."""
+    """Give the device back the memory that PyTorch keeps in its cache."""
     if device == "cpu":
         return
     import torch

@@ -95,8 +95,10 @@ def check_files(source: str | Path, revision: str | None) -> None:
 
 
 def model_file(source: str | Path, revision: str | None, name: str) -> Path | None:
-    """Path of a model's file on this disk; it is fetched if necessary. ``None`` if the model does not have
-    it.
+    """Path of a model's file on this disk; it is fetched if necessary.
+
+    Returns ``None`` if the model does not have the file, or if the file would have to be fetched and the hub
+    does not answer.
 
     Parameters
     ----------

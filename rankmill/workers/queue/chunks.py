@@ -63,11 +63,11 @@ class ChunkClaim:
     Attributes
     ----------
     run
-        The run, once it is read; pairs, run and result are in Redis under keys of their own.
+        The run; ``None`` before it is read.
     engine, work
-        What scores the chunk, once its pairs are fetched and tokenized.
+        The engine that scores the chunk, and the chunk's work; ``None`` before the chunk is tokenized.
     fast
-        Whether a fast tokenizer library may have tokenized it.
+        Whether a fast tokenizer library may have tokenized the chunk.
     claimed, started
         Monotonic times in seconds: when the job was claimed, and when its scoring began, moved later by the
         time that loading its model took.
@@ -157,7 +157,10 @@ class ChunkClaim:
         return self.store.exists(self.run_id)
 
     def finish(self, result: ChunkResult | None) -> None:
-        """End the job and write its result, if it has one, in one transaction."""
+        """End the job and write its result, if it has one, in one transaction.
+
+        If the server refuses the result because of its size, a failure of the run is written instead.
+        """
 
         def write(pipe: redis.client.Pipeline) -> None:
             if result is not None:
@@ -245,7 +248,7 @@ class ChunkScorer:
     refusals
         The models and runs that this worker refuses now.
     pipeline
-        Scores the works that chunks become.
+        Scores the works that are made of chunks.
     """
 
     def __init__(
@@ -294,8 +297,8 @@ class ChunkScorer:
         self._refusals.check(weights_key(self.spec(run)))
 
     def reads(self, run: Run) -> bool:
-        """Whether the files of the run's model are still being read, which must end before it is loaded; the
-        first call begins it.
+        """Whether the files of the run's model are still being read, so that the model cannot be loaded yet.
+        The first call begins the reading.
         """
         spec = self.spec(run)
         return not self._engines.has(spec) and self._reading.goes_on(spec)

@@ -15,8 +15,8 @@ from rankmill.workers.engine.pipeline import PriorityTurns
 
 _LEFT_ALONE_SECONDS = 1.0
 _REFUSED_SECONDS = 10.0
-"""Seconds after a worker has handed back a chunk that it cannot score: first it leaves the run alone, then it
-takes that run only after all others.
+"""After a worker has handed back a chunk that it cannot score, it leaves the run alone for the first time
+(s), and then takes it only after all other runs, until the second time (s) is over.
 """
 
 _KEEP = 4
@@ -91,7 +91,8 @@ class ClaimOrder:
         requests, bulk
             Pairs of each priority that are claimed and not scored.
         hungry
-            Whether the device may soon run out of bulk work, even if the worker has already claimed its part.
+            Whether the device may soon run out of work; then bulk work may be claimed even if the worker has
+            its part already.
         """
         priorities: list[Priority] = ["request"] if requests < self._claim_ahead else []
         most: float = self._claim_ahead

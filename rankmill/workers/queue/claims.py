@@ -36,7 +36,7 @@ from rankmill.workers.rq.worker import RQWorker
 
 GROUP = 8
 GROUP_SECONDS = 3.0
-"""Models are loaded in place of others when this many jobs are put aside for them, or when one has waited
+"""Claims that need another model loaded begin when this many of them are ready, or when the oldest has waited
 this many seconds.
 """
 
@@ -77,10 +77,11 @@ class ModelQueue:
         return claims
 
     def take(self, more_to_come: Callable[[], bool], reading: Callable[[Run], bool]) -> list[ChunkClaim]:
-        """Take the claims of the model that has waited longest, if a group of claims is ready, whatever their
-        models, or if that model has waited for long, or if no more jobs come.
+        """Take the claims of the model that has waited longest; none if it is too early.
 
-        Claims whose model's files are still read (`reading`) keep waiting.
+        It is too early while more jobs come, fewer than `GROUP` claims are ready, whatever their models, and
+        the oldest has not waited for `GROUP_SECONDS`. A claim is ready if the files of its model are not
+        being read any more (`reading`).
         """
         ready = [(model, claim) for model, claim in self._waiting if claim.run and not reading(claim.run)]
         if not ready:
@@ -96,7 +97,7 @@ class ModelQueue:
 
 @dataclass
 class Answered:
-    """The runs that a worker has answered, in order, with their expiries in seconds; 0 means not in Redis.
+    """The runs that a worker has answered, in order, with their expiries in seconds (0 if not in Redis).
 
     ``since`` is when the worker began to give these answers, in seconds since 1970.
     """
@@ -113,8 +114,8 @@ class Answered:
 
 
 def loaded_as(model: Model) -> tuple[object, ...]:
-    """The key for what a model's probes prove: its precision and files count, because one model may be loaded
-    in several.
+    """The key of a loaded model: a name is not enough, because a model may be loaded in several precisions
+    and revisions.
     """
     return model.name, model.revision, model.backend.name, model.backend.precision, model.kind
 
@@ -182,8 +183,8 @@ class Claims:
         """Claim a job and let its chunk be scored.
 
         A job whose model would evict another one is put aside first (`ModelQueue`). A suspect job, which may
-        kill its worker, is scored by itself. Such a job is claimed only when the pipeline is empty. Otherwise
-        a row of another chunk could kill the worker, and that would count as a failed attempt at this job.
+        kill its worker, is scored by itself. It is claimed only when the pipeline is empty. Otherwise a row
+        of another chunk could kill the worker, and that would count as a failed attempt at the suspect job.
         """
         with self._set_aside_if_damaged(job, queue):
             if suspect := is_suspect(job):
@@ -353,7 +354,7 @@ class Claims:
         self.hand_back(claim.job.id, to_others=True)
 
     def _fail(self, claim: ChunkClaim, error: Exception) -> None:
-        """Record a failed attempt, which RQ handles."""
+        """Record a failed attempt, unless the job was handed back."""
         if not self._ends(claim):
             return  # the job was handed back
         claim.span.record_exception(error)
@@ -395,7 +396,7 @@ class Claims:
             record.add(claim.run_id, claim.job.run_ttl if claim.in_redis else 0)
 
     def _ends(self, claim: ChunkClaim) -> bool:
-        """Whether the caller must end the claim, because no other thread has ended it."""
+        """Take a claim out of `unanswered`; returns whether it was there, so that the caller must end it."""
         with self._lock:
             if self.unanswered.get(claim.job.id) is not claim:
                 return False

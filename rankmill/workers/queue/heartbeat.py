@@ -39,7 +39,7 @@ class WorkerHeartbeat(Periodic):
     wedged
         Returns whether a forward, a load or a tokenizer hangs and will never end.
     handle_failure
-        Records given-up jobs in their runs.
+        From `failure_handler`; called for the jobs of dead workers.
     on_beat
         Called with each heartbeat.
     orders
@@ -142,7 +142,7 @@ class WorkerHeartbeat(Periodic):
                     worker.connection.delete(queue.registry_cleaning_key)
 
     def _lock(self, queue: OrderedQueue) -> bool:
-        """Whether this worker cleans the queue now.
+        """Take the lock for cleaning a queue; returns whether this worker has it now.
 
         RQ's own lock lasts 15 minutes, and a lock that was taken before the server's clock jumped back may
         last for hours. So a lock that lasts longer than a heartbeat counts as abandoned.

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Orders:
-    """Drains and resumes this worker, and loads and unloads its models, by order.
+    """Drains and resumes this worker, and loads and unloads its models, as orders say.
 
     Parameters
     ----------
@@ -134,7 +134,10 @@ class Orders:
         self.warm_again()
 
     def warm_again(self) -> None:
-        """Try the `cold` models again, each after a pause that doubles; raises `DeviceLost`."""
+        """Try again to load the `cold` models whose pause is over; the pause grows with each failure.
+
+        Raises `DeviceLost`.
+        """
         for model in [model for model in self.cold if not self._pauses.why(model)]:
             began = system.monotonic()
             try:

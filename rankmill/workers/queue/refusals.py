@@ -12,7 +12,7 @@ PAUSE = Backoff(first=1.0, longest=60.0)
 """Pauses before a worker tries a refused model or run again."""
 
 _FORGET_SECONDS = 600.0
-"""Seconds after its pause until a refusal that no chunk has tested is forgotten."""
+"""A refusal is forgotten if no chunk tests it for this many seconds after its pause."""
 
 _REMEMBERED = 1000
 """Most refused models and runs that a worker remembers."""

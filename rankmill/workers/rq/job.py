@@ -62,7 +62,7 @@ class LeasedJobs(StartedJobRegistry):
     def add_execution(self, execution: Execution, pipeline: Pipeline, ttl: int = 0, xx: bool = False) -> int:
         """Begin the lease of a claimed job; with `xx`, renew it."""
         hold(pipeline, self.key, execution.composite_key, ttl, only_renew=xx)
-        return 0  # the real reply comes with the pipeline's
+        return 0  # the real reply is among the pipeline's replies
 
 
 class ScoringJob(Job):
@@ -85,6 +85,8 @@ class ScoringJob(Job):
         ------
         ForeignJobError
             The job asks for something other than scores.
+        WireError
+            The job's arguments do not name a run and a chunk.
         """
         if self.has_pairs:
             return run_id_of_request(self.id), 0
@@ -97,7 +99,7 @@ class ScoringJob(Job):
 
     @property
     def run_ttl(self) -> int:
-        """The run's expiry in seconds, which its jobs have too."""
+        """The expiry of the job's run in seconds, which is also the job's; a day if the job sets none."""
         ttl = int(self.failure_ttl or 0)
         return ttl if ttl > 0 else DAY
 

@@ -63,7 +63,7 @@ class TooLong(BaseException):
 
 
 class DeathPenalty(UnixSignalDeathPenalty):
-    """RQ's alarm, which raises `TooLong` in the main thread; one within another stops the other's clock."""
+    """RQ's alarm, which raises `TooLong` in the main thread; an inner alarm stops the outer one's clock."""
 
     _waiting: ClassVar[list[DeathPenalty]] = []
 
@@ -100,8 +100,8 @@ class DeathPenalty(UnixSignalDeathPenalty):
 
     @classmethod
     def is_overdue(cls) -> bool:
-        """Whether the limit that runs has been over for so long that the main thread will never react; other
-        threads ask this.
+        """Whether the innermost limit ended so long ago that the main thread will never react; other threads
+        ask this.
         """
         now = system.monotonic()
         return any(now - limit._began > limit._timeout + _GRACE_SECONDS for limit in cls._waiting[-1:])
@@ -160,7 +160,7 @@ class RQWorker(SimpleWorker):
         """
 
     def stop_soon(self) -> None:
-        """Stop at the next check, and not in the middle of what the signal interrupted."""
+        """Prepare to stop at the next check, and not in the middle of what a signal interrupted."""
 
     # What a subclass uses.
 
@@ -213,10 +213,11 @@ class RQWorker(SimpleWorker):
         self.name = name
 
     def claim(self, job: ScoringJob, queue: OrderedQueue) -> HeldJob | None:
-        """Begin a job in one step instead of RQ's two; ``None`` if it is gone or another worker has it.
+        """Begin a job in one step instead of RQ's two; ``None`` if it is gone, has failed, or another worker
+        has it.
 
-        From now on the job expires when its run does, or never if its ``failure_ttl`` is -1. Until now the
-        job expires by its own ``ttl``, which may be shorter than the scoring takes.
+        Afterwards the job expires when its run does, or never if its ``failure_ttl`` is -1. Before, it
+        expires by its own ``ttl``, which may be shorter than the scoring takes.
         """
         with self.connection.pipeline() as pipe:
             execution = Execution.create(job, self.lease_seconds, pipeline=pipe, worker_name=self.name)
@@ -361,8 +362,8 @@ class RQWorker(SimpleWorker):
         super().register_death()  # type: ignore[no-untyped-call]
 
     def unsubscribe(self) -> None:
-        """Unsubscribe as RQ does, but tell the thread to end before its last message comes, because it would
-        wait for another one.
+        """Unsubscribe as RQ does, but first tell the thread to end; otherwise it would wait for one message
+        more after the last.
         """
         if self.pubsub_thread:
             self.pubsub_thread.stop()
