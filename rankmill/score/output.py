@@ -187,7 +187,8 @@ class OutputTarget:
 
 
 def find_target(request: FileRequest, files: Sequence[InputFile]) -> OutputTarget:
-    """The requested output, or else ``<input stem>.scored.parquet`` beside the input, as a file or a folder.
+    """The requested output; by default a file or a folder beside the input, whose name is the input's stem,
+    ``.scored`` and, for a file, the format's ending.
 
     Raises
     ------

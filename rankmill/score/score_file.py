@@ -310,8 +310,7 @@ def _end_last_run(store: RunStore, journal: Journal) -> None:
 
 
 def drop_last_run(output: OutputFile, models: int, store: RunStore) -> None:
-    """Delete from Redis the run that a dead process has begun for an output, if nobody will continue that
-    output.
+    """Delete from Redis the run that a dead process has begun for an output that nobody will continue.
 
     The output's folder stays as it is if it has scored rows. Raises what `Workspace` raises.
     """

@@ -50,8 +50,8 @@ T = TypeVar("T")
 _PROBE_SECONDS = 5
 _PATROL_SECONDS = 0.2
 _PATROL_SECONDS_PER_RUN = 0.01
-"""Each waiting run adds this to the seconds between two checks of the server by one run, so that each of many
-runs checks less often.
+"""A waiting run checks the server after at least the first number of seconds, and after at least the second
+one for each run that waits, so that many runs check less often.
 """
 
 _BEGINNING = 32

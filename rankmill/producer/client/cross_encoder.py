@@ -72,10 +72,10 @@ class CrossEncoder:
     ``chunk_size``, ``attn_implementation``, ``device_map``) are accepted, but the workers decide. Other
     arguments that cannot be obeyed are refused by name: ``modules``, ``trust_remote_code``, ``cache_folder``,
     ``local_files_only`` (except for a folder), ``token``, ``classifier_dropout``, ``keep_in_fp32_modules``,
-    entries of ``model_kwargs``, ``processor_kwargs`` and ``config_kwargs`` that change scores and are not
-    listed here, and assignments to most attributes. torch is imported only for tensors as results, for an
-    ``activation_fn`` other than `torch.nn.Identity` and `torch.nn.Sigmoid`, and for `device`; transformers is
-    imported only for `tokenizer` and `config`.
+    most entries of ``model_kwargs``, ``processor_kwargs`` and ``config_kwargs`` that are not listed here, and
+    assignments to most attributes. torch is imported only for tensors as results, for an ``activation_fn``
+    other than `torch.nn.Identity` and `torch.nn.Sigmoid`, and for `device`; transformers is imported only for
+    `tokenizer` and `config`.
 
     Parameters
     ----------

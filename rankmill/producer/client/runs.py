@@ -134,8 +134,9 @@ class RunStats:
     """How the rows of a run that were read so far were scored.
 
     ``retries`` counts attempts beyond a chunk's first; ``tokens`` counts real tokens, ``padded_tokens`` also
-    padding. ``workers`` has the rows of each worker, by name; ``seconds`` is the longest time that a worker
-    had a chunk, from fetching it to its scores; ``tokenize_seconds`` and ``forward_seconds`` are parts of it.
+    padding. ``workers`` has the rows of each worker, by name; ``seconds`` is the longest time from fetching a
+    chunk to its scores, without loading the model; ``tokenize_seconds`` and ``forward_seconds`` are parts of
+    that time.
     ``precision``, ``backend``, ``device``, ``revision`` and ``kind`` are those of the last scored chunk, or
     ``None`` if they are not known; ``kind`` decides the bits of a deterministic run's scores. ``bounds`` are
     the proven bounds of all chunks; ``reference`` is ``own`` if the model was too large for one of the
@@ -336,7 +337,7 @@ class ScoringRun(Generic[RowScore]):
 
 
 def joined(runs: Sequence[ScoringRun[Any]], join: Join) -> ScoringRun[Any]:
-    """Make one run of several, which `join` says how to read."""
+    """Make one run of several; `join` says how they are read together."""
     return ScoringRun(*(driver for run in runs for driver in run._drivers), join=join)
 
 

@@ -73,7 +73,7 @@ speed.
 """
 
 _SHADOWS = 8
-"""Most runs of a client that shadow models score at the same time; they do not score further runs."""
+"""Most runs of a client that shadow models score at the same time; further runs are left out."""
 
 _SHADOW_SECONDS = 300.0
 

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 class RunCleaner:
     """Removes keys and waiting jobs of ended runs from Redis; threads may share it, even after a fork.
 
-    The caller waits at most a second for a server that cannot serve. Then a background thread tries again,
+    The caller waits about a second for a server that cannot serve. Then a background thread tries again,
     until the run's keys would have expired.
     """
 
@@ -50,8 +50,8 @@ class RunCleaner:
     ) -> Deleted | None:
         """Delete a run and the waiting jobs of its `chunks`; in a `hurry`, this waits only for one attempt.
 
-        `answered` chunks no longer have jobs, but still have pairs. Before, this counts what results have
-        `used`.
+        `answered` chunks no longer have jobs, but still have pairs. What results have `used` is counted
+        before the deletion.
 
         Returns
         -------

@@ -202,11 +202,13 @@ class Journal:
 
     @property
     def model(self) -> str | None:
-        """The model's version from a registry that scores this output; ``None`` if no version was stored."""
+        """What the model's name stands for in this output, such as a version in a registry; ``None`` if this
+        was not stored.
+        """
         return self._state("model")
 
     def keep_model(self, model: str) -> None:
-        """Store the version of the model, before any row is scored."""
+        """Store what the model's name stands for, before any row is scored."""
         self._set_state("model", model)
 
     def get(self, chunk: int, rows: int | None = None) -> ChunkResult | None:

@@ -320,7 +320,7 @@ class _Asking(NamedTuple):
 
 
 class RepeatedPairs:
-    """Which chunk asks for a pair, and which others wait for its answer.
+    """Knows which chunk asks for a pair, and which other chunks wait for the pair's answer.
 
     For a chunk that has neither repeated pairs nor known scores, this only computes keys and looks them up.
 

@@ -43,11 +43,11 @@ def manifest(
     Parameters
     ----------
     inputs
-        The inputs in order, each with a text that changes when it does.
+        The inputs in order, each with a text that changes when the input does.
     models
         The models; for a local directory, its files are included.
     options
-        Options by their names on the command line, without the leading dashes.
+        Options by the names of their fields.
     cache
         The cache folder, where digests of files are remembered.
 

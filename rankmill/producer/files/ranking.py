@@ -71,7 +71,7 @@ class HeldRows:
     group, scores
         Names of the column that tells queries apart, and of the columns of scores.
     mean
-        The column of means to add, if any; rows are then ranked by it.
+        The column of means to add, if any; if rows are ranked, it decides their ranks.
     rank
         Name of the column of ranks to add; with ``None``, rows are not ranked.
     top_k

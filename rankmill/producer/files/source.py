@@ -321,7 +321,7 @@ def open_source(
     files
         From `rankmill.producer.files.inputs.find_files`.
     columns
-        Names of the query and passage columns.
+        Names of the columns with the texts.
     allow_nulls
         Whether rows with a null query or passage are accepted and become row errors.
     as_text

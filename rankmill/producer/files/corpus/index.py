@@ -42,7 +42,7 @@ _BATCH_BYTES = 64 << 20
 """About how many bytes of ids and texts an index has in a batch; a look-up visits all batches."""
 
 _RELEASE_BYTES = 256 << 20
-"""Bytes of texts after which mapped memory is given back to the system."""
+"""Bytes of returned texts after which the memory of the mapped files is given back to the system."""
 
 logger = logging.getLogger(__name__)
 

@@ -42,7 +42,7 @@ class RankingSource(PairSource):
     Parameters
     ----------
     files
-        Run, queries and corpus.
+        The run, its queries, its corpus, and perhaps judgements.
     fingerprints
         The `fingerprint` of each of ``files.all``.
     allow_missing
@@ -124,7 +124,7 @@ class RankingSource(PairSource):
         return cut_range(self._all_ids(), self._start + start, self._stop)
 
     def _all_ids(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the run that are to be scored."""
+        """Yield the ids of all pairs to score, in all shards."""
         batches = read_ranking(self._ranking)
         if self._input.depth is not None:
             batches = _cut_queries(batches, self._ranking, self._input.depth)
@@ -217,7 +217,7 @@ def _cut_queries(batches: Iterator[pa.RecordBatch], path: AnyPath, depth: int) -
 def _best(
     batch: pa.RecordBatch, starts: npt.NDArray[np.int64], path: AnyPath, seen: set[int], depth: int
 ) -> pa.RecordBatch:
-    """The rows to keep of whole queries; `starts` are the first rows of the queries."""
+    """Keep the best `depth` rows of each query; `batch` has whole queries, which begin at rows `starts`."""
     for start in starts:
         query = batch["query_id"][int(start)].as_py()
         if hash(query) in seen:

@@ -261,7 +261,7 @@ class _Columns:
         self.types: dict[str, pa.DataType] = {}
         self.mixed: set[str] = set()
         self.unsure: set[str] = set()
-        """Nested columns in which an integer may have become a floating-point number."""
+        """Nested columns whose type was widened, so that earlier values may not fit it."""
         self._path, self._texts, self._options = path, texts, options
         self._seen: set[tuple[str, ...]] = set()
         self._largest: dict[str, int] = {}
@@ -386,7 +386,7 @@ def _holds_nothing(kind: pa.DataType) -> bool:
 
 
 def _width(kind: pa.DataType) -> int:
-    """The number of columns that a nested type has inside, including itself."""
+    """The number of columns inside of a nested type, and one for the type itself."""
     return 1 + sum(_width(kind.field(place).type) for place in range(kind.num_fields))
 
 

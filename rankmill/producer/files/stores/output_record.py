@@ -1,4 +1,4 @@
-"""Records the files that confined processes wrote as an output; they may replace and delete no others."""
+"""Records the files that confined processes wrote as an output; such a process changes no other files."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ Pattern = TypeVar("Pattern", bound=PurePath)
 logger = logging.getLogger(__name__)
 
 Guard = Callable[["ObjectPath"], Mapping[str, Any]]
-"""A function that returns options of fsspec for an object, or raises an error if it may not be used."""
+"""A function that returns options of fsspec for an object, or raises an error if its use is not allowed."""
 
 _guards: list[Guard] = []
 
