@@ -56,6 +56,9 @@ _LARGEST = 4 << 30
 _CHOSEN = 16
 """Outputs that are checked by name and by number, if a model has more."""
 
+_IN_A_BATCH = "a batch of"
+"""How the fault of a large batch begins, which other ways may not have."""
+
 _LONGEST = 160
 """Most characters of an error in a proof."""
 
@@ -176,7 +179,7 @@ def load_proven(
                     )
                 logger.warning("%s would not get its own scores: %s", spec.model, proof)
                 failed.append(proof)
-                if proof.wrong:
+                if proof.wrong and not proof.wrong.startswith(_IN_A_BATCH):
                     break  # another way hardly helps, because most of these faults do not depend on it
         without.add((loaded.backend.name, loaded.backend.precision.partition(" ")[0]))
 
@@ -405,7 +408,7 @@ class Proving:
             difference = _largest(ours - expected)
             if lost or difference > bound:
                 fault = f"{lost} rows without a score" if lost else f"scores that differ by {difference:.2g}"
-                return f"a batch of {len(places)} rows has {fault}", most
+                return f"{_IN_A_BATCH} {len(places)} rows has {fault}", most
             most = max(most, difference)
         return None, most
 

@@ -172,11 +172,12 @@ def test_a_batch_that_is_larger_than_any_is_compared_before_it_is_answered(
         beyond_64_rows(wrong)
         with pytest.raises(ScoresChanged, match=r"a batch of \d+ rows has scores that differ by 1"):
             scored()
-        with pytest.raises(WorkerError, match=r"a batch of \d+ rows has scores that differ by 1"):
-            scored()  # this host remembers it
-    (file,) = (tmp_path / "proofs").glob("*.json")
-    file.unlink()
+        # This host remembers it, and scores in another way, whose batches are smaller.
+        np.testing.assert_allclose(scored(), expected, atol=1e-4)
+    for file in (tmp_path / "proofs").glob("*.json"):
+        file.unlink()
     np.testing.assert_allclose(scored(), expected, atol=1e-4)
+    (file,) = (tmp_path / "proofs").glob("*.json")
     assert json.loads(file.read_text())["proof"]["rows"] >= 200
     monkeypatch.setattr(Probed, "repeated", None)  # what is known is not compared again
     np.testing.assert_allclose(scored(), expected, atol=1e-4)

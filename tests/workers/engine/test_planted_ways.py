@@ -122,11 +122,22 @@ def packed_prefixes_of_others(patch: Patch) -> None:
     patch.setattr(packed.PackedRows, "sharing", other)
 
 
+def more_than_64_rows(patch: Patch) -> None:
+    attend = varlen.varlen_reference
+
+    def other(query: Any, key: Any, value: Any, starts: Any, *others: Any, **options: Any) -> Any:
+        seen = attend(query, key, value, starts, *others, **options)
+        return seen * 1.1 if len(starts) > 65 else seen
+
+    patch.setattr(varlen, "varlen_reference", other)
+
+
 PACKED: dict[str, tuple[str, Callable[[Patch], None], Way]] = {
     "neighbours": ("bert", neighbours_keys, "padded"),
     "positions": ("bert", later_positions, "padded"),
     "windows": ("modernbert", wider_windows, "padded"),
     "prefixes": ("decoder", packed_prefixes_of_others, "shared"),
+    "rows": ("bert", more_than_64_rows, "padded"),
 }
 """A model, its planted fault, and the way in which it is then served."""
 
@@ -143,11 +154,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-@pytest.mark.parametrize("plant", slow_but(PACKED, "neighbours", "prefixes"))
+@pytest.mark.parametrize("plant", slow_but(PACKED, "neighbours", "prefixes", "rows"))
 def test_packed_rows_that_are_wrong_are_not_served(
     plant: str, models: dict[str, Path], tmp_path: Path, monkeypatch: Patch
 ) -> None:
     model, fault, way = PACKED[plant]
+    monkeypatch.setattr(proving, "_BATCH_SECONDS", 60)  # however busy this machine is
     packs(monkeypatch)
     proof = served(models[model], tmp_path / "cache")
     assert proof is not None
