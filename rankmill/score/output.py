@@ -70,7 +70,7 @@ class OutputTarget:
         return self.form.ranks(self.file)
 
     def place(self) -> OutputFile:
-        """The files at the output's place."""
+        """The object that manages the files at the output's place."""
         return PartsFolder(self.path) if self.request.rows_per_part else OutputFile(self.path)
 
     def check(self, files: Sequence[InputFile], settings: Settings) -> None:

@@ -64,7 +64,7 @@ _SMALL_ROWS = 256
 
 
 class LoopStore(RunStore):
-    """The runs on one server, for code that `bridge.run` calls."""
+    """A `RunStore` for code that `bridge.run` calls."""
 
     def __init__(self, client: LoopRedis) -> None:
         super().__init__(client)
@@ -95,7 +95,7 @@ class LoopStore(RunStore):
 
 
 class _LoopNames(ModelNames):
-    """Asks extensions in a thread, so that the event loop continues."""
+    """Asks extensions about models' names in a thread, so that the event loop continues."""
 
     def choice(self, model: str) -> Choice | None:
         if self.answers_at_once(model):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rankmill.producer.collect.pairs import Pairs
 
 _KNOWN_ACTIVATIONS = {"Identity": "identity", "Sigmoid": "sigmoid"}
-"""Classes of torch.nn that workers compute themselves."""
+"""Activations that workers compute themselves, by the names of their classes in torch.nn."""
 
 _DEVICES = frozenset({"cpu", "cuda", "mps"})
 
@@ -62,7 +62,7 @@ _ASSIGNED = frozenset(
 
 
 class CrossEncoder:
-    """Scores pairs with the workers of a queue, with the methods and results of sentence-transformers.
+    """Scores pairs through a queue; its methods and results are those of sentence-transformers' class.
 
     If no server is set, it starts one with workers on this host, which needs ``rankmill[worker]``. All
     objects of this process that need equal workers share server and workers, which end with the last `close`,

@@ -80,8 +80,8 @@ def start_several(
     sizing: Sizing,
     **options: Any,
 ) -> ScoringRun:
-    """Start as `start_each` does, but read all as one run: each row gets a list with the score of each model
-    or column.
+    """Start runs as `start_each` does, but read them as one run, in which each row has a list with the score
+    of each model or column.
     """
     runs = start_each(start, models, tables, columns, sizing, **options)
     names = [column.lstrip("\0") for column in columns] if options.get("apart") else models

@@ -182,7 +182,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connections, and end embedded server and workers unless another client uses them."""
+        """Close the connections; an embedded server and its workers end, unless another client uses them."""
         self.store.close()
         self._ends.close()
 
@@ -258,7 +258,7 @@ class Client:
         tenant
             The run's tenant; by default that of the settings.
         row_tokens
-            Whether to ask workers for the tokens of each row.
+            Whether to ask workers how many tokens each row has.
         """
         settings = self.settings
         run = self._new_run(columns, rows, priority, tenant, **spec)
@@ -476,8 +476,8 @@ class Client:
         Raises
         ------
         InputError
-            A column does not exist, or an item is not a pair of texts. For a detached run also: it has no
-            pairs, or its pairs need more than `window_mib`.
+            A column does not exist, an item is not a pair of texts, or the model is an alias for several
+            versions. For a detached run also: it has no pairs, or its pairs need more than `window_mib`.
         ConfigError
             The priority or a part of the spec is unknown or invalid.
         """

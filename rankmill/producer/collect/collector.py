@@ -208,8 +208,8 @@ class Collector:
         """Rows of finished chunks that devices have scored, over all runs of an output."""
         self.how = HowScored(run.spec, first)
         self.cut = self.taken = start
-        """Number of rows that were cut into chunks, and that the caller has taken; these are also the numbers
-        of the next chunk to cut, and to take.
+        """Number of rows that were cut into chunks, and number of rows that the caller has taken. They are
+        also the numbers of the next chunk to cut, and of the next chunk to take.
         """
         self.exhausted = False
         """Whether all chunks are cut; the collector's user sets this."""
@@ -298,7 +298,7 @@ class Collector:
         return piece
 
     def sent(self, sizes: Mapping[ChunkId, int]) -> None:
-        """Note that pieces go to Redis, with the bytes of their payloads."""
+        """Note which pieces go to Redis; `sizes` has the bytes of their payloads."""
         for chunk, size in sizes.items():
             self._leave(self.pieces[chunk])
             self._enter(self.pieces[chunk], size)
@@ -307,8 +307,8 @@ class Collector:
         self.most_bytes = max(self.most_bytes, int(self._load.payload / self._payload_share))
 
     def news(self, results: Iterable[ChunkResult | BadResult]) -> Settled | None:
-        """What the run is scored with, if that is not known yet and these results, which are not accepted
-        yet, tell it.
+        """What the run is scored with, if these results, which are not accepted yet, tell anything new about
+        that; else ``None``.
         """
         scored = (result for result in results if isinstance(result, ChunkScores))
         return self.how.news(result.stats for result in scored if self._fits(result))

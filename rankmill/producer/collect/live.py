@@ -53,7 +53,7 @@ class LiveRun:
     columns
         Names of the query and passage columns of the run's tables, or of the only column.
     row_tokens
-        Whether to ask workers for the tokens of each row.
+        Whether to ask workers how many tokens each row has.
     """
 
     store: RunStore

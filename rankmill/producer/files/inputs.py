@@ -89,8 +89,8 @@ def find_files(inputs: Sequence[str], output: str | None = None) -> tuple[InputF
     """Find the files for paths, directories (searched recursively) and globs, each in order.
 
     Hidden files of directories and globs are left out, as Spark, Hive and pyarrow do (see `without_hidden`).
-    Files that rankmill itself wrote are left out, too: folders of interrupted runs, lists of row errors,
-    and an earlier `output` of the same command that a directory or glob contains.
+    Files that rankmill itself wrote are left out, too: folders of interrupted runs and their outputs, lists
+    of row errors, and an earlier `output` in Parquet that a directory or glob contains.
 
     Raises
     ------
@@ -141,7 +141,7 @@ def without_hidden(files: Sequence[AnyPath], pattern: AnyPath) -> list[AnyPath]:
     """The matches of a glob, without hidden files.
 
     A file is hidden if its name, or that of a folder below the fixed part of the pattern, begins with ``.``
-    or ``_``. A name is not hidden if its place in the pattern begins with the same character, or if it is
+    or ``_``. A name does not count if the pattern's part for it begins with the same character, or if it is
     that of a partition's folder (``_day=1``).
 
     Raises

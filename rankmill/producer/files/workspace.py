@@ -313,6 +313,8 @@ class Workspace:
             The journal has results with another manifest.
         OutputError
             The disk does not confirm that the folder is stored.
+        RunnerError
+            This runner may not replace the existing output.
         """
         try:
             sync(self.folder)

@@ -134,7 +134,7 @@ class LoopPatience(Patience):
 
 
 class LoopRedis(redis.Redis):
-    """A client with the commands of redis-py's plain client, which its asyncio client carries out.
+    """A client with the commands of redis-py's plain client; redis-py's asyncio client carries them out.
 
     Parameters
     ----------
@@ -205,7 +205,7 @@ class LoopRedis(redis.Redis):
 
 
 class LoopPipeline(Pipeline):
-    """Commands that are sent together, without WATCH."""
+    """A pipeline whose commands are sent together; it does not support WATCH."""
 
     def __init__(self, client: LoopRedis, transaction: bool) -> None:
         super().__init__(client.connection_pool, client.response_callbacks, transaction, None)

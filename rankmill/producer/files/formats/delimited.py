@@ -282,7 +282,7 @@ class _Unfit(Exception):
 
 
 class CsvWriter(TextWriter):
-    """Writes CSV: text in quotes where it needs them, null as an empty field without quotes."""
+    """Writes CSV, with text in quotes where it needs them, and null as an empty field without quotes."""
 
     def __init__(self, path: Path, schema: pa.Schema, compression: str | None) -> None:
         refuse(schema, "CSV", _is_refused)
@@ -324,7 +324,7 @@ def _is_refused(kind: pa.DataType) -> bool:
 
 
 class TsvWriter(TextWriter):
-    """Writes TSV without quotes: null as an empty field, tabs and line ends inside a value as spaces."""
+    """Writes TSV without quotes, with null as an empty field, and tabs and line ends in a value as spaces."""
 
     def __init__(
         self, path: Path, schema: pa.Schema, compression: str | None, *, header: bool = True

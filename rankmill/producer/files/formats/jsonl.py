@@ -168,7 +168,7 @@ class JsonlReader:
 
 
 class JsonlWriter(TextWriter):
-    """Writes one JSON object for each row, with times and decimals as strings, and NaN as null.
+    """Writes one JSON object for each row, with times and decimals as strings, and NaN and infinity as null.
 
     If the schema has a column `ROW`, it holds the objects, and the other columns are added to them.
     """

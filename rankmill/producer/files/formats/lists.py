@@ -29,7 +29,7 @@ class ListReader:
     path, inner, texts
         The file, its reader, and the columns to read as text.
     lists
-        Columns to unroll; the lists of a row have the same length.
+        Columns to unroll; the lists of a row must have the same length.
     """
 
     def __init__(self, path: AnyPath, inner: Reader, texts: Sequence[str], lists: Sequence[str]) -> None:

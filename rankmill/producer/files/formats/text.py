@@ -1,4 +1,4 @@
-"""The base of the writers of text: a stream, plain or compressed, and lines of fields."""
+"""The base class of writers of text, and functions that turn columns into text."""
 
 from __future__ import annotations
 

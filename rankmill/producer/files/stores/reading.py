@@ -184,7 +184,7 @@ class ObjectReader(io.RawIOBase):
         return self._place
 
     def read(self, size: int | None = -1) -> bytes:
-        """Read `size` bytes; fewer only at the end of the object."""
+        """Read `size` bytes, or fewer at the end of the object; by default, read to its end."""
         wanted = self._size - self._place
         wanted = max(wanted if size is None or size < 0 else min(size, wanted), 0)
         parts = []

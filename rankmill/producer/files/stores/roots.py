@@ -183,7 +183,7 @@ def _root(name: str, use: Use) -> AnyPath:
 
 
 def _is_within(path: AnyPath, root: AnyPath) -> bool:
-    """Whether a path without links is a root or below one; a URL is never within a folder of this host."""
+    """Whether a path without links is `root` or below it; a URL is never within a folder of this host."""
     if isinstance(path, ObjectPath) and not _is_plain(path):
         return False
     start = resolved(root).parts
