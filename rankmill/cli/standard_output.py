@@ -39,7 +39,7 @@ def in_temporary_folder(request: FileRequest) -> Iterator[FileRequest]:
     Raises
     ------
     UsageError
-        The format is unknown, or an option has no effect.
+        The request does not decide the format, a terminal cannot show it, or an option has no effect.
     """
     for name in ("rows_per_part", "force", "restart"):
         if request.is_given(name):
@@ -140,7 +140,9 @@ def _kind_of_input(request: FileRequest) -> str:
 
 
 def _one_kind(formats: list[Format | None]) -> str:
-    """The format for standard output if the input has these formats; raises `UsageError` if it is open."""
+    """The format for standard output if the input has these formats; raises `UsageError` if they do not
+    decide it.
+    """
     names = {form.name for form in formats if form}
     kinds = {{"json": "jsonl", "arrows": "arrow"}.get(name, name) for name in names}
     if len(kinds) != 1:

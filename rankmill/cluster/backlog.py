@@ -12,8 +12,8 @@ RUNS = 1000
 """Number of runs that are read for the backlog: those with the most recent activity."""
 
 _QUIET_SECONDS = 600
-"""Seconds without a result after which a run no longer counts if its queue has jobs and workers: its producer
-has died.
+"""Seconds without a result after which a run no longer counts if its queue has jobs and workers, because its
+producer has probably died.
 """
 
 _ABANDONED_SECONDS = 60

@@ -37,10 +37,10 @@ class Look:
     def replies(
         self, items: Sequence[Item], commands: Callable[[Item], list[tuple[Any, ...]]]
     ) -> list[list[Any]]:
-        """The replies to the `commands` of each item, which only read; all are sent in one round trip.
+        """The replies to the `commands` of each item; all commands are sent in one round trip, and only read.
 
-        A command is its name, its key, the reply to use if the key holds a value of another type, and its
-        other arguments.
+        A command is a tuple: its name, its key, the reply to use if the key holds a value of another type,
+        and its other arguments.
         """
         reads = [commands(item) for item in items]
         sent = [(name, key, *arguments) for of_item in reads for name, key, _, *arguments in of_item]

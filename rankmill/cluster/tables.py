@@ -95,7 +95,7 @@ class Overview:
 
 
 def _first_workers(workers: Sequence[WorkerState], most: int | None) -> RenderableType:
-    """The first `most` workers, and how many more there are of each state."""
+    """The first `most` workers, and the number of the others in each state."""
     ordered = sorted(workers, key=lambda worker: (not _is_in_trouble(worker), natural_order(worker.name)))
     # a line for one more worker needs no more room than a line that counts it
     if most is None or len(ordered) <= most + 1:

@@ -212,7 +212,7 @@ def read_extensions(look: Look) -> dict[str, Seen]:
 
     Raises
     ------
-    redis.RedisError
+    redis.RedisError, RedisUnavailable, OSError
         The server cannot serve.
     """
     return {name: _seen(name, watch, look) for name, watch in watches().items()}

@@ -33,7 +33,7 @@ def cache_folder(setting: str) -> Path:
     Raises
     ------
     ConfigError
-        The folder is in the home of this user, who has none.
+        The folder is in this user's home folder, and the user does not have one.
     """
     given = Path(setting if setting != "auto" else os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     folder = of_user(given, "cache_dir (RANKMILL_CACHE_DIR)")
@@ -175,12 +175,10 @@ def facts_of(status: os.stat_result) -> Facts:
 
 
 def file_digest(path: Path, cache: Path | None = None) -> str:
-    """The SHA-256 of a file; reading large weights takes seconds to minutes.
+    """The SHA-256 of a file; reading large weights takes seconds to minutes. Threads may call this.
 
-    Threads may call this.
-
-    With `cache`, the digest is remembered in this cache folder as long as the file's facts stay the same. A
-    folder that strangers can write to is not trusted.
+    With `cache`, the digest of a large file is remembered in this cache folder, and holds as long as the
+    file's facts stay the same. A folder that strangers can write to is not used.
 
     Raises
     ------

@@ -82,7 +82,7 @@ class Backoff:
     Attributes
     ----------
     first, longest
-        Seconds of the first pause, and of the longest.
+        Seconds of the first pause, and of the longest, before jitter.
     jitter
         Share by which a pause may be longer or shorter, so that callers who failed together do not try again
         together.

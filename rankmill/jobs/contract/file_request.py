@@ -70,7 +70,7 @@ class FileRequest(WireModel):
     """The files to score, and how to score them.
 
     Each field but the first is an option of ``score-file`` and ``rankmill submit``, in this order. The
-    field's text is the option's help. Some are options of the gateway's batches as well.
+    field's text is the option's help, except for ``models``. Some are options of the gateway's batches too.
     """
 
     model_config = ConfigDict(use_attribute_docstrings=True)
@@ -221,8 +221,8 @@ class FileRequest(WireModel):
         yield from (*self.inputs, *self.queries, *self.corpus, *filter(None, single))
 
     def run_models(self, model: str) -> tuple[str, ...]:
-        """The model of each run over the rows: the request's models, or else `model`, which scores each of
-        two columns of conversations by a run of its own.
+        """The model of each run over the rows: the request's models, or else `model`, twice for two columns
+        of conversations.
         """
         return self.models or (model,) * max(len(self.messages_column), 1)
 

@@ -207,8 +207,8 @@ def waits(queue: str) -> str:
 
 
 def turns(queue: str, scope: str) -> str:
-    """Sorted set: who waits, by the number of pairs had, a tenant's divided by its weight. The scopes
-    ``request`` and ``bulk`` have tenants, ``bulk:<tenant>`` has runs.
+    """Sorted set: tenants (scopes ``request`` and ``bulk``) or runs (``bulk:<tenant>``) that wait, by the
+    number of their pairs that workers have taken; a tenant's number is divided by its weight.
     """
     return f"{of_queue(queue)}turns:{scope}"
 

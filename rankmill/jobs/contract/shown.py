@@ -18,7 +18,7 @@ def shown(text: str) -> str:
 
 
 def shown_json(text: str) -> str:
-    """Escape the characters that `shown` escapes, but as JSON does, so that a text in JSON stays the same."""
+    """Escape in JSON what `shown` escapes, in JSON's own way, so that the values stay the same."""
     return _UNSHOWN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 

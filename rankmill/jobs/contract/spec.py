@@ -22,7 +22,7 @@ Precision = Literal[
 
 OPEN_PRECISIONS = frozenset({"auto", "int8"})
 """Precisions that stand for another, which depends on the machine; the first worker of a run chooses it for
-all.
+the whole run.
 """
 
 Activation = Literal["default", "identity", "sigmoid", "softmax", "probability"]

@@ -190,7 +190,7 @@ def names_of_texts(inputs: Inputs) -> tuple[str, ...]:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a column of this type can contain queries or passages; a column of only nulls can."""
+    """Whether a column of this type can contain queries or passages; so can one of Arrow's type null."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
@@ -277,7 +277,7 @@ def _write(batch: pa.RecordBatch) -> bytes:
 
 
 def _read(payload: bytes, *schemas: pa.Schema) -> pa.RecordBatch:
-    """Read a batch that has one of these schemas, which all have the same dictionaries."""
+    """Read a batch that has one of these schemas, which all have the same number of dictionaries."""
     size = _unpacked_size(payload)
     try:
         raw = pa.decompress(memoryview(payload)[_HEADER.size :], decompressed_size=size, codec="zstd")

@@ -62,7 +62,7 @@ def score_pairs(pairs: list[tuple[str, str]], *, model: str, **spec: Any) -> NoR
 
 
 def _wrong_worker(function: str) -> tuple[Job, str]:
-    """The current job, which expires from now on, and why the worker that runs `function` cannot score it."""
+    """Let the current job expire after its failure; returns the job, and why its worker cannot score it."""
     job = get_current_job()
     if job is None:
         raise WrongWorkerError(f"{function} runs in RQ workers only")

@@ -1,4 +1,4 @@
-"""Leases: who holds something, and until when unless the lease is renewed.
+"""Leases: who holds something, and when that ends unless the lease is renewed.
 
 A lease in Redis is an entry of a sorted set, with the time at which it lapses by the server's clock, so hosts
 never compare their clocks. `Leases` are forgotten when they lapse. Leases of chunks and submitted runs, in
@@ -25,7 +25,7 @@ UNRENEWED_SECONDS = 120
 """Each live process renews its leases within this time (s), as ``heartbeat_seconds`` is a minute at most."""
 
 BOUND = Script("jobs/protocol/lua/bound.lua")
-"""A Lua function for other scripts, which lets no lease end later than its length from now, or than
+"""A Lua function for other scripts: it lets no lease last longer from now than its length, or than
 `UNRENEWED_SECONDS` if that is more.
 """
 
@@ -124,7 +124,9 @@ class Leases:
         self._seconds = seconds
 
     def take(self, holder: str, most: float = math.inf) -> bool:
-        """Take or renew a lease unless `most` others hold one; returns whether the holder has one now."""
+        """Renew the holder's lease, or take one unless `most` others hold one; returns whether the holder has
+        one now.
+        """
         limit = int(min(most, 1 << 53))
         return bool(_TAKE.run(self._redis, [self._key], limit, self._seconds, holder))
 

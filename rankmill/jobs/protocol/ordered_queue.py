@@ -99,7 +99,8 @@ class OrderedQueue(RQQueue):
         _PUT.run(pipe, self._places, 0, 0, *job_ids)
 
     def rescue(self, job_id: bytes, seen: bytes, now: float, seconds: float) -> None:
-        """Put back a job that was taken and not begun, if an earlier call saw it so more than `seconds` ago.
+        """Put back a job that was taken and not begun, if this was first called for it more than `seconds`
+        ago.
 
         The first call writes its time `now` to the key `seen`. A slow worker's job may be put back too early;
         the worker that begins it removes it from the queue.

@@ -16,7 +16,7 @@ from rankmill.jobs.runtime.patience import cannot_serve
 from rankmill.jobs.system import system
 
 UNUSED_SECONDS = 86400
-"""A queue that no worker served and no run began in for this many seconds is no longer listed."""
+"""A queue is no longer listed if no worker has served it and no run has begun in it for this many seconds."""
 
 _FRESH_SECONDS = 1
 """Seconds for which a sum counts as fresh, so that the cost does not grow with the number of workers."""
@@ -45,7 +45,7 @@ def write_capacity(client: redis.Redis, queue: str, ttl: int) -> None:
     """Write how much the live workers of a queue claim ahead in all, for producers; this expires in `ttl`
     seconds.
 
-    Does nothing if another worker wrote it less than a second ago.
+    Does nothing if a worker wrote it less than a second ago.
     """
     connection: Any = client
     seconds = connection.pttl(keys.capacity(queue)) / 1000

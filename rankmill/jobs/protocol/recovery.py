@@ -76,7 +76,7 @@ def failure_handler(store: RunStore) -> FailureHandler:
 
 
 def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> int:
-    """Put the jobs of a dead worker back, or give them up, now: without waiting for their leases to lapse.
+    """Put the jobs of a dead worker back, or give them up, without waiting for their leases to lapse.
 
     Parameters
     ----------
@@ -236,7 +236,7 @@ def _one_job(queue: Queue, raw_id: bytes) -> Iterator[Callable[[], Job | None]]:
 
 
 def _guarded(step: Callable[[], object]) -> None:
-    """Run a step; log a reply of Redis that refuses a command, so that the next steps still run."""
+    """Run a step; if Redis refuses one of its commands, log that, so that the next steps still run."""
     try:
         step()
     except redis.ResponseError as error:

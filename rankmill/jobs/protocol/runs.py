@@ -378,7 +378,7 @@ class RunStore:
         return list(errors.values()), damaged
 
     def find(self, prefix: str) -> list[str]:
-        """Ids of the runs that begin with `prefix`."""
+        """Ids that begin with `prefix`, among those of the listed runs."""
         if not prefix.isalnum():
             return []
         entries = self.redis.zscan_iter(keys.runs(), match=f"{prefix}*", count=1000)
@@ -409,7 +409,9 @@ class RunStore:
         return self.delete(run, self.chunks(run), tell=True).waiting
 
     def was_cancelled(self, run: Run) -> bool:
-        """Whether the run was cancelled. A run that is gone and was not cancelled was lost by the server."""
+        """Whether the run was cancelled. A producer whose run is gone, but was not cancelled, knows that the
+        server has lost the run.
+        """
         return bool(self.redis.exists(keys.cancelled(run.id)))
 
     def delete(

@@ -22,7 +22,7 @@ from rankmill.jobs.runtime.patience import cannot_serve, each_reply
 
 @dataclass(frozen=True)
 class QueueWorkers:
-    """Names of the live workers of a queue."""
+    """Names of the live workers of a queue: ScoringWorkers, and ``other`` workers, which cannot score."""
 
     scoring: frozenset[str]
     other: frozenset[str]

@@ -155,7 +155,7 @@ def health(
 
 
 def _known_hosts_only(app: WSGIApplication, names: Collection[str]) -> WSGIApplication:
-    """Pass requests whose Host is an IP address or one of `names` on to `app`; others get status 403."""
+    """Pass requests whose Host `host_check` accepts on to `app`; others get status 403."""
     is_known = host_check(names)
 
     def check(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:

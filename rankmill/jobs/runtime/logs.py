@@ -58,8 +58,8 @@ def about_job(job_id: str) -> Iterator[None]:
 def set_up(level: LogLevel, form: LogFormat, **ids: str | int) -> None:
     """Make this process log to standard error; every line has `ids`.
 
-    Libraries log warnings and errors. RQ does so too, and more only at level ``debug``, because its other
-    lines say little that rankmill's do not say.
+    Libraries log at most warnings and errors. RQ does so too, and logs more only at level ``debug``, because
+    its other lines say little that rankmill's do not say.
     """
     handler = _StandardError()
     human = form == "human" or (form == "auto" and sys.stderr.isatty())
@@ -79,9 +79,7 @@ def set_up(level: LogLevel, form: LogFormat, **ids: str | int) -> None:
 
 
 def write_json() -> None:
-    """From now on, turn each line that anything writes to this process's standard error into a line of
-    JSON.
-    """
+    """From now on, turn each line that Python code writes to `sys.stderr` into a line of JSON."""
     if not isinstance(sys.stderr, JsonLines):
         sys.stderr = JsonLines(sys.stderr)
 

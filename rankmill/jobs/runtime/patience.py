@@ -32,7 +32,9 @@ AUTH_SECONDS = 60
 _REMIND_SECONDS = 30
 
 _CUT_OFF_SECONDS = 0.1
-"""If a command's connection breaks after more seconds than this, the server served it: a new wait begins."""
+"""If a command's connection breaks after more seconds than this, the server has served the command until then,
+so a new wait begins.
+"""
 
 _LOOK_SECONDS = 0.5
 """Seconds between two calls of the caller's `look` during a wait."""

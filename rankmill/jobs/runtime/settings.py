@@ -331,8 +331,8 @@ def run_spec(settings: Settings, changes: Mapping[str, Any]) -> ScoreSpec:
 
 
 def _made_spec(values: Mapping[str, Any], names: Iterable[str] = ()) -> ScoreSpec:
-    """Make a spec of `values`, and read its prompt template; raises `ConfigError`, which suggests one of
-    `names` for an unknown one.
+    """Make a spec of `values`, after reading its prompt template. Raises `ConfigError`, which for an unknown
+    option suggests one of `names`.
     """
     template = read_template(values["prompt_template"])
     try:
@@ -515,7 +515,7 @@ def config_file(
     Raises
     ------
     ConfigError
-        A name without a folder and an ending is that of no file.
+        `config` is only a name, and no file here and no shipped file has this name.
     """
     config = config or environ.get("RANKMILL_CONFIG")
     if not config:

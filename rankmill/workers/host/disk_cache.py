@@ -40,7 +40,8 @@ logger = logging.getLogger(__name__)
 def version(package: str) -> str:
     """Version of an installed package, read from its files only once; cached files depend on it.
 
-    `package` is the name by which it is imported; it may be installed under another (`onnxruntime-gpu`).
+    `package` is the name by which it is imported; it may be installed under another name, such as
+    ``onnxruntime-gpu``.
 
     Raises
     ------

@@ -163,8 +163,8 @@ class Claims:
         """The answers that used tokens of a fast tokenizer library."""
         self._lock = system.Lock()
         self.unanswered: dict[str, ChunkClaim] = {}
-        """The claims that are not answered yet, by job id. Other threads read copies; `_lock` decides who
-        ends one.
+        """The claims that are not answered yet, by job id. Other threads read copies; `_lock` decides which
+        thread ends a claim.
         """
         self.wrong: LastReport | None = None
         """Why the worker stops, if it has computed wrong scores; otherwise ``None``."""

@@ -34,8 +34,9 @@ class Refusals:
     """A circuit breaker for each model or run that a worker cannot score, named by `key`.
 
     While it is closed, the worker takes chunks. A refusal opens it: the worker puts chunks back until a pause
-    is over; each pause is twice as long as the last, up to a minute. After the pause, the next chunk closes
-    the breaker or opens it again. A breaker that no chunk has tested for long is forgotten.
+    is over; each pause is twice as long as the last, up to a minute, but not shorter than the attempt. After
+    the pause, the next chunk closes the breaker or opens it again. A breaker that no chunk has tested for
+    long is forgotten.
     """
 
     def __init__(self) -> None:
@@ -54,8 +55,8 @@ class Refusals:
     def open(self, key: Hashable, reason: str, option: str | None = None, *, took: float = 0.0) -> bool:
         """Refuse `key` for its next pause; returns whether this is the first time.
 
-        ``option`` is that of the `SpecError`, if there is one. The refusal lasts at least as long as the
-        attempt (``took``, in seconds), so that other runs get at least half of the worker's time.
+        `option` is that of the `SpecError`, if there is one. `took` is how long the attempt took in seconds;
+        the refusal lasts at least as long, so that other runs get at least half of the worker's time.
         """
         before = self._refused.get(key)
         now = system.monotonic()

@@ -1,5 +1,5 @@
 -- For scripts that let jobs wait; it uses waiting.lua.
--- A request rings the bell once for workers that are full of bulk work.
+-- Each job of a request rings the bell once for workers that are full of bulk work.
 local function push(id, at_front)
   local list, scopes = where(id)
   redis.call(at_front and 'LPUSH' or 'RPUSH', list, id)
