@@ -32,8 +32,8 @@ AUTH_SECONDS = 60
 _REMIND_SECONDS = 30
 
 _CUT_OFF_SECONDS = 0.1
-"""If a command's connection breaks after more seconds than this, the server has served the command until then,
-so a new wait begins.
+"""If a command's connection breaks after more seconds than this, the server has served the command until
+then, so a new wait begins.
 """
 
 _LOOK_SECONDS = 0.5

@@ -413,8 +413,8 @@ def _check_names(kind: type[ExtensionSettings], others: Collection[str] = ()) ->
 
 
 def _is_setting(key: str) -> bool:
-    """Whether the core or an installed extension has a setting; `_base` also has those of our extensions that
-    are not installed.
+    """Whether the core or an extension has a setting of this name; `_base` also has those of our extensions
+    that are not installed.
     """
     return key in Settings.model_fields or key in _base() or key in extension_settings()
 

@@ -79,9 +79,9 @@ class ModelQueue:
     def take(self, more_to_come: Callable[[], bool], reading: Callable[[Run], bool]) -> list[ChunkClaim]:
         """Take the claims of the model that has waited longest; none if it is too early.
 
-        It is too early while more jobs come, fewer than `GROUP` claims are ready, whatever their models, and
-        the oldest has not waited for `GROUP_SECONDS`. A claim is ready if the files of its model are not
-        being read any more (`reading`).
+        It is too early while more jobs come (`more_to_come`), fewer than `GROUP` claims are ready, whatever
+        their models, and the oldest of these has waited less than `GROUP_SECONDS`. A claim is ready if the
+        files of its model are not being read any more (`reading`).
         """
         ready = [(model, claim) for model, claim in self._waiting if claim.run and not reading(claim.run)]
         if not ready:

@@ -105,7 +105,8 @@ class ScoringJob(Job):
 
     @property
     def begin_seconds(self) -> int:
-        """Seconds allowed to fetch and tokenize; the timeout of a job by name does not include these.
+        """Seconds allowed to fetch and tokenize: the job's timeout, but `BASE_TIMEOUT` if the job contains its
+        pairs.
 
         A model's load has a limit of its own, and stops this clock.
         """
