@@ -63,7 +63,7 @@ def usage_table(entries: Iterable[Entry], by: By) -> Table:
 
 
 def listed(entries: Iterable[Entry], called: Callable[[str], str] = str) -> dict[str, Any]:
-    """All entries as JSON; `called` may give models other names."""
+    """All entries, for JSON; `called` may give models other names."""
     data = [
         {
             "date": entry.date,

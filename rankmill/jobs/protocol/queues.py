@@ -16,7 +16,7 @@ from rankmill.jobs.runtime.patience import cannot_serve
 from rankmill.jobs.system import system
 
 UNUSED_SECONDS = 86400
-"""A queue is no longer listed if no worker has served it and no run has begun in it for this many seconds."""
+"""A queue counts as unused if no worker has served it and no run has begun in it for this many seconds."""
 
 _FRESH_SECONDS = 1
 """Seconds for which a sum counts as fresh, so that the cost does not grow with the number of workers."""

@@ -45,8 +45,8 @@ _SMALL_BYTES = 2**20
 """Every server accepts values up to this size, because its proto-max-bulk-len cannot be lower."""
 
 _CUTS = 4
-"""A server refuses a large value if it breaks the connection this often when the value comes, and answers in
-between.
+"""A server counts as refusing a large value if it breaks the connection this often when the value comes, and
+answers in between.
 """
 
 _BACKOFF = Backoff(first=0.1, longest=1.0, jitter=0.5)

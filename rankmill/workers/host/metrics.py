@@ -39,7 +39,7 @@ from rankmill.jobs.system import system
 from rankmill.workers.host.gpu import Gpu
 
 _PACE_SECONDS = 30
-"""Seconds over which the pace is measured: at least so many once the worker has run that long."""
+"""Least time in seconds over which the pace is measured, once the worker has run for longer."""
 
 REGISTRY = CollectorRegistry()
 """Registry of all metrics below. The library's default registry is not used, because other libraries may add
