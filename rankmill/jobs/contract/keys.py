@@ -138,7 +138,7 @@ def of_run(run_id: str) -> list[str]:
 
 
 def runs() -> str:
-    """Sorted set: ids of all runs, by the time of their expiry (seconds since 1970)."""
+    """Sorted set: ids of all runs with a producer, by the time of their expiry (seconds since 1970)."""
     return f"{PREFIX}:runs"
 
 

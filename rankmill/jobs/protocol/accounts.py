@@ -1,7 +1,8 @@
 """Accounts: what each tenant has used, by day, model and device, for 400 days.
 
-A result's usage is counted in the step that deletes its entry from the run's stream, so a repeated
-transaction counts nothing twice. If the server loses accounts, they are lost.
+A result's usage is counted in the step that deletes its entry from the run's stream, or notes that an entry
+that stays is counted. So a repeated transaction counts nothing twice. If the server loses accounts, they are
+lost.
 """
 
 from __future__ import annotations

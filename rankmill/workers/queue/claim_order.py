@@ -76,7 +76,7 @@ class ClaimOrder:
             self._chunk_pairs = pairs
 
     def refused(self, run_id: str) -> None:
-        """Note that a chunk of this run was handed back to others, so that the run is left alone for a while."""
+        """Note that a chunk of this run was handed back to others, so that the run is left alone for now."""
         self._refused[run_id] = system.monotonic()
 
     def no_bulk_waits(self) -> None:
