@@ -1,1 +1,1 @@
-"""The commands; each is a module."""
+"""The commands of the core, and what commands share."""

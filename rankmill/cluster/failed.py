@@ -74,7 +74,7 @@ def chosen(jobs: list[FailedJob], ids: Sequence[str]) -> list[FailedJob]:
 
 
 def retry(client: redis.Redis, job: FailedJob) -> str:
-    """Put a failed job back into its queue, for one more attempt; returns words that say so.
+    """Put a failed job back into its queue, for one more attempt; returns a text that says so.
 
     Raises
     ------
@@ -89,8 +89,8 @@ def retry(client: redis.Redis, job: FailedJob) -> str:
 
 
 def clear(client: redis.Redis, job: FailedJob) -> str:
-    """Remove a job from the list; a failed job that does not belong to a run is deleted too. Returns words
-    that say so.
+    """Remove a job from the list; a failed job that does not belong to a run is deleted too. Returns a text
+    that says so.
     """
     connection: Any = client
     if job.state == "set aside":
@@ -130,7 +130,7 @@ def _results(job: str) -> str:
 
 
 def _reason(queue: OrderedQueue, job: Job) -> str:
-    """The last line of a job's last error; words that say so if the job has none."""
+    """The last line of a job's last error, or a text that says that there is none or that it is damaged."""
     connection: Any = queue.connection
     streams = connection.xread({_results(job.id): "0-0"})
     if not streams:

@@ -25,7 +25,7 @@ class Look:
     Parameters
     ----------
     client
-        The server; responses as bytes.
+        A client of the server, whose responses are bytes.
     """
 
     def __init__(self, client: redis.Redis) -> None:

@@ -17,7 +17,7 @@ def find_run(store: RunStore, prefix: str) -> Run:
     Raises
     ------
     InputError
-        No run's id begins so, or several runs' ids do.
+        No run's id begins with `prefix`, or several do.
     """
     ids = store.find(prefix)
     if len(ids) > 1:
@@ -47,7 +47,7 @@ def cancel_run(client: redis.Redis, settings: Settings, run_id: str) -> str:
     Raises
     ------
     InputError
-        No run's id begins so, or several runs' ids do.
+        No run's id begins with `run_id`, or several do.
     """
     store = RunStore(client)
     watched = None if store.find(run_id) else find_watched(client, settings, run_id)

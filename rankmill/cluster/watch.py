@@ -155,9 +155,7 @@ class Watch:
         return self.nothing
 
     def find(self, client: redis.Redis, settings: Settings, run_id: str) -> WatchedRun | None:
-        """The run whose id is `run_id`, or begins with it; raises `InputError` if several runs' ids begin
-        so.
-        """
+        """The run whose id is or begins with `run_id`; raises `InputError` if several ids begin with it."""
         return None
 
     def runs(self, client: redis.Redis, settings: Settings) -> ListedRuns | None:

@@ -121,7 +121,7 @@ class FileRequest(WireModel):
     messages_column: Columns = ()
     """Column with conversations, lists of {role, content}; two (CHOSEN,REJECTED) get a score each."""
     score_column: Column = "score"
-    """Column to add for the score; several models add NAME_MODEL each, or the columns NAME,NAME,..."""
+    """Column to add for the score; with several models NAME_MODEL for each, or the columns NAME,NAME,..."""
     rank_column: Column = "rank"
     """Column to add for the rank (--top-k)."""
     query_id_column: Column | None = None

@@ -228,7 +228,7 @@ def complaint(error: ValidationError, names: Iterable[str]) -> str:
 
 def in_precision(spec: ScoreSpec, precision: str) -> ScoreSpec:
     """`spec` with an open precision replaced by `precision`, as a backend names it; raises `WireError` if
-    that does not exist.
+    there is no such precision.
     """
     try:
         return ScoreSpec.model_validate({**spec.model_dump(), "precision": precision.partition(" ")[0]})

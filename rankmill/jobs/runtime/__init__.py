@@ -1,1 +1,1 @@
-"""What every rankmill process uses: settings, connection, logs, traces, an HTTP listener."""
+"""What rankmill's processes share at run time: settings, connection, logs, traces, an HTTP server."""

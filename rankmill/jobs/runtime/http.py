@@ -44,7 +44,7 @@ def serve(
     usual: int | None = None,
     ports: int = 1,
 ) -> tuple[str, int]:
-    """Serve `app` from a daemon thread; returns the server's host and port.
+    """Serve `app` from a daemon thread.
 
     Requests whose Host header names another host are refused. Otherwise a web page could read all answers
     through a browser on this network, by letting its own name resolve to this address (DNS rebinding).
@@ -67,7 +67,7 @@ def serve(
 
     Returns
     -------
-    host and port of the server.
+    The host and the port of the server.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Masks passwords of server URLs, and API keys, in all text that is printed, logged or raised."""
+"""Masks passwords of server URLs, and API keys, in text that is printed, logged or raised."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ local job = redis.call('HMGET', KEYS[3], 'status', 'retries_left')
 if not job[1] or job[1] == 'failed' or (job[2] or '') ~= ARGV[3] then return 0 end
 for _, execution in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
   if execution ~= ARGV[1] and redis.call('ZSCORE', KEYS[2], ARGV[2] .. ':' .. execution) then
-    redis.call('HSET', KEYS[3], 'status', 'started')  -- the second sender wrote that it is queued
+    redis.call('HSET', KEYS[3], 'status', 'started')  -- putting it into the queue again changed this
     return 0
   end
 end
