@@ -36,7 +36,7 @@ class RunScores:
     seconds: float
     stats: tuple[ChunkStats, ...]
     workers: frozenset[str]
-    """Names of the workers that scored at least one chunk."""
+    """Names of the workers that made the last attempts at the chunks."""
 
 
 class Session:

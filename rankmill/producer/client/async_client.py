@@ -219,7 +219,7 @@ class AsyncClient:
     If a task is cancelled, so is the run that it waits for, unless the run is detached. A client belongs to
     the event loop that uses it first. Use it as a context manager, or `close` it.
 
-    The parameters are those of `Client`; nothing connects before the first call.
+    The parameters are those of `Client`; the client connects when it is first entered or called.
 
     Raises
     ------

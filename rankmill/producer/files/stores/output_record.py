@@ -62,7 +62,7 @@ class OutputRecord:
         self._write({**self._read(), _SEAL: [run_id, *made]})
 
     def sealed(self, run_id: str) -> list[str]:
-        """What `seal` has noted of the run; empty if another run was the last one."""
+        """What `seal` has noted of the run; empty if the last note is about another run."""
         sealed = self._read().get(_SEAL, [])
         return sealed[1:] if sealed[:1] == [run_id] else []
 

@@ -61,7 +61,8 @@ def guard(check: Guard) -> None:
 class ObjectPath(PurePosixPath):
     """The path of an object in a store, such as ``s3://bucket/key``.
 
-    Methods with names of `pathlib.Path` ask the store; functions that take an `AnyPath` use only these.
+    Some methods have names of `pathlib.Path`, and ask the store. Of the methods that ask the store, functions
+    that take an `AnyPath` use only these.
     """
 
     @property
