@@ -57,8 +57,8 @@ class OutputTarget:
 
     @property
     def file(self) -> AnyPath:
-        """The output's file; for a folder, the file that it has if all rows fit into one. The name tells the
-        format.
+        """The output's file, whose name tells the format; for a folder, the only part if all rows fit into
+        one.
         """
         if not self.request.rows_per_part:
             return self.path

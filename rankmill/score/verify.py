@@ -68,7 +68,7 @@ class ScoredBefore:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of the columns with query and passage, or with a single text, and with the score."""
+        """The names of the columns with the texts that were scored, and of the column with the score."""
         names = (*USUAL_COLUMNS[self.settings.inputs], "score")
         return tuple(self.metadata.get(f"rankmill.{name}_column", name) for name in names)
 

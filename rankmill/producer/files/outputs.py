@@ -60,8 +60,8 @@ class OutputFormat:
     kind
         The name of a format; with ``None``, the ending of the output's name gives it.
     top_k
-        Number of passages to keep of each query, ranked by score; with ``None``, all rows are kept in input
-        order.
+        Number of passages to keep of each query, ranked by score; with ``None``, only a TREC run is ranked,
+        and other outputs keep all rows in input order.
     rank_column
         Name of the column with the rank (from 1), if the output has one.
     query_id, passage_id

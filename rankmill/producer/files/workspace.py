@@ -52,7 +52,7 @@ class OutputFile:
         return self.path.with_name(f"_{self.path.name}{WORKSPACE}")
 
     def taken(self, journal: Journal) -> AnyPath | None:
-        """A file that another run has put at the output's place; ``None`` if no such file exists."""
+        """The file at the output's place, if the journal's run did not put it there; otherwise ``None``."""
         if not self.path.exists():
             return None
         sealed = journal.sealed

@@ -56,8 +56,8 @@ class WorkerWatch:
         self._note(workers.scoring)
 
     def look(self) -> None:
-        """Count the workers; once one was seen, at most once a second. Raises `EmbeddedError` if the embedded
-        cluster has failed.
+        """Count the workers, at most once a second after the first worker was seen. Raises `EmbeddedError` if
+        the embedded cluster has failed.
         """
         if self._cluster:
             self._cluster.check()

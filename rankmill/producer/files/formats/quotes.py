@@ -18,7 +18,7 @@ from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_stream
 
 MAX_FIELD_MIB = 16
-"""Longest field in quotes, unless the reader is given another bound."""
+"""Most MiB of a field in quotes, unless the reader is given another bound."""
 
 _PIECE_BYTES = 1 << 20
 """Number of bytes that are checked at a time; with more, the arrays do not fit into the caches of a
@@ -108,7 +108,7 @@ class Quotes:
         self._before = ord("\n")
         self._held = b""
         self._open: int | None = None
-        """The byte at which the open field begins."""
+        """The byte at which the open field begins; ``None`` if no field is open."""
 
     def look(self, data: bytes) -> None:
         """Check the next bytes of the file; at its end, call this with empty `data`.

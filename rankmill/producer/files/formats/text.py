@@ -99,13 +99,13 @@ def _iso_duration(value: int, unit: str) -> str:
 
 
 def undictionary(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
-    """The column with plain values, if it was encoded with a dictionary."""
+    """The column, with plain values in place of a dictionary."""
     kind = column.type
     return column.cast(kind.value_type) if pa.types.is_dictionary(kind) else column
 
 
 def undictionaried(kind: pa.DataType) -> pa.DataType:
-    """The type of the values, if `kind` is a dictionary."""
+    """The type `kind`, or the type of its values if it is a dictionary."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
