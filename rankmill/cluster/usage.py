@@ -93,7 +93,7 @@ class UsageMetrics:
         self._days: dict[int, dict[tuple[str, ...], Amounts]] = {}
 
     def families(self, entries: Iterable[Entry] | None) -> Iterable[CounterMetricFamily]:
-        """The metrics; without values if there are no accounts."""
+        """The metrics; without values if `entries` is ``None``."""
         counters = [
             CounterMetricFamily(f"rankmill_usage_{name}", text, labels=_LABELS)
             for name, text in _COUNTED.items()

@@ -91,7 +91,7 @@ class CacheRoom(Protocol):
 
 
 class NamedModels(Protocol):
-    """Models that an extension knows by name. Threads share it."""
+    """Models that an extension knows by name. Threads share the object."""
 
     def owns(self, model: str) -> bool:
         """Whether a model's name has the form of this extension's names; this reads nothing."""
@@ -171,7 +171,7 @@ class _Known:
 
 
 class ModelNames:
-    """What names of models stand for. Threads may share it.
+    """What names of models stand for. Threads may share the object.
 
     An extension's answer is used again for some seconds, and longer while the extension cannot reach its
     service.

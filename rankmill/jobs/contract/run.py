@@ -103,8 +103,9 @@ def settled_by(spec: ScoreSpec, precision: str, revision: str | None, kind: str 
 class Progress(WireModel):
     """Number of rows of a run that are done, which are those of finished chunks.
 
-    ``at`` is when the latest rows were done; about half a minute earlier, at ``since``, ``since_rows`` were
-    done. Both times are in seconds since 1970, and 0 until the run has its first scores.
+    ``at`` is when the latest rows were done. At ``since``, about half a minute earlier, or less at the start
+    of a run, ``since_rows`` were done. Both times are in seconds since 1970, and 0 until the run's first
+    scores.
     """
 
     rows: Count = 0

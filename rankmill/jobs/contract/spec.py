@@ -99,9 +99,9 @@ class ScoreSpec(BaseModel):
     label
         Name or number of the output that is the score, for a model with several outputs.
     long
-        What happens to a passage or single text that is too long: ``truncate`` cuts off its end; ``split``
-        scores overlapping windows, of which the best counts; ``split-mean`` takes the mean of the windows'
-        scores; ``refuse`` gives the row an error.
+        What happens to a passage or single text that is too long: ``truncate`` cuts it; ``split`` scores
+        overlapping windows, of which the best counts; ``split-mean`` takes the mean of the windows' scores;
+        ``refuse`` gives the row an error.
     long_stride
         Tokens from the start of a window to the start of the next; ``None`` is half of a window.
     truncation_side

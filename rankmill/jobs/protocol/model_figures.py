@@ -57,7 +57,7 @@ class _Figures:
 
 
 class ModelFigures(Collector):
-    """The metrics of the models that score for this process; threads may share them.
+    """The metrics of the models that score for this process; threads may share the object.
 
     Parameters
     ----------

@@ -73,7 +73,7 @@ class Deleted(NamedTuple):
 
 
 class RunStore:
-    """The runs on one Redis server; threads may share it, as they may share the client.
+    """The runs on one Redis server; threads may share the store, as they may share its client.
 
     Parameters
     ----------

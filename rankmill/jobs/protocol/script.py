@@ -14,7 +14,7 @@ from rankmill.jobs.contract.shipped import shipped
 
 
 class Script:
-    """A Lua script, which is read at its first use; threads may share it.
+    """A Lua script, whose file is read at the first use; threads may share the object.
 
     Parameters
     ----------

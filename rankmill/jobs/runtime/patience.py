@@ -187,7 +187,10 @@ def redis_errors() -> Iterator[None]:
 
     Raises
     ------
-    RedisUnavailable, RedisFailed
+    RedisUnavailable
+        The server cannot serve now.
+    RedisFailed
+        The server has refused a command.
     """
     try:
         yield
