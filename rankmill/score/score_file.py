@@ -70,7 +70,7 @@ def score_file(
         Called with the complete output and the summary before the output is moved into place; an exception
         prevents the move. For an output in parts, this gets the last file, unless it is in place already.
     tokens_column
-        Name of a further column with the number of tokens of each row; null in a row without a score.
+        Name of a further column with the number of tokens of each row; null where no worker has counted them.
     made
         Returns whether another process has made the output meanwhile; called once this process has the lock.
 

@@ -33,7 +33,10 @@ class FileHandle(Protocol):
     def wait(
         self, timeout: float | None = None, *, on_look: Callable[[Any], None] = lambda run: None
     ) -> FileRunState:
-        """Wait for the end of the run; `on_look` gets the run's state several times a second."""
+        """Wait for the end of the run; raises `TimeoutError` if it has not ended within `timeout` seconds.
+
+        `on_look` gets the run's state several times a second.
+        """
 
     def cancel(self) -> FileRunState:
         """Cancel the run; its scores are kept."""
@@ -53,7 +56,7 @@ class AsyncFileHandle(Protocol):
         """The run's present state, progress and result."""
 
     async def wait(self, timeout: float | None = None) -> FileRunState:
-        """Wait for the end of the run."""
+        """Wait for the end of the run; raises `TimeoutError` if it has not ended within `timeout` seconds."""
 
     async def cancel(self) -> FileRunState:
         """Cancel the run; its scores are kept."""

@@ -122,8 +122,8 @@ def _together(models: Sequence[str], parts: Sequence[ScoredTable]) -> ScoredTabl
 
 
 def _reasons(models: Sequence[str], errors: Sequence[pa.Array]) -> pa.Array:
-    """Why a row lacks a score: the models with their reasons, or only the reason if it is the same for all
-    models.
+    """For each row that lacks a score, the models with their reasons, or only the reason if it is the same
+    for all models; null for other rows.
     """
     if all(column.null_count == len(column) for column in errors):
         return errors[0]

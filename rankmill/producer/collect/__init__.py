@@ -1,1 +1,1 @@
-"""Collecting: cuts pairs into chunks, and turns results into scored tables in input order."""
+"""Cuts pairs into chunks, and turns results into scored tables in input order."""

@@ -258,7 +258,7 @@ class Journal:
 
     @property
     def wrong(self) -> WrongScores | None:
-        """The error if some results are wrong; else ``None``."""
+        """The error to raise if some results are wrong; else ``None``."""
         why = self._state("wrong")
         return None if why is None else _wrong(why)
 

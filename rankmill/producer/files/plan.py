@@ -34,7 +34,7 @@ class OutputPlan:
     ``scores`` are the names of the float32 columns of scores, which are null where a row has an error.
     ``group`` is the column that tells queries apart if rows are ranked or scores averaged. ``passage`` is the
     column of the passages' ids, by which equal scores of a TREC run are ranked. ``tokens`` is the int32
-    column of the tokens of each row, if the output has one.
+    column with each row's number of tokens, if the output has one.
     """
 
     form: OutputFormat
@@ -73,8 +73,8 @@ def plan_output(
 ) -> OutputPlan:
     """Plan the output of `source` at `target`. For a TREC run, this reads the ids.
 
-    `scores` are the columns of scores, and `mean` is a column for several models. `tokens` is the column of
-    the tokens of each row. `left_out` are columns of the input that the output does not have.
+    `scores` are the columns of scores, and `mean` is a column for several models. `tokens` is the column with
+    each row's number of tokens. `left_out` are columns of the input that the output does not have.
 
     Raises
     ------

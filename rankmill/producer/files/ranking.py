@@ -208,8 +208,8 @@ class HeldRows:
 
 
 def taken(batches: Sequence[pa.RecordBatch], rows: Rows) -> pa.Table:
-    """The rows of batches with the numbers `rows`, in that order. Arrow's own function would first copy all
-    batches into one.
+    """The rows with the numbers `rows`, counted over all batches, in that order. Arrow's own function would
+    first copy all batches into one.
     """
     order = np.argsort(rows)
     starts = np.cumsum([0, *map(len, batches)])

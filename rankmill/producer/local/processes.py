@@ -19,7 +19,7 @@ _EARLY_DEATH_SECONDS = 30
 _BACKOFF = Backoff(first=0.25, longest=2.0)
 _MAX_EARLY_DEATHS = 3
 """A worker that dies this many times in a row, each time within `_EARLY_DEATH_SECONDS` after its start, is
-not started again.
+not started again; `_record_death` decides which deaths count.
 """
 
 _AWAY_SECONDS = 1

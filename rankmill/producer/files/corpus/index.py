@@ -181,8 +181,8 @@ def on_disk(
 
 
 def _check_owners(folder: Path, kept: Path, cache: Path) -> None:
-    """Check that no other user can write an index in the cache folder; an index beside the corpus is as safe
-    as the corpus.
+    """Raise `InputError` if another user could write an index in the cache folder; an index beside the corpus
+    is as safe as the corpus.
     """
     if folder == kept and (why := strangers(kept, cache, "XDG_CACHE_HOME")):
         raise InputError(why)
