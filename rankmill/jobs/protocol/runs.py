@@ -91,7 +91,7 @@ class RunStore:
 
     @property
     def patrol_seconds(self) -> float:
-        """Seconds that a producer waits for results before it checks its run and its workers."""
+        """Least seconds between two checks that a producer makes of its run and of the queue's workers."""
         return 0.2
 
     def compute(self, do: Callable[[], T], rows: int) -> T:

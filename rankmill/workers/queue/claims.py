@@ -222,13 +222,13 @@ class Claims:
                 self._pipeline.drop(claim.work, partial(self._answer, claim, None))
 
     def unstarted(self) -> list[ChunkClaim]:
-        """Bulk claims without any scores yet, in the order of their turns."""
+        """Bulk claims of which no row is scored or being scored; for each model, the oldest first."""
         by_work = {claim.work: claim for claim in list(self.unanswered.values())}
         return [by_work[work] for work in self._pipeline.unstarted() if work in by_work]
 
     def hand_back_unstarted(self) -> None:
-        """Put back all jobs that are put aside, and all bulk jobs without any scores yet, in order. Other
-        requests stay, because they are scored soon.
+        """Put back all jobs that are put aside, and all `unstarted` bulk jobs, in order. Other requests stay,
+        because they are scored soon.
         """
         for claim in reversed(self._put_aside.empty()):
             self.hand_back(claim.job.id)
