@@ -79,9 +79,9 @@ class PartsFolder(OutputFile):
         return self.path / f"_parts{WORKSPACE}"
 
     def taken(self, journal: Journal) -> AnyPath | None:
-        """A part that the journal's run did not make; ``None`` if no such part exists.
+        """A part that the journal's run cannot have made; ``None`` if no such part exists.
 
-        The run may also have made the part after those that the journal knows, if the process died before the
+        The run may have made the part after those that the journal knows, if the process died before the
         journal noted the part.
         """
         own = journal.finished.parts + 1 if journal.rows else 0

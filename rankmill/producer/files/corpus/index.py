@@ -137,8 +137,8 @@ def on_disk(
 ) -> TextIndex:
     """Open the index of a corpus if it was made from the same files with the same options, else make one.
 
-    Ids that occur twice are treated as in `in_memory`. The index is beside the first file; if that folder
-    cannot be written, or is in an object store, the index is in the user's cache folder.
+    Ids that occur twice are treated as in `in_memory`. The index is beside the first file; if the file's
+    folder cannot be written, or is in an object store, the index is in the user's cache folder.
 
     Raises
     ------
