@@ -42,9 +42,7 @@ class FilesFolder:
         return self.path.joinpath(*place.split("/"))
 
     def make(self, name: str) -> None:
-        """Make a folder in this one that stays after a power failure; raises `OutputError` if it cannot be
-        made.
-        """
+        """Make a folder below this one, and write it to the disk; raises `OutputError` if this fails."""
 
     def save(self, source: BinaryIO, place: str) -> None:
         """Write the bytes of `source` to a place; the file appears as a whole and stays, or it does not

@@ -25,7 +25,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @cache
 def endpoints() -> Mapping[str, ScorePath]:
-    """The paths to which the requests of a batch may go, by their names in batches."""
+    """The paths to which the requests of a batch may go, by the path's text."""
     return {path.path: path for path in score_paths() if all(body.batched for body in path.bodies)}
 
 
@@ -56,11 +56,11 @@ class BatchRequest:
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
-        """The rows to score; empty if the line is refused."""
+        """The rows to score; empty if the line has no valid request."""
         return self.asked.rows() if self.asked else []
 
     def refused(self, refusal: Refusal) -> BatchRequest:
-        """The request, marked as refused."""
+        """The same line with a refusal."""
         return replace(self, refusal=refusal)
 
 

@@ -17,7 +17,7 @@ EVERYBODY = "*"
 """The owner that stands for all owners; no key has this name."""
 
 _MOST = 10_000
-"""Number of an owner's latest records that are listed."""
+"""Most records of an owner that are listed; these are the latest."""
 
 _FILE = "file-"
 _BATCH = "batch_"

@@ -75,7 +75,7 @@ class BatchPaths(Addition):
         return f"batches wait for a runner: {command}"
 
     async def work(self) -> None:
-        """Once an hour, delete the bytes of files and batches that have expired."""
+        """At first and then once an hour, delete the bytes of files and batches that have expired."""
         while self.batches:
             try:
                 with waiting(most=MOST_WAIT):  # because a stopping process waits for this thread

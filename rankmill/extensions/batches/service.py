@@ -124,13 +124,13 @@ class Batches:
     def upload(
         self, key: ApiKey | None, name: str, source: BinaryIO, size: int, after: ExpiresAfter | None = None
     ) -> FileRecord:
-        """Keep an uploaded file, for as long as other files or for a shorter time.
+        """Keep an uploaded file for the usual time, or for the shorter time `after`.
 
         Raises
         ------
         Refusal
-            The file's name does not give a format, the caller's files have too many bytes, or the caller asks
-            to keep it too long.
+            The file's name does not give a format, the caller's files have too many bytes, or `after` is
+            longer than the usual time.
         """
         seconds = self._seconds("expires_after[seconds]", after)
         ending = next((suffix for suffix in _ENDINGS if name.lower().endswith(suffix)), None)
@@ -179,7 +179,7 @@ class Batches:
             raise Refusal("not_found", f"the bytes of file {file.id!r:.100} are gone") from None
 
     def delete(self, key: ApiKey | None, file_id: str) -> None:
-        """Delete a file."""
+        """Delete a file; raises as `find`."""
         file = self.find(FileRecord, key, file_id)
         self._store.delete(file)
         self._folder.delete(file.place)
@@ -187,12 +187,12 @@ class Batches:
     def create(
         self, key: ApiKey | None, new_batch: NewBatch, served: Callable[[str | None], ServedModel]
     ) -> dict[str, Any]:
-        """Submit a batch; `served` finds the model for the name in a request, or for none.
+        """Submit a batch; `served` finds the model that a request names, or the default one.
 
         Raises
         ------
         Refusal, WrongFile
-            The batch cannot be scored.
+            The batch is not accepted.
         """
         if new_batch.endpoint not in endpoints():
             raise Refusal("invalid", f"endpoint: must be one of {', '.join(endpoints())}", param="endpoint")

@@ -19,7 +19,7 @@ ENDED = frozenset({"completed", "failed", "cancelled", "expired"})
 
 
 def file_view(file: FileRecord) -> dict[str, Any]:
-    """A file."""
+    """A file as JSON."""
     return {
         "id": file.id,
         "object": "file",
@@ -45,11 +45,12 @@ def batch_view(
     Parameters
     ----------
     batch, run, counts
-        The records in Redis; ``None`` if they have expired or are not written yet.
+        The record of the batch; and the records of its run and its counts, which are ``None`` if they have
+        expired or are not written yet.
     files
         The ids of the files with the batch's output and with its errors.
     cancelling
-        Whether the batch was cancelled but its runner does not know yet.
+        Whether the batch was cancelled but its run has not ended yet.
     """
     state = _state(run, cancelling=cancelling)
     ended = int(run.ended) if run and run.ended else None
@@ -81,7 +82,7 @@ def batch_view(
 def page(
     latest_first: Sequence[R], shown: Any, after: str | None, limit: int, *, oldest_first: bool = False
 ) -> dict[str, Any]:
-    """A page of a list whose latest records come first.
+    """A page of the records, after the one with the id `after`; `shown` makes the JSON of a record.
 
     Raises
     ------

@@ -47,7 +47,7 @@ from rankmill.producer.files.workspace import OutputFile, clear_workspace
 _ROWS = 16_384
 _PAIRS = pa.schema([("line", pa.int64()), ("query", pa.string()), ("passage", pa.string())])
 _ALONE = {"texts": "text", "conversations": "messages"}
-"""The columns of rows with a single text or conversation, by their kind."""
+"""The column of single texts or conversations, by the kind of inputs."""
 
 _OPTION = re.compile(r"--([a-z][a-z-]*)")
 
@@ -106,7 +106,7 @@ class BatchWork:
         self._write_answers(scored, self._batch.endpoint)
 
     def _keep_scored(self, output: ScoredFile | None, outcome: RunOutcome) -> None:
-        """Note the files of a batch of pairs."""
+        """Write the records of the output files of a batch of pairs, and keep the outcome."""
         assert output
         rows, failed = outcome.rows, outcome.row_errors
         self._store.count(self._batch.id, BatchCounts(total=rows, completed=rows - failed, failed=failed))
@@ -117,7 +117,7 @@ class BatchWork:
         self._keep(outcome, output.partial, output.path)
 
     def _note_scored(self, output: ScoredFile | None, outcome: RunOutcome) -> None:
-        """Note the outcome of a batch of requests, whose answers are not written yet."""
+        """Keep the outcome of a batch of requests, whose answers are not written yet."""
         self._outcome = outcome
         self._keep(outcome)
 
@@ -163,7 +163,7 @@ class BatchWork:
             )
 
     def _write_answers(self, scored: AnyPath, endpoint: str) -> None:
-        """Write the output, and the lines with errors if there are any."""
+        """Write the file of answers, and a file of errors if a request has one."""
         errors_path = self._output.with_name("errors.jsonl")
         with whole_file(self._output) as partial:
             partial_errors = partial.with_name(errors_path.name)
@@ -182,7 +182,7 @@ class BatchWork:
     def _write_lines(
         self, scored: AnyPath, endpoint: str, answers: IO[bytes], errors: IO[bytes]
     ) -> BatchCounts:
-        """Write the line of each request; returns the numbers of answers and of errors."""
+        """Write a line for each request to one of the files; returns the numbers of lines."""
         completed = failed = 0
         labels = _labels(scored)
         for request, scores, tokens in self._scored(scored, endpoint):
@@ -220,7 +220,7 @@ class BatchWork:
             raise WrongFile("the file of the batch has changed since its pairs were taken; make a new batch")
 
     def _record(self, file_id: str, partial: Path, path: AnyPath) -> None:
-        """Write the record of a file."""
+        """Write the record of an output file."""
         now = system.now()
         self._store.add(
             FileRecord(
@@ -244,7 +244,7 @@ class BatchOrders:
     """Lets runners carry out batches, by an entry point of ``rankmill.orders``."""
 
     def check(self, run: FileRun) -> None:
-        """Raise `InputError` unless the output is in the folder of the batch's answers."""
+        """Raise `InputError` unless the batch's id and the output's folder belong to the run."""
         output = as_path(run.order.request.output or "")
         if not BatchOrder.of(run.order).id == new_batch_id(run.id) == output.parent.name:
             raise InputError(f"{output}: a batch's output is in a folder that is called for its run")
@@ -316,9 +316,9 @@ def _labels(scored: AnyPath) -> tuple[str, ...]:
 
 
 def _scores(scored: AnyPath) -> Iterator[tuple[object, int | None]]:
-    """The scores of a file and the tokens of each row; with labels, the score of a row is a list.
+    """Yield the score and the number of tokens of each row; with labels, the score is a list.
 
-    For a row without a score, both are ``None``.
+    A row without a score has ``None`` as its score.
     """
     labels = _labels(scored)
     names = [f"score_{label}" for label in labels] or ["score"]

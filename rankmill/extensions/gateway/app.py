@@ -1,4 +1,4 @@
-"""The gateway's application: the middleware of a request, and the answers to refusals."""
+"""The gateway's application: its paths, its middleware, and its answers to errors."""
 
 from __future__ import annotations
 
@@ -89,20 +89,20 @@ def make_app(gateway: Gateway, *, is_loopback: bool = False) -> FastAPI:
 
 
 class _App(FastAPI):
-    """The application. Its OpenAPI document says how a request carries a key."""
+    """An application whose OpenAPI document says how a request carries a key."""
 
     def openapi(self) -> dict[str, Any]:
         return with_keys(super().openapi())
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    """The answer to a refusal, in the form of the request's dialect, or of the dialect that its path
-    suggests.
+    """The answer to an error, in the dialect of the request, or in that of its path if the former is not
+    known.
     """
     path = request.url.path
     dialect = dialects().get(observation(request.scope).dialect) or dialect_at(path)
     if isinstance(error, RequestValidationError):
-        wrong = [{**problem, "loc": problem["loc"][1:]} for problem in error.errors()]  # without "query"
+        wrong = [{**problem, "loc": problem["loc"][1:]} for problem in error.errors()]  # not "query"
         return refused(dialect, wrong_field(wrong))
     if not isinstance(error, HTTPException):
         gateway: Gateway = request.app.state.gateway

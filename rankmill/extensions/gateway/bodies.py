@@ -1,4 +1,4 @@
-"""Reads the body of a request within limits, before it is parsed: JSON, a form, or a stream."""
+"""Reads bodies of requests within limits: JSON, forms, and streams."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rankmill.extensions.gateway.refusals import Refusal, wrong
 from rankmill.jobs.system import system
 
 READ_SECONDS = 60.0
-"""Longest time in which a JSON body or a single message of gRPC is read; otherwise a client that sends
-nothing would take the place of another request.
+"""Most seconds to read a JSON body or a message of gRPC; otherwise a client that sends nothing would take the
+place of another request.
 """
 
 _PACE_SECONDS = 60.0
 _LEAST_SPEED = 16 << 10
-"""Least speed of an upload in bytes per second. An upload may take any time, but may never be more than
-`_PACE_SECONDS` later than at this speed.
+"""Least speed of an upload in bytes per second. Waiting for bytes uses up `_PACE_SECONDS`. Received bytes
+give back the time that they take at this speed, up to the full `_PACE_SECONDS`.
 """
 
 _BODIES = 8
@@ -71,8 +71,8 @@ class RequestBody:
         Raises
         ------
         Refusal
-            The body is too large, has a media type other than JSON, or does not arrive in time; or too many
-            large bodies are in progress.
+            The body is too large, is not plain JSON by its headers, or does not arrive completely and in
+            time; or too many large bodies are in progress.
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
@@ -128,8 +128,8 @@ def parse(raw: bytes) -> JsonObject:
 class UploadedBody:
     """A body that is read as it arrives, without keeping it in memory; make it in the request's event loop.
 
-    It ends an upload that stops arriving, or arrives so slowly that it only keeps others waiting. The time in
-    which the gateway works on received bytes does not count.
+    An upload that stops or arrives too slowly is refused. The time in which the gateway works on received
+    bytes does not count.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ class UploadedBody:
     Raises
     ------
     Refusal
-        The body is larger, as its header states or as its bytes show.
+        The body is larger by its header.
     """
 
     def __init__(self, request: Request, most: int, too_large: str) -> None:
@@ -176,7 +176,8 @@ class UploadedBody:
         return message
 
     def read(self, size: int) -> bytes:
-        """Read at most `size` bytes, or none at the end; called in a thread.
+        """Read at most `size` bytes; returns no bytes at the end. Call it in another thread than the event
+        loop's.
 
         Raises
         ------
@@ -198,13 +199,14 @@ class UploadedBody:
 
 @asynccontextmanager
 async def uploaded(request: Request, most: int) -> AsyncIterator[tuple[UploadFile, dict[str, str]]]:
-    """The file of a form, which is on disk if it has more than 1 MiB, and the parts of the form's
+    """Yield the file of a form, which is on disk if it has more than 1 MiB, and the fields of the form's
     ``expires_after``.
 
     Raises
     ------
     Refusal
-        The file has more than `most` bytes, or does not arrive in time, or the body is not such a form.
+        The file has more than `most` bytes or does not arrive completely and in time, or the body is not such
+        a form.
     """
     too_large = f"the file is larger than {most >> 20} MiB; send it in parts"
     upload = UploadedBody(request, most + _FORM_BYTES, too_large)
@@ -228,6 +230,6 @@ async def uploaded(request: Request, most: int) -> AsyncIterator[tuple[UploadFil
 
 
 def _stated_bytes(request: Request) -> int:
-    """The length of the body as its header states it; 0 if the header does not state it."""
+    """The length of the body by its header; 0 without a valid header."""
     stated = request.headers.get("content-length", "")
     return int(stated) if stated.isdecimal() and len(stated) < 19 else 0

@@ -1,4 +1,4 @@
-"""The gateway: its parts, which are made once in each process, and what extensions add to it."""
+"""The parts of a gateway, and the base of what extensions add to it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rankmill.producer.client.aio.connection import LoopRedis
 _WARM_SECONDS = 10.0
 
 _END_SECONDS = 5.0
-"""Longest time in seconds, at the gateway's end, in which requests may cancel their runs."""
+"""Most seconds that the gateway waits, at its end, for requests that cancel their runs."""
 
 Right = Literal["admin", "manage_models"]
 """Rights of a key besides scoring."""
@@ -45,18 +45,19 @@ logger = logging.getLogger(__name__)
 
 
 class Addition:
-    """The base of additions that extensions make to the gateway.
+    """The base of what an extension adds to the gateway.
 
     An extension overrides the methods that it needs, and names its class in an entry point of the group
-    ``rankmill.routes``. A gateway makes one object of each class, and uses it in its event loop.
+    ``rankmill.routes``. Each gateway has one object of each class.
 
     Attributes
     ----------
     router
-        Its paths. Make it by `rankmill.extensions.gateway.http.dependencies.new_router`; then requests are
-        counted by path, and a function gets the gateway in a parameter of the type ``TheGateway``.
+        Its paths. Make it by `rankmill.extensions.gateway.http.dependencies.new_router`, so that requests are
+        counted by path. A function of a path gets the gateway in a parameter of the type ``TheGateway``.
     hosts
-        The hosts on which the addition itself listens; if others can reach one of them, requests need keys.
+        The hosts on which the addition itself listens. If other hosts can reach one of them, requests need
+        keys, unless the setting ``gateway_open`` is true.
     keeps_data
         Whether it keeps data in Redis that exists nowhere else.
 
@@ -82,11 +83,13 @@ class Addition:
         """Take the parts of the gateway that the addition needs; called before the first request."""
 
     def advice(self, redis_url: str) -> str | None:
-        """What else the user must start if ``rankmill serve`` itself starts a server and workers."""
+        """What else the user must start if ``rankmill serve`` itself starts a server and workers; ``None`` if
+        nothing.
+        """
         return None
 
     async def listen(self) -> str | None:
-        """Listen on the addition's own address; returns this address in words for the user.
+        """Listen on the addition's own address, and return it as the user sees it; ``None`` without one.
 
         Raises
         ------
@@ -106,7 +109,7 @@ class Addition:
 
 
 def load_additions(settings: Settings) -> list[Addition]:
-    """The additions of the installed extensions to a gateway.
+    """Make the additions of the installed extensions, for one gateway.
 
     Raises
     ------
@@ -129,16 +132,16 @@ A = TypeVar("A", bound=Addition)
 
 
 class Gateway:
-    """The parts that all paths of the gateway share; they belong to the event loop that uses them first.
+    """The parts that all paths share; they belong to the event loop that uses them first.
 
     Parameters
     ----------
     settings, redis_url
-        The settings, and the server whose workers score.
+        The settings, and the URL of the server whose workers score.
     needed
         Whether a request must have a key.
     additions
-        The additions of extensions; by default, those of the installed extensions.
+        The additions; by default, those of the installed extensions.
 
     Attributes
     ----------
@@ -148,8 +151,8 @@ class Gateway:
         A client whose commands wait in the event loop; and one for threads, whose commands do not wait for a
         server that cannot serve.
     names
-        The names that callers know, by the paths and URLs that messages must not show; extensions add to
-        these.
+        What messages show to callers in place of private paths and URLs, by the path or URL; extensions add
+        to it.
     """
 
     def __init__(
@@ -180,23 +183,25 @@ class Gateway:
             addition.attach(self)
 
     def addition(self, kind: type[A]) -> A:
-        """The only addition of a kind."""
+        """The gateway's addition of this class."""
         return next(addition for addition in self.additions if isinstance(addition, kind))
 
     async def identify(self, note: Observation, headers: Mapping[str, str]) -> ApiKey | None:
-        """The key in a request's headers; raises `Refusal` if a needed key is missing or unknown."""
+        """The valid key in a request's headers, or ``None``; raises `Refusal` if a needed key is missing or
+        unknown.
+        """
         key = await self.admission.identify(key_text(headers))
         if key:
             note.key = key.name
         return key
 
     def require(self, key: ApiKey | None, right: Right) -> None:
-        """Admit a caller whose key has a right besides scoring.
+        """Check that a caller has a right besides scoring.
 
         Raises
         ------
         Refusal
-            The key lacks the right; or the request has no key, and the gateway serves everyone without one.
+            The key lacks the right; or the request has no key, and the gateway is one that never needs keys.
         """
         if not (getattr(key, right) if key else self._needed == "if there are any"):
             raise Refusal("forbidden", _RIGHTS[right])
@@ -230,7 +235,7 @@ class Gateway:
             await addition.work()
 
     async def warm(self) -> None:
-        """Let a worker load the gateway's model whenever no worker is known to have it, until cancelled."""
+        """Until cancelled, let a worker load the gateway's model whenever no worker is known to have it."""
         while True:
             try:
                 if self.load.unready:
@@ -252,16 +257,14 @@ class Gateway:
             )  # fmt: skip
 
     def stop(self) -> None:
-        """Tell all parts that the gateway is about to end; additions accept no more requests."""
+        """Note that the gateway is about to end, and let additions accept no more requests."""
         self.is_stopping = True
         for addition in self.additions:
             with _by_itself(addition):
                 addition.stop()
 
     async def close(self, tasks: Collection[asyncio.Task[None]]) -> None:
-        """Wait until all additions and, for a few seconds, cancelled requests have ended; end `tasks`, and
-        disconnect.
-        """
+        """Wait for additions, and a few seconds for requests; then cancel `tasks`, and disconnect."""
         for addition in self.additions:
             with _by_itself(addition):
                 await addition.close()

@@ -45,11 +45,11 @@ here.
 
 _TELLING_CHARS = 50_000
 """If a request with this many characters has more tokens than expected, the next request is expected to have
-as many for each character. In other scripts than Latin, tokens are four times as many.
+as many for each character. Scripts other than Latin can have four times as many tokens.
 """
 
 _SHARE = 0.05
-"""Weight of a request in the means over requests, unless the request is a telling one (`_TELLING_CHARS`)."""
+"""Least weight of a request in the means over requests."""
 
 _REPORT_SECONDS = 60.0
 """Seconds for which a scored request counts for a worker that has not reported its model yet."""
@@ -109,7 +109,7 @@ class LoadShedder:
         """Tokens of the requests in progress here, estimated from their characters."""
         self._pairs_taken = 0
         self._tenants: set[str] = set()
-        """Tenants whose bulk work waits in the queue, as the groups of digits in ids."""
+        """Tenants whose bulk work waits in the queue, by the digits that `group_of` gives."""
         self._read = -math.inf
         self.backlog_seconds = 0.0
         self.workers = 0
@@ -186,8 +186,8 @@ class LoadShedder:
             self._pairs_taken -= pairs
 
     def _check(self, tokens: int, pairs: int) -> None:
-        """Admit requests that the workers have time for; a request that would not wait for others is always
-        admitted.
+        """Refuse a request if the workers would take too long; a request that waits for no other is never
+        refused.
 
         Until the workers' speed is known, at most `_AT_FIRST` pairs are in progress, or a single request.
         """
@@ -259,9 +259,8 @@ class LoadShedder:
         metrics.backlog.set(self.backlog_seconds)
 
     def _why_unready(self, reports: Mapping[str, WorkerReport | None]) -> str | None:
-        """The reason why none of the present workers is known to have the model; ``None`` if one is.
-
-        If a worker's report cannot be read here, its models are not known.
+        """The reason why requests for the model would wait; ``None`` if a worker is known to have it, or to
+        have had it.
         """
         settings = self._settings
         live = {name: report for name, report in reports.items() if not (report and report.drained)}

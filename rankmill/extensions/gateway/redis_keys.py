@@ -6,7 +6,7 @@ from rankmill.jobs.contract.keys import PREFIX
 
 
 def gateway_outcomes(span: int) -> str:
-    """Hash: what has become of the requests to all gateways in a span of time, by outcome."""
+    """Hash: numbers of requests to all gateways in a span of time, by outcome."""
     return f"{PREFIX}:gateway-outcomes:{span}"
 
 
@@ -26,7 +26,7 @@ def api_key_requests(name: str) -> str:
 
 
 def api_key_pairs(name: str) -> str:
-    """Hash: the token bucket for pairs of the API keys of a name: what was left (60,000,000 for each pair),
-    and at what time (µs).
+    """Hash: the token bucket of the API keys of a name. It has what was left, which is 60,000,000 for each
+    pair, and the time of the last request (µs).
     """
     return f"{PREFIX}:api-key-pairs:{name}"

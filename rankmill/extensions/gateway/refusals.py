@@ -37,11 +37,12 @@ Kind = Literal[
 ]  # fmt: skip
 """The kind of a refusal.
 
-``method``: the path takes other methods. ``conflict``: something that exists already prevents it. ``gone``:
-the client has closed the connection; ``slow``: its body does not arrive in time. ``busy``: the caller sends
-too many requests; ``overloaded``: all callers together do. ``too_long``: a row has more tokens than are
-taken; ``unscorable``: it has no score for another reason; ``backend``: the workers cannot score the run, or
-the gateway itself fails; ``unavailable``: no worker or no server answers, or the server refuses the gateway.
+``method``: the path takes other methods. ``conflict``: something that exists already prevents the change.
+``gone``: the client has closed the connection. ``slow``: the body does not arrive in time. ``busy``: the
+caller has reached a limit of its key. ``overloaded``: all callers together send too much. ``too_long``: a row
+has more tokens than are taken. ``unscorable``: a row has no score for another reason. ``backend``: the workers
+cannot score the run, or the gateway itself fails. ``unavailable``: workers or Redis do not answer, or Redis
+refuses the gateway.
 """
 
 
@@ -95,7 +96,7 @@ class Refusal(Exception):  # named without Error, because it is an answer
     param
         Name of the wrong field of the body, if a field is wrong.
     tokens
-        The tokens of a row that is too long, and the most tokens allowed.
+        The number of tokens of a row that is too long, and the most allowed.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ EXPECTED = (Refusal, RankmillError, redis.RedisError)
 """Errors that end a request with an answer by `refusal_of`; all other errors are bugs."""
 
 _RIGHTS = ("NOPERM", "ACL failure")
-"""Marks of the server's replies to commands and to scripts if the gateway's user lacks a right."""
+"""Texts in Redis's replies to commands and to scripts for which the gateway's user lacks the right."""
 
 _SAID: tuple[tuple[type[RankmillError], str], ...] = (
     (NoWorkers, "no worker is there that could do it: ask again later"),
@@ -186,7 +187,7 @@ def refusal_of(error: Exception, names: Mapping[str, str] | None = None) -> Refu
     error
         The error.
     names
-        Names that callers know, by the paths and URLs that they must not see.
+        What the message shows in place of private paths and URLs, by the path or URL.
     """
     if isinstance(error, Refusal):
         return error
@@ -195,7 +196,7 @@ def refusal_of(error: Exception, names: Mapping[str, str] | None = None) -> Refu
 
 
 def kind_of(error: Exception) -> Kind:
-    """The kind of refusal for an error; an error that is not expected is a failure of the gateway."""
+    """The kind of refusal for an error; ``backend`` for an error that is not in `EXPECTED`."""
     if isinstance(error, Refusal):
         return error.kind
     return _kind(_ours(error)) if isinstance(error, EXPECTED) else "backend"
@@ -214,8 +215,8 @@ def _kind(error: RankmillError) -> Kind:
 
 
 def told(error: Exception, names: Mapping[str, str]) -> str:
-    """The message of an error for a caller; what callers must not see is only logged. `names` is as in
-    `refusal_of`.
+    """The message of an error for a caller; if callers must not see the error's own text, it is only logged.
+    `names` is as in `refusal_of`.
     """
     whole = message = " ".join("; ".join([str(error), *getattr(error, "__notes__", [])]).split())
     if isinstance(error, WrongFile):

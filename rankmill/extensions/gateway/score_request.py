@@ -25,9 +25,9 @@ ONE_LABEL = "LABEL_0"
 class ScoreRequest:
     """A request for scores.
 
-    ``queries`` is one text for all passages, or one for each. With ``None``, each of `passages` is scored by
-    itself, or asks for tokens, as ``spec`` says. ``model`` is ``None`` for the gateway's own. ``spec`` has
-    other fields of `ScoreSpec` for this request.
+    ``queries`` is one text for all passages, or one text for each passage. With ``None``, each passage is
+    scored by itself, or asks for tokens, as ``spec`` says. ``model`` is ``None`` for the gateway's own model.
+    ``spec`` has those fields of `ScoreSpec` that the request sets.
     """
 
     queries: str | Sequence[str] | None
@@ -45,13 +45,13 @@ class ScoreRequest:
 
 
 def alone(texts: Sequence[str], model: str | None, spec: Mapping[str, str | int | None]) -> ScoreRequest:
-    """The request to score single texts, to which settings for pairs do not apply."""
+    """A request to score single texts, without the settings for pairs."""
     of_pairs = dict.fromkeys(("instruction", "prompt_template", "max_passage_tokens"))
     return ScoreRequest(None, texts, model, {**of_pairs, "inputs": "texts", **spec})
 
 
 def encoding(texts: Sequence[TokensAsked], model: str | None = None) -> ScoreRequest:
-    """The request for tokens, or for the texts of tokens; raises `Refusal` for too many."""
+    """A request for tokens, or for the texts of tokens; raises `Refusal` above `MOST_ENCODED`."""
     size = sum(text.size for text in texts)
     if size > MOST_ENCODED:
         why = f"{size:,} characters or ids are more than {MOST_ENCODED:,}: send fewer at a time"
@@ -60,9 +60,10 @@ def encoding(texts: Sequence[TokensAsked], model: str | None = None) -> ScoreReq
 
 
 def within(settings: Settings, spec: Mapping[str, str | int | None]) -> SpecFields:
-    """The fields of a request's spec that the gateway's settings leave open.
+    """The fields of a request's spec, without those that the gateway's settings decide.
 
-    If texts are split into windows, no text is too long. A conversation is never split.
+    If the settings split long texts into windows, a request cannot choose what happens to texts that are too
+    long. It can for conversations, because they are never split.
 
     Raises
     ------
@@ -83,12 +84,12 @@ def within(settings: Settings, spec: Mapping[str, str | int | None]) -> SpecFiel
 class RequestScores:
     """Scores of a request, in input order: numbers, or with ``labels`` lists with a number for each label.
 
-    ``tokens`` is the number of computed tokens without padding, ``created`` is in seconds since 1970, and
-    ``seconds`` is the time until all scores came. ``work_seconds`` is the time of the slowest of the
-    ``chunks`` chunks in its worker; ``tokenize_seconds`` and ``forward_seconds`` are parts of it.
-    ``contract`` says how they were made, such as the precision and the proven bound, as far as it is known.
-    For a request for tokens, ``found`` has what was found for each row, and a row's score is the number of
-    its tokens.
+    ``tokens`` is the number of computed tokens without padding. ``created`` is in seconds since 1970.
+    ``seconds`` is the time from the submission to the last score. ``chunks`` is the number of chunks, and
+    ``work_seconds`` is the time that the slowest chunk took in its worker; ``tokenize_seconds`` and
+    ``forward_seconds`` are parts of that time. ``contract`` says how the scores were made, such as the
+    precision and the proven bound, as far as it is known. For a request for tokens, ``found`` has what was
+    found for each row, and a row's score is the number of its tokens.
     """
 
     scores: Sequence[Any]
@@ -119,7 +120,7 @@ class RequestScores:
         return [list(zip(self.labels, row, strict=True)) for row in self.scores]
 
     def stages(self) -> dict[str, float]:
-        """Seconds that each stage of the request took, by its name."""
+        """Seconds that each stage of the request took, by the stage's name."""
         queue = max(self.seconds - self.work_seconds, 0.0)
         parts = {"tokenize": self.tokenize_seconds, "forward": self.forward_seconds}
         return {"queue": queue, "work": self.work_seconds, **parts}

@@ -1,4 +1,4 @@
-"""Scores the requests of all dialects and protocols: finds their models, and makes a run for each request."""
+"""Scores the requests of all dialects and protocols; each request becomes a run."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _ANY_MODEL = "*"
 """The entry of the setting ``gateway_models`` that lets requests name any model."""
 
 _OF_THE_CALLER = frozenset({"max_length", "instruction", "max_passage_tokens"})
-"""Fields of a spec that callers may set, and whose values may not fit a model."""
+"""Fields of a spec that callers may set to values that do not fit a model."""
 
 
 class ServedModel(NamedTuple):
-    """A model with two names: the name in requests and answers, and the name that workers load."""
+    """The two names of a model: ``name`` is for callers, and ``model`` for workers."""
 
     name: str
     model: str
@@ -47,8 +47,8 @@ class ServedModel(NamedTuple):
 class ServedModels:
     """The models that requests may ask for.
 
-    ``NAME=MODEL`` in the setting ``gateway_models`` gives a model the name that clients know. The name of a
-    model in a directory is the last part of its path.
+    ``NAME=MODEL`` in the setting ``gateway_models`` gives a model the name that callers use. Otherwise, a
+    model in a directory has the last part of its path as its name.
 
     Raises
     ------
@@ -80,7 +80,7 @@ class ServedModels:
         return list(self._named.values())
 
     def resolve(self, name: str | None) -> ServedModel:
-        """The model for the name in a request, or for a request without one.
+        """The model that a request names; for a request without a name, the default model.
 
         Raises
         ------
@@ -111,7 +111,7 @@ def _served(entry: str) -> ServedModel:
     name, is_named, model = entry.partition("=")
     if is_named and "/" not in name:
         return ServedModel(name, model)
-    is_path = entry.startswith(("/", "./", "../", "~"))  # callers need not know where the model lies
+    is_path = entry.startswith(("/", "./", "../", "~"))  # callers do not see the path
     return ServedModel(entry.rstrip("/").rpartition("/")[2] if is_path else entry, entry)
 
 
@@ -121,9 +121,9 @@ class Scoring:
     Parameters
     ----------
     settings, redis_url
-        The server, the queue, and the defaults of every request.
+        The settings, such as the queue and the defaults of requests, and the server's URL.
     served, admission, load
-        The models, and the parts that enforce the limits of keys and of the workers' capacity.
+        The models, the limits of keys, and the limits on the work that waits.
 
     Raises
     ------
@@ -149,20 +149,21 @@ class Scoring:
         self.admission = admission
         self.load = load
         self.contracts: dict[str, Mapping[str, str]] = {}
-        """How the scores that `score` last returned for each model in `served` were made."""
+        """How the last scores that `score` returned were made, for each model in `served`, by the name that
+        workers know.
+        """
         self._about: TokensFound | None = None
         self._told = 0.0
         self._asking = asyncio.Lock()
         self.client = AsyncClient(redis_url, no_workers_seconds=_NO_WORKERS_SECONDS, settings=settings)
 
     async def about_model(self) -> TokensFound:
-        """The limit and the labels of the gateway's model, which a worker was asked for within the last
-        minute.
+        """The most tokens and the labels of the gateway's model; a worker is asked at most once a minute.
 
         Raises
         ------
         Refusal, RankmillError
-            As `score`, such as if no worker answers.
+            As `score`.
         """
         async with self._asking:
             if self._about is None or system.monotonic() - self._told > _ABOUT_SECONDS:
@@ -172,7 +173,7 @@ class Scoring:
             return self._about
 
     async def score(self, request: ScoreRequest, key: ApiKey | None) -> RequestScores:
-        """Score a request; if its task is cancelled, its run is cancelled, too.
+        """Score a request; if this fails or is cancelled, the run is cancelled, too.
 
         Raises
         ------
@@ -228,7 +229,7 @@ class Scoring:
             raise Refusal("invalid", refusal.message, param=None if talks else error.option) from None
 
     async def _submitted(self, rows: Sequence[Any], **options: Any) -> AsyncScoringRun:
-        """Submit rows, and wait only briefly for a server that cannot serve."""
+        """Submit rows; this waits only `MOST_WAIT` seconds for a server that cannot serve."""
         with waiting(most=MOST_WAIT):
             return await self.client.begin(rows, **options)
 
@@ -256,7 +257,9 @@ class Scoring:
 
 @dataclass(frozen=True)
 class RowScores:
-    """Scores of consecutive rows, from row `first` on; NaN for rows in `errors`."""
+    """Scores of consecutive rows, from row `first` on. Rows in `errors`, which may also name earlier rows,
+    have NaN.
+    """
 
     first: int
     scores: Sequence[Any]
@@ -264,19 +267,19 @@ class RowScores:
 
 
 class SubmittedRequest:
-    """A request that was submitted.
+    """Waits for the scores of a submitted request.
 
     Parameters
     ----------
     run, priority
         The run of the request, and its priority.
     seconds
-        Most time for its scores.
+        Most seconds to wait for the scores.
     name
-        The model's name in the answer; with ``None``, the name of the run's model with the version that
-        scores.
+        The model's name in the answer; ``None`` means the run's own name for it, which has the version if
+        the request named an alias.
     began
-        The time of submission, by `time.perf_counter`; with ``None``, the present time.
+        The time of submission, by `time.perf_counter`; ``None`` means now.
     encodes
         Whether the request asks for tokens, not for scores.
     """
@@ -325,7 +328,7 @@ class SubmittedRequest:
             ) from None
 
     def result(self, scores: list[Any]) -> RequestScores:
-        """The scores of all chunks together.
+        """The request's result, which is made from the `scores` of all its chunks.
 
         Raises
         ------
@@ -347,21 +350,22 @@ class SubmittedRequest:
         )  # fmt: skip
 
     def _found(self) -> list[TokensFound]:
-        """The tokens or texts that were found for each row of a request for tokens."""
+        """The tokens or texts that were found for each row; empty unless the request asks for tokens."""
         rows = [row for row in self._run.found if row is not None]
         if self._encodes and len(rows) != self._run.stats.rows:
             raise Refusal("backend", "a worker has answered without the tokens that were asked for")
         return [TokensFound.read_json(raw, f"what was found of text {row}") for row, raw in enumerate(rows)]
 
     async def scores(self) -> RequestScores:
-        """Wait for all scores.
+        """Wait for all scores, and return the result.
 
         Raises
         ------
         Refusal
-            A row has no score.
+            As `result`.
         RankmillError
-            The run fails, or the scores do not arrive in time.
+            The run fails, the scores do not arrive in time, or the workers or the server are away for too
+            long.
         """
         result = await self._run.scores(timeout=self._seconds)
         return self.result(result.tolist())

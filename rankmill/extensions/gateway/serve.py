@@ -1,4 +1,4 @@
-"""Serving the application on uvicorn until the process is told to stop."""
+"""Serves the application by uvicorn until the process is told to stop."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _MOST_HEAD_BYTES = 64 << 10
 """Most bytes of a request's first line and headers."""
 
 _HEAD_SECONDS = 60.0
-"""Most seconds until first line and headers have arrived; a new connection that sends nothing is also closed
-then.
+"""Most seconds until a request's first line and headers have arrived; a new connection that sends nothing is
+closed after them, too.
 """
 
 
@@ -100,10 +100,7 @@ class _LimitedHttp(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """Serves HTTP and what extensions add, and ends when it is told to.
-
-    uvicorn's own server raises the signal again at its end.
-    """
+    """Serves HTTP until a signal; unlike uvicorn's own server, it does not raise the signal again at its end."""
 
     def __init__(
         self, config: uvicorn.Config, gateway: Gateway, begin: Callable[[], Awaitable[None]]
@@ -137,7 +134,7 @@ def serve(
     at: tuple[str, int],
     on_start: Callable[[str], None],
 ) -> None:
-    """Serve until SIGTERM or SIGINT; then requests in progress have `gateway_stop_seconds`.
+    """Serve until SIGTERM or SIGINT; then requests in progress have ``gateway_stop_seconds`` to end.
 
     Parameters
     ----------
@@ -146,7 +143,7 @@ def serve(
     at
         Host and port to listen on; port 0 is any free one.
     on_start
-        Called with each address, including those of extensions, as soon as connections are accepted.
+        Called with each address, including those of extensions, as soon as clients can connect.
 
     Raises
     ------

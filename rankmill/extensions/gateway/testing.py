@@ -32,7 +32,8 @@ _NO_WORKERS_SECONDS = 1.0
 def gateway_app(workers: FakeWorkers, **options: Any) -> FastAPI:
     """The application of ``rankmill serve`` over `workers`, for `fastapi.testclient.TestClient`.
 
-    Its only key is ``gateway_api_key``; it has no batches, no accounts, and gives no orders to workers.
+    Its only key is the setting ``gateway_api_key``. It cannot keep batches or usage, or give orders to
+    workers.
 
     Parameters
     ----------
@@ -70,7 +71,7 @@ def served(app: FastAPI) -> Iterator[str]:
 
 
 class _FakeGateway(Gateway):
-    """The parts of a gateway that asks no server."""
+    """A gateway that asks no server."""
 
     def __init__(self, settings: Settings, workers: FakeWorkers) -> None:
         super().__init__(settings, URL, "if there are any")

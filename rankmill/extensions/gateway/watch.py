@@ -1,4 +1,4 @@
-"""What gateways refuse and what fails, for the views of the cluster; gateways write these counts to Redis."""
+"""Counts of refused and failed requests; gateways write them to Redis for the views of the cluster."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FAULTS: tuple[tuple[Outcome, str, str, str], ...] = (
 
 
 def tell(client: redis.Redis, counts: Mapping[Outcome, int]) -> None:
-    """Add what a gateway has counted since its last call to the counts of all gateways."""
+    """Add a gateway's new counts to the counts of all gateways."""
     key = keys.gateway_outcomes(int(system.now() // _SPAN_SECONDS))
     with client.pipeline() as pipe:
         for outcome, number in counts.items():

@@ -41,7 +41,7 @@ class RunnerHeartbeat:
         self._renewals = Renewals(settings.heartbeat_seconds, settings.lease_seconds)
         self._periodic = Periodic("heartbeat", self._beat, settings.heartbeat_seconds)
         self.held: LeaseState = "held"
-        """What the last heartbeat learned about the run."""
+        """The state of the lease when the record was last written."""
 
     def start(self) -> None:
         """Announce the runner and start the thread."""
@@ -66,7 +66,7 @@ class RunnerHeartbeat:
 
     @property
     def claim(self) -> RunLease:
-        """The present state of the claimed run; the runner must hold one."""
+        """The run that the runner holds, in its present state; it must hold one."""
         assert self._claim is not None
         return self._claim
 
@@ -77,7 +77,7 @@ class RunnerHeartbeat:
             return self._claim.run
 
     def write(self) -> LeaseState:
-        """Write the run's record now, and return whether the runner still holds the run."""
+        """Write the run's record now; returns the state of its lease."""
         with self._writing:  # otherwise an older record could be written after a newer one
             claim = self._claim
             if claim is None:  # the other thread has released the run meanwhile
@@ -89,7 +89,7 @@ class RunnerHeartbeat:
         return self.held
 
     def release(self) -> RunLease:
-        """Stop renewing the lease; returns the run's present state."""
+        """Stop renewing the lease; returns it with the run's present state."""
         with self._lock:
             claim, self._claim = self.claim, None
         return claim

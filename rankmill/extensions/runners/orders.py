@@ -18,8 +18,8 @@ from rankmill.score.score_file import Confirm
 
 
 class Score(Protocol):
-    """The function that scores files as score-file does; `step_made` returns whether another runner has done
-    this meanwhile.
+    """The function that scores files as score-file does; `step_made` returns whether another runner has made
+    these scores meanwhile.
     """
 
     def __call__(
@@ -32,10 +32,8 @@ class Score(Protocol):
 
 
 class Keep(Protocol):
-    """The function that notes an outcome; `file` is the run's complete output, if it has one, which is moved
-    to its place afterwards.
-
-    An exception from the function prevents the move.
+    """The function that notes a run's outcome before the complete output, if any, is moved from `file` to
+    `path`; an exception prevents the move.
     """
 
     def __call__(
@@ -63,7 +61,7 @@ class OrderKind(Protocol):
 
 
 def kind_of(order: FileOrder) -> OrderKind | None:
-    """The kind of an order; ``None`` if it is for files.
+    """The kind of an order; ``None`` for an order to score files.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The record of a submitted run: its state, which any process may read and one at a time writes."""
+"""The record of a submitted run, which any process may read, and one process at a time writes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ class Seal(WireModel):
 
 
 class Notice(WireModel):
-    """The state of a webhook: whether it was delivered, or why it was not delivered yet; ``attempts`` is the
-    number of requests so far.
-    """
+    """The state of a webhook, the number of attempts so far, and the reason why the last attempt failed."""
 
     state: Literal["due", "delivered", "given up"] = "due"
     attempts: Count = 0
@@ -44,7 +42,7 @@ class FileRun(FileRunState):
     seal
         The complete output, noted just before it is moved into place.
     restarted
-        Whether a runner has begun; the next runner then continues, even with ``--restart``.
+        Whether a runner has begun to score; the next runner then continues, even with ``--restart``.
     notice
         The state of the run's webhook, after the run has ended.
     """
@@ -57,12 +55,12 @@ class FileRun(FileRunState):
     notice: Notice | None = None
 
     def end(self, state: State, reason: str = "") -> Self:
-        """The run, ended now, so that its webhook is due."""
+        """The run, ended now; its webhook, if it has one, is due."""
         return super().end(state, reason).changed(notice=Notice() if self.order.webhook else None)
 
 
 def new_file_run(order: FileOrder, run_id: str | None = None) -> FileRun:
-    """A new run, which waits for a runner; `run_id` is the id of its job, if that was enqueued by name."""
+    """A new run, which waits for a runner; `run_id` is its id, if it already has one."""
     return FileRun(id=run_id or new_file_run_id(), order=order, created=system.now())
 
 

@@ -16,7 +16,7 @@ def file_run_cancelled(run_id: str) -> str:
 
 
 def file_run_refusals(run_id: str) -> str:
-    """Hash: the reason of each runner that cannot score the submitted run, by name."""
+    """Hash: the reason of each runner that cannot score the submitted run, by the runner's name."""
     return f"{PREFIX}:file-run:{run_id}:refusals"
 
 

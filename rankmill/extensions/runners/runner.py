@@ -60,8 +60,8 @@ class Runner:
         self._news = system.Event()
         self._stopping = self._working = False
         self._left: dict[str, tuple[float, int]] = {}
-        """Runs that this runner leaves to others: until which time (monotonic, s), and how many times in a
-        row it has left them.
+        """For each run that this runner leaves to others: the time until which it does (monotonic, s), and
+        how many times it has left the run.
         """
 
     def work(self) -> None:
@@ -218,7 +218,7 @@ class Runner:
         self._hand_back(reason, pause=self._settings.heartbeat_seconds)
 
     def _refuse(self, reason: str) -> None:
-        """Hand the run to another runner; it fails when every live runner refuses it."""
+        """Hand the run to another runner; the run fails if every live runner has refused it."""
         run = self._heartbeat.claim.run
         logger.warning("this runner cannot score the run: %s", reason)
         said = self._store.refuse(run.id, self.name, reason)
@@ -237,8 +237,8 @@ class Runner:
             self._clear_done(run)
 
     def _clear_done(self, run: FileRun) -> None:
-        """Delete the folder of a run that has ended while this runner still worked on it, and which another
-        runner could not delete.
+        """If another runner has completed the run, delete its folder, because that runner could not delete it
+        while this one worked there.
         """
         with suppress(RunExpired, WireError, DamagedJob):
             if self._store.load(run.id).state == "done":
@@ -266,8 +266,8 @@ class Runner:
 
 
 class _Left(Exception):
-    """The runner no longer holds the run."""
+    """Raised when the runner must leave the run."""
 
 
 class _Stopped(Exception):
-    """A signal arrived while the runner waited for Redis."""
+    """Raised when a signal stops the runner while it waits for Redis."""

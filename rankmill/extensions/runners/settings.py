@@ -12,8 +12,8 @@ from rankmill.jobs.runtime.settings import ExtensionSettings, Names
 
 
 def read_secret(value: object) -> str | None:
-    """Check that a webhook's secret is ``whsec_`` and 24 to 64 bytes in base64, and mask it from now on.
-    Raises `ValueError` if it is not; ``None`` stays ``None``.
+    """Mask a webhook's secret in messages from now on, and return it; ``None`` stays ``None``. Raises
+    `ValueError` if the secret is not ``whsec_`` and 24 to 64 bytes in base64.
     """
     if value is None:
         return None

@@ -13,7 +13,7 @@ from rankmill.jobs.system import system
 
 
 def submitted_table(runs: Iterable[FileRun], now: float, *, without_runner: bool) -> RenderableType:
-    """One line for each submitted run, and a sentence if they wait because there is no runner."""
+    """A table of submitted runs; `without_runner` adds a sentence that no runner takes them."""
     shown = table(runs, {
         "submitted run": lambda run: run.id[: ID_CHARS + 1],
         "state": lambda run: Text(run.state, style="red" if run.state == "failed" else ""),

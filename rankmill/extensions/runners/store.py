@@ -27,8 +27,8 @@ from rankmill.jobs.system import system
 JOB_FUNCTION = "rankmill.score_file"
 
 LeaseState = Literal["held", "cancelled", "lost", "forgotten"]
-"""State of a run's lease: ``lost`` if another runner has the run, ``forgotten`` if the server has lost its
-data.
+"""State of a run's lease: ``lost`` if another runner has the run, ``forgotten`` if the server has lost the
+run's data.
 """
 
 _LOOK_AT = 128
@@ -38,7 +38,7 @@ _OTHER_FORMAT_SECONDS = 60
 """Seconds for which a runner leaves a run of another format to others before it looks again."""
 
 WEBHOOK_SECONDS = 120
-"""Seconds after which another runner takes a webhook from one that may have died."""
+"""Seconds after which another runner takes a webhook from a runner that may have died."""
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class FileRunStore:
     Parameters
     ----------
     client
-        The server; responses as bytes.
+        A client of the server, whose responses are bytes.
     queue
         The setting ``file_queue``.
     ttl
@@ -72,7 +72,7 @@ class FileRunStore:
         self._pauses = self.queue.scheduled_job_registry.key
         self._runners = keys.runners(queue)
         self._left: dict[str, float] = {}
-        """Until which time (monotonic, s) each run of another format is left to other runners."""
+        """For each run of another format: the time (monotonic, s) until which it is left to other runners."""
 
     def submit(self, order: FileOrder, run_id: str | None = None) -> FileRun:
         """Put a run into the queue; `run_id` is its new id, if the caller has made one."""
@@ -123,8 +123,8 @@ class FileRunStore:
     def cancel(self, run: FileRun, lease_seconds: int) -> FileRun:
         """Cancel a run; a run that a runner holds ends with the runner's next heartbeat.
 
-        Returns the new state, which is cancelled if the run waited. If a runner had begun the run before, the
-        run stays in the queue, so that the next runner deletes what the first one has left.
+        Returns the new state, which is cancelled if the run waited. If the run waited after a runner had
+        begun it, it stays in the queue, so that the next runner deletes what the first one has left.
         """
         claim = system.unique_id()
         places = [keys.file_run_cancelled(run.id), self.queue.key, self._pauses, self._leases]
@@ -139,10 +139,11 @@ class FileRunStore:
         return ended.run
 
     def claim(self, runner: str, lease_seconds: int, leave: Iterable[str] = ()) -> RunLease | None:
-        """Take the first waiting run that is not in `leave`, if it can be read here; otherwise ``None``.
+        """Take the first waiting run that is not in `leave`; returns ``None`` if no run waits, or if this run
+        cannot be read, is done or has failed.
 
-        The run is in the state in which its last runner left it, or it was cancelled since then. A job that
-        cannot be read is set aside.
+        The run has the state that its last runner has written, or was cancelled since then. A run of another
+        format stays in the queue; a damaged run is set aside.
         """
         token = system.unique_id()
         numbers, now = [lease_seconds, token, _LOOK_AT], system.monotonic()
@@ -172,7 +173,7 @@ class FileRunStore:
         return RunLease(run, f"{run_id}:{token}")
 
     def renew(self, claim: RunLease, lease_seconds: int) -> LeaseState:
-        """Renew the lease of a run, write its record, and find out whether it is cancelled."""
+        """Renew the lease of a run, and write its record, unless another runner has the run."""
         run = claim.run
         places = [self._leases, keys.file_run(run.id), keys.file_run_cancelled(run.id), Job.key_for(run.id)]
         state = scripts.RENEW.run(self.redis, places, claim.entry, lease_seconds, run.written(), self.ttl)
@@ -186,7 +187,7 @@ class FileRunStore:
         return held
 
     def end(self, claim: RunLease) -> bool:
-        """Write the end of a run; returns whether its runner still held it."""
+        """Write the end of a run if its runner still holds it; returns whether it did."""
         run = claim.run
         places = [
             self._leases, keys.file_run(run.id), Job.key_for(run.id), keys.file_run_cancelled(run.id),
@@ -198,8 +199,8 @@ class FileRunStore:
         return ended
 
     def hand_back(self, claim: RunLease, *, first: bool = False, pause: float = 0) -> bool:
-        """Put a run back at the front (`first`) or at the end of the queue; with a `pause` in seconds, it
-        gets to the end after that time. Returns whether its runner still held it.
+        """Put a run back if its runner still holds it, at the front (`first`) or at the end of the queue, or
+        at the end after a `pause` in seconds; returns whether its runner held it.
         """
         run = claim.run
         places = [self._leases, keys.file_run(run.id), self.queue.key, self._pauses]
@@ -207,10 +208,10 @@ class FileRunStore:
         return bool(scripts.HAND_BACK.run(self.redis, places, *values))
 
     def recover(self, lease_seconds: float, *, expired: bool) -> None:
-        """Put back runs that are in no list or whose pause is over, and with `expired`, those of dead
-        runners.
+        """Put back runs whose pause is over, and with `expired` the runs of dead runners; if nothing waits
+        then, also runs that are in no list.
 
-        The leases of the caller last `lease_seconds`.
+        The caller's leases last `lease_seconds`.
         """
         places = [self._leases, self.queue.key, self._pauses, keys.file_runs(), keys.file_queues()]
         prefixes = Job.redis_job_namespace_prefix, keys.file_run("")
@@ -252,7 +253,7 @@ class FileRunStore:
         return {name: why for name, why in reasons.items() if name in live}
 
     def take_webhook(self) -> FileRun | None:
-        """An ended run whose webhook is due; no other process gets it for `WEBHOOK_SECONDS`."""
+        """Take an ended run whose webhook is due; no other process gets it for `WEBHOOK_SECONDS`."""
         key = keys.webhooks(self.queue.name)
         raw = scripts.TAKE_WEBHOOK.run(self.redis, [key], WEBHOOK_SECONDS)
         if raw is None:
@@ -265,7 +266,7 @@ class FileRunStore:
 
     def note_webhook(self, run: FileRun, after: float | None) -> None:
         """Write the result of an attempt at a webhook; the next attempt follows after `after` seconds, or
-        never if that is ``None``.
+        never if `after` is ``None``.
         """
         key, now = keys.webhooks(self.queue.name), server_time(self.redis)
         with self.redis.pipeline() as pipe:
@@ -283,7 +284,7 @@ class FileRunStore:
         )
 
     def _read(self, raw: bytes, run_id: str) -> FileRun | None:
-        """The record of a run; a new record for a job that was enqueued by its name."""
+        """The record of a run, or a new record if only its job exists; ``None`` if neither exists."""
         key = keys.file_run(run_id)
         written = self.redis.get(key)
         job = read_job(self.queue, raw) if written is None else None
@@ -308,7 +309,7 @@ class FileRunStore:
     def _is_gone(self, run_id: str) -> bool:
         """Whether RQ has noted the job as failed, because a worker of another kind took it.
 
-        A run that is missing in the list of all runs is listed again, so that runners find it.
+        If the list of all runs lacks the run, this adds it again, so that runners find it.
         """
         with self.redis.pipeline() as pipe:
             pipe.hget(Job.key_for(run_id), "status")
@@ -334,7 +335,7 @@ def open_store(client: redis.Redis, settings: Settings) -> FileRunStore:
 
 
 def names_of(refusals: dict[str, str]) -> str:
-    """The reasons of all runners, in one line."""
+    """The names of all runners with their reasons, in one line."""
     return "; ".join(f"{name}: {why}" for name, why in sorted(refusals.items()))
 
 

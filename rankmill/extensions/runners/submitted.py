@@ -24,7 +24,7 @@ from rankmill.producer.client.aio import bridge
 _LOOK_SECONDS = 0.3
 
 _CANCEL_SECONDS = 60
-"""Seconds in which a process that cancels a waiting run must write its end."""
+"""Seconds in which a process that cancels a waiting run must write the run's end."""
 
 
 class SubmittedFile:
@@ -90,7 +90,9 @@ class SubmittedFile:
 
 
 class AsyncSubmittedFile:
-    """A run of files that runners score, like `SubmittedFile`; it continues if its task is cancelled."""
+    """A submitted run of files, like `SubmittedFile`; the run continues if a task that waits for it is
+    cancelled.
+    """
 
     def __init__(self, run: SubmittedFile) -> None:
         self._run = run
@@ -115,7 +117,7 @@ class AsyncSubmittedFile:
             raise TimeoutError(f"submitted run {self.id} has not ended; it goes on") from None
 
     async def cancel(self) -> FileRun:
-        """Cancel the run. On a runner it ends with the runner's next heartbeat; its scores are kept."""
+        """Cancel the run, as `SubmittedFile.cancel` does."""
         return await bridge.run(self._run.cancel)
 
 

@@ -39,14 +39,15 @@ _MOST_LISTED = 100
 
 _LATE_SECONDS = 15.0
 _SENT_SECONDS = 10.0
-"""If a runner took a webhook within these seconds, it is sending it now, so the webhook is not late."""
+"""If a runner took a webhook within the last 10 s, it may still be sending it, so the webhook is not late."""
 
 _ENDED_SECONDS = 3600.0
 """Seconds for which a run is shown after its end."""
 
 
 class FileQueueState(BaseModel):
-    """A queue of submitted runs: how many wait and run, live runners, and webhooks that are not delivered.
+    """A queue of submitted runs, with the numbers of waiting and running runs, of live runners, and of
+    webhooks that are not delivered.
 
     ``late_webhooks`` counts webhooks that are tried again, or that no runner has sent for 15 s.
     """
@@ -76,7 +77,7 @@ class SeenRunners(Seen):
         return self.submitted
 
     def faults(self) -> Iterator[ClusterFault]:
-        """Queues without a runner, and webhooks that do not arrive."""
+        """Yield a fault for each queue that waits for a runner, and one for each whose webhooks do not arrive."""
         for queue in self.file_queues:
             if queue.waiting and not queue.runners:
                 waits = waiting(queue.waiting, "submitted run")
@@ -94,7 +95,7 @@ class SeenRunners(Seen):
                 )
 
     def lines(self) -> Iterator[str]:
-        """A sentence for each queue: what waits in it, and who takes it."""
+        """Yield a sentence with the numbers of each queue."""
         for queue in self.file_queues:
             counts = f"{queue.waiting:,} waiting, {queue.running:,} running; runners: {queue.runners:,}"
             yield f"Submitted runs in queue {queue.name}: {counts}."
@@ -135,7 +136,7 @@ class RunnersWatch(Watch):
         return _Shown(run) if run else None
 
     def runs(self, client: redis.Redis, settings: Settings) -> ListedRuns:
-        """The submitted runs."""
+        """The latest submitted runs, as a table."""
         from rankmill.extensions.runners.show import submitted_table
 
         latest = [*_latest(Look(client))]

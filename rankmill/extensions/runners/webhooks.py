@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 class WebhookSender:
     """Sends the webhooks of a queue's ended runs from a thread, so that runs do not wait for receivers.
 
-    A webhook may be sent more than once if a runner dies meanwhile; each time it has the same ``webhook-id``.
+    A webhook may arrive more than once; it always has the same ``webhook-id``.
 
     Parameters
     ----------

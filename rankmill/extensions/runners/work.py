@@ -46,13 +46,13 @@ from rankmill.score.score_file import Confirm, drop_last_run, score_file
 logger = logging.getLogger(__name__)
 
 Note = Callable[..., None]
-"""Changes fields of the run's record; with ``now``, it writes the record before it returns, or raises an
-error.
+"""Changes fields of the run's record; with ``now``, it also writes the record, and raises an error if the
+runner must leave the run.
 """
 
 
 def work_on(run: FileRun, settings: Settings, note: Note) -> None:
-    """Score the files of `run`; `note` is called with every change of its record.
+    """Score the files of `run`; `note` is called with each change of the run's record.
 
     Raises
     ------
@@ -118,8 +118,8 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
 def made(run: FileRun) -> FileRun | None:
     """The run with its outcome if its output is in its place and complete, otherwise ``None``.
 
-    This happens if the run's runner died or left the run just after it moved the output, or if the server has
-    lost the end of the run.
+    The output may be there because the run's runner died or left the run just after it moved the output, or
+    because the server has lost the end of the run.
     """
     if _is_in_place(run):
         return run
@@ -128,7 +128,7 @@ def made(run: FileRun) -> FileRun | None:
 
 
 def _sealed(run: FileRun) -> FileRun:
-    """The run with the outcome that a confined runner noted beside the output, if there is one."""
+    """The run with the outcome that a confined runner noted beside the output; without one, `run` itself."""
     try:
         place = as_path(run.order.request.output or "")
         if roots := confined():
@@ -154,7 +154,7 @@ def _is_in_place(run: FileRun) -> bool:
 
 
 def drop(run: FileRun, settings: Settings) -> None:
-    """Delete the data in Redis that a dead runner left there for a run that has ended.
+    """Delete the data in Redis that runners left there for a run that has ended.
 
     The run's folder stays with its rows, so that the run continues if it is submitted again. If the folder
     cannot be read, the data in Redis expires.

@@ -96,7 +96,6 @@ def _store(settings: Settings) -> KeyStore:
 
 
 def _shown(key: ApiKey) -> dict[str, object]:
-    """The rights of a key, without anything that reveals its text."""
     return key.model_dump(exclude={"digest"})
 
 

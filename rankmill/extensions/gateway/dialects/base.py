@@ -61,9 +61,9 @@ class Dialect:
     name
         The name in metrics and in prefixes of paths.
     error
-        The body for a refusal with a status.
+        Makes the body of an answer from a refusal and its HTTP status.
     statuses
-        Statuses that differ from those in `KINDS`.
+        HTTP statuses that differ from those in `KINDS`.
     scale
         The scale of its scores, unless a body asks for another.
     long
@@ -164,8 +164,8 @@ class ScorePath:
     bodies
         The bodies that the path takes.
     dialect
-        The dialect that owns the path. For every form of body, scores have this dialect's scale, and its rule
-        holds for pairs that are too long. Errors have its form until the body has been read.
+        The dialect that owns the path. Its scale of scores and its rule for pairs that are too long hold for
+        every form of body. Errors have its form until the body has been read.
     choose
         Finds the kind of body that a JSON object is, if the path takes several.
     options
@@ -238,8 +238,8 @@ def read_as(kind: type[T], sent: JsonObject) -> T:
 
 
 def wrong_field(errors: Sequence[Mapping[str, Any]]) -> Refusal:
-    """The refusal for that error of pydantic's whose place in the body is named most exactly."""
-    first = max(errors, key=lambda problem: len(problem["loc"]))  # the most exact
+    """The refusal for pydantic's errors; it tells the error with the most exact place in the body."""
+    first = max(errors, key=lambda problem: len(problem["loc"]))
     parts = [str(part) for part in first["loc"]]
     place = ".".join(part for part in parts if not _KIND.fullmatch(part))[:200] or "the body"
     return wrong(place, first["msg"])

@@ -58,7 +58,7 @@ class CohereRerankV2(RerankBody):
 
 
 Value = str | int | float | bool | None
-"""A field of a document."""
+"""The value of a field of a document."""
 
 
 class CohereRerankV1(Body):

@@ -19,7 +19,7 @@ def bodies() -> tuple[type[Body], ...]:
     Raises
     ------
     ConfigError
-        A dialect cannot be imported, or calls itself otherwise than its entry point.
+        A dialect cannot be imported, or has another name than its entry point.
     """
     return tuple(body for name in plugins.names("rankmill.dialects") for body in _bodies_of(name))
 
@@ -88,7 +88,7 @@ def _by_path() -> dict[str, Dialect]:
 
 
 def dialect_at(path: str) -> Dialect:
-    """The dialect of errors at a path, which need not exist: that of the path, or that of its prefix, or the
-    default.
+    """The dialect of errors at a path, which need not exist: the dialect of the path or of its prefix, or
+    else `SHARED`.
     """
     return _by_path().get(path) or dialects().get(path.lstrip("/").partition("/")[0]) or SHARED

@@ -39,7 +39,7 @@ ERROR_TYPES: dict[Kind, str] = {
     "unavailable": "Unhealthy",
     "timeout": "Backend",
 }
-"""TEI's names of its errors; all others are ``Validation``."""
+"""TEI's names for kinds of refusals; its name for all other kinds is ``Validation``."""
 
 
 def _error(refusal: Refusal, status: int) -> JsonObject:

@@ -54,7 +54,7 @@ _PARAMS = {"max_length": "truncate_prompt_tokens", "max_passage_tokens": "max_to
 
 
 def _error(refusal: Refusal, status: int) -> JsonObject:
-    """The body of an error; for a text that is too long, with the sentences that clients look for."""
+    """The body of an error; for a text that is too long, it has the sentences that clients look for."""
     kind = _TYPES.get(refusal.kind, "BadRequestError")
     message, param = refusal.message, _PARAMS.get(refusal.param or "", refusal.param)
     if refusal.tokens:
@@ -96,7 +96,7 @@ class _Kwargs(BaseModel):
 
 
 class VllmTextOptions(Options):
-    """Fields of all bodies that change scores."""
+    """Fields that change the scores of texts and of pairs."""
 
     truncate_prompt_tokens: Annotated[
         int | None,
@@ -122,7 +122,7 @@ class VllmTextOptions(Options):
 
 
 class VllmOptions(VllmTextOptions):
-    """Fields of bodies with pairs that change scores."""
+    """Fields that change the scores of pairs."""
 
     max_tokens_per_doc: Annotated[int, Field(ge=0, description="Most tokens of a document; 0 means all.")] = 0
     max_tokens_per_query: Annotated[int, Field(ge=0, le=0, description="Must be 0: there is no limit.")] = 0

@@ -55,7 +55,7 @@ async def _caller(request: Request, gateway: TheGateway) -> ApiKey | None:
 
 
 Caller = Annotated[ApiKey | None, Depends(_caller)]
-"""The key of the request; ``None`` if requests need no key."""
+"""The valid key of the request; ``None`` without one, if requests need no key."""
 
 
 async def _scraper(request: Request, gateway: TheGateway) -> None:
@@ -78,7 +78,7 @@ def _holder_of(right: Right) -> Any:
 
 Admin = Annotated[ApiKey | None, _holder_of("admin")]
 ModelManager = Annotated[ApiKey | None, _holder_of("manage_models")]
-"""The key of a caller that may manage models; ``None`` if requests need no key."""
+"""The key of a caller that may manage models; ``None`` if there are no keys."""
 
 
 def from_json(kind: type[T], absent: bytes = b"") -> Any:

@@ -13,7 +13,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     "5XX": {"description": "No server or no worker can do it at the moment.",
             "content": {"application/json": {}}},
 }  # fmt: skip
-"""The parts of the document that all paths share."""
+"""The answers that all paths share."""
 
 
 _KEYS = {
@@ -36,7 +36,7 @@ def with_keys(document: dict[str, Any]) -> dict[str, Any]:
 
 def operation_id(route: APIRoute) -> str:
     """The name of an operation: its method and the words of its path."""
-    method = "".join(route.methods or ())  # each has one
+    method = "".join(route.methods or ())  # each route has one method
     return f"{method.lower()}{route.path_format.replace('{', '').replace('}', '').replace('/', '_')}"
 
 
@@ -49,7 +49,7 @@ def json_body(*kinds: type[BaseModel], required: bool = True) -> dict[str, Any]:
 
 
 def body(media_type: str, schema: dict[str, Any], *, required: bool = True) -> dict[str, Any]:
-    """The description of a body."""
+    """The description of a request's body."""
     return {"requestBody": {"required": required, "content": {media_type: {"schema": schema}}}}
 
 

@@ -1,4 +1,4 @@
-"""The page at ``/``, a form to try the gateway, and ``/docs``; neither needs files from other servers."""
+"""The pages ``/``, with a form to try the gateway, and ``/docs``; both load files only from the gateway."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _add(router: APIRouter, path: str, body: bytes, file: str, style: str = "") 
     kind = f"{_TYPES[Path(file).suffix]}; charset=utf-8"
 
     async def page(request: Request) -> Response:
-        if path != "/" and request.scope["raw_path"].endswith(b"/"):  # because the page's files lie beside it
+        if path != "/" and request.scope["raw_path"].endswith(b"/"):  # the page's links are relative
             return Response(status_code=307, headers={"Location": f"..{path}"})
         return Response(body, headers=headers, media_type=kind)
 

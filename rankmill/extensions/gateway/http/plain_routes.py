@@ -53,7 +53,7 @@ async def health() -> Response:
 
 @router.get("/ready", summary="Whether a worker has the gateway's model")
 def ready(gateway: TheGateway) -> Response:
-    """Whether a worker has the model; if none has it, the reason."""
+    """Whether a worker has the gateway's model, and Redis answers; if not, the reason."""
     reason = gateway.load.unready
     if away := unreachable(gateway.plain_redis):
         logger.warning("not ready: %s", away)
@@ -141,7 +141,7 @@ def usage(
     key: Caller,
     days: Annotated[int, Query(ge=1, le=KEPT_DAYS, description="Number of days, including today.")] = 30,
 ) -> dict[str, Any]:
-    """The usage of the keys with this name, or of callers without a key; an admin sees all usage."""
+    """The usage of the keys with the caller's name, or of callers without a key; an admin sees all usage."""
     if key and key.admin:
         return {"object": "list", **listed(read_accounts(gateway.plain_redis, days))}
     accounts = read_accounts(gateway.plain_redis, days, key.name if key else gateway.settings.tenant)
@@ -149,7 +149,7 @@ def usage(
 
 
 class ModelOrder(BaseModel):
-    """The model that workers load or unload; with ``None``, all loaded models."""
+    """The model that workers load or unload; without one, they unload all models."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -198,7 +198,7 @@ def warm_model(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[str, Any
     "/v1/cache/clear", summary="Let all workers unload a model, or all models (admin)", openapi_extra=_ORDER
 )
 def clear_models(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[str, Any]:
-    """Let the workers that have loaded a model unload it."""
+    """Let workers unload a model, or all models; returns the outcome at each worker."""
     workers = reachable(_workers(gateway))
     loaded = {name for worker in workers if worker.report for name in worker.report.models}
 

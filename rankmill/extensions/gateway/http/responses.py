@@ -38,12 +38,12 @@ def refused(dialect: Dialect, refusal: Refusal) -> Response:
 
 
 def event(name: str, data: object) -> bytes:
-    """A server-sent event."""
+    """The bytes of a server-sent event."""
     return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False, allow_nan=False)}\n\n".encode()
 
 
 class Stream(StreamingResponse):
-    """An answer that is sent in pieces; `ends` is closed at its end, even after an error."""
+    """An answer that is sent in pieces; `ends` is closed when the answer ends, even after an error."""
 
     def __init__(
         self, pieces: AsyncIterator[bytes], ends: AsyncExitStack, headers: Mapping[str, str], media_type: str

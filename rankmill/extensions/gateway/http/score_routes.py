@@ -86,9 +86,7 @@ def _wants_events(request: Request) -> bool:
 async def _events(
     gateway: Gateway, note: Observation, run: SubmittedRequest, body: Body, ends: AsyncExitStack
 ) -> AsyncGenerator[bytes]:
-    """Yield the events of a request: ``scores`` (from place ``first`` on, with the errors of rows), then
-    ``result`` or ``error``.
-    """
+    """Yield the events of a request: ``scores`` for each chunk, then ``result`` or ``error``."""
     values: list[object] = []
     try:
         async with ends:
@@ -134,7 +132,7 @@ def _contract(scores: RequestScores) -> dict[str, str]:
 
 
 async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """Do `work`, and cancel it if the client closes the connection meanwhile."""
+    """Do `work`; if the client closes the connection meanwhile, cancel the work, and raise `Refusal`."""
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(request))
     try:

@@ -48,7 +48,7 @@ class Admission:
     lease_seconds
         Seconds after which the requests of a dead gateway no longer count.
     needed
-        Whether a request must have a key. A known key counts in any case.
+        Whether a request must have a key. The rights and limits of a known key hold in any case.
     fixed
         The text of a key that is not on the server (the setting ``gateway_api_key``).
     """
@@ -63,7 +63,7 @@ class Admission:
         self._needed = needed
         self._renewing: asyncio.Task[None] | None = None
         self._known: list[ApiKey] | None = None
-        """The keys at the last look."""
+        """The keys at the last look; ``None`` before the first."""
         self._looked = -math.inf
 
     async def identify(self, text: str | None) -> ApiKey | None:
@@ -95,7 +95,7 @@ class Admission:
             await asyncio.shield(bridge.run(self._end, request))
 
     async def take(self, key: ApiKey | None, model: tuple[str, ...], pairs: int) -> None:
-        """Count pairs for a model, which is given by its names.
+        """Count pairs that are to be scored by a model, which is given by its names.
 
         Raises
         ------
@@ -110,7 +110,7 @@ class Admission:
         """The key of a caller that reads metrics; ``None`` without one.
 
         Metrics name the holders of all keys. So if the server has keys, an admin's key is needed. If it has
-        none, the key ``gateway_api_key`` is enough, and a key may be missing unless requests need one.
+        none, a key is needed only if requests need one, and ``gateway_api_key`` is enough.
 
         A key that was valid at the last look is accepted without asking the server, because metrics matter
         most when the server does not answer.
@@ -143,7 +143,7 @@ class Admission:
         return next((key for key in self._known or () if text and is_of(key, text)), None)
 
     async def look(self) -> None:
-        """Read the present keys."""
+        """Read all keys from the server, for `identify_scraper`."""
         self._looked = system.monotonic()
         self._known = await bridge.run(self._all)
 

@@ -119,7 +119,7 @@ class KeyStore:
         return key if key and is_of(key, text) else None
 
     def all(self) -> list[ApiKey]:
-        """All keys that are valid now, by name and age; one that cannot be read is logged, and left out."""
+        """All keys that are valid now, by name and age; a key that cannot be read is logged, and left out."""
         self.redis.zremrangebyscore(keys.api_keys(), 0, system.now())
         ids = [key_id.decode(errors="replace") for key_id in self.redis.zrange(keys.api_keys(), 0, -1)]
         records = self.redis.mget([keys.api_key(key_id) for key_id in ids]) if ids else []

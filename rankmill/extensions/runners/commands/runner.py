@@ -38,7 +38,7 @@ def runner(config: str | None, asked: RunnerOptions, **flags: Any) -> None:
     the queue at once.
 
     Everybody who can write to the Redis server can name files. So a runner reads and writes only below the
-    folders and URLs of --read and --write, and no hidden files; it replaces only files that runners have
+    folders and URLs of --read and --write, and never hidden files; it replaces only files that runners have
     made.
     """
     settings = load_settings({**flags, "runner_read": asked.read, "runner_write": asked.write}, config)
