@@ -40,9 +40,9 @@ Kind = Literal[
 ``method``: the path takes other methods. ``conflict``: something that exists already prevents the change.
 ``gone``: the client has closed the connection. ``slow``: the body does not arrive in time. ``busy``: the
 caller has reached a limit of its key. ``overloaded``: all callers together send too much. ``too_long``: a row
-has more tokens than are taken. ``unscorable``: a row has no score for another reason. ``backend``: the workers
-cannot score the run, or the gateway itself fails. ``unavailable``: workers or Redis do not answer, or Redis
-refuses the gateway.
+has more tokens than are taken. ``unscorable``: a row has no score for another reason. ``backend``: the
+workers cannot score the run, or the gateway itself fails. ``unavailable``: workers or Redis do not answer, or
+Redis refuses the gateway.
 """
 
 

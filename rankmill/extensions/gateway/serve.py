@@ -100,7 +100,7 @@ class _LimitedHttp(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """Serves HTTP until a signal; unlike uvicorn's own server, it does not raise the signal again at its end."""
+    """Serves HTTP until a signal, which it does not raise again at its end as uvicorn's own server does."""
 
     def __init__(
         self, config: uvicorn.Config, gateway: Gateway, begin: Callable[[], Awaitable[None]]

@@ -29,7 +29,7 @@ def manifests(registry: RegistryStore, name: str) -> list[Manifest]:
 
 
 def called(manifest: Manifest, aliases: Mapping[str, Alias]) -> list[str]:
-    """The aliases that name a version, each with the version's share."""
+    """The aliases that name a version, as texts with the version's share."""
     names = []
     for name, alias in aliases.items():
         share = alias.now.versions.get(manifest.version)
@@ -48,7 +48,9 @@ def version_view(manifest: Manifest, aliases: Mapping[str, Alias]) -> dict[str, 
 def target(
     registry: RegistryStore, version: Reference, others: Mapping[str, float], shadow: str | None, *, by: str
 ) -> Target:
-    """The target of an alias, set by `by`: `version` with the share that `others` leave, and a shadow.
+    """Make the target of an alias, in which `version` gets the share that `others` leave.
+
+    `by` is the person who sets the alias.
 
     Raises
     ------
@@ -74,7 +76,7 @@ def set_alias(registry: RegistryStore, reference: Reference, wanted: Target) -> 
     Raises
     ------
     RegistryConflict
-        A version has the name of the alias.
+        The alias has the name of a version, even of a removed one, or a name like ``v1``.
     """
     if is_numbered(reference.tag) or reference.tag in registry.taken(reference.name):
         raise RegistryConflict(f"{reference} is the name of a version; an alias needs another")
@@ -197,7 +199,7 @@ def promote(
     NoWorkers
         No worker takes chunks.
     RegistryConflict
-        The alias has the name of a version.
+        As `set_alias`.
     NotWarm
         A worker has failed to load a version, or has not loaded it in time.
     """

@@ -37,8 +37,8 @@ _NEW_SECONDS = 60
 
 @contextmanager
 def workspace() -> Iterator[Path]:
-    """A folder for an uploaded or pulled model, removed at the end; folders of killed processes are removed
-    first.
+    """Yield a folder for an uploaded or pulled model, and remove it at the end. Folders of killed processes
+    are removed first.
     """
     for old in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         _remove_if_left(old)
@@ -52,7 +52,7 @@ def workspace() -> Iterator[Path]:
 
 
 def _remove_if_left(folder: Path) -> None:
-    # the folder belongs to another user, is in use, or has just been removed
+    # an error means that the folder belongs to another user, is in use, or has just been removed
     with suppress(OSError):
         if folder.stat().st_mtime > system.now() - _NEW_SECONDS:
             return
@@ -69,10 +69,9 @@ class Readable(Protocol):
 
 
 def unpack(source: Readable, folder: Path) -> Path:
-    """Unpack the files of a model; returns the folder with its ``config.json``.
+    """Unpack the files of a model; returns the model's folder, which is `folder` or the only folder in it.
 
-    The returned folder is `folder`, or the only folder in it. Hidden files are left out, as by
-    ``rankmill models push``.
+    Hidden files are left out, as by ``rankmill models push``.
 
     Raises
     ------
@@ -86,7 +85,7 @@ def unpack(source: Readable, folder: Path) -> Path:
     is_whole = False
 
     class Entry(tarfile.TarInfo):
-        """Limits what is read into memory, and sees the end of the archive."""
+        """Limits what is read into memory, and notes the mark at the end of the archive."""
 
         @classmethod
         def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:

@@ -51,7 +51,8 @@ class Difference:
 class ModelComparison:
     """Both models, the first as the reference, and the queries that differ most, sorted by difference.
 
-    ``spearman`` has the rank correlation of each query with at least two different scores of both models.
+    ``spearman`` has the rank correlation of each query to which each model gave at least two different
+    scores.
     """
 
     sides: tuple[Side, Side]
@@ -114,7 +115,7 @@ def _by_query(
     one: npt.NDArray[np.float32],
     two: npt.NDArray[np.float32],
 ) -> list[Difference]:
-    """Each query with at least two different scores of both models, the largest difference first."""
+    """The queries to which each model gave at least two different scores, the largest difference first."""
     rows = pd.DataFrame({"query": queries, "passage": passages, "one": one, "two": two}).dropna()
     differences = []
     for query, theirs in rows.groupby("query", sort=False):

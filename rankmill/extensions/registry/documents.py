@@ -46,7 +46,7 @@ def check_name(text: str, kind: str) -> str:
 
 
 def parse_reference(model: str) -> Reference:
-    """The version or alias that a name with a tag (`has_tag`) stands for.
+    """Split a name with a tag (`has_tag`) into the model's name and the tag.
 
     >>> parse_reference("reranker@production")
     Reference(name='reranker', tag='production')
@@ -63,7 +63,7 @@ def parse_reference(model: str) -> Reference:
 MAX_FILES = 1000
 MAX_NOTES = 2000
 _MAX_BEFORE = 20
-"""Earlier targets that an alias remembers."""
+"""Most earlier targets that an alias keeps."""
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -73,7 +73,9 @@ class _Document(BaseModel):
 
     @classmethod
     def read(cls, raw: bytes, subject: str) -> Self:
-        """Read JSON; if it is damaged, raises `RegistryError` that names it by `subject`."""
+        """Read JSON; raises `RegistryError`, which names it by `subject`, if it is damaged or has another
+        format.
+        """
         try:
             return cls.model_validate_json(raw)
         except ValidationError as error:

@@ -1,4 +1,4 @@
-"""What names of a registry stand for, and where their files are: an entry point of ``rankmill.models``."""
+"""Finds the models of a registry by their names; an entry point of ``rankmill.models`` points here."""
 
 from __future__ import annotations
 

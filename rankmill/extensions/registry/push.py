@@ -69,8 +69,8 @@ def find_files(folder: Path) -> list[LocalFile]:
     Raises
     ------
     InputError
-        The folder does not hold a model, or holds a file that is neither weights in safetensors nor data, or
-        one of its files names another file that is not pushed.
+        The folder does not hold a model, has too many files or a file that is neither weights in safetensors
+        nor data, or one of its files names another file that is not pushed.
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
@@ -332,7 +332,7 @@ def pull(registry: RegistryStore, manifest: Manifest, target: Path, steps: Steps
     Raises
     ------
     InputError
-        The folder exists and is not empty.
+        The folder exists and is not empty, or another process is making it.
     RegistryError
         A file is missing or does not match the manifest.
     """

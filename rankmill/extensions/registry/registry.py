@@ -2,7 +2,7 @@
 
 ``NAME/VERSION/manifest.json`` makes a version visible; its files are in ``NAME/VERSION/files-<content>/``, so
 that two writers of one version cannot mix their files. ``NAME/aliases/ALIAS.json`` is an alias.
-`rankmill.extensions.registry.store` writes.
+`rankmill.extensions.registry.store` writes these files.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ class RegistryFolder:
         return system, str(root).rstrip("/"), "file" in system.protocol
 
     def read(self, *path: str, most: int = 4 << 20) -> bytes | None:
-        """The content of a small file; ``None`` if the file does not exist."""
+        """The content of a file; ``None`` if the file does not exist. Raises `RegistryError` if the file has
+        more than `most` bytes.
+        """
         with self.opened(*path) as (system, place, _):
             try:
                 raw = bytes(system.cat_file(place, start=0, end=most + 1))
@@ -113,8 +115,8 @@ class RegistryFolder:
 
     @contextmanager
     def opened(self, *path: str) -> Iterator[tuple[Any, str, bool]]:
-        """The file system, a path in it, and whether it is that of this host; an error in the ``with`` block
-        becomes a `RegistryAway` unless it is a `RankmillError`.
+        """Yield the file system, a path in it, and whether the file system is that of this host. An error in
+        the ``with`` block becomes a `RegistryAway` unless it is a `RankmillError`.
         """
         try:
             system, root, is_local = self._system
@@ -248,7 +250,7 @@ class Registry:
         return Choice(name, {f"{name}@{tag}": 1.0})
 
     def version(self, reference: Reference) -> Reference:
-        """The version that a version's name or an alias stands for; raises as `resolve`, `Choice.one`."""
+        """The version that a version's name or an alias stands for; raises as `resolve` and `Choice.one`."""
         return Reference(reference.name, self.resolve(reference).one(reference).rpartition("@")[2])
 
     def _checked(self, reference: Reference, target: Target) -> Choice:
@@ -291,7 +293,7 @@ def fetch_files(
     parts: Path,
     on_bytes: Callable[[int], None] = lambda size: None,
 ) -> None:
-    """Fetch the files of a version that `target` does not have.
+    """Fetch those files of a version that `target` lacks.
 
     Parameters
     ----------

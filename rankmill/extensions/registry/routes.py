@@ -1,6 +1,6 @@
-"""What the registry of models adds to the gateway: its paths, for keys that may manage models.
+"""Adds the paths of the registry to the gateway, for keys that may manage models.
 
-Their functions wait for disks, networks and workers, so all of them run in threads.
+The paths wait for disks, networks and workers, so their work is done in threads.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _VERSION = "/{name}/versions/{version}"
 _ALIAS = "/{name}/aliases/{alias}"
 
 _pushing = system.Lock()
-"""Lets one upload be pushed at a time, because each is tried with a worker's packages."""
+"""Held while an upload is tried and pushed, so that the gateway tries only one model at a time."""
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ router = new_router("registry", "/v1/registry")
 
 
 class RegistryPaths(Addition):
-    """Serves the registry, if the settings name one; callers do not learn where it lies."""
+    """Serves the registry, if the settings name one; callers do not learn its folder or URL."""
 
     router = router
 
@@ -88,9 +88,7 @@ class RegistryPaths(Addition):
 
 
 class NewTarget(BaseModel):
-    """What an alias is to stand for: ``version``, which gets the share of the queries that ``split``
-    leaves.
-    """
+    """The wanted target of an alias; ``version`` gets the share of the queries that ``split`` leaves."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -100,7 +98,7 @@ class NewTarget(BaseModel):
 
 
 class Promotion(NewTarget):
-    """What an alias is to stand for after live workers have loaded it; each version must be loaded within
+    """The wanted target of an alias, which live workers load first. Each version must be loaded within
     ``wait_seconds``.
     """
 
@@ -108,7 +106,7 @@ class Promotion(NewTarget):
 
 
 class Rollback(BaseModel):
-    """A body without fields. It must be sent as JSON, because the page of another site cannot do that without
+    """A body without fields. It must be JSON, because a page of another site cannot send JSON without
     permission.
     """
 
@@ -130,11 +128,11 @@ class ManagedModel:
         return f"{self.key.name} (API key {self.key.id})" if self.key else "the gateway, without a key"
 
     def version(self, version: str) -> Reference:
-        """The name of a version."""
+        """The reference to a version of the model."""
         return Reference(self.name, check_name(version, "a version"))
 
     def alias(self, alias: str) -> Reference:
-        """The name of an alias."""
+        """The reference to an alias of the model."""
         return Reference(self.name, check_name(alias, "an alias"))
 
     def find_alias(self, alias: str) -> Alias:
@@ -145,12 +143,12 @@ class ManagedModel:
         return target
 
     def target(self, wanted: NewTarget) -> Target:
-        """What an alias is to stand for."""
+        """The target that a caller wants for an alias."""
         version = self.version(wanted.version)
         return target(self.registry, version, wanted.split, wanted.shadow, by=self.by)
 
     def changed(self, reference: Reference, alias: Alias) -> dict[str, Any]:
-        """An alias that was changed."""
+        """Log the change of an alias, and return the alias as JSON."""
         logger.info("%s stands for %s, by %s", reference, alias.now, self.by)
         return _alias_view(alias, *reference)
 
@@ -217,7 +215,7 @@ async def _push_upload(request: Request, model: ManagedModel, version: str | Non
 
 
 def _push(model: ManagedModel, upload: UploadedBody, version: str | None, notes: str) -> dict[str, Any]:
-    """Unpack an uploaded model, try it, and push it, as the command does; one upload is pushed at a time.
+    """Unpack an uploaded model, try it, and push it; only one upload is pushed at a time.
 
     Raises
     ------

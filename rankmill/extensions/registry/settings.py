@@ -8,9 +8,7 @@ from rankmill.jobs.runtime.settings import ExtensionSettings
 
 
 class RegistrySettings(ExtensionSettings):
-    """Settings of a registry: where the registry is, and how large a model may be that a gateway accepts for
-    it.
-    """
+    """Settings of a registry: its place, and the size of the largest model that a gateway accepts for it."""
 
     of_workers = True
 

@@ -22,7 +22,7 @@ _UNFINISHED_SECONDS = 3600
 
 
 class WritableFolder(RegistryFolder):
-    """A registry's folder in which files can be written; each appears complete or not at all."""
+    """A registry's folder in which files can be written; each file appears complete or not at all."""
 
     def sizes(self, *path: str) -> dict[str, int]:
         """The sizes of all files below a folder, by their paths in it."""
@@ -153,7 +153,7 @@ def _callback(on_bytes: Callable[[int], None]) -> Any:
 
 
 def reference(text: str, noun: str = "VERSION") -> Reference:
-    """The reference that a command line names; raises `InputError` if it is not a reference."""
+    """The version or alias that a command line names; raises `InputError` if `text` is not of this form."""
     if not has_tag(text):
         raise InputError(f"{text} is not of the form NAME@{noun}")
     return parse_reference(text)

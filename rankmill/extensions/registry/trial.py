@@ -61,7 +61,7 @@ class ModelReport(BaseModel):
     max_length
         Most tokens of a pair; ``None`` if any number is allowed.
     instruction, prompts
-        The instruction in use, and the model's own by name.
+        The instruction in use, and the model's own instructions by name.
     prompt
         The text that the model reads for a pair; ``None`` if it reads the two texts.
     refused
@@ -89,8 +89,8 @@ class ModelReport(BaseModel):
 
 
 class Proven(BaseModel):
-    """The proofs of a model's scores on this host, by device; for other devices, the reasons why they refuse
-    it.
+    """The proofs of a model's scores on this host, by device, and the reasons of devices that refuse the
+    model.
     """
 
     proofs: dict[str, Proof]

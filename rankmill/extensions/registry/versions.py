@@ -1,6 +1,6 @@
 """Keeps versions of a registry's models in this host's cache.
 
-A version is fetched once for all workers, verified, and removed when its disk space is needed.
+A version is fetched once for all workers of the host, verified, and removed when its disk space is needed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def version_folder(cache: Path, name: str, version: str) -> Path:
 
 
 def version_lock(cache: Path, name: str, version: str) -> Path:
-    """A file that every user of a version locks; it stays when the version is removed."""
+    """A file that every process locks while it uses a version; it stays when the version is removed."""
     return cache / REGISTRY / _LOCKS / f"{name}@{version}"
 
 
@@ -58,7 +58,7 @@ class VersionStore:
     cache
         The folder.
     registry
-        URL of the registry that has the versions; ``None`` if there is none.
+        URL of the registry that has the versions; ``None`` without one.
     """
 
     def __init__(self, cache: CacheRoom, registry: str | None) -> None:
@@ -164,9 +164,7 @@ class VersionStore:
 
 @contextmanager
 def _removed_if_full(folder: Path) -> Iterator[None]:
-    """If the disk is full, remove the parts of a version that are here, because they take space from
-    others.
-    """
+    """If the disk gets full in the ``with`` block, remove what was fetched of a version."""
     try:
         yield
     except OSError as error:

@@ -77,7 +77,7 @@ class SeenRunners(Seen):
         return self.submitted
 
     def faults(self) -> Iterator[ClusterFault]:
-        """Yield a fault for each queue that waits for a runner, and one for each whose webhooks do not arrive."""
+        """Yield a fault for each queue whose runs wait without a runner, or whose webhooks do not arrive."""
         for queue in self.file_queues:
             if queue.waiting and not queue.runners:
                 waits = waiting(queue.waiting, "submitted run")

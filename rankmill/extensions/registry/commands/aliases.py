@@ -57,8 +57,8 @@ def alias(
 ) -> None:
     """Let ALIAS stand for a version, from the next run on.
 
-    With --split it stands for several versions; the text of a query decides which one scores it, so that it
-    is always the same one.
+    With --split, ALIAS stands for several versions. The text of a query decides which version scores it, so
+    the same query always gets the same version.
     """
     registry = RegistryStore.of(settings)
     version = registry.version(reference(model))
@@ -73,7 +73,8 @@ def alias(
 @_split
 @_shadow
 @click.option("--wait", "wait_seconds", type=click.FloatRange(min=1), default=_WARM_SECONDS,
-              metavar="SECONDS", help=f"Longest wait for workers.  [default: {_WARM_SECONDS}]")  # fmt: skip
+              metavar="SECONDS",
+              help=f"Longest wait for each version.  [default: {_WARM_SECONDS}]")  # fmt: skip
 @options.settings("registry", "redis_url")
 def promote(
     model: str,

@@ -40,8 +40,8 @@ def compare(
 ) -> None:
     """Compare two versions on FILE.
 
-    Scores a sample of FILE with both, and compares how they rank the passages of each query, their speed and,
-    with labels, their nDCG. The report shows the queries that differ most.
+    The command scores a sample of FILE with both versions, and compares how they rank the passages of each
+    query, their speed and, with labels, their nDCG. The report shows the queries that differ most.
     """
     if report:
         options.require_plots()

@@ -33,8 +33,9 @@ def models() -> None:
 def describe(settings: Settings, proving: bool, as_json: bool) -> None:
     """Show how MODEL is scored, and what can run it here.
 
-    Shows its family, prompt, outputs, activation and length, and for each backend the precisions that can run
-    it on this host, or why they cannot. This reads the model's small files, not its weights.
+    The command shows the model's family, prompt, outputs, activation and length, and for each backend the
+    precisions that can run the model on this host, or why they cannot. It reads the model's small files, not
+    its weights.
     """
     report = model_report(settings)
     proven = prove_model(settings, settings.device) if proving else None
@@ -54,10 +55,11 @@ def describe(settings: Settings, proving: bool, as_json: bool) -> None:
 )
 @options.as_json
 def prove(settings: Settings, as_json: bool) -> None:
-    """Prove on all devices of this host that MODEL gets its own scores, as a worker does before it serves it.
+    """Prove on all devices of this host that MODEL gets its own scores, as workers do before they score.
 
-    Scores probe pairs as a worker would, and compares them with transformers' own model in fp32. Proofs that
-    this host has are not made again. The exit code is 1 if a device refuses the model.
+    The command scores probe pairs as a worker would, and compares the scores with those of transformers' own
+    model in fp32. Proofs that this host has are not made again. The exit code is 1 if a device refuses the
+    model.
     """
     proven = prove_model(settings, "all")
     if as_json:

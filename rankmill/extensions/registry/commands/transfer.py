@@ -44,7 +44,7 @@ def push(
     """Put the model in DIR into the registry.
 
     The model is loaded and scores the shipped pairs first; its weights must be *.safetensors, and its folder
-    must not contain code. Without VERSION, it gets the next number: v1, v2, ... A version never changes. It
+    must not contain code. Without VERSION, the name is the next of v1, v2, ... A version never changes. It
     becomes visible when all of its files are there; an interrupted push continues with the same command.
     """
     registry = RegistryStore.of(settings)
