@@ -12,7 +12,7 @@ from rankmill.jobs.runtime.settings import Settings
 
 
 def find_run(store: RunStore, prefix: str) -> Run:
-    """Find the run whose id begins with `prefix`.
+    """Find the run whose id begins with `prefix`; a detached run is found only by its whole id.
 
     Raises
     ------

@@ -280,7 +280,7 @@ class RunStore:
             pipe.execute()
 
     def leave_notes(self, runs: Mapping[str, int], why: str) -> None:
-        """Leave a note with runs that some of their scores are wrong; `runs` has the expiry of each (s).
+        """Note for each of `runs` that some of its scores are wrong; the values are the notes' expiries (s).
 
         A run that is gone gets a note too, because the server may have lost the run, or another run may
         continue its file.
