@@ -11,7 +11,7 @@ import click
 from rankmill.cli import options
 from rankmill.cli.show import echo, json_of
 from rankmill.cluster.watch import WatchedRun, find_watched
-from rankmill.jobs.contract.errors import ExitCode
+from rankmill.jobs.contract.errors import ExitCode, RunCancelled, RunFailed, RunTimeout
 from rankmill.jobs.contract.run import Progress
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.client.runs import ScoringRun
@@ -60,7 +60,12 @@ def _wait_for_end(run: WatchedRun, timeout: float | None, *, as_json: bool, quie
                     shown.append(stack.enter_context(progress_view(rows)))
                 shown[0](progress, 0, "")
 
-        status = run.wait(timeout, show)
+        try:
+            status = run.wait(timeout, show)
+        except (RunFailed, RunCancelled, RunTimeout):
+            if as_json:
+                echo(json_of(run.status().data))
+            raise
     if as_json:
         echo(json_of(status.data))
     elif not quiet:

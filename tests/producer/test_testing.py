@@ -269,7 +269,7 @@ def test_files_are_submitted_and_wait_for_a_runner(side: Side) -> None:
     assert run.status().state == "waiting"
     assert run.status().order.request.top_k == 3
     assert side.away(file_queue="nobody-runs").attach(run.id).id == run.id
-    with pytest.raises(TimeoutError, match=f"submitted run {run.id} has not ended; it goes on"):
+    with pytest.raises(RunTimeout, match=f"submitted run {run.id} has not ended; it goes on"):
         run.wait(timeout=0.01)
     assert run.cancel().state == "cancelled"
     with pytest.raises(RunCancelled):

@@ -133,15 +133,18 @@ def unscorable(row: int, reason: str) -> Refusal:
 
 
 def row_reason(reason: str) -> str:
-    """The reason why a row has no score, for callers; details about a worker's host are left out, and only
-    logged.
+    """The reason why a row has no score, for callers; details about a worker's host are left out.
+
+    Only the log's level ``debug`` has them, because they may quote the row's text.
     """
     kind, _, rest = reason.partition(": ")
     is_of_worker = kind.startswith("given up after attempt") and rest != "its worker died"
     if not is_of_worker and not _PRIVATE.search(reason) and not _CODE.search(reason):
         return reason
-    logger.warning("a text has no score: %s", reason)
-    return kind if is_of_worker or kind in {"tokenizer", "model"} else "the worker fails with it"
+    logger.debug("a text has no score: %s", reason)
+    known = kind if is_of_worker or kind in {"tokenizer", "model"} else "the worker fails with it"
+    logger.warning("a text has no score: %s; debug lines have the details", known)
+    return known
 
 
 EXPECTED = (Refusal, RankmillError, redis.RedisError)

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from rankmill.extensions.runners.record import FileRun
 from rankmill.extensions.runners.store import FileRunStore, open_store
-from rankmill.jobs.contract.errors import ConfigError, InputError, RunCancelled, RunFailed
+from rankmill.jobs.contract.errors import ConfigError, InputError, RunCancelled, RunFailed, RunTimeout
 from rankmill.jobs.contract.file_request import FileOrder, FileRequest
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.runs import RunStore
@@ -51,7 +51,7 @@ class SubmittedFile:
 
         Raises
         ------
-        TimeoutError
+        RunTimeout
             The run has not ended within `timeout` seconds; it continues.
         RunFailed, RunCancelled
             The run has ended without an output.
@@ -60,7 +60,7 @@ class SubmittedFile:
         while (ended := self.outcome(on_look)) is None:
             seconds_left = deadline - system.monotonic()
             if seconds_left <= 0:
-                raise TimeoutError(f"submitted run {self.id} has not ended; it goes on")
+                raise _not_ended(self.id)
             system.sleep(min(seconds_left, _LOOK_SECONDS))
         return ended
 
@@ -89,6 +89,10 @@ class SubmittedFile:
             return run if run.is_ended else self._store.cancel(run, _CANCEL_SECONDS)
 
 
+def _not_ended(run_id: str) -> RunTimeout:
+    return RunTimeout(f"submitted run {run_id} has not ended", "it goes on")
+
+
 class AsyncSubmittedFile:
     """A submitted run of files, like `SubmittedFile`; the run continues if a task that waits for it is
     cancelled.
@@ -114,7 +118,7 @@ class AsyncSubmittedFile:
                     await asyncio.sleep(_LOOK_SECONDS)
                 return run
         except TimeoutError:
-            raise TimeoutError(f"submitted run {self.id} has not ended; it goes on") from None
+            raise _not_ended(self.id) from None
 
     async def cancel(self) -> FileRun:
         """Cancel the run, as `SubmittedFile.cancel` does."""

@@ -451,6 +451,7 @@ IDENTITY, REFUSED = {"activation": "identity"}, {"long": "refuse"}
         ({"raw_scores": True}, IDENTITY),
         ({"truncate": False}, REFUSED),
         ({"truncation": False}, REFUSED),
+        ({"truncation": True}, {"long": "truncate"}),
         ({"truncation_direction": "Left"}, {"truncation_side": "left"}),
         ({"truncation_side": "left"}, {"truncation_side": "left"}),
         ({"truncate_prompt_tokens": 64}, {"long": "truncate", "max_length": 64}),

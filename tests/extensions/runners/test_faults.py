@@ -107,7 +107,8 @@ def test_it_is_scored_as_score_file_does(
     listed = json.loads(run_command("rankmill", "runs", "--json", "--redis", queue.url).out)
     assert [(run["id"], run["state"]) for run in listed["submitted"]] == [(run_id, "done")]
     again = run_command("rankmill", "submit", source, "-o", output, *options)
-    failed = run_command("rankmill", "wait", again.out.strip(), "--redis", queue.url)
+    failed = run_command("rankmill", "wait", again.out.strip(), "--json", "--redis", queue.url)
+    assert json.loads(failed.out)["state"] == "failed"
     assert (failed.code, failed.err.count("\n")) == (1, 1), failed.err
     assert f"{output} exists already; replace it with --force" in failed.err
     assert not list(queue.client.scan_iter("rq:job:*"))

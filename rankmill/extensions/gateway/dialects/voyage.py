@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from pydantic import Field
 
 from rankmill.extensions.gateway.dialects.base import (
@@ -23,12 +21,12 @@ VOYAGE = Dialect("voyage", detail_error, {"unscorable": 400, "too_long": 400})
 class VoyageOptions(Options):
     """Fields that change scores."""
 
-    truncation: Annotated[
-        bool, Field(description="Whether pairs that are too long are cut; otherwise they are an error.")
-    ] = True
+    truncation: bool | None = Field(
+        None, description="Whether longer pairs are cut (null means true); otherwise they are an error."
+    )
 
     def spec(self, owner: Dialect) -> SpecFields:
-        return spec_for(owner, truncate=None if self.truncation else False)
+        return spec_for(owner, truncate=self.truncation)
 
 
 class VoyageRerank(VoyageOptions, RerankBody):
