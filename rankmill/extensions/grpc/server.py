@@ -80,7 +80,7 @@ class GrpcServer:
         return bound_port
 
     def stop(self) -> asyncio.Task[None]:
-        """Take no more calls; the returned task ends with the last call in progress."""
+        """Take no more calls; the returned task ends when no call is in progress any more."""
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop())
         return self._stopping
@@ -102,7 +102,7 @@ class GrpcServer:
         return names
 
     def _handler(self, method: MethodDescriptor) -> grpc.RpcMethodHandler[Any, Any]:
-        """The handler of a method, which calls the method of the services with the same name in Python's
+        """The handler of a gRPC method; it calls the method of `TeiServices` with the same name in Python's
         spelling.
         """
         do = getattr(self._services, re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower())

@@ -43,7 +43,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Call:
-    """A call that was admitted: its observation, and its key."""
+    """A call: its observation, and its key."""
 
     note: Observation
     key: ApiKey | None
@@ -106,7 +106,7 @@ class TeiServices:
     async def rerank_stream(
         self, requests: AsyncIterator[tei.RerankStreamRequest], call: Call
     ) -> tei.RerankResponse:
-        """Order texts, each with its query, after all have arrived one by one."""
+        """Order texts, each of which comes in a message with its query, when all messages have arrived."""
         rows = await _gather(requests, self._gateway.own.gateway_pairs, self._most_bytes)
         if len({(row.truncate, row.truncation_direction) for row in rows}) > 1:
             raise Refusal("invalid", "truncate, truncation_direction: must be the same in all messages")
@@ -211,7 +211,7 @@ class TeiServices:
 
 
 def _pieces(texts: Sequence[TokensAsked]) -> Iterator[list[TokensAsked]]:
-    """Divide `texts` into as few requests as possible."""
+    """Divide `texts`, in order, into as few requests as `MOST_ENCODED` allows."""
     piece: list[TokensAsked] = []
     for text in texts:
         if piece and sum(taken.size for taken in piece) + text.size > MOST_ENCODED:
@@ -260,7 +260,8 @@ def _metadata(scored: RequestScores, *rows: _Row) -> tei.Metadata:
 async def _batches(stream: AsyncIterable[M], most_bytes: int) -> AsyncIterator[list[M]]:
     """Yield batches of up to 256 messages, in order.
 
-    A batch does not wait for late messages, and ends with the message that brings it to `most_bytes`.
+    A batch waits only 2 ms for each further message, and ends with the message that brings it to
+    `most_bytes`.
     """
     messages = aiter(stream)
     coming = asyncio.ensure_future(anext(messages, None))

@@ -1,4 +1,4 @@
-"""Measuring: the best settings for a machine, precisions, and models in 8 bits."""
+"""Finds the best settings for a machine, compares precisions, and makes models in 8 bits."""
 
 COMMANDS = {
     "tune": (

@@ -22,8 +22,8 @@ _INTERVAL = (2.5, 97.5)
 """Percentiles of the bootstrap draws that bound the interval."""
 
 _MANY_QUERIES = 20
-"""With fewer queries than this, their rows are resampled too, because resampling only queries underestimates
-the variance.
+"""With fewer queries than this, the rows of each query are resampled, too, because resampling only queries
+underestimates the variance.
 """
 
 
@@ -36,15 +36,16 @@ class Agreement:
     spearman
         Spearman's rank correlation, the mean over the queries.
     low, high
-        Its 95% confidence interval (bootstrap).
+        The 95% confidence interval of `spearman`, by bootstrap.
     queries, rows
-        Number of queries compared (those with at least two different ranks in both), and of their rows.
+        Numbers of the compared queries and of their rows. A query is compared if each ranking gives it at
+        least two different ranks.
     same_top
-        Share of the queries with more than `TOP` rows whose first `TOP` rows are the same set; ``None``
-        without such queries.
+        Of the queries with more than `TOP` rows, the share whose first `TOP` rows are the same set in both
+        rankings; ``None`` without such queries.
     top_overlap
-        Mean share of these queries' first `TOP` rows that both rankings have in common; ``None`` without such
-        queries.
+        The mean over these queries of the share of the first `TOP` rows that both rankings have in common;
+        ``None`` without such queries.
     """
 
     spearman: float

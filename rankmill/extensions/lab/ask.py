@@ -1,4 +1,4 @@
-"""Asks a process that imports a worker's libraries, because this process never does.
+"""Asks a process that imports a worker's libraries, because the asking process never imports them.
 
 The other process is `rankmill.extensions.lab.offline`.
 """
@@ -18,7 +18,7 @@ from rankmill.jobs.runtime.settings import Settings
 
 
 class ProcessFailed(RankmillError):
-    """The process ended without an answer, for instance because the system killed it when memory ran out."""
+    """The process did not answer in time, or ended without an answer, such as when memory ran out."""
 
 
 def ask(
@@ -35,7 +35,7 @@ def ask(
     Parameters
     ----------
     task, request
-        As the module of that name in `rankmill.extensions.lab.offline` describes them.
+        The name of a module of `rankmill.extensions.lab.offline`, and a request as this module describes it.
     what
         What the process does, for errors.
     settings

@@ -80,7 +80,7 @@ class Measure(_Strict):
             raise ConfigError(_first(error)) from None
 
     def scaled(self, scale: float) -> Measure:
-        """A copy with rows and requests multiplied by `scale`, each at least 1 unless it is 0."""
+        """A copy with rows and requests multiplied by `scale`; a number above 0 becomes at least 1."""
         sizes = {name: getattr(self, name) for name in ("rows", "requests")}
         return self.model_copy(
             update={name: max(round(scale * size), 1) if size else 0 for name, size in sizes.items()}
@@ -94,7 +94,9 @@ Statistic = Literal[
 
 
 class Finding(_Strict):
-    """A reference result: ``figure`` of the cells ``of``, divided by that of the cells ``over`` if given."""
+    """A reference result: the ``figure`` of the cells ``of``; with ``over``, divided by that of the cells
+    ``over``.
+    """
 
     claim: str
     figure: Statistic

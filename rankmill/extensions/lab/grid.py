@@ -95,7 +95,7 @@ class Plan:
 
     @property
     def key(self) -> str:
-        """Everything on which the result depends except the pairs, as text."""
+        """A text that, with the pairs, identifies the measurement."""
         settings = self.settings.model_dump() if self.settings else self.obstacle
         measure = self.measure.model_dump(exclude={"rounds", "timeout"})
         version = importlib.metadata.version("rankmill")
@@ -133,7 +133,8 @@ def plan(
 
 
 def run(plans: Iterable[Plan], records: Records) -> Iterator[tuple[Plan, CellResult, bool]]:
-    """Measure the planned cells that `records` does not have; yields each result and whether it was recorded.
+    """Measure the planned cells that `records` does not have; yields each plan with its result, and whether
+    the result was recorded before.
 
     Raises
     ------

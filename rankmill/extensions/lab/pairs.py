@@ -51,8 +51,8 @@ def sample(pairs: str, rows: int, columns: tuple[str, str] = COLUMNS) -> pa.Tabl
     pairs
         ``example``: the shipped pairs, in random order. ``varied``: the shipped pairs with passages of 4 to
         400 words, made by cutting and joining, with the length distribution of web passages. Otherwise a
-        file, which is sampled by `draw`: queries in random order, each with up to 50 random pairs. They are
-        random because ranks are compared within a query, and its first pairs may be the best ones.
+        file, which is sampled by `draw`: queries in random order, each with up to 50 random pairs. The pairs
+        are random because ranks are compared within a query, and its first pairs may be the best ones.
     rows
         Number of pairs.
     columns

@@ -30,8 +30,8 @@ from rankmill.jobs.system import system
 from rankmill.score.session import RunScores, Session
 
 _MOST = 0.5
-"""Largest share of the matrix products that several groups may leave out; with a larger share, bf16 is faster
-and more exact.
+"""Largest share of the matrix products that several groups together may leave out; with a larger share, bf16
+is faster and more exact.
 """
 
 _FREE = 0.02
@@ -125,8 +125,8 @@ def search(
     threshold: float,
     most: int,
 ) -> tuple[QuantizedTrial, list[QuantizedTrial]]:
-    """Search for the fewest products to leave out: first none, then those of one group of layers, then of
-    several groups.
+    """Search for the fewest matrix products to leave out of 8 bits. The search leaves out no layer first,
+    then one group of layers, then several groups.
 
     Parameters
     ----------

@@ -38,7 +38,7 @@ def measurements(results: Iterable[CellResult]) -> pd.DataFrame:
 
 
 def write_measurements(path: Path, results: Iterable[CellResult]) -> None:
-    """All measurements as one Parquet file."""
+    """Write all measurements to one Parquet file."""
     measurements(results).to_parquet(path, index=False)
 
 

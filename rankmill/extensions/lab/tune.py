@@ -1,4 +1,6 @@
-"""Tuning: the search for the best settings, one setting after another; two values are measured in turn."""
+"""Searches for the best settings, one setting after another; two values are compared by measuring them in
+turn.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,8 @@ MAX_ROWS = 2000
 """Most pairs in a sample."""
 
 _MIN_ROWS = 200
-"""Fewest pairs in a sample, which decide most precisions. Of 40 samples of MS MARCO with 4 queries and 50
-rows each, 37 keep bf16 at 0.999 (it has 0.9997 on all rows), 3 are undecided, and none refuses it. With 20
+"""Fewest pairs in a sample; these decide about most precisions. Of 40 samples of MS MARCO with 4 queries and
+50 rows each, 37 keep bf16 at 0.999 (it has 0.9997 on all rows), 3 are undecided, and none refuses it. With 20
 queries and 10 rows each, 29 are undecided.
 """
 _ROUNDS = 3
@@ -64,7 +66,7 @@ _SAMPLE_SHARE = 1 / 30
 
 
 class ReferenceScores(BaseModel):
-    """Scores of the sample with the `REFERENCE` settings; how many depends on the time that is allowed."""
+    """Scores of the sample's first pairs with the `REFERENCE` settings; the allowed time decides how many."""
 
     scores: list[float]
     device: str
@@ -73,7 +75,7 @@ class ReferenceScores(BaseModel):
 class PrecisionProbe(BaseModel):
     """A backend and precision: seconds for the sample, and rank agreement with the reference.
 
-    ``reason`` says why it cannot run here, if it cannot.
+    ``reason`` says why they cannot run here; it is empty if they can.
     """
 
     backend: str
@@ -84,8 +86,8 @@ class PrecisionProbe(BaseModel):
 
 
 class PairedCosts(BaseModel):
-    """Two settings measured in turn: the costs of each (less is better); ``reason`` says why, if one of them
-    failed.
+    """The costs of two settings that were measured in turn; less is better. ``reason`` says why one of them
+    failed; it is empty if both were measured.
     """
 
     first: list[float] = []
@@ -94,8 +96,8 @@ class PairedCosts(BaseModel):
 
     @property
     def gain(self) -> float:
-        """Cost of the first divided by the cost of the second: the median over the rounds, because speeds
-        drift.
+        """The median over the rounds of the first cost divided by the second, because speeds drift; 0 without
+        costs.
         """
         return float(np.median(np.divide(self.first, self.second))) if self.second else 0.0
 
@@ -112,7 +114,7 @@ class Trials:
     objective
         The cost: seconds of a bulk run, p95 seconds of single requests, or bytes of peak memory.
     timeout
-        Seconds for all measurements, until `until` is called.
+        Seconds for all measurements, unless `until` sets another end.
 
     Attributes
     ----------
@@ -156,7 +158,9 @@ class Trials:
     def probe(
         self, backend: str, precisions: Iterable[str], reference: ReferenceScores
     ) -> Iterable[PrecisionProbe]:
-        """Measure each precision of a backend once; workers that die are replaced for the next precision."""
+        """Measure each precision of a backend once, and yield the results; workers that die are replaced for
+        the next precision.
+        """
         waiting = list(precisions)
         while waiting:
             try:
@@ -253,8 +257,8 @@ class Trials:
 def rank_agreement(
     pairs: pa.Table, scores: npt.NDArray[np.float32], reference: list[float]
 ) -> Agreement | None:
-    """Agreement within queries, or over all rows if no query has two ranks; ``None`` if the rows have no two
-    ranks either.
+    """Agreement within queries, or over all rows if no query can be compared; ``None`` if these cannot be
+    compared either.
     """
     expected = np.asarray(reference, np.float32)
     within_queries = agreement(pairs["query"].to_pylist(), scores, expected)
@@ -449,8 +453,8 @@ class Tuner:
         return sorted(good, key=lambda probe: probe.seconds)
 
     def _climb(self, device: str) -> None:
-        """Find the token budget: double it as long as that is better, or halve it as long as that is
-        better.
+        """Double the token budget as long as this is better; if the first doubling is not better, halve it in
+        the same way.
         """
         if isinstance(self.base.token_budget, int):
             return
@@ -474,8 +478,8 @@ class Tuner:
             self._try({"workers": 2})
 
     def _try(self, changes: Changes) -> bool:
-        """Compare the best settings so far with and without `changes`; take the changes if they are
-        better.
+        """Compare the best settings so far with and without `changes`, and take the changes if they are
+        better; returns whether they were taken.
         """
         challenger = {**self._best, **changes}
         costs = self._compare(self._best, challenger)
@@ -502,7 +506,7 @@ class Tuner:
     def _once(
         self, name: str, kind: type[RecordT], measure: Callable[[], RecordT], is_last: bool = False
     ) -> RecordT:
-        """The value recorded under `name`; else measure and record it, if there is time."""
+        """The value recorded under `name`; without a record, measure and record it. Raises `_OutOfTime`."""
         record = self.records.get(name)
         if record is None:
             self._allow(is_last=is_last)
@@ -523,7 +527,7 @@ class Tuner:
         return TypeAdapter(kind).validate_python(record["value"])
 
     def _allow(self, *, is_last: bool) -> None:
-        """Let the trials measure for as long as there is time; raises `_OutOfTime` if that is too short.
+        """Let the trials measure until the budget's end; raises `_OutOfTime` if the time is too short.
 
         A step needs about as long as the reference did: it starts workers, and scores the sample a few times.
         """

@@ -1,7 +1,7 @@
-"""What the holder of the admin's key can do from the page with jobs, runs and workers.
+"""Actions on jobs, runs and workers that the page offers to the holder of the admin's key.
 
-The key comes in the header Authorization. The page uses no cookie, so another web site cannot make a browser
-act.
+The key comes in the header Authorization. The page uses no cookie, so a page of another site cannot act
+through the browser.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Action(BaseModel):
 
 
 class _Refused(Exception):
-    """A request that is not carried out, and why."""
+    """Raised for a request that is not carried out; the text says why."""
 
     def __init__(self, status: HTTPStatus, text: str) -> None:
         super().__init__(text)
@@ -49,14 +49,14 @@ class _Refused(Exception):
 
 
 def admin_apps(client: redis.Redis, settings: Settings, key: str) -> dict[str, WSGIApplication]:
-    """The list of jobs that failed or were set aside, and the actions, by path.
+    """The apps for the admin, by path: one lists jobs that failed or were set aside, one carries out actions.
 
     Parameters
     ----------
     client, settings
         The server, and the settings of the process.
     key
-        The admin's key; list and actions are refused without it.
+        The admin's key; both apps refuse requests without it.
     """
 
     def jobs(environ: WSGIEnvironment) -> object:
@@ -96,8 +96,8 @@ def carry_out(client: redis.Redis, settings: Settings, action: Action) -> str:
 
 
 def _order(client: redis.Redis, name: str, order: Literal["drain", "resume"]) -> str:
-    """Give a worker an order; the beginning of the name is not enough, because another worker's name may
-    begin so too.
+    """Give an order to the worker with this name. Only the whole name counts, because the names of several
+    workers may begin alike.
     """
     workers = read_cluster(client, page_size=0).workers
     named = [worker for worker in workers if worker.name == name]
@@ -112,8 +112,8 @@ def _order(client: redis.Redis, name: str, order: Literal["drain", "resume"]) ->
 
 
 def _guarded(method: str, do: Callable[[WSGIEnvironment], object], key: str) -> WSGIApplication:
-    """Make an app that answers requests of a method, if they bring the key, with what `do` returns; results
-    and errors are JSON.
+    """Make an app for requests of one method that bring the key. It answers in JSON with what `do` returns,
+    or with an error.
     """
 
     def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:

@@ -55,15 +55,16 @@ _HEADERS = [
     ("Referrer-Policy", "no-referrer"),
     ("Cache-Control", "no-cache"),
 ]
-"""The browser loads only files of this server, and no other page may frame this one."""
+"""Headers by which a browser loads only files of this server, and does not show the page inside another."""
 
 
 class Rates(BaseModel):
-    """Rates of the workers over the last `WINDOW_SECONDS`; a rate is ``None`` if there is no data for it.
+    """Rates of all workers together over the last `WINDOW_SECONDS`; a rate without data is ``None``.
 
-    ``padding`` is the share of the computed tokens that was padding, ``stages`` the share of the
-    workers' time by stage, ``request_latency`` and ``bulk_latency`` the quantiles p50, p95 and p99 of
-    the seconds from a chunk's submission to its result, ``speeds`` the pairs per second by worker.
+    ``row_errors`` and ``retried_chunks`` are numbers. ``padding`` is the share of the computed tokens that
+    was padding. ``stages`` has each stage's share of the workers' time. ``request_latency`` and
+    ``bulk_latency`` are the quantiles p50, p95 and p99 of the seconds from a chunk's submission to its
+    result. ``speeds`` has the pairs per second of each worker.
     """
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
@@ -125,7 +126,8 @@ def _went_back(old: WorkerReport, new: WorkerReport) -> bool:
 
 
 def quantile(counts: Sequence[int], share: float) -> float | None:
-    """The quantile `share` of a histogram with the buckets `LATENCY_BUCKETS`, interpolated.
+    """The quantile `share` of a histogram with the buckets `LATENCY_BUCKETS`, interpolated; ``None`` for an
+    empty histogram.
 
     >>> quantile([10, *[0] * 44], 0.5)
     0.005
@@ -190,8 +192,8 @@ def page_apps(client: redis.Redis, *, has_admin: bool) -> dict[str, WSGIApplicat
     Parameters
     ----------
     client
-        Client of the server from `jobs.runtime.connection.impatient`: its commands do not wait for the
-        server.
+        A client from `jobs.runtime.connection.impatient`, whose commands do not wait for a server that cannot
+        serve.
     has_admin
         Whether the page asks for the admin's key.
     """
@@ -207,7 +209,7 @@ def page_apps(client: redis.Redis, *, has_admin: bool) -> dict[str, WSGIApplicat
 
 
 def _look(client: redis.Redis, history: History) -> None:
-    """Add a snapshot to the history, or a gap if the server gives none."""
+    """Add a snapshot to the history, or a gap if no snapshot can be read."""
     try:
         history.add(read_cluster(client))
     except Exception as error:
@@ -217,7 +219,7 @@ def _look(client: redis.Redis, history: History) -> None:
 
 
 def _cluster_json(client: redis.Redis, history: History, has_admin: bool) -> WSGIApplication:
-    """Make an app that serves the history, with a snapshot that has the requested page of runs, or with the
+    """Make an app that serves the history, and with it a snapshot of the requested page of runs, or an
     error.
     """
 

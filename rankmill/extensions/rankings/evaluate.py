@@ -20,10 +20,10 @@ from rankmill.producer.files.stores.paths import AnyPath
 
 
 def read_scored(path: AnyPath, score: str) -> tuple[pd.DataFrame, pd.DataFrame | None]:
-    """Read an output of score-file: its ranking, and the ranking of the run that was scored, if the output
-    has it.
+    """Read an output of score-file or a TREC run; returns its ranking, and the ranking of the run that was
+    scored, or ``None`` if the file does not have the latter.
 
-    Both have columns ``query_id``, ``doc_id`` and ``score``. The first ranking lacks rows without a score.
+    Both have columns ``query_id``, ``doc_id`` and ``score``, and lack rows without a score.
 
     Raises
     ------
@@ -73,12 +73,11 @@ logger = logging.getLogger(__name__)
 class Result:
     """Values of one measure: means over all judged queries, and by query.
 
-    ``before`` is the mean of the ranking to compare with; ``None`` if that is not known. ``better`` and
+    ``before`` is the mean of the ranking to compare with; ``None`` without such a ranking. ``better`` and
     ``worse`` are numbers of queries. ``p_value`` is the p-value of a two-sided paired t-test over all judged
-    queries: how likely such a change is if reranking changes nothing; ``None`` if ``before`` is not known, if
-    no query has changed, or if only one query is judged.
-    ``after_ranked`` and ``before_ranked`` are means over those ``ranked`` of the ``judged`` queries that have
-    passages after reranking.
+    queries; ``None`` if ``before`` is ``None``, if no query has changed, or if only one query is judged.
+    ``judged`` is the number of judged queries, and ``ranked`` is the number of those that have passages after
+    reranking; ``after_ranked`` and ``before_ranked`` are means over the latter.
     """
 
     measure: str

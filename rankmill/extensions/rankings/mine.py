@@ -22,12 +22,12 @@ class Rules:
     """Which negatives to take; names and meanings are those of `mine_hard_negatives`.
 
     A passage is relevant from grade ``min_relevance`` on; a passage of a lower grade above 0 is neither
-    relevant nor a candidate. Candidates are the other passages of the run, of each query the first
-    ``range_max`` in the run's order. A passage with the text of a graded passage or of a better candidate is
-    not a candidate. A candidate is left out if its score is over ``max_score`` or under ``min_score``, or
-    comes too near to the lowest score of the query's relevant passages: by ``absolute_margin``, or by
-    ``relative_margin`` times the size of that score. Of the remaining candidates, the ``range_min`` with the
-    highest scores are skipped.
+    relevant nor a candidate. The candidates of a query are its first ``range_max`` other passages in the
+    run's order. A passage with the text of a graded passage or of an earlier candidate is not a candidate. A
+    candidate is left out if its score is over ``max_score`` or under ``min_score``, or less than
+    ``absolute_margin`` below the lowest score of the query's relevant passages; ``relative_margin`` is such a
+    margin as a share of the size of that lowest score. Of the remaining candidates, the ``range_min`` with
+    the highest scores are skipped.
     """
 
     min_relevance: int = 1
@@ -44,10 +44,11 @@ class Rules:
 
 @dataclass(frozen=True)
 class Mined:
-    """Rows of the scored file, for one query: its relevant passages, and its negatives, hardest first.
+    """Numbers of rows of the scored file for one query: its relevant passages, and its negatives, hardest
+    first.
 
-    ``copies`` passages of the run were not candidates because they have the text of a graded passage, and
-    ``repeats`` because they have the text of a better candidate.
+    ``copies`` is the number of passages that were not candidates because they have the text of a graded
+    passage, and ``repeats`` is the number of those that have the text of an earlier candidate.
     """
 
     positives: npt.NDArray[np.int64]
@@ -76,8 +77,8 @@ def read_scored(path: AnyPath, score: str = "score", qrels: AnyPath | None = Non
 
     Returns columns ``query_id``, ``doc_id``, ``score``, ``relevance``, ``in_run`` and ``place`` (in the run's
     order), with a row for each row of the file. Judgements come from `qrels`, or else from the table's
-    ``relevance``. Without a column ``in_run``, all rows belong to the run. Relevant passages that the file
-    lacks follow as rows without a score.
+    ``relevance``. Without a column ``in_run``, all rows belong to the run. Passages that have a grade above 0
+    in `qrels`, and that the file lacks, follow as rows without a score.
 
     Raises
     ------
@@ -152,10 +153,10 @@ def mine(scored: pd.DataFrame, rules: Rules, texts: TextKeys | None = None) -> I
 def _same_texts(
     scored: pd.DataFrame, texts: TextKeys | None
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Which rows have the text of a graded passage of their query, or of another query with the same text,
-    and which rows repeat a text. A graded passage has a grade above 0.
+    """Return which rows have the query's text and the passage's text of a graded passage, whose grade is
+    above 0, and which rows repeat a text.
 
-    A row repeats a text if an earlier row of its query and kind has the same text and a score.
+    A scored row repeats a text if an earlier scored row of its query and kind has the same text.
     """
     if texts is None:
         return np.zeros(len(scored), bool), np.zeros(len(scored), bool)

@@ -38,11 +38,11 @@ def is_table(path: AnyPath, score: str) -> bool:
 
 
 def read_rows(path: AnyPath, score: str, *, has_labels: bool = False) -> pd.DataFrame:
-    """Read those columns of a scored table that exist, of ``query_id``, ``doc_id``, ``score``, ``in_run``,
+    """Read a scored table: the columns ``query_id``, ``doc_id`` and ``score``, and if they exist ``in_run``,
     ``run_score``, ``run_rank`` and, with `has_labels`, ``relevance``.
 
-    `score` is the file's column of scores. Without a column ``in_run``, all rows belong to the run; a row
-    where it is null does not.
+    `score` is the name of the file's column of scores. Without a column ``in_run``, all rows belong to the
+    run; a row with null in this column does not.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Mined negatives as the trainers read them."""
+"""Makes rows of training data from mined negatives, in the forms that trainers read."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def with_rows(mined: Iterable[Mined], form: Form, num_negatives: int) -> list[Mi
 
 
 def text_keys(source: AnyPath | Corpus, ids: pd.DataFrame) -> TextKeys | None:
-    """The keys of the texts of all rows, by which passages are compared; ``None`` if there are no texts.
+    """The keys of the texts of all rows, by which passages are compared; ``None`` without texts.
 
     `source` and `ids` are as in `training_rows`.
     """
@@ -277,9 +277,7 @@ def _hashes(texts: pa.Array) -> _Keys:
 
 
 def _apart(keys: _Keys) -> _Keys:
-    """The keys, in which each missing text gets a key of its own, because it need not equal that of another
-    row.
-    """
+    """Give each missing text a key of its own, because two missing texts need not be equal."""
     missing = np.flatnonzero(keys == 0)
     keys[missing] = pd.util.hash_array(missing)
     return keys

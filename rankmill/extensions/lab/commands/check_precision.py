@@ -28,7 +28,7 @@ class PrecisionOptions(options.CommandOptions):
     """How precisions are compared."""
 
     precisions: Annotated[tuple[str, ...], Field(title="NAME")] = Field((), alias="precision")
-    """Precision to check; may be given several times.  [default: the settings']"""
+    """Precision to check; may be given several times.  [default: the setting]"""
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.999
     """Mean rank correlation with fp32 within a query that a precision must reach."""
     report_only: bool = False
@@ -53,9 +53,9 @@ def check_precision(
 ) -> None:
     """Compare the rankings of precisions with those of fp32.
 
-    Scores a sample of FILE in fp32 and in each precision, and compares how they rank the passages of each
-    query. The exit code is 1 if a precision is below the threshold, may be below it, or loses rows; 2 if
-    nothing could be compared.
+    The command scores a sample of FILE in fp32 and in each precision, and compares how they rank the passages
+    of each query. The exit code is 1 if a precision is below the threshold, may be below it, or loses rows; 2
+    if nothing could be compared.
     """
     columns = TextColumns(pairs.query_column, pairs.passage_column)
     settings = load_settings(flags, config)

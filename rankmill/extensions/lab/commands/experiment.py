@@ -53,7 +53,7 @@ class ExperimentOptions(options.CommandOptions):
     rounds: int | None = None
     """Passes over the grid; each cell gets fresh workers.  [default: the experiment's]"""
     restart: bool = False
-    """Measure again the cells that the folder has already."""
+    """Measure all cells again, even those that the folder has."""
 
 
 @options.command("experiment", epilog=_EPILOG, interrupted=MEASURED)
@@ -63,8 +63,8 @@ class ExperimentOptions(options.CommandOptions):
 def experiment(files: tuple[str, ...], asked: ExperimentOptions, quiet: bool) -> None:
     """Measure grids of settings, and write a report.
 
-    Measures each cell of each experiment FILE with fresh workers, in turn. FILE is a YAML file, or the name
-    of a shipped experiment; default: all shipped experiments.
+    The command measures each cell of each experiment FILE with fresh workers, one after the other. FILE is a
+    YAML file, or the name of a shipped experiment; default: all shipped experiments.
     """
     options.require_plots()
     experiments = [load_experiment(file) for file in files or shipped()]

@@ -35,7 +35,7 @@ class QuantizeOptions(options.CommandOptions):
     passage_column: options.Column = "passage"
     """Column with the passage."""
     label_column: options.Column | None = None
-    """Relevance as a number; also report nDCG@10."""
+    """Column with the relevance as a number; with it, nDCG@10 is reported, too."""
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.999
     """Mean rank correlation with fp32 within a query that is to be kept."""
     sample: Annotated[int, Field(ge=2)] = 2000
@@ -55,10 +55,10 @@ class QuantizeOptions(options.CommandOptions):
 def quantize(asked: QuantizeOptions, settings: Settings, quiet: bool, as_json: bool) -> None:
     """Make a model directory for 8 bits.
 
-    Calibrates MODEL on some of the pairs, measures on others how int8 ranks compared with fp32, and leaves
-    layers out of 8 bits if that is needed to reach the threshold. Score with DIR as with any model: --model
-    DIR --precision int8. In other precisions DIR scores as MODEL does. MODEL may be NAME@VERSION or
-    NAME@ALIAS in the registry, and rankmill models push takes DIR.
+    The command calibrates MODEL on some of the pairs, measures on others how int8 ranks compared with fp32,
+    and leaves layers out of 8 bits if that is needed to reach the threshold. Score with DIR as with any
+    model: --model DIR --precision int8. In other precisions DIR scores as MODEL does. MODEL may be
+    NAME@VERSION or NAME@ALIAS in the registry, and rankmill models push takes DIR.
     """
     require_packages()
     check_output(asked.output, asked.force)

@@ -77,9 +77,9 @@ class TuneOptions(options.CommandOptions):
 def tune(file: str, asked: TuneOptions, model: str | None, config: str | None, quiet: bool) -> None:
     """Find the best settings for this machine.
 
-    Tries backends, precisions, token budgets, workers and threads with a sample of FILE, and writes the best
-    settings to a config file. FILE has pairs in any format that score-file reads; default: shipped pairs of
-    many lengths. Settings that --config fixes do not change.
+    The command tries backends, precisions, token budgets, workers and threads with a sample of FILE, and
+    writes the best settings to a config file. FILE has pairs in any format that score-file reads; default:
+    shipped pairs of many lengths. Settings that --config fixes do not change.
     """
     _check_output(asked.output)
     settings = load_settings({"model": model}, config)

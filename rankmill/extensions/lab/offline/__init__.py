@@ -1,1 +1,1 @@
-"""What the laboratory and the registry do with a model, in a process that imports a worker's libraries."""
+"""Tasks of the laboratory and of the registry for a process that imports a worker's libraries."""

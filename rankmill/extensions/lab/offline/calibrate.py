@@ -49,7 +49,7 @@ class Watched:
         self.tokens = 0
 
     def look(self, _: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        """Observe the inputs of a forward; PyTorch calls this hook before each."""
+        """Observe the inputs of the layer; PyTorch calls this hook before each forward."""
         hidden = inputs[0].flatten(0, -2)
         self.largest = torch.maximum(self.largest, hidden.abs().amax(0))
         self.tokens += len(hidden)
@@ -101,8 +101,8 @@ def calibrate(request: Mapping[str, Any]) -> dict[str, Any]:
     """Calibrate the model of a request, and write it with smoothing factors into an existing folder.
 
     The request is ``{"spec": {...}, "queries": [...], "passages": [...], "folder": "..."}``, and the answer
-    is ``{"revision": ..., "digest": ..., "layers": {NAME: SHARE, ...}}``, where a layer's share is that of
-    the matrix products.
+    is ``{"revision": ..., "digest": ..., "layers": {NAME: SHARE, ...}}``, with each layer's share of the
+    matrix products.
 
     Raises
     ------

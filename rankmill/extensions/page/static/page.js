@@ -4,9 +4,9 @@
 const EVERY_MS = 2000;
 const SHOW_ENDED_MS = 15000; // how long a run that has ended stays on the page, marked as such
 const QUIET_SECONDS = 60;
-const LEAST_SECONDS = 60; // length of the plots at least
+const LEAST_SECONDS = 60; // least length of the plots
 const SHOWN_FAULTS = 5;
-const SINGLE_WORKERS = 8; // with more that are well, those of each host are one row, which a click opens
+const SINGLE_WORKERS = 8; // above this number, the healthy workers of a host are one row, which a click opens
 const COLOURS = ["--c0", "--c1", "--c2"];
 
 const byId = (id) => document.getElementById(id);
@@ -14,7 +14,7 @@ let page = 0;
 let known = new Map(); // runs in the last update
 let ended = new Map(); // runs that have ended, and when that was noticed
 const opened = new Set(); // hosts whose workers are shown one by one
-let key = null; // the admin's, once it is given; only this page has it, until it is closed
+let key = null; // the admin's key, once it was entered; only this page has it, until the page is closed
 let failing = null; // number of failed and set-aside jobs when they were last read
 
 // --- words
@@ -28,7 +28,7 @@ function rate(n) {
   return n > 0 && n < 0.1 ? "< 0.1" : n > 0 && n < 10 ? n.toFixed(1) : count(n);
 }
 
-const quantity = (n, unit) => `${n}\u00a0${unit}`; // such a figure stays in one line
+const quantity = (n, unit) => `${n}\u00a0${unit}`; // the number and its unit stay in one line
 
 function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
@@ -43,12 +43,12 @@ function duration(seconds) {
   return parts.slice(0, 2).filter((part, place) => !place || !part.startsWith("0\u00a0")).join("\u00a0");
 }
 
-// For durations where tenths of a second do not matter.
+// A duration in words, without tenths of a second.
 function age(seconds) {
   return seconds === null || seconds === undefined ? "–" : seconds < 10 ? quantity(Math.round(seconds), "s") : duration(seconds);
 }
 
-// The end of a path says most.
+// Shortens a path; its end is kept, because it says most.
 function ending(name, most = 40) {
   if (name.length <= most) return name;
   const last = name.slice(name.lastIndexOf("/"));
@@ -57,7 +57,7 @@ function ending(name, most = 40) {
 
 const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1) + ".";
 
-// 100% is only what is done, not what rounds to it.
+// Only finished work is shown as 100%.
 const part = (share, rows) => `${percent(share < 1 ? Math.min(share, 0.99) : 1)} of ${count(rows)}`;
 
 function say(id, text) {
@@ -149,14 +149,14 @@ async function ask(path, body) {
   return found;
 }
 
-// Shows what became of an action.
+// Shows the outcome of an action.
 function tell(text, className) {
   byId("outcome").hidden = !text;
   byId("outcome").className = className;
   say("outcome", text);
 }
 
-// A button that does something to a job, run or worker, after one question.
+// A button for an action on a job, run or worker; it asks once before.
 function action(verb, what, id, question) {
   const press = () => {
     say("question-text", question);
@@ -176,7 +176,7 @@ function action(verb, what, id, question) {
   return {text: verb, name: `${what} ${id}`, press};
 }
 
-// The last cell of a row: what the admin may do with it; without a key there is no such cell.
+// The last cell of a row has the admin's actions; without a key, rows do not have this cell.
 const actions = (...buttons) => (key ? [{text: "", buttons}] : []);
 const withActions = (columns) => (key ? [...columns, {name: "Action"}] : columns);
 
@@ -289,7 +289,7 @@ function seenRow(run, now) {
 
 function showRuns(cluster, seen, lines) {
   const current = new Map(cluster.runs.map((run) => [run.id, run]));
-  const all = cluster.runs_total <= cluster.page_size; // else a run may only be on another page
+  const all = cluster.runs_total <= cluster.page_size; // otherwise a run may be on another page
   for (const [id, run] of known) {
     if (all && !current.has(id) && !ended.has(id)) ended.set(id, {run, at: Date.now()});
   }
@@ -342,7 +342,7 @@ function urgency({state, report, is_slow}) {
   return state === "lost" ? 0 : report?.refusals.length ? 1 : is_slow ? 2 : URGENCY[state] ?? 5;
 }
 
-// As people sort names: 2 before 10.
+// Sorts names as people do: 2 before 10.
 const natural = new Intl.Collator("en", {numeric: true}).compare;
 const hostOf = (worker) => worker.host ?? "unknown";
 
@@ -350,7 +350,7 @@ function bytes(n) {
   return n >= 2 ** 30 ? (n / 2 ** 30).toFixed(1) + " GiB" : count(n / 2 ** 20) + " MiB";
 }
 
-// Lines about a worker's GPU: what its driver tells, and the memory.
+// Lines about a worker's GPU: figures of its driver, and its memory.
 function graphics(gpu) {
   if (!gpu) return [];
   const told = [gpu.use === null ? "" : percent(gpu.use), gpu.celsius === null ? "" : Math.round(gpu.celsius) + " °C"];
@@ -390,7 +390,7 @@ function workerRow(worker, rates) {
   ]};
 }
 
-// The workers of a host that are well, as one row, which `press` opens and folds.
+// One row for the healthy workers of a host; `press` opens and folds it.
 function hostRow(host, workers, rates, press) {
   const sum = (figure) => workers.reduce((all, worker) => all + (figure(worker) ?? 0), 0);
   const busy = workers.filter(({state}) => state === "busy").length;
@@ -557,7 +557,7 @@ function makePlots() {
 
 const hasValues = ({drawn}) => drawn.data.slice(1).flat().some((value) => value !== null);
 
-// Where a plot is empty, it says why.
+// Shows the plots; an empty plot says why it is empty.
 function showPlots(data, away) {
   for (const {drawn, series} of data ? plots : []) drawn.setData([data.at, ...series.map(([name]) => data[name])]);
   const isAway = away && !plots.some(hasValues);
@@ -581,7 +581,7 @@ function showVerdict({sentence, faults}) {
   for (const mark of document.querySelectorAll(".stale")) mark.textContent = "";
 }
 
-// Without a state of the cluster: the cards say why, and of when they are.
+// Without a state of the cluster, the cards say why, and from when their figures are.
 function showAway(short, series, text) {
   showPlots(series, `${short}.`);
   const since = lastGood ? `${short}, as of ${lastGood}` : short;
@@ -622,7 +622,7 @@ async function look() {
     const reply = await fetch(`api/cluster.json?page=${page}`, {signal: AbortSignal.timeout(10000)});
     const {cluster, has_admin, lines, rates, runs, series, error} = await reply.json();
     byId("manage").hidden = !has_admin;
-    if (document.querySelector("td button:active")) { // it would be replaced while it is pressed
+    if (document.querySelector("td button:active")) { // the button would be replaced while it is pressed
       waiting = setTimeout(look, 200);
       return;
     }

@@ -40,13 +40,13 @@ class MineOptions(options.NewTable):
     """Which negatives to take, in the terms of `Rules`, and which rows to make of them."""
 
     format: Form = "triplet"
-    """Rows to write, by their trainer."""
+    """Form of the rows, as the trainer reads them."""
     qrels: options.File | None = None
     """Judgements: TREC, BEIR's TSV, or irds:NAME.  [default: the column relevance]"""
     queries: Files = ()
-    """Texts of the queries, where SCORED has none."""
+    """Files with the texts of the queries, if SCORED has none."""
     corpus: Files = ()
-    """Texts of the passages, where SCORED has none."""
+    """Files with the texts of the passages, if SCORED has none."""
     queries_id: options.Column | None = None
     """Column with the queries' ids.  [default: the only column with a known name]"""
     queries_text: Columns = ()
@@ -77,7 +77,7 @@ class MineOptions(options.NewTable):
     absolute_margin: _Score | None = None
     """A negative scores at least X less than every relevant passage."""
     relative_margin: _Score | None = None
-    """As --absolute-margin, but X times the relevant passage's score; 0.05 is 5%."""
+    """As --absolute-margin, but X times the lowest score of a relevant passage; 0.05 is 5%."""
     sampling_strategy: Literal["top", "random"] = "top"
     """Take the hardest negatives, or random ones."""
     seed: Annotated[int, Field(title="N")] = 0
