@@ -21,7 +21,6 @@ class OneKindOfLine(click.Command):
     """A command whose standard error is JSON from its first line on, if the environment asks for that."""
 
     def main(self, *args: Any, **options: Any) -> Any:
-        """Run the command."""
         from rankmill.jobs.runtime.logs import is_json_asked_for, write_json
 
         if is_json_asked_for():

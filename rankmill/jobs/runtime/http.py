@@ -187,7 +187,6 @@ def _host_of(header: str) -> str:
 
 
 def _is_address(host: str) -> bool:
-    """Whether a host is an IP address instead of a name."""
     try:
         ip_address(host)
     except ValueError:

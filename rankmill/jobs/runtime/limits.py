@@ -102,7 +102,6 @@ def free_memory(cgroups: Cgroups = Cgroups()) -> int:
 
 
 def _read(path: Path) -> str:
-    """A file's text; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except OSError:

@@ -137,11 +137,9 @@ class JsonLines(io.TextIOBase):
         self.plain.flush()
 
     def flush(self) -> None:
-        """Flush what was written."""
         self.plain.flush()
 
     def writable(self) -> bool:
-        """Always true."""
         return True
 
     def isatty(self) -> bool:

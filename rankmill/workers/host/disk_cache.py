@@ -182,7 +182,7 @@ def _entry(kept: KeptFolder) -> _Entry | None:
 
 
 def _remove(entry: _Entry) -> bool:
-    """Remove an entry; returns whether that was possible."""
+    """Remove an entry; returns false if a process has locked it or it cannot be removed."""
     held: Locked | None = None
     try:
         if entry.lock is not None:

@@ -343,7 +343,7 @@ class ChunkScorer:
         self._pipeline.put(claim.engine, claim.work, answer, priority_of(claim.run_id), whole=whole)
 
     def _fetch(self, claim: ChunkClaim) -> None:
-        """Fetch, decode and tokenize a chunk."""
+        """Fetch and tokenize a chunk, for ``claim.engine`` and ``claim.work``, if its scores are wanted."""
         claim.started, run = system.monotonic(), claim.run
         if run is None:
             return
