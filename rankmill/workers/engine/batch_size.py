@@ -1,10 +1,10 @@
 """The size of a batch: its padded tokens, its rows, and what fits into the memory that is free now.
 
 The first size is the setting ``token_budget``; ``auto`` means the device's entry in `TOKEN_BUDGETS`, which is
-in `jobs` because code without torch reads it too. If the model is slow, a batch has fewer tokens, so that it
-takes half a second. A search of a few seconds finds a better budget, once, and caches it on disk. If a batch
-does not fit into memory, the budget becomes half of that batch. A batch that would not fit now
-(`rankmill.workers.engine.headroom`) is cut.
+in `jobs` because code without torch reads it too. With ``auto``, a batch of a slow model has fewer tokens, so
+that it takes about half a second, and a search of a few seconds finds a better budget once and caches it on
+disk. If a batch does not fit into memory, the budget becomes at most half of that batch. A batch that is not
+expected to fit (`rankmill.workers.engine.headroom`) is cut.
 """
 
 from __future__ import annotations
@@ -39,21 +39,23 @@ that is less than 5 s of work.
 """
 
 _LEAST_TOKENS = 512
-"""Fewest tokens in a batch of a slow model; fewer would cost speed (7% with 384 tokens, PyTorch on a CPU)."""
+"""The budget of a slow model is not shortened below this number of tokens, because that would cost speed (7%
+with 384 tokens, PyTorch on a CPU).
+"""
 
 _FIRST_SHARE = 4
-"""The first batches have 1/4 of the budget's tokens, because the model may be slow."""
+"""The first batches have at most 1/4 of the budget's tokens, because the model may be slow."""
 
 _FEWEST = 4
-"""Fewest batches that are cut together, because rows in fewer batches are padded too much. Packed batches,
-and all batches until the time of one is known, are cut together in this number.
+"""Fewest batches whose rows are cut together; with fewer, rows would be padded too much. Packed rows, and all
+rows until the time of a batch is known, are cut by this number.
 """
 
 _LATEST = 20
 """Number of latest batches whose times count."""
 
 _BATCH_SECONDS = 0.5
-"""Longest time of a batch in seconds, because requests wait for it; smaller batches also pad less."""
+"""Most seconds that a batch should take, because requests wait for it; smaller batches also pad less."""
 
 _WORTH = 50
 """The search begins when it is expected to take a 50th of the time of all forwards so far. On a GPU it begins
@@ -67,13 +69,17 @@ faster.
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 12
 _LIMIT_SECONDS = 5
-"""Each round runs every budget once. The search ends when speeds are steady, or after this many seconds."""
+"""Each round runs every budget once. The search ends when speeds are steady, or after about this many
+seconds, but has a least and a most number of rounds.
+"""
 
 _AS_GOOD = 0.97
-"""Speeds with this share of the best count as equal; a small budget pads less, and requests wait less."""
+"""A speed of at least this share of the best counts as equal, because a smaller budget pads less and lets
+requests wait less.
+"""
 
 _STEADY = 0.03
-"""If the best round of a budget beats its second best by more than this share, the machine is busy."""
+"""If the best round of a budget beats its second best by more than this share, the machine counts as busy."""
 
 _RECIPE = 3
 """Version of the search; it changes when the same machine would find another budget."""
@@ -126,7 +132,8 @@ class BatchSize:
     def of(cls, settings: WorkerSettings, model: Model) -> BatchSize:
         """Make the size of batches by a worker's settings.
 
-        The size is searched unless the settings fix it, or rows are computed one by one.
+        The token budget is searched only if the settings fix neither it nor the number of rows, and rows
+        share forwards.
         """
         backend, search = model.backend, None
         token_budget = first_budget(settings.token_budget, backend.device)
@@ -143,7 +150,9 @@ class BatchSize:
         )
 
     def tokens(self, *, share_prefixes: bool = False) -> int:
-        """Most padded tokens in a batch; rows that share prefixes gain from large batches."""
+        """Most padded tokens in the next batches. Rows that share prefixes get the whole budget, because they
+        gain from large batches.
+        """
         if share_prefixes or not self._short_batches:
             return self.token_budget
         if not self._speeds:
@@ -151,17 +160,17 @@ class BatchSize:
         return min(self.token_budget, max(round(_BATCH_SECONDS * median(self._speeds)), _LEAST_TOKENS))
 
     def mixed_batches(self, tokens: int, *, packed: bool = False) -> int:
-        """The number of batches with this many tokens that are cut together.
+        """The number of batches with this many `tokens` whose rows are cut together.
 
-        `packed` batches, which have no padding, gain nothing from more.
+        It is the least for `packed` rows, which have no padding.
         """
         if packed or not self._speeds:
             return _FEWEST
         return max(round(_MIXED_SECONDS * median(self._speeds) / tokens), _FEWEST)
 
     def see(self, planned: int, rows: int, tokens: int, seconds: float) -> bool:
-        """Record a batch: `planned` are its tokens as the budget counts them, `tokens` those of its rows,
-        `seconds` its time.
+        """Record a batch: `planned` is the number of its tokens with padding, `tokens` without, and `seconds`
+        its time.
 
         Returns whether to call `search` now.
         """
@@ -169,7 +178,7 @@ class BatchSize:
         return self._search is not None and self._search.see(rows, tokens, seconds)
 
     def search(self, batch: Batch) -> None:
-        """Find the best token budget with batches like this one.
+        """Find the best token budget by trying batches like this one, if the search has not ended.
 
         This takes seconds. No other forward may be in progress.
 
@@ -183,8 +192,8 @@ class BatchSize:
             self._search = None
 
     def shrink(self, tokens: int) -> None:
-        """Lower the budget to half of a batch that did not fit into memory, and end the search for a better
-        one.
+        """Lower the budget to at most half the tokens of a batch that did not fit into memory, and end the
+        search.
         """
         self.token_budget = max(1, min(self.token_budget, tokens // 2))
         self._search = None
@@ -199,7 +208,7 @@ class BudgetSearch:
     """The search for the token budget of one model on one device.
 
     Other work of the machine only makes forwards slower. So the best of several short rounds counts, and the
-    budget changes only where the gain is larger than the noise.
+    budget changes only if the gain is larger than the noise.
 
     Parameters
     ----------
@@ -210,8 +219,8 @@ class BudgetSearch:
     first
         The budget until a better one is known.
     folder
-        Cache folder for found budgets, with one file for each model, precision, backend, device and number of
-        threads.
+        The cache folder. It keeps the budget that was found for each model, precision, backend, device and
+        number of threads.
     worth
         The search begins when all forwards have taken this many times the search's own time.
     """
@@ -253,8 +262,8 @@ class BudgetSearch:
         return tokens * self._seconds / max(self._tokens, 1)
 
     def find(self, batch: Batch, most_rows: Callable[[int], int] = lambda length: sys.maxsize) -> int:
-        """Try budgets in turn, with rows like those of `batch`; cache the best one unless the machine is
-        busy.
+        """Try budgets in turn, with rows like those of `batch`; returns the best, and caches it unless the
+        machine is busy.
 
         No other forward may be in progress on the device. `most_rows` returns how many rows of a length fit
         into memory; larger batches are not tried.
@@ -301,7 +310,9 @@ class BudgetSearch:
         return _BATCH_SECONDS * self._tokens / max(self._seconds, 1e-9)
 
     def _larger(self, speeds: dict[int, list[float]]) -> int | None:
-        """Twice the largest budget, if that was the fastest and a batch of this size may be tried."""
+        """Twice the largest budget, if the largest was clearly the fastest and the larger batch takes at most
+        `_BATCH_SECONDS`; otherwise ``None``.
+        """
         best = {budget: max(rounds) for budget, rounds in sorted(speeds.items())}
         *smaller, largest = best or [0]
         faster = bool(smaller) and best[largest] * _AS_GOOD > max(best[budget] for budget in smaller)
@@ -347,11 +358,10 @@ class BudgetSearch:
 
 
 def _choose(speeds: dict[int, list[float]], first: int) -> tuple[int, float]:
-    """Choose a budget by the speeds of each; also returns the noise, which is the largest difference between
-    the two best rounds of a budget.
+    """Choose a budget by the speeds of each; also returns the noise, the largest `_noise` of a budget.
 
-    The budget is `first` unless others are faster by more than the noise; then it is the smallest of the
-    fastest.
+    The budget is `first` if its speed counts as equal to the best; otherwise it is the smallest whose speed
+    does.
     """
     best = {budget: max(rounds) for budget, rounds in speeds.items()}
     noise = max(_noise(rounds) for rounds in speeds.values())
@@ -362,7 +372,7 @@ def _choose(speeds: dict[int, list[float]], first: int) -> tuple[int, float]:
 
 
 def _noise(speeds: list[float]) -> float:
-    """The share by which the best speed exceeds the second best; infinite for a single speed."""
+    """The share by which the best speed exceeds the second best; infinite without a second one."""
     slower, faster = sorted([0.0, 0.0, *speeds])[-2:]
     return faster / slower - 1 if slower else float("inf")
 

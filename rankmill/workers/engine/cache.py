@@ -27,12 +27,14 @@ from rankmill.workers.models.probes import Probe, columns_of
 from rankmill.workers.models.sources import directory_content
 
 Stamp = Mapping[str, Facts]
-"""What the file system says about the files of a model's directory, by name; empty for a model that is not a
-directory.
+"""What the file system says about the files of a model's directory, by name; empty if the model is not a
+directory, or a file cannot be read.
 """
 
 _ENGINES = 100
-"""Most engines of a model that are kept; each instruction has an engine of its own."""
+"""Most engines that are kept for a model; specs with different options, such as instructions, have different
+engines.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -54,14 +56,15 @@ class EngineCache:
     Parameters
     ----------
     settings
-        The settings, which limit the number of models, the bytes of weights and the seconds without use, and
-        which size batches. The model in use stays loaded even if it exceeds the limits by itself.
+        The worker's settings. They limit the number of models, the bytes of weights and the seconds without
+        use, and they set the size of batches. The model in use stays loaded even if it exceeds the limits by
+        itself.
     device
         The device of the models.
     load
         Loads a model on the device, as `rankmill.workers.models.loading.load` does.
     drain
-        Waits until no engine is in use; called before a model is unloaded, unless that model is idle.
+        Waits until no engine is in use. It is called before a model is unloaded, except by `unload_idle`.
     """
 
     def __init__(
@@ -93,10 +96,10 @@ class EngineCache:
         return [model for model, *_ in self._cached]
 
     def get(self, spec: ScoreSpec) -> Engine:
-        """The engine of `spec`; this loads the model if it is not loaded, or has new content.
+        """The engine of `spec`. If the model is not loaded or has new content, it is loaded now.
 
-        As long as the content of a spec's revision is loaded, the spec gets it, even if the directory has
-        changed.
+        A spec with a revision gets the loaded content of this revision, even if the directory has changed
+        since.
 
         Raises
         ------
@@ -115,8 +118,8 @@ class EngineCache:
         return engine
 
     def _first_that_loads(self, specs: Sequence[ScoreSpec]) -> WeightsKey:
-        """The key of the first of these specs whose model can be loaded; if that is not possible, this raises
-        the first error, or at once a `WorkerError`.
+        """Load the model of the first of `specs` that can be loaded, and return its key. If none can, the
+        first error is raised; a `WorkerError` is raised at once.
         """
         errors: list[SpecError] = []
         for spec in specs:
@@ -129,7 +132,7 @@ class EngineCache:
         raise errors[0]
 
     def _loaded(self, spec: ScoreSpec) -> WeightsKey:
-        """The key of a spec's model, which is loaded now if it is not loaded, or has new content."""
+        """Load a spec's model if it is not loaded or has new content; returns its key."""
         with one_line(spec):  # the directory may be a stale mount
             key, stamp = self._key(spec), {} if spec.revision else _stamp(spec)
         cached = self._cached.get(key)
@@ -177,7 +180,9 @@ class EngineCache:
             raise WorkerError(f"there is not enough memory to load model {spec.model}") from None
 
     def unload(self, model: str) -> int:
-        """Unload all revisions and precisions of a model when no work is left; returns how many."""
+        """Wait until no engine is in use, then unload all revisions and precisions of a model. Returns how
+        many were unloaded.
+        """
         keys = [key for key in self._cached if key[0] == model]
         if keys:
             self._drain()
@@ -187,8 +192,8 @@ class EngineCache:
         return len(keys)
 
     def has(self, spec: ScoreSpec) -> bool:
-        """Whether the model of `spec` is loaded, with the content that the spec names, or else the present
-        content of the files.
+        """Whether the model of `spec` is loaded. If the spec names no revision, the files must also be as
+        they were when the model was loaded.
         """
         cached = self._cached.get(self._key(self._weights_of(spec)[0]))
         try:
@@ -197,7 +202,7 @@ class EngineCache:
             return False
 
     def evicts(self, spec: ScoreSpec) -> bool:
-        """Whether `get` would unload another model."""
+        """Whether `get` would have to unload another model before it loads that of `spec`."""
         key = self._key(self._weights_of(spec)[0])
         return bool(self._cached) and key not in self._cached and self._too_much(key)
 
@@ -211,10 +216,10 @@ class EngineCache:
             self._remove(key, metrics.model_unloads)
 
     def _weights_of(self, spec: ScoreSpec) -> list[ScoreSpec]:
-        """The specs whose weights a spec can use, the best first.
+        """The specs whose weights `spec` can use, the best first.
 
-        For tokens, any loaded weights of the model suffice, or else any that can be loaded, because some
-        models do not take pairs, and some need a prompt that nothing names.
+        A spec that asks for tokens can use any loaded weights of its model. If none are loaded, several specs
+        are tried, because some models do not take pairs, and others need a prompt.
         """
         if spec.inputs != "tokens":
             return [spec]
@@ -226,14 +231,16 @@ class EngineCache:
         return [spec.model_copy(update={"inputs": "pairs", **no_score, **form}) for form in forms]
 
     def _key(self, spec: ScoreSpec) -> WeightsKey:
-        """The key of a spec's weights; if they are loaded under the key without a revision, that key."""
+        """The key of a spec's weights; it has no revision if the weights of the spec's revision were loaded
+        without naming one.
+        """
         key = weights_key(spec)
         plain = (key[0], None, *key[2:])
         same = key not in self._cached and plain in self._cached
         return plain if same and self._cached[plain].loaded.revision == spec.revision else key
 
     def _load_beside(self, spec: ScoreSpec) -> Loaded:
-        """Load a model; if its older content leaves too little memory, unload that before."""
+        """Load a model; if the memory does not suffice, unload the model's older content and try again."""
         try:
             return self._load_timed(spec)
         except (MemoryError, OutOfMemory):
@@ -304,5 +311,5 @@ def _stamp(spec: ScoreSpec) -> Stamp:
     folder = model_folder(spec.model)
     try:
         return {} if folder is None else model_facts(folder)
-    except OSError:  # a file is being replaced; loading reports it
+    except OSError:  # for example, a file is being replaced; loading reports the error
         return {}

@@ -24,7 +24,7 @@ PROVE_SECONDS = 3600.0
 """Seconds after which the probes are scored again, as long as work comes."""
 
 ERROR_SECONDS = 60.0
-"""Seconds after which the probes are scored again, if the model has had an error since the last time."""
+"""Seconds after which the probes are scored again, if a batch has failed since the last time."""
 
 Part = tuple[Work, Rows]
 """Some rows of a `Work`, as indices into its ``tokens``."""
@@ -61,11 +61,11 @@ class Engine:
     model
         The model, from `rankmill.workers.models.loading.load_model`.
     size
-        The size of batches; a number means this many padded tokens, whatever the memory.
+        The size of batches; a number ``n`` means ``BatchSize(n)``.
     length_aware
         As in `rankmill.workers.batches.planner.plan_batches`.
     way
-        How rows share a forward; ``None`` means the proven way.
+        How rows share a forward; ``None`` means the way of the model's proof, if it has one.
     counted
         Whether the worker's metrics count what the engine scores.
     """
@@ -89,7 +89,9 @@ class Engine:
         """Number of tokens of the longest row that has fitted into the device's memory."""
 
     def score(self, queries: Texts, passages: Texts | None = None) -> PairScores:
-        """Score pairs ``[n]``. A row that cannot be scored gets an error; the other rows get scores."""
+        """Score pairs ``[n]``, or single texts if `passages` is ``None``. A row that cannot be scored gets an
+        error; the other rows get scores.
+        """
         work = prepare(self.model, queries, passages, counted=self._counted)
         waiting = WaitingRows[Work]()
         self.queue(work, waiting)
@@ -102,7 +104,9 @@ class Engine:
         return work.scored
 
     def queue(self, work: Work, waiting: WaitingRows[Work], *, whole: bool = False) -> None:
-        """Add the rows of `work` to `waiting`, which cuts them into batches by this engine's limits."""
+        """Add the rows of `work` to `waiting`, which cuts them into batches by this engine's limits; `whole`
+        is as in `WaitingRows.add`.
+        """
         groups, packed = self._groups(work.tokens), self.model.backend.packs
         budget = self.size.tokens(share_prefixes=groups is not None)
         lengths = work.tokens.lengths if groups is None else work.tokens.costs
@@ -113,15 +117,15 @@ class Engine:
         )  # fmt: skip
 
     def _groups(self, tokens: Tokens) -> Rows | None:
-        """A number for each row, equal for rows whose common prefix is computed once, and 0 for rows without
-        one; ``None`` if the model computes no prefixes once.
+        """A number for each row: rows that share a prefix have equal numbers, and rows that share nothing
+        have 0. ``None`` if prefixes are not shared.
         """
         if tokens.shared is None or tokens.groups is None or not self.model.backend.shares_prefixes:
             return None
         return np.where(tokens.shared > 0, tokens.groups, 0)
 
     def submit(self, parts: list[Part]) -> Flight:
-        """Begin the forward of a batch; raises `DeviceLost`."""
+        """Begin the forward of a batch. `DeviceLost` is raised at once; `finish` handles all other errors."""
         if rows_in(parts) > self.size.headroom.most_rows(longest_in(parts)):
             return Flight(parts, _TooLarge())
         try:
@@ -137,7 +141,7 @@ class Engine:
         Raises
         ------
         DeviceLost
-            The device failed; this process can no longer score.
+            The device failed or computes wrong scores; this process can no longer score.
         """
         try:
             if isinstance(flight.pending, Exception):
@@ -155,23 +159,21 @@ class Engine:
             work.left -= len(rows)
             if work.apart is not None and not work.left:
                 work.scored.scores[:] = _means(work.apart, work.rows, len(work.scored.scores))
-            # such a row has no score, even if another of its windows has one
+            # a pair with an error has no score, even if some of its windows have one
             work.scored.scores[list(work.scored.errors)] = np.nan
         return [work for work, _ in flight.parts if not work.left]
 
     @property
     def _pads(self) -> bool:
-        """Whether rows of a batch are padded to one length; they are not if they are packed or computed one
-        by one.
-        """
+        """Whether rows are padded; rows that are packed or computed one by one are not."""
         return not (self.model.backend.packs or self.model.kind)
 
     def _planned(self, parts: list[Part]) -> int:
-        """Tokens of a batch as the token budget counts them."""
+        """Number of tokens of a batch, padded to its longest row if the model pads."""
         return rows_in(parts) * longest_in(parts) if self._pads else tokens_in(parts)
 
     def _computed(self, parts: list[Part]) -> list[int]:
-        """Tokens that are computed for each part of a batch, including padding."""
+        """Number of tokens of each part of a batch, including the padding that the backend adds."""
         lengths = [work.tokens.lengths[rows] for work, rows in parts]
         if not self._pads:
             return [int(some.sum()) for some in lengths]
@@ -184,13 +186,13 @@ class Engine:
         return self.size.see(self._planned(parts), rows_in(parts), tokens_in(parts), seconds)
 
     def adapt(self, flight: Flight) -> None:
-        """Find the best token budget with batches like that of `flight`, as `BatchSize.search` does."""
+        """Find the best token budget by trying batches like that of `flight`, as `BatchSize.search` does."""
         self.size.search(self._batch(flight.parts))
 
     @property
     def must_prove(self) -> bool:
-        """Whether to call `prove` now: an hour has passed since the last time, or a minute if there was an
-        error since then.
+        """Whether `prove` must be called now, by `PROVE_SECONDS` and `ERROR_SECONDS`; ``False`` for a model
+        without a proof.
         """
         seconds = system.monotonic() - self._proven
         return self.model.prove_again is not None and (
@@ -224,7 +226,7 @@ class Engine:
         return self.size.headroom.submit(self.model.backend, self._batch(parts))
 
     def _cut(self, parts: list[Part]) -> None:
-        """Run a batch that is not expected to fit into memory, in pieces that are."""
+        """Run a batch in pieces that are expected to fit into memory."""
         for start, end in self.size.headroom.pieces(rows_in(parts), longest_in(parts)):
             self._run_again(parts, [np.arange(start, end)])
 
@@ -238,7 +240,9 @@ class Engine:
         self._run_again(parts, np.array_split(np.arange(rows), min(2, rows)))
 
     def _run_again(self, parts: list[Part], pieces: list[Rows]) -> None:
-        """Run pieces of a batch, given as indices of its rows, one by one; bisect pieces that fail."""
+        """Run the pieces of a batch in turn, and bisect a piece that fails; a piece is given as indices of
+        the batch's rows.
+        """
         flat = [(work, row) for work, rows in parts for row in rows.tolist()]
 
         def again(places: Rows) -> None:
@@ -260,7 +264,7 @@ class Engine:
             bisect(piece, again, broken)
 
     def _has_room(self, part: list[Part]) -> bool:
-        """Whether the device has memory for another row of this length."""
+        """Whether the device has memory for another row that is as long as the only row of `part`."""
         rows = self._batch(part).rows
         other = Batch(replace(rows, ids=np.full_like(rows.ids, rows.ids[0])))
         try:
@@ -270,7 +274,7 @@ class Engine:
         return True
 
     def _shrink(self, parts: list[Part]) -> None:
-        """Make later batches smaller than `parts`, for which the memory did not suffice."""
+        """Lower the token budget, because a batch did not fit into memory."""
         costs = [work.tokens.costs[rows].max() for work, rows in parts]
         self.size.shrink(int(max(costs)) * rows_in(parts))
 
@@ -299,7 +303,7 @@ class Engine:
 
 
 class ScoresChanged(DeviceLost):
-    """Probes have wrong scores, although these were right when the model was loaded or in smaller batches."""
+    """Probes have wrong scores, which were right when the model was loaded or in smaller batches."""
 
     def __init__(self, model: Model, figures: str) -> None:
         super().__init__(figures)
@@ -315,7 +319,9 @@ class _Unlike(Exception):
 
 
 def _means(scores: Logits, of: Rows, count: int) -> Logits:
-    """The mean score of each of `count` pairs, always added in one order; `of` is the pair of each window."""
+    """The mean score of each of `count` pairs over its windows, which are always added in the same order.
+    `of` has the index of each window's pair.
+    """
     sums = np.zeros((count, *scores.shape[1:]))
     np.add.at(sums, of, scores)
     with np.errstate(invalid="ignore"):

@@ -1,6 +1,4 @@
-"""Whether the next batch fits into memory, judged by what batches have needed so far, and by what is free
-now.
-"""
+"""Judges whether a batch fits into memory, by what earlier batches needed and what is free now."""
 
 from __future__ import annotations
 
@@ -124,7 +122,9 @@ class CudaMemory:
 
     @staticmethod
     def _bytes(which: str, when: str) -> int:
-        """A figure of the allocator; PyTorch's functions for a single figure would sort all of them first."""
+        """A figure of the allocator. PyTorch's functions for single figures are not used, because they sort
+        all figures first.
+        """
         import torch
 
         figures = torch.cuda.memory_stats_as_nested_dict()  # the figures are empty before the device is used
@@ -146,7 +146,7 @@ def memory_of(device: str) -> Memory | None:
 @dataclass
 class _Largest:
     """The heaviest batches so far that were in progress together: their weight, and the bytes that they used
-    above the floor.
+    in addition to the model.
     """
 
     weight: float = 0.0
@@ -156,9 +156,9 @@ class _Largest:
 class Headroom:
     """Learns how much memory the batches of a model need, and tells which batch fits.
 
-    A batch's weight is its padded tokens, and somewhat more if rows are long. A batch is expected to need
-    memory in proportion to its weight, at the rate of the heaviest batch so far. Only the thread that runs
-    forwards uses this object.
+    The weight of a batch is its number of padded tokens, times a factor that grows with the length of its
+    rows. A batch is expected to need memory in proportion to its weight, at the rate of the heaviest batch so
+    far. Only the thread that runs forwards uses this object.
 
     Parameters
     ----------
@@ -171,7 +171,7 @@ class Headroom:
         self._floor = 0
         """Bytes in use without any batch."""
         self._weight = self._heaviest = 0.0
-        """Weight of the batches in progress: now, and the largest since none was in progress."""
+        """Weight of the batches in progress: now, and at most since the last time without any."""
         self._known = _Largest()
         self._said = float("-inf")
 
@@ -188,8 +188,8 @@ class Headroom:
             raise
 
     def most_rows(self, length: int) -> int:
-        """How many rows of this length are expected to fit into the next batch; at least one, because a
-        single row may always be tried.
+        """How many rows of this length are expected to fit into memory; at least one, because a single row
+        may always be tried.
         """
         if self._memory is None or self._known.bytes <= 0:
             return sys.maxsize
@@ -199,8 +199,8 @@ class Headroom:
         return max(int(weight / _weight(1, length)), 1)
 
     def pieces(self, rows: int, length: int) -> Iterator[tuple[int, int]]:
-        """Cut a batch that does not fit into pieces that do; yields for each piece its first row, and the row
-        after its last one.
+        """Cut a batch into pieces that are expected to fit into memory; yields the first row of each piece,
+        and the row after its last one.
         """
         metrics.cut_batches.inc()
         if self._memory and system.monotonic() - self._said >= _SAY_SECONDS:
@@ -233,7 +233,7 @@ class Headroom:
 
 
 class _Measured:
-    """A forward in progress; it calls `end` when it has ended."""
+    """A forward in progress; `result` calls `end` when the forward has ended."""
 
     def __init__(self, pending: Pending, end: Callable[[], None]) -> None:
         self._pending, self._end = pending, end

@@ -1,7 +1,7 @@
 """The pipeline: a worker's threads that score claimed work and write the results.
 
 During a forward, the worker's main thread claims, fetches and tokenizes the next chunks, and the writing
-thread writes finished ones. So the forward never waits for them.
+thread writes finished ones. So forwards need not wait for that work.
 """
 
 from __future__ import annotations
@@ -26,23 +26,25 @@ from rankmill.workers.models.loading import Model
 _WAIT_SECONDS = 5
 
 _LOOK_SECONDS = 1
-"""Longest time in seconds until a thread that waits for all work notices that the worker must stop."""
+"""A thread that waits for all work checks after this many seconds whether the worker must stop."""
 
 _ENOUGH_BATCHES = 2
 
 _ALERT_SECONDS = 10
-"""Seconds after a request in which only one forward is in progress, so that the next request waits for one
-batch.
+"""For this many seconds after a request, only one forward is in progress at a time, so that the next request
+waits for one batch.
 """
 
 FIRST_BATCH_SECONDS = 900
-"""Seconds after which a worker's first batch counts as hanging; it includes compilation."""
+"""Seconds after which a worker's first batch counts as hanging; this time may include compilation."""
 
 LATER_BATCH_SECONDS = 300
 """Seconds after which a later batch counts as hanging, unless 100 times the slowest batch is longer."""
 
 REQUESTS_FOR_BULK = 3
-"""Most pairs of requests for each pair of bulk work while both wait, so that bulk work keeps a quarter."""
+"""While both wait, this many pairs of requests are scored for each pair of bulk work, so that bulk work gets
+a quarter.
+"""
 
 Answer = Callable[[], None]
 
@@ -52,7 +54,7 @@ logger = logging.getLogger(__name__)
 class PriorityTurns:
     """Takes turns between requests and bulk work, by pairs.
 
-    A request is next unless requests have had more than their part since bulk work last had a turn.
+    Requests come first until they have had more than `REQUESTS_FOR_BULK` pairs for each pair of bulk work.
 
     >>> turns = PriorityTurns()
     >>> turns.took("request", 20)
@@ -75,8 +77,8 @@ class PriorityTurns:
     def took(self, kind: str, pairs: int) -> None:
         """Count a turn of `kind` (``request`` or ``bulk``) with this many `pairs`.
 
-        A kind is never owed more than the latest turn. So if only one kind came for a long time, the other
-        kind does not get many turns in a row.
+        What one kind is owed is limited. So after a long time with only the other kind, it does not get many
+        turns in a row.
         """
         if kind == "request":
             self._ahead = min(self._ahead + pairs, max(self._part, pairs))
@@ -85,7 +87,7 @@ class PriorityTurns:
             self._ahead = max(self._ahead - self._part, -self._part)
 
     def no_bulk_waits(self) -> None:
-        """Forget how many pairs requests have had, because no bulk work waited."""
+        """Forget that requests are ahead, because no bulk work waits."""
         self._ahead = min(self._ahead, 0)
 
 
@@ -101,14 +103,15 @@ class _Lane:
 class Pipeline:
     """Scores the work of several chunks together, and answers each chunk when its last row is scored.
 
-    A request waits only for the forwards in progress, however much bulk work is claimed: for one forward
-    while requests keep coming, and otherwise for up to `Backend.depth`. If requests always wait, a quarter of
-    the pairs is still bulk work (`PriorityTurns`).
+    Requests come before bulk work, except that bulk work gets a quarter of the pairs if requests always wait
+    (`PriorityTurns`). A request waits for the forwards in progress: for one while requests keep coming,
+    otherwise for up to `Backend.depth`.
 
     Parameters
     ----------
     batch_wait
-        Seconds to wait for more rows if at most one batch waits and no forward runs.
+        Most seconds to wait for more rows before a forward, if no other is in progress and no engine has two
+        waiting batches of one priority.
     """
 
     def __init__(self, batch_wait: float) -> None:
@@ -124,10 +127,10 @@ class Pipeline:
         self.stopping = False
         """Whether the worker must stop without finishing all work."""
         self.proven: Callable[[Model], None] = lambda model: None
-        """Called with a model whose probes were scored again with the same scores."""
+        """Called with a model after its probes were scored again and had the right scores."""
         self.changed: Callable[[Model, str], None] = lambda model, figures: None
-        """Called in the writing thread, with a model and figures, if the model's probes have other scores;
-        afterwards nothing is scored or answered.
+        """Called in the writing thread, with a model and figures, when the model's probes have wrong scores.
+        The forward thread has then ended.
         """
         self._batch_since: float | None = None
         self._slowest_batch: float | None = None
@@ -136,7 +139,9 @@ class Pipeline:
         self._writer: ThreadPoolExecutor | None = None
 
     def start(self) -> Pipeline:
-        """Start the threads; without them, the caller of `step` scores, and answers are called at once."""
+        """Start the threads, and return this pipeline. Without threads, the caller of `step` scores, and
+        answers are called at once.
+        """
         self._writer = system.Executor(1, thread_name_prefix="writer")
         self._forward = system.Thread(target=self._guard(self._run), name="forward", daemon=True)
         self._forward.start()
@@ -145,9 +150,10 @@ class Pipeline:
     def put(
         self, engine: Engine, work: Work, answer: Answer, priority: Priority = "bulk", *, whole: bool = False
     ) -> None:
-        """Score `work` with `engine`, then call `answer` in the writing thread.
+        """Let `engine` score `work`; then `answer` is called in the writing thread.
 
-        With `whole`, works are cut one by one, so that `withdraw` may remove bulk work until its turn.
+        With `whole`, works are cut into batches one by one, so that `withdraw` can remove bulk work until its
+        first rows are scored.
         """
         if not work.left:
             self.answer(answer)
@@ -162,14 +168,16 @@ class Pipeline:
             self._changed.notify_all()
 
     def drop(self, work: Work, answer: Answer) -> None:
-        """Remove the waiting rows of `work` and call `answer` instead; has no effect if no row waits."""
+        """Remove the waiting rows of `work`, and call `answer` instead of its own answer. If no row waits,
+        nothing happens.
+        """
         with self._changed:
             if self._remove(work):
                 self.answer(answer)
 
     def withdraw(self, work: Work) -> bool:
-        """Remove `work` without an answer if none of its rows is scored or being scored; returns whether it
-        was removed.
+        """Remove bulk work without an answer if none of its rows is scored or being scored; returns whether
+        it was removed.
         """
         with self._changed:
             return work in self._whole() and self._remove(work)
@@ -218,7 +226,9 @@ class Pipeline:
             self._changed.notify_all()
 
     def wait_until_idle(self, seconds: float) -> bool:
-        """Wait up to `seconds` until all work is scored and answered; returns whether all is."""
+        """Wait up to `seconds` until all work is scored, then until it is answered. Returns whether all work
+        is scored.
+        """
         while self._forward is None and self.step(wait=False):
             pass
         idle = self.wait_for(lambda: not self.pending, seconds)
@@ -227,7 +237,7 @@ class Pipeline:
         return idle
 
     def drain(self) -> None:
-        """Wait until all work so far is scored and answered, or the worker must stop."""
+        """Wait until all work is scored and answered, or until the worker must stop."""
         while not self.stopping and not self.wait_until_idle(_LOOK_SECONDS):
             pass
 
@@ -242,7 +252,7 @@ class Pipeline:
 
     @property
     def hungry(self) -> bool:
-        """Whether at most one more batch is left unless more work comes."""
+        """Whether at most one batch waits."""
         with self._changed:
             return sum(lane.rows.batches for lane in self._lanes.values()) < _ENOUGH_BATCHES
 
@@ -260,8 +270,8 @@ class Pipeline:
         return system.monotonic() - since > limit
 
     def close(self, finish: bool) -> None:
-        """Stop after all work with `finish`, otherwise after the batches in progress; pending answers are
-        still written.
+        """Stop after all work if `finish`, otherwise after the batches in progress. Answers of finished work
+        are still called.
         """
         with self._changed:
             self._closed = True
@@ -273,15 +283,14 @@ class Pipeline:
             self._writer.shutdown()
 
     def _run(self) -> None:
-        """Run the forward thread."""
         try:
             while self.step():
                 pass
         except ScoresChanged as error:
-            self.answer(partial(self.changed, error.model, str(error)))  # earlier answers may be wrong too
+            self.answer(partial(self.changed, error.model, str(error)))  # earlier answers may be wrong
 
     def step(self, *, wait: bool = True) -> bool:
-        """Begin a forward, or finish the oldest of up to `Backend.depth` that are in progress.
+        """Begin the next forward; if none may begin or no batch waits, finish the oldest forward in progress.
 
         With `wait` and without a forward in progress, this waits for work. Returns whether something was
         done.
@@ -335,7 +344,7 @@ class Pipeline:
             return lane, parts
 
     def _next_lane(self) -> tuple[int, Priority]:
-        """The lane that has waited longest, among those of the priority whose turn it is."""
+        """The key of the next lane: the one that has waited longest, of the priority whose turn it is."""
         first: dict[Priority, tuple[int, Priority]] = {}
         for key in self._lanes:
             first.setdefault(key[1], key)
@@ -364,8 +373,7 @@ class Pipeline:
     def _finish(self, lane: _Lane, flight: Flight) -> float:
         """Finish a batch, and answer the chunks that it completes.
 
-        Returns the seconds since the previous batch ended, or since this batch began if none was in progress
-        then.
+        Returns the seconds since the previous batch ended, or since this batch began if it began later.
         """
         complete = lane.engine.finish(flight)
         if lane.engine.must_prove:
@@ -389,7 +397,9 @@ class Pipeline:
         return seconds
 
     def _guard(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Wrap `run` to end the process on any error: its leases expire, and another worker does its work."""
+        """Wrap `run` so that any error ends the process; the process's leases then expire, and other workers
+        do its work.
+        """
 
         def guarded() -> None:
             try:

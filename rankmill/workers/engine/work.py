@@ -20,9 +20,7 @@ from rankmill.workers.models.loading import Model
 Texts = Sequence[str | None]
 
 _MOST_FOUND = MAX_CHUNK_BYTES // 2
-"""Most bytes of results for a chunk that asks for tokens; the results must be small enough to be read as a
-payload.
-"""
+"""Most bytes of the results of a chunk that asks for tokens, so that these can be read as a payload."""
 
 
 @dataclass
@@ -34,9 +32,9 @@ class PairScores:
     scores
         Float32, ``[n]`` or ``[n, labels]``; NaN for rows in ``errors``.
     errors
-        The reason for each row without a score.
+        The reason for each row without a score, by the row's index.
     tokens, padded_tokens
-        Number of real tokens, and of real tokens with padding.
+        Number of tokens without padding, and with it.
     batches
         Number of batches with at least one of the pairs.
     windows
@@ -60,7 +58,7 @@ class PairScores:
             metrics.row_errors.labels(kind).inc()
 
     def fail_tokenizer(self, row: int, reason: str) -> None:
-        """Set the error of a row that has no tokens."""
+        """Set an error of the kind ``tokenizer``."""
         self.fail(row, "tokenizer", f"tokenizer: {reason}")
 
 
@@ -71,17 +69,17 @@ class Work:
     Attributes
     ----------
     tokens, rows
-        Tokens of rows, and the number of each row's pair; a pair has a row for each window.
+        Tokens of the rows, and the index of each row's pair; a pair has one row for each of its windows.
     scored
         Scores of the pairs.
     left
-        Number of rows that are not scored yet.
+        Number of rows that have neither a score nor an error yet.
     seconds
         Seconds of the chunk's stages, by name.
     apart
-        The scores of single rows, if a pair's score is the mean over its windows.
+        The scores of the rows, if a pair's score is the mean over several windows; otherwise ``None``.
     found
-        The results of rows that ask for tokens, as JSON.
+        The results of rows that ask for tokens, as JSON; ``None`` if the rows ask for scores.
     """
 
     tokens: Tokens
@@ -94,14 +92,13 @@ class Work:
 
     @property
     def row_tokens(self) -> npt.NDArray[np.int32]:
-        """Number of tokens of each pair ``[n]``, over all of its windows; 0 for a pair that was not
-        tokenized.
-        """
+        """Number of tokens of each pair ``[n]`` in all of its rows; 0 for a pair without a row."""
         return np.bincount(self.rows, self.tokens.lengths, len(self.scored.scores)).astype(np.int32)
 
 
 def prepare(model: Model, queries: Texts, passages: Texts | None = None, *, counted: bool = True) -> Work:
-    """Tokenize pairs ``[n]``, or single texts; rows that cannot be tokenized get an error and are done.
+    """Tokenize pairs ``[n]``, or single texts if `passages` is ``None``. A pair gets an error if a text is
+    missing, cannot be tokenized or is too long.
 
     ``counted`` says whether the worker's metrics count the pairs.
     """
@@ -134,8 +131,8 @@ def prepare(model: Model, queries: Texts, passages: Texts | None = None, *, coun
 
 
 def encode(model: Model, requests: Texts) -> Work:
-    """Find the tokens, or texts, that rows ``[n]`` ask for. The work is then done; scores are numbers of
-    tokens.
+    """Find the tokens or texts that the rows ``[n]`` ask for. The work is then complete, and the score of a
+    row is its number of tokens.
     """
     assert model.encoder
     encoder, room = model.encoder, _MOST_FOUND
@@ -163,7 +160,7 @@ def _row_of(model: Model) -> str:
 
 
 def _with_texts(model: Model, queries: Texts, passages: Texts | None, scored: PairScores) -> Rows:
-    """The rows that have texts, none of which is too long to be tokenized; other rows get an error."""
+    """The rows whose texts are all present and short enough to be tokenized; other rows get an error."""
     columns = (queries,) if passages is None else (queries, passages)
     names = names_of_texts(model.inputs)
     alike = len(set(map(len, columns))) == 1
@@ -179,7 +176,7 @@ def _with_texts(model: Model, queries: Texts, passages: Texts | None, scored: Pa
 
 
 def _fitting(model: Model, part: Rows, tokens: Tokens, scored: PairScores) -> tuple[Rows, Tokens]:
-    """The pairs of `part` that are not refused, and their tokens; other pairs get an error."""
+    """The pairs of `part` that are not refused as too long, and their tokens; other pairs get an error."""
     most = model.refused_over
     if most is None or (fits := tokens.lengths <= most).all():
         return part, tokens
@@ -189,7 +186,8 @@ def _fitting(model: Model, part: Rows, tokens: Tokens, scored: PairScores) -> tu
 
 
 def bisect(rows: Rows, run: Callable[[Rows], None], broken: Callable[[int, str], None]) -> None:
-    """`run` the rows; if that raises, bisect them and call `broken` for each single row that fails.
+    """Call `run` with the rows. If it raises, bisect them, and call `broken` with each single row that fails
+    and the reason.
 
     A `SpecError`, which concerns the whole model, and `DeviceLost` are not caught.
     """
