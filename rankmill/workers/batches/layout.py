@@ -13,8 +13,8 @@ from rankmill.jobs.contract.errors import SpecError
 from rankmill.workers.host.model_file import model_file
 
 Task = Literal["classifier", "chain", "causal"]
-"""A sequence classifier of transformers; or a model without a head, with modules after it; or a language
-model.
+"""In this order: a sequence classifier of transformers, a model without a head with modules after it, and a
+language model.
 """
 
 _TASKS: dict[str, Task] = {
@@ -59,7 +59,7 @@ class ModelLayout(BaseModel, frozen=True, extra="forbid"):
         Whether sentence-transformers saved the model as a cross-encoder, so that its files say everything
         that matters.
     chat
-        Whether the two texts go through the chat template; ``None`` means that they do if the model has one.
+        Whether the two texts go through the chat template; ``None`` if the files do not say.
     chat_format
         Format of messages: ``flat``, ``structured`` or ``auto``.
     chat_options
@@ -102,7 +102,7 @@ def read_layout(source: str | Path, revision: str | None, config: Any) -> ModelL
     Raises
     ------
     SpecError
-        The model has parts that rankmill cannot run.
+        The model has parts or settings that rankmill does not support.
     """
     modules = read_json(source, revision, "modules.json", list)
     saved = read_json(source, revision, "config_sentence_transformers.json", dict) or {}

@@ -1,6 +1,4 @@
-"""Cuts rows into batches by their lengths, without any I/O: the rows of one piece of work, or of all waiting
-work.
-"""
+"""Cuts rows into batches by their lengths: the rows of one work, or of all waiting works."""
 
 from __future__ import annotations
 
@@ -18,14 +16,14 @@ Rows = npt.NDArray[np.intp]
 Owner = TypeVar("Owner")
 
 _Batch = npt.NDArray[np.int64]
-"""Shape ``[4, rows]``: for each row, the number of its work, its index in that work, its tokens and its
-group.
+"""Shape ``[4, rows]``: for each row, the number of its work, its index in that work, its length in tokens and
+its group.
 """
 
 _NUMBER, _LENGTH, _GROUP = 0, 2, 3
 
 _CUT_AHEAD = 6
-"""With ``whole``, the next work is cut when fewer than this many batches are left."""
+"""If works are cut one by one, the next is cut when fewer than this many batches are left."""
 
 
 def plan_batches(
@@ -54,8 +52,8 @@ def plan_batches(
         Whether to sort by length; otherwise rows keep their order, which serves to measure what sorting
         gains.
     groups
-        A number for each row, shape ``[n]``. Rows with equal numbers share a prefix and stay together, sorted
-        by length; rows with number 0 share nothing.
+        A number for each row, shape ``[n]``. Rows with equal numbers share a prefix and follow each other,
+        sorted by length; rows with number 0 share nothing.
     packed
         Whether batches have no padding, so that the budget counts only the rows' own tokens.
 
@@ -132,14 +130,15 @@ class WaitingRows(Generic[Owner]):
         groups: npt.ArrayLike | None = None,
         packed: bool = False,
     ) -> None:
-        """Add the rows of `work`, with their lengths in tokens; the limits hold for all waiting rows.
+        """Add the rows of `work`, with their lengths in tokens; the limits hold for all rows that are cut
+        from now on.
 
         With `mixed_batches`, only works that together make at most that many batches are cut together, the
         oldest first; younger works wait until fewer than two batches are left. So works end one after the
         other, with more padding.
 
-        With `whole`, works are cut one by one, so that a work can be given away until its rows are taken; the
-        method of the same name lists such works.
+        With `whole`, works are cut one by one, so that a work can be given away until one of its rows is
+        taken.
 
         `groups` and `packed` are as in `plan_batches`.
         """
@@ -161,7 +160,9 @@ class WaitingRows(Generic[Owner]):
         self._cut_next()
 
     def take(self) -> list[tuple[Owner, Rows]]:
-        """Take the next batch: each work in it with the work's rows; at least one batch must wait."""
+        """Take the next batch: each work in it, with the indices of the work's rows. At least one batch must
+        wait.
+        """
         numbers, rows, *_ = self._batches.popleft()
         parts = []
         for number in np.unique(numbers).tolist():

@@ -27,8 +27,7 @@ time.
 """
 
 _FEWEST_TOKENS = 256
-"""Fewest tokens of a piece: a smaller piece is not worth a stream, because reading the weights takes as
-long.
+"""Number of tokens that are worth a piece: for a smaller one, reading the weights takes as long as computing.
 """
 
 
@@ -79,7 +78,7 @@ class Tokens:
         return costs
 
     def take(self, rows: Rows) -> Tokens:
-        """Pick the given rows."""
+        """Pick the given rows, in the given order."""
         starts, lengths = self.offsets[rows], self.lengths[rows]
         return Tokens(
             ids=pieces_of(self.ids, starts, lengths),
@@ -159,7 +158,9 @@ def in_a_row(rows: Sequence[list[int]]) -> Tokens:
 
 
 def sharing(tokens: Tokens, prefixes: Sequence[str]) -> Tokens:
-    """The same rows, marked so that rows with equal `prefixes` share their first tokens."""
+    """The same rows with ``groups`` and ``shared``. `prefixes` has a text for each row; rows with equal texts
+    share the tokens that they all begin with.
+    """
     shared = np.zeros_like(tokens.lengths)
     together: dict[str, list[int]] = {}
     for row, prefix in enumerate(prefixes):
@@ -172,7 +173,7 @@ def sharing(tokens: Tokens, prefixes: Sequence[str]) -> Tokens:
 
 
 def _alike(tokens: Tokens, rows: Rows) -> int:
-    """The number of tokens that all rows begin with; the last token of a row does not count."""
+    """The number of tokens that all `rows` begin with; the last token of a row is never counted."""
     most = max(int(tokens.lengths[rows].min()) - 1, 0)
     beginnings = tokens.ids[tokens.offsets[rows][:, None] + np.arange(most)]
     differ = (beginnings != beginnings[0]).any(axis=0)
@@ -217,9 +218,7 @@ def put_together(parts: Sequence[tuple[Tokens, Rows]], pad_id: int) -> Batch:
 
 
 class BatchPiece(NamedTuple):
-    """Some rows of a batch for one stream of a device: it is a batch of its own, as wide as its longest
-    row.
-    """
+    """Some rows of a batch, which one stream of a device computes as a batch of their own."""
 
     rows: Rows
     batch: Batch
@@ -248,7 +247,7 @@ def cut_batch(batch: Batch, most: int) -> list[BatchPiece]:
 
 
 def padded_lengths(lengths: Ids, most: int) -> Ids:
-    """The tokens that are computed for each row of a batch that `cut_batch` cuts, shape ``[n]``.
+    """Number of tokens, with padding, of each row of a batch that `cut_batch` cuts, shape ``[n]``.
 
     >>> padded_lengths(np.array([200, 600, 400]), 1).tolist()
     [600, 600, 600]
@@ -272,7 +271,9 @@ def _pieces(lengths: Ids, most: int) -> list[Rows]:
 
 
 def _even(lengths: list[int], pieces: int) -> list[int]:
-    """Cut sorted rows into up to `pieces` pieces, so that the heaviest piece has the fewest padded tokens."""
+    """The numbers of rows of up to `pieces` pieces, so that the heaviest piece has as few padded tokens as
+    possible; rows are sorted by length.
+    """
     low, high = 1, len(lengths) * lengths[0]
     while low < high:
         middle = (low + high) // 2

@@ -1,6 +1,4 @@
-"""Scores the probes with a loaded model, in the way in which it scores every pair, beside several other
-pairs, and in several batches.
-"""
+"""Scores the probes with a loaded model as it scores all pairs: beside others, and in several batches."""
 
 from __future__ import annotations
 
@@ -24,12 +22,12 @@ _BUDGET = 1024
 """Padded tokens in a batch of probes."""
 
 _UNLIKE = 3
-"""Number of batches of unlike rows that all probes except the longest and those beside it are distributed
-over.
+"""Number of batches of unlike rows. All probes are distributed over these, except the longest probe and those
+beside it.
 """
 
 _BESIDE_LONGEST = 2
-"""Number of probes that are scored beside the longest one, each of which costs as much as the longest."""
+"""Number of probes that are scored beside the longest one; padding makes each of them as long."""
 
 _ALIKE = 2
 """Number of groups of probes that begin alike and are scored in one batch."""
@@ -49,7 +47,7 @@ class Probed:
     Parameters
     ----------
     model
-        A model that scores in all outputs, with the identity as activation.
+        A model whose scores are the logits of all outputs, because its activation is the identity.
     way
         How rows share a forward.
 
@@ -58,7 +56,7 @@ class Probed:
     tokens
         Digests of the probes' token ids; for a probe without tokens, the digest of an empty list.
     errors
-        The reasons of probes that have no score.
+        The reason for each probe without a score, by the probe's index.
     """
 
     def __init__(self, model: Model, way: Way) -> None:
@@ -70,11 +68,12 @@ class Probed:
             self.tokens[row] = digest(ids)
 
     def companies(self, time: ProofTime, then: float) -> list[Logits]:
-        """Logits ``[probes, outputs]`` in the planned batches, beside unlike rows, and one by one.
+        """Logits ``[probes, outputs]`` for each of several sets of batches: those that the engine plans,
+        batches of unlike rows, and the shortest probes by themselves.
 
-        If rows share prefixes, they are also scored beside rows that begin alike; if rows are packed, the
-        planned batches are also scored several times. NaN stands for a probe that was not scored. `time` is
-        told how long the batches take, and that `then` more seconds follow.
+        If rows share prefixes, one more batch has rows that begin alike. If rows are packed, the planned
+        batches are scored again several times. NaN stands for a probe that was not scored. `time` is told how
+        long the batches take, and that `then` more seconds follow.
         """
         tokens = self._tokens
         order = np.argsort(-tokens.lengths, kind="stable")
@@ -87,7 +86,7 @@ class Probed:
         batches = [planned, unlike, alone]
         if self._model.backend.shares_prefixes and tokens.groups is not None and len(self._rows):
             _, of, members = np.unique(tokens.groups, return_inverse=True, return_counts=True)
-            # With several prefixes in a batch, sharing them saves enough.
+            # a backend shares prefixes only if that saves enough, as it does with these groups
             alike = np.isin(of, np.argsort(-members, kind="stable")[:_ALIKE])
             batches.append([np.flatnonzero(alike)])
         batches += [turned[turn % 2] for turn in range(1, _COME_AGAIN)] if self._way == "packed" else []
@@ -101,12 +100,12 @@ class Probed:
         return logits
 
     def repeated(self, rows: int, tokens: int) -> Iterator[tuple[Rows, Logits]]:
-        """Yield probes with their logits in a batch of this many `rows`, and in another one of this many
-        padded `tokens`.
+        """Yield the indices of probes and their logits, for a batch of this many `rows` and then for one of
+        up to this many padded `tokens`.
 
-        The first batch repeats the shortest probes, the second repeats all probes, beginning with the
-        longest; where rows of a batch have equal lengths, each repeats one probe. Both consist of two works,
-        like batches of several chunks.
+        The first batch repeats the shortest probes, and the second all probes, beginning with the longest. If
+        the rows of a batch must have equal lengths, each batch repeats a single probe. Both consist of two
+        works, like batches of several chunks.
         """
         lengths = self._tokens.lengths
         order = np.argsort(lengths, kind="stable")
@@ -139,9 +138,7 @@ class Probed:
 
     @property
     def shortest(self) -> int:
-        """Tokens of the longest of those shortest probes that `repeated` puts into the batch with the most
-        rows.
-        """
+        """Most tokens of a row in the first batch of `repeated`."""
         return int(np.sort(self._tokens.lengths)[:_ALONE].max(initial=1))
 
     def _engine(self, budget: int) -> Engine:

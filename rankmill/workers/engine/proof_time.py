@@ -12,7 +12,7 @@ _OVERHEAD = 32
 """A forward costs as much as its tokens and this many more."""
 
 _ENOUGH = 0.1
-"""The share of the work that must be done before it says how long the rest takes."""
+"""The share of the work that must be done before the time of the rest is estimated."""
 
 _STEP, _LONG, _MINUTE = 5, 120, 60
 """A time is rounded up to a multiple of 5 s, and a time above 2 min to whole minutes."""
@@ -21,15 +21,16 @@ T = TypeVar("T")
 
 
 class ProofTime:
-    """About how long a proof takes, as the end of a sentence; an empty text while that is not known.
+    """An estimate of how long a proof takes, as a text that ends a sentence; the text is empty while nothing
+    is known.
 
-    A proof asks transformers first and then the worker's own backend, whose speed is another one. Another
+    A proof runs transformers first, and then the worker's own backend, which has another speed. Another
     thread may read the text.
 
     Parameters
     ----------
     on_change
-        Called when the text changes.
+        Called when progress changes the text.
     """
 
     def __init__(self, on_change: Callable[[ProofTime], None] = lambda _: None) -> None:
@@ -42,7 +43,7 @@ class ProofTime:
         Parameters
         ----------
         items
-            What is scored in one forward each.
+            The parts of the work; each is scored in one forward.
         costs
             The tokens of each item.
         then
@@ -72,7 +73,7 @@ class ProofTime:
 
 
 def _rounded(seconds: float) -> int:
-    """Seconds, rounded up as they are shown."""
+    """Round seconds up as they are shown."""
     step = _STEP if seconds <= _LONG else _MINUTE
     return max(math.ceil(seconds / step), 1) * step
 

@@ -43,8 +43,8 @@ from rankmill.workers.models.loading import CannotConvert, Loaded, find_max_leng
 from rankmill.workers.models.probes import SCORED, over_the_limit, scored_length
 
 _FLOOR, _PART = 1e-4, 1e-5
-"""Difference of logits that is always allowed in fp32, and if transformers' model is not run in fp32: a
-number, and if a logit is over 10 a share of the largest.
+"""Least allowed difference of logits if the worker scores in fp32, or transformers' model is too large for
+it: a number, or if that is more, a share of the largest logit.
 """
 
 _TIMES = 2.0
@@ -54,7 +54,7 @@ _LARGEST = 4 << 30
 """Bytes of weights above which transformers' model is not run in fp32 on the CPU."""
 
 _CHOSEN = 16
-"""Outputs that are checked by name and by number, if a model has more."""
+"""Most outputs of a model that are checked by name and by number."""
 
 _IN_A_BATCH = "a batch of"
 """How the fault of a large batch begins, which other ways may not have."""
@@ -63,7 +63,7 @@ _LONGEST = 160
 """Most characters of an error in a proof."""
 
 _BATCH_SECONDS = 1.0
-"""Longest time in seconds of the largest batch that is compared at load; larger ones are compared when they
+"""Seconds that the largest batch compared at load should take at most; larger batches are compared when they
 come.
 """
 
@@ -109,7 +109,7 @@ class Own(BaseModel, frozen=True, extra="forbid"):
 class Shipped(BaseModel, frozen=True, extra="forbid"):
     """Transformers' results for a shipped model, and their error in bf16 on a CPU.
 
-    ``of`` is a digest of everything on which these depend.
+    ``of`` is the value of `Proving.of_model` for which they were made.
     """
 
     of: str
@@ -144,7 +144,7 @@ def load_proven(
     SpecError, MemoryError, OutOfMemory, DeviceLost
         As in `load`.
     WorkerError
-        As in `load`; or no way to score passes, and the message has the figures.
+        As in `load`; or no way to score passes, and the message has the figures of all.
     """
     failed: list[Proof] = []
     without: set[Combination] = set()
@@ -180,7 +180,7 @@ def load_proven(
                 logger.warning("%s would not get its own scores: %s", spec.model, proof)
                 failed.append(proof)
                 if proof.wrong and not proof.wrong.startswith(_IN_A_BATCH):
-                    break  # another way hardly helps, because most of these faults do not depend on it
+                    break  # another way hardly helps, because most faults do not depend on the way
         without.add((loaded.backend.name, loaded.backend.precision.partition(" ")[0]))
 
 
@@ -196,7 +196,7 @@ class Proving:
     folder
         The cache folder.
     on_proof
-        As in `load_proven`; called at once, too.
+        As in `load_proven`; also called at once.
     """
 
     def __init__(
@@ -254,9 +254,9 @@ class Proving:
         return self._proof
 
     def again(self, way: Way) -> Proof:
-        """Score the probes again; if their scores have changed, the kept proof is deleted."""
+        """Score the probes again; returns the new proof. If it does not hold, the kept proof is deleted."""
         assert self._proof
-        self._time = ProofTime()  # the model is served meanwhile
+        self._time = ProofTime()  # without `on_proof`, because nobody waits for this proof
         with self._loaded.about.lock:
             proof = self.measured(way, rows=self._proof.rows, tokens=self._proof.tokens)
         if not proof.holds:
@@ -265,10 +265,10 @@ class Proving:
         return proof
 
     def batch(self, way: Way, rows: int, tokens: int) -> Proof | None:
-        """Compare batches of this many rows and padded tokens, or somewhat larger ones; ``None`` if such
-        batches have been compared.
+        """Compare batches of this many rows and padded tokens, or somewhat larger ones; returns the proof
+        with them. ``None`` if batches of these sizes have been compared before.
 
-        A wrong result is kept, so that no worker of this host scores in this way.
+        A proof that does not hold is kept too; then no worker of this host scores in this way.
         """
         assert self._proof
         if rows <= self._proof.rows and tokens <= self._proof.tokens:
@@ -308,8 +308,8 @@ class Proving:
         }
 
     def _read(self, way: Way) -> bool:
-        """Use the kept proof of exactly this way, unless it was made with too little memory and more memory
-        is free now; returns whether it is used.
+        """Use the kept proof of exactly this way; returns whether there is one. A proof that was made with
+        too little memory for fp32 is not used if the memory suffices now.
         """
         if strangers(self.folder, self.folder.parent):
             return False
@@ -335,8 +335,9 @@ class Proving:
         return Probed(self._loaded.model(self._spec.model_copy(update={"max_length": self._length})), way)
 
     def measured(self, way: Way, rows: int | None = None, tokens: int | None = None) -> Proof:
-        """Measure a proof now, even if one is kept; it includes batches of `rows` rows and of `tokens` padded
-        tokens.
+        """Make a new proof, even if one is kept. It includes a batch of `rows` rows and one of `tokens`
+        padded tokens, or smaller ones if the memory does not suffice; by default, their sizes are chosen by
+        the speed.
         """
         began, backend = system.monotonic(), self._loaded.backend
         own, off, reference = self._known = self._known or self._reference()
@@ -386,7 +387,7 @@ class Proving:
         return proof
 
     def _first_sizes(self, probed: Probed, companies: int, seconds: float) -> tuple[int, int]:
-        """Rows and padded tokens of the largest batches that are compared before any answer."""
+        """Rows and padded tokens of the largest batches that are compared when a model is loaded."""
         speed = 2 * probed.size / max(seconds, 1e-6)  # all probes are scored at least twice
         most = _FACTOR * TOKEN_BUDGETS[self._loaded.backend.device.partition(":")[0]]
         tokens = int(min(most, max(_BATCH_SECONDS * speed, 1)))
@@ -396,7 +397,7 @@ class Proving:
         self, probed: Probed, rows: int, tokens: int, bound: float | None = None
     ) -> tuple[str | None, float]:
         """Why rows of large batches have other scores than from transformers, or ``None``; and the largest
-        difference.
+        difference in batches that pass. `bound` is the largest allowed one, by default the proof's.
         """
         assert self._known
         bound = self._proof.bound if bound is None and self._proof else bound
@@ -413,8 +414,8 @@ class Proving:
         return None, most
 
     def _other_bits(self, companies: list[Logits]) -> str | None:
-        """Why a model is not deterministic, because its scores depend on more than the pair; ``None`` if it
-        is.
+        """Why a model that must be deterministic is not: the bits of its scores depend on more than the pair.
+        Otherwise ``None``.
         """
         first, *others = companies
         if self._loaded.kind is None or all(_same_bits(first, logits) for logits in others):
@@ -438,8 +439,8 @@ class Proving:
         return self._other_scores(own, theirs)
 
     def _other_scores(self, own: Own, theirs: Logits) -> str | None:
-        """The activation or output of a spec that would turn the same logits into another score; ``None`` if
-        none does.
+        """Why some activation or output of a spec would turn the same logits into another score; otherwise
+        ``None``.
         """
         several = len(own.labels) > 1
         logits = theirs if several else theirs[:, 0]
@@ -459,7 +460,9 @@ class Proving:
         return None
 
     def _reference(self) -> tuple[Own, float, Literal["exact", "own"]]:
-        """Transformers' results for the probes, and their error in the worker's precision."""
+        """Transformers' results for the probes, their error in the worker's precision, and the kind of
+        `Proof.reference`.
+        """
         backend, large = self._loaded.backend, self._is_large()
         here = "" if large or backend.device != "cpu" else backend.precision
         if here in ("fp32", "bf16") and (figures := self._shipped()):
@@ -467,8 +470,8 @@ class Proving:
         return *self.asked(large=large), "own" if large else "exact"
 
     def _shipped(self) -> Shipped | None:
-        """The figures that came with this model; ``None`` if this model has none, or if they are about other
-        probes.
+        """The shipped figures for the demo model; ``None`` for other models, or if the demo model or the
+        probes have changed.
         """
         if self._spec.model != "demo" or not DEMO_FIGURES.is_file():
             return None
@@ -477,7 +480,9 @@ class Proving:
 
     @property
     def of_model(self) -> str:
-        """A digest of everything that transformers' figures depend on."""
+        """A digest of the model, its template, its kind of rows, and the probes with their longest length;
+        transformers' figures depend on these.
+        """
         return digest(sorted(self._model.items()))
 
     def _is_large(self) -> bool:
@@ -488,12 +493,13 @@ class Proving:
         return size > _LARGEST or size > free_memory() // 2
 
     def asked(self, *, large: bool) -> tuple[Own, float]:
-        """Ask transformers for the results of the probes, in fp32 on the CPU unless the model is too `large`.
+        """Ask transformers for the results of the probes: in fp32 on the CPU, or if the model is too `large`,
+        on the worker's device in its precision (bf16 for 8 and 4 bits).
 
-        Also returns their error in the worker's precision on its device; for a large model that is not
+        Also returns their error in the worker's precision on its device; or for a large model that is not
         rounded to 8 or 4 bits, how much padding changes them.
         """
-        # This module imports torch, which a kept proof does not need.
+        # the module `reference` imports torch, which a kept proof does not need
         from rankmill.workers.models.reference import ReferenceModel
 
         backend = self._loaded.backend
@@ -529,7 +535,9 @@ class Proving:
             model.close()
 
     def _theirs(self, model: Any, tokens: list[dict[str, list[int]]], *beside: Any) -> Logits:
-        """Logits ``[probes, outputs]`` of transformers; NaN for a probe without tokens."""
+        """Logits ``[probes, outputs]`` of transformers, with each probe by itself or `beside` a longer one;
+        NaN for a probe without tokens.
+        """
         places = [place for place, row in enumerate(tokens) if row["input_ids"]]
         costs = [sum(len(row["input_ids"]) for row in (tokens[place], *beside)) for place in places]
         computed = [model.logits([tokens[place]], *beside)[0] for place in self._time.each(places, costs)]
@@ -544,7 +552,9 @@ def _rounded_up(size: int) -> int:
 
 
 def _choices(labels: tuple[str, ...]) -> Iterator[tuple[str | None, slice]]:
-    """All outputs together, then some outputs by name and by number, if names and numbers are unambiguous."""
+    """Yield labels of a spec and the outputs that they name: all outputs for ``None``, then some by name and
+    by number, if these are unambiguous.
+    """
     yield None, slice(None)
     lower = [label.lower() for label in labels]
     for number in np.unique(np.linspace(0, len(labels) - 1, _CHOSEN).astype(int)).tolist():
@@ -555,7 +565,7 @@ def _choices(labels: tuple[str, ...]) -> Iterator[tuple[str | None, slice]]:
 
 
 def _largest(values: Logits) -> float:
-    """The largest absolute value of the numbers that are finite; 0 without any."""
+    """The largest absolute value of the finite numbers; 0 if there are none."""
     magnitudes = np.abs(values[np.isfinite(values)])
     return float(magnitudes.max(initial=0.0))
 
@@ -567,7 +577,9 @@ def _same_bits(ours: Logits, theirs: Logits) -> bool:
 
 
 def _spearman(ours: Logits, theirs: Logits) -> float:
-    """The lowest rank correlation of all outputs; 0 if no probe has a number in both."""
+    """The lowest rank correlation of an output, without outputs whose values are all equal; 0 if no probe has
+    a number in both.
+    """
     in_both = np.isfinite(ours).all(axis=1) & np.isfinite(theirs).all(axis=1)
     if not in_both.any():
         return 0.0

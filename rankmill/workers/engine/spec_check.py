@@ -1,4 +1,5 @@
-"""Compares the tokens of a spec's own options with transformers: length, side, instruction, windows.
+"""Compares the tokens that a spec's own options give with those from transformers; the options are the
+length, side, instruction and windows.
 
 The scores of a model are compared when it is loaded (`proving`). This module compares only token ids, when a
 spec first comes to this host.
@@ -22,7 +23,7 @@ from rankmill.workers.models.probes import LONGEST, OF_SPECS, Probe, columns_of,
 from rankmill.workers.models.reference_tokens import ReferenceTokens, own_tokenizer
 
 _KEPT = 1000
-"""Most specs of a model that a host remembers; the latest ones."""
+"""Number of a model's latest specs that a host remembers."""
 
 _OTHERS = {"model", "revision", "precision", "activation", "label", "all_labels", "deterministic"}
 """Fields of a spec that change no tokens, or that the proof of the model covers."""
@@ -52,7 +53,7 @@ class SpecCheck:
         self._tokenizer: Any = None
 
     def __call__(self, spec: ScoreSpec, model: Model) -> None:
-        """Compare the tokens of a spec, unless that was already done.
+        """Compare the tokens of a spec, if neither this check nor the model's proof has done that already.
 
         Raises
         ------
@@ -114,7 +115,7 @@ class SpecCheck:
                 )
 
     def _windows_of(self, spec: ScoreSpec, probe: Probe, theirs: ReferenceTokens, limit: int) -> int:
-        """The number of a passage's windows; 0 if it stays whole."""
+        """The number of windows that a passage must be cut into; 0 if it stays whole."""
         if not spec.long.startswith("split"):
             return 0
         passage = theirs.beginning(probe.passage)
@@ -128,7 +129,9 @@ class SpecCheck:
         return 1 + len(range(0, tokens - room, min(spec.long_stride or max(room // 2, 1), room)))
 
     def _windows(self, probe: Probe, model: Model) -> Iterator[Probe]:
-        """Yield the windows of a passage in order; together they contain all of it."""
+        """Yield the windows of a passage in order, and an empty probe if a part of the passage is in none of
+        them.
+        """
         if model.windows is None:
             return
         columns = [[text or "" for text in column] for column in columns_of([probe], model.inputs)]
@@ -144,4 +147,4 @@ class SpecCheck:
             done = max(done, at + len(part))
             yield probe._replace(passage=part)
         if text[done:].strip():
-            yield Probe("", "")  # a part of the passage is in no window
+            yield Probe("", "")
