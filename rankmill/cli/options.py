@@ -44,7 +44,7 @@ HELP = {
     "model": "Hub id, local directory, NAME@VERSION or NAME@ALIAS in the registry, or 'demo'.",
     "revision": "Branch, tag or commit on the hub.",
     "precision": "Number format the model computes in; auto: the best for the worker's hardware.",
-    "max_length": "Most tokens in a pair; longer pairs are truncated.",
+    "max_length": "Most tokens in a pair; --long says what happens to longer ones.",
     "activation": "Function from the model's output to the score; default: the model's own.",
     "instruction": "Instruction for the model, in its prompt or before each query.",
     "prompt_template": "Jinja file, or the name of a shipped template; none: only the two texts.",
@@ -60,10 +60,10 @@ HELP = {
     "tenant": "Owner of the run; waiting tenants get equal numbers of pairs.",
     "weight": "Share of the tenant; weight 2 gets twice the pairs of weight 1.",
     "chunk_size": "Most pairs in a job; auto: about a second's work of the slowest worker, 16 to 16,384.",
-    "workers": "Worker processes on this host; auto: one for each GPU, more where it waits for them; else 1.",
+    "workers": "Worker processes on this host; auto: 1 for each GPU, up to 4 if it waits for them; else 1.",
     "threads": f"CPU threads of each worker; auto: its share of the cores ({cores()} here).",
     "device": "Device on which workers of this host run the model; auto: cuda, else mps, else cpu.",
-    "backend": "Library that runs the model: openvino, torch, onnx, mlx, or one of another package; auto: "
+    "backend": "Library that runs the model: openvino, torch, onnx, mlx, or one that a package adds; auto: "
     "on a CPU the fastest installed, as measured; else torch.",
     "warm": "Models to load at the start, separated by commas.",
     "log_level": "Least severe messages to show; debug: also lines for each chunk.",
