@@ -126,9 +126,9 @@ def resume(client: redis.Redis, names: tuple[str, ...], **given: Any) -> None:
 def warm(client: redis.Redis, model: str, names: tuple[str, ...], **given: Any) -> None:
     """Load a model before chunks need it.
 
-    MODEL is a hub id, a directory on the workers' hosts, or 'demo'. It is loaded with the workers' own
-    settings (precision, …). If necessary, it replaces the least recently used model. NAME is a worker's name
-    or the beginning of it; without NAME all workers load the model.
+    MODEL is a hub id, a directory on the workers' hosts, a name in the registry, or 'demo'. It is loaded with
+    the workers' own settings (precision, …). If necessary, it replaces the least recently used model. NAME is
+    a worker's name or the beginning of it; without NAME all workers load the model.
     """
     _order(client, _chosen(client, names), "warm", _model(model), **given)
 

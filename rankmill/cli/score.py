@@ -82,13 +82,13 @@ def score_file(
 ) -> None:
     """Score the pairs of INPUT files with a cross-encoder.
 
-    INPUT is a Parquet, CSV, TSV or JSON file (text also gzipped or zstd-compressed), a directory, a glob,
-    or - for standard input, with a query and a passage in each row. The output holds all columns of the
+    INPUT is a Parquet, Arrow, CSV, TSV or JSON file (text also gzipped or zstd-compressed), a directory, a
+    glob, or - for standard input, with a query and a passage in each row. The output holds all columns of the
     input, in its order, and the score. With --top-k it holds the best passages of each query. A TREC run
     holds ids, ranks and scores.
 
     With --run, --queries and --corpus, the pairs come from a run. Their texts are looked up by id in an
-    index, which is made once and kept beside the corpus.
+    index, which is made once and kept beside the corpus, or in the cache folder if that is not possible.
 
     With --verify there is no INPUT: rows of FILE are scored again, with the settings in its metadata. A
     deterministic file must have the same bits, other files the same scores within the proven bound.
