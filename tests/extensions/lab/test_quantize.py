@@ -176,12 +176,14 @@ def test_a_recipe_that_is_not_the_models_is_one_line(
 def test_what_cannot_be_quantized_is_one_line(made: Made, tmp_path: Path) -> None:
     one = tmp_path / "one.csv"
     one.write_text("query,passage\na,b\na,c\n")
+    labels = make_bert(tmp_path / "labels", labels=3)
     cases: list[tuple[tuple[Any, ...], str]] = [
         ((made.model, made.output), "is there; choose another directory, or --force"),
         ((made.model, made.model, "--force"), "was not made by rankmill quantize"),
         ((made.model, tmp_path / "x", "--pairs", str(one)), "pairs of one query only"),
         ((made.model, tmp_path / "x", "--pairs", str(one), "--query-column", "q"), "no column 'q'"),
         ((tmp_path, tmp_path / "x"), "there is no config.json in it"),
+        ((labels, tmp_path / "x"), "has 3 outputs: quantize is for models with one"),
     ]
     for arguments, message in cases:
         done = run(*arguments, "-q")

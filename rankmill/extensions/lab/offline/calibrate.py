@@ -107,23 +107,25 @@ def calibrate(request: Mapping[str, Any]) -> dict[str, Any]:
     Raises
     ------
     SpecError
-        The model cannot be loaded, or is of a family whose layers are unknown here.
+        The model cannot be loaded, is of a family whose layers are unknown here, or has several outputs.
     OSError
         The folder cannot be written.
     """
-    spec = ScoreSpec.model_validate({**request["spec"], "precision": "fp32"})
+    # All labels, because another choice is refused with options that quantize does not have.
+    spec = ScoreSpec.model_validate({**request["spec"], "precision": "fp32", "all_labels": True})
     settings = load_settings()
     loaded = load(spec, "cpu", "openvino", settings.cache_dir, ModelCopies(settings))
-    source, model = loaded.source, loaded.model(spec)
-    tokens = model.tokenizer(request["queries"], request["passages"])
-    files = ModelFiles(source, model.revision, None, Path())
-    classifier = files.classifier()
-    if classifier.config.model_type not in BERT_LIKE:
+    config = loaded.about.config
+    if config.model_type not in BERT_LIKE:
         raise SpecError(
-            f"model {spec.model} is a {classifier.config.model_type}, which quantize does not know: it "
+            f"model {spec.model} is a {config.model_type}, which quantize does not know: it "
             f"quantizes {', '.join(sorted(BERT_LIKE))}"
         )
-    watched = watch(classifier, tokens)
+    if (outputs := config.num_labels) != 1:
+        raise SpecError(f"model {spec.model} has {outputs} outputs: quantize is for models with one")
+    source, model = loaded.source, loaded.model(spec)
+    tokens = model.tokenizer(request["queries"], request["passages"])
+    watched = watch(ModelFiles(source, model.revision, None, Path()).classifier(), tokens)
     folder = Path(request["folder"])
     _copy(source, model.revision, folder)
     (folder / FACTORS).write_bytes(save({name: layer.factors() for name, layer in watched.items()}))
