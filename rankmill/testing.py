@@ -51,11 +51,11 @@ from rankmill.jobs.protocol.accounts import Accountant
 from rankmill.jobs.protocol.queues import QueueCapacity
 from rankmill.jobs.protocol.runs import Deleted, DetachedChunks, RunStore
 from rankmill.jobs.protocol.worker_report import QueueWorkers
-from rankmill.jobs.runtime.settings import Settings, SettingsOptions, load_settings
+from rankmill.jobs.runtime.settings import Settings, SettingsOptions
 from rankmill.jobs.system import system
 from rankmill.producer.client.aio import bridge
 from rankmill.producer.client.async_client import AsyncClient, LoopClient, LoopStore
-from rankmill.producer.client.sync_client import Client
+from rankmill.producer.client.sync_client import Client, settings_of
 
 Scoring: TypeAlias = Callable[..., float | Sequence[float] | str]
 """What `FakeWorkers` takes as ``score``: a function from texts to a score, several scores, or a reason."""
@@ -161,7 +161,7 @@ class FakeWorkers:
         """
 
         def alone(kind: type[Client], /, *, settings: Settings | None = None, **options: Any) -> Client:
-            return kind(URL, no_workers_seconds=None, settings=settings or load_settings(options))
+            return kind(URL, no_workers_seconds=None, settings=settings_of(settings, options))
 
         def shared(kind: type[Client], settings: Settings) -> Client:
             return alone(kind, settings=settings)
@@ -496,7 +496,7 @@ class FakeClient(Client):
 
     @classmethod
     def embedded(cls, *, settings: Settings | None = None, **options: Unpack[SettingsOptions]) -> Client:
-        return cls(no_workers_seconds=None, settings=settings or load_settings(options))
+        return cls(no_workers_seconds=None, settings=settings_of(settings, options))
 
     def _store_at(self, url: str) -> RunStore:
         return _Store(self.fake_workers)

@@ -147,6 +147,8 @@ def test_the_length_can_be_assigned(ours: CrossEncoder, tiny_model: Path, shared
     )
     original.max_seq_length = 12
     np.testing.assert_allclose(by_kwargs.predict(long), original.predict(long), atol=1e-5)
+    by_kwargs.max_length = None
+    assert by_kwargs.max_length == 128
 
 
 @pytest.mark.parametrize("name", ["tokenizer", "config", "device", "num_labels", "model", "maximum_length"])

@@ -32,6 +32,7 @@ from rankmill import (
     RunTimeout,
     Scores,
 )
+from rankmill.jobs.runtime.settings import load_settings
 from rankmill.testing import FakeAsyncClient, FakeClient, FakeWorkers, fake_workers
 from tests.conftest import Server
 from tests.harness.documents import ROOT, blocks
@@ -256,6 +257,11 @@ def test_wrong_calls_are_refused_in_a_line(side: Side) -> None:
         (ConfigError, "priority: 'x' does not exist", lambda: client.submit(PAIRS, priority="x")),
         (ConfigError, "max_length: ", lambda: client.submit(PAIRS, max_length=1)),
         (ConfigError, r"quue: .* is queue \(set in the options given\)", lambda: side.make(quue="q")),
+        (
+            ConfigError,
+            "queue: settings are given too; put",
+            lambda: side.make(settings=load_settings(), queue="q"),
+        ),
         (ConfigError, "names several; name one queue for a run", lambda: side.make(queue="a,b")),
     ]
     for kind, message, call in calls:

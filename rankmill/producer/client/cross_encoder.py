@@ -356,7 +356,7 @@ class CrossEncoder:
 
         transformers reads the model's limit from its files, as for `tokenizer`.
         """
-        length = self._spec.get("max_length") or self.client.settings.max_length
+        length = self._spec.get("max_length", self.client.settings.max_length)
         return int(length or self.tokenizer.model_max_length)
 
     @max_length.setter

@@ -80,6 +80,17 @@ _SHADOW_SECONDS = 300.0
 logger = logging.getLogger(__name__)
 
 
+def settings_of(settings: Settings | None, options: Mapping[str, Any]) -> Settings:
+    """The `settings` of a client that is made with them or with `options`; raises `ConfigError` for both."""
+    if settings is None:
+        return load_settings(options)
+    if options:
+        raise ConfigError(
+            f"{', '.join(options)}: settings are given too; put this into them, or leave them out"
+        )
+    return settings
+
+
 class Client:
     """Submits pairs to the workers of one queue. A client may have any number of runs at the same time.
 
@@ -98,13 +109,12 @@ class Client:
         All settings, in place of `options`; by default those of the environment, the config file and the
         defaults.
     options
-        Values for settings of ``configs/base.yaml`` by name, such as ``model`` or ``queue``; they are not
-        used if `settings` are given.
+        Values for settings of ``configs/base.yaml`` by name, such as ``model`` or ``queue``.
 
     Raises
     ------
     ConfigError
-        No Redis server is named, or a setting is unknown or invalid.
+        No Redis server is named, a setting is unknown or invalid, or both `settings` and `options` are given.
     ConnectionFailed
         No server answers at the URL.
     """
@@ -119,7 +129,7 @@ class Client:
         settings: Settings | None = None,
         **options: Unpack[SettingsOptions],
     ) -> None:
-        self.settings = settings or load_settings(options)
+        self.settings = settings_of(settings, options)
         url = redis_url or self.settings.redis_url
         if not url:
             raise ConfigError("no Redis server is named: give redis_url or set REDIS_URL")
@@ -156,7 +166,7 @@ class Client:
             alive.
         """
         with ExitStack() as started:
-            cluster = started.enter_context(EmbeddedCluster(settings or load_settings(options)))
+            cluster = started.enter_context(EmbeddedCluster(settings_of(settings, options)))
             return cls._of(cluster, cluster.url(), cluster.settings, started)
 
     @classmethod
