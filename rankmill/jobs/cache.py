@@ -50,8 +50,7 @@ def make_folder(folder: Path) -> None:
 
 
 def strangers(folder: Path, top: Path | None = None, setting: str = "cache_dir") -> str | None:
-    """Why a stranger may have written what is in a folder, in one line; ``None`` if no stranger can, or if
-    the folder does not exist.
+    """Why a stranger may have written what is in a folder, in one line; ``None`` if no stranger can.
 
     A stranger is any user except root and this process's user, and any group that the process is not in. So
     the group of a pod (``fsGroup``) may write. Whoever can write to a folder above can replace this folder,

@@ -187,7 +187,13 @@ class RunStore:
         return bool(self.redis.exists(keys.run(run_id)))
 
     def enqueue(self, run: Run, payloads: Mapping[ChunkId, Payload], *, new: bool = False) -> None:
-        """Put chunks and their jobs into Redis in one transaction; also the run itself if it is `new`."""
+        """Put chunks and their jobs into Redis in one transaction; also the run itself if it is `new`.
+
+        Raises
+        ------
+        ValueRefused
+            The server refuses a payload because of its size.
+        """
         queue = self.queue(run.queue)
         with self.redis.pipeline() as pipe:
             if new:
