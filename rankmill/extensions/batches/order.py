@@ -23,7 +23,7 @@ class BatchOrder(WireModel):
     endpoint
         Path of the API to which each line of the input is a request; ``None`` if the input has rows of pairs.
     owner
-        Name of the API keys that own the batch; empty without keys.
+        Name of the API keys that own the batch; empty if it was submitted without a key.
     model, asked
         The model, and other fields of the spec, that all lines name.
     default

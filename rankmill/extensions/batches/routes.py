@@ -100,7 +100,7 @@ Id = Annotated[str, Path(alias="id")]
 
 @router.post("/files", summary="Upload the file of a batch", openapi_extra=body("multipart/form-data", _FORM))
 async def upload(request: Request, gateway: TheGateway, key: Caller, batches: TheBatches) -> dict[str, Any]:
-    """Keep a file."""
+    """Keep an uploaded file."""
     async with gateway.admission.admitted(key), uploaded(request, batches.most_bytes) as (file, expires):
         after = read_as(NewFile, {"expires_after": expires}).expires_after if expires else None
         name, size = file.filename or "", file.size or 0
@@ -116,20 +116,20 @@ def list_files(
     order: str = "desc",
     purpose: str | None = None,
 ) -> dict[str, Any]:
-    """A page of the files."""
+    """A page of the caller's files."""
     files = [file for file in batches.all(FileRecord, key) if not purpose or file.purpose == purpose]
     return page(files, file_view, after, limit, oldest_first=order == "asc")
 
 
 @router.get("/files/{id}", summary="A file")
 def find_file(key: Caller, batches: TheBatches, file_id: Id) -> dict[str, Any]:
-    """A file."""
+    """The record of a file."""
     return file_view(batches.find(FileRecord, key, file_id))
 
 
 @router.delete("/files/{id}", summary="Delete a file")
 def delete_file(key: Caller, batches: TheBatches, file_id: Id) -> dict[str, Any]:
-    """Delete a file."""
+    """Delete a file and its record."""
     batches.delete(key, file_id)
     return {"id": file_id, "object": "file", "deleted": True}
 
@@ -156,7 +156,7 @@ async def content(gateway: TheGateway, key: Caller, batches: TheBatches, file_id
 def create_batch(
     gateway: TheGateway, key: Caller, batches: TheBatches, wanted: Annotated[NewBatch, from_json(NewBatch)]
 ) -> dict[str, Any]:
-    """Submit a batch."""
+    """Submit a batch, which a runner then scores."""
     if wanted.model:
         gateway.served.resolve(wanted.model)  # an unknown model is refused even if the requests name theirs
     return batches.create(key, wanted, gateway.served.resolve)
@@ -169,19 +169,19 @@ def list_batches(
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> dict[str, Any]:
-    """A page of the batches."""
+    """A page of the caller's batches."""
     return page(batches.all(BatchRecord, key), batches.view, after, limit)
 
 
 @router.get("/batches/{id}", summary="A batch")
 def find_batch(key: Caller, batches: TheBatches, batch_id: Id) -> dict[str, Any]:
-    """A batch."""
+    """The present state of a batch."""
     return batches.view(batches.find(BatchRecord, key, batch_id))
 
 
 @router.post("/batches/{id}/cancel", summary="Cancel a batch")
 def cancel_batch(key: Caller, batches: TheBatches, batch_id: Id) -> dict[str, Any]:
-    """Cancel a batch."""
+    """Cancel a batch; its runner stops with the next heartbeat."""
     return batches.cancel(key, batch_id)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic_core import from_json
 
 _HUGE = re.compile(rb"[eE]\+?\d{3}|\d{309}")
-"""What a JSON text has if it has a number that the parser reads as infinite; a string may have it, too."""
+"""Matches each JSON text with a number that the parser reads as infinite; it may match others, too."""
 
 
 def read_json(raw: bytes) -> Any:

@@ -86,8 +86,8 @@ class TeiServices:
     def predict_stream(
         self, requests: AsyncIterator[tei.PredictRequest], call: Call
     ) -> AsyncIterator[tei.PredictResponse]:
-        """Score texts as they arrive. Texts that arrive together share a run; answers keep the order of the
-        texts.
+        """Score texts as they arrive. Texts with the same options that arrive together share a run; answers
+        keep the order of the texts.
         """
         return self._in_turn(requests, self._predict, call)
 

@@ -21,7 +21,7 @@ REFERENCE = "fp32"
 
 @dataclass(frozen=True)
 class Measured:
-    """Result of a precision.
+    """How scores in one precision rank the rows, compared with reference scores, such as those in fp32.
 
     Attributes
     ----------
@@ -30,11 +30,11 @@ class Measured:
     backend, device
         Backend and device that computed in this precision.
     agreement
-        How far the rankings within each query agree with those of fp32.
+        How far the rankings within each query agree with those of the reference.
     ndcg
         nDCG@10 by the labels; ``None`` without labels.
     lost
-        Number of rows that have a score in fp32 but none in this precision.
+        Number of rows with a score in the reference but not here.
     """
 
     precision: str

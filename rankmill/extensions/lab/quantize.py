@@ -1,4 +1,4 @@
-"""Makes a model directory for 8 bits: calibrates, searches for layers to leave out, and writes."""
+"""Makes a model directory for 8 bits: calibrates the model, and searches for layers to leave out."""
 
 from __future__ import annotations
 

@@ -527,7 +527,8 @@ class Tuner:
         return TypeAdapter(kind).validate_python(record["value"])
 
     def _allow(self, *, is_last: bool) -> None:
-        """Let the trials measure until the budget's end; raises `_OutOfTime` if the time is too short.
+        """Let the trials measure for the rest of the budget, less the time for the last comparison; raises
+        `_OutOfTime` if this is too short.
 
         A step needs about as long as the reference did: it starts workers, and scores the sample a few times.
         """

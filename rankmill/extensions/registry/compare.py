@@ -93,7 +93,7 @@ def compare_models(
         table = file_sample(inputs, sample, columns, label_column)
         runs = []
         for model in (first, second):
-            few = table.slice(0, _WARM_ROWS)  # loads the model
+            few = table.slice(0, _WARM_ROWS)  # scoring these loads the model
             for rows in (few, table):
                 scored = score_sample(session, rows, columns, f"with {model}", model=model)
             runs.append(scored)

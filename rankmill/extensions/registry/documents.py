@@ -173,8 +173,8 @@ def content_of(files: Iterable[ModelFile]) -> str:
 class Target(_Document):
     """The target of an alias.
 
-    ``versions`` has each version's share of the queries; ``shadow`` also scores them, but its scores are not
-    returned.
+    ``versions`` has each version's share of the queries; ``shadow`` scores all of these queries, too, but its
+    scores are not returned.
     """
 
     versions: dict[str, Annotated[float, Field(gt=0, le=1)]] = Field(min_length=1, max_length=20)

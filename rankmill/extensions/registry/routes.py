@@ -180,7 +180,7 @@ def list_models(registry: TheRegistry, key: Caller) -> dict[str, Any]:
 
 @router.get(_MODEL, summary="A model: its versions and aliases")
 def find_model(model: TheModel) -> dict[str, Any]:
-    """A model."""
+    """The versions and aliases of a model."""
     view = _model_view(model.registry, model.name)
     if not view["versions"]:
         raise Refusal("not_found", f"the registry has no model {model.name}")
@@ -261,7 +261,7 @@ def _push(model: ManagedModel, upload: UploadedBody, version: str | None, notes:
 
 @router.get(_VERSION, summary="A version: its files, by whom and when")
 def find_version(model: TheModel, version: str) -> dict[str, Any]:
-    """A version."""
+    """The manifest of a version, and the aliases that name the version."""
     manifest = model.registry.manifest(model.version(version))
     return version_view(manifest, model.registry.aliases(model.name))
 
@@ -281,7 +281,7 @@ def delete_version(model: TheModel, version: str) -> dict[str, Any]:
     responses={200: {"content": {"application/x-tar": {}}}},
 )  # fmt: skip
 async def pull_version(model: TheModel, version: str) -> Response:
-    """The files of a version."""
+    """The files of a version, as a tar archive."""
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(model.gateway.admission.admitted(model.key))
         archive = await in_own_thread(_pull, model, version)
@@ -303,7 +303,7 @@ def _pull(model: ManagedModel, version: str) -> ModelArchive:
 
 @router.get(_ALIAS, summary="What an alias stands for, now and before")
 def find_alias(model: TheModel, alias: str) -> dict[str, Any]:
-    """An alias."""
+    """The present and the earlier targets of an alias."""
     return _alias_view(model.find_alias(alias), model.name, alias)
 
 

@@ -66,7 +66,7 @@ class RunnerHeartbeat:
 
     @property
     def claim(self) -> RunLease:
-        """The run that the runner holds, in its present state; it must hold one."""
+        """The run that the runner holds, in its present state; the runner must hold a run."""
         assert self._claim is not None
         return self._claim
 

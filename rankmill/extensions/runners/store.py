@@ -173,7 +173,9 @@ class FileRunStore:
         return RunLease(run, f"{run_id}:{token}")
 
     def renew(self, claim: RunLease, lease_seconds: int) -> LeaseState:
-        """Renew the lease of a run, and write its record, unless another runner has the run."""
+        """Renew the lease of a run and write its record, unless another runner has the run; returns the state
+        of the lease.
+        """
         run = claim.run
         places = [self._leases, keys.file_run(run.id), keys.file_run_cancelled(run.id), Job.key_for(run.id)]
         state = scripts.RENEW.run(self.redis, places, claim.entry, lease_seconds, run.written(), self.ttl)
@@ -253,7 +255,9 @@ class FileRunStore:
         return {name: why for name, why in reasons.items() if name in live}
 
     def take_webhook(self) -> FileRun | None:
-        """Take an ended run whose webhook is due; no other process gets it for `WEBHOOK_SECONDS`."""
+        """Take an ended run whose webhook is due; returns ``None`` without one. No other process gets the run
+        for `WEBHOOK_SECONDS`.
+        """
         key = keys.webhooks(self.queue.name)
         raw = scripts.TAKE_WEBHOOK.run(self.redis, [key], WEBHOOK_SECONDS)
         if raw is None:

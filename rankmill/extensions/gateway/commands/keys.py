@@ -29,17 +29,17 @@ class KeyOptions(options.CommandOptions):
     models: Annotated[tuple[str, ...], Field(title="NAME")] = Field((), alias="model")
     """A model that the key may use, with all its versions; repeat it for several.  [default: all]"""
     pairs_per_minute: options.Number | None = None
-    """Pairs a minute, without batches; all may come at once.  [default: no limit]"""
+    """Most pairs a minute, batches not counted; all may come at once.  [default: no limit]"""
     requests_at_once: options.Number | None = None
     """Most requests in progress.  [default: no limit]"""
     weight: Annotated[float, Field(gt=0, le=1e6, title="N")] = 1
     """Share of the workers while several keys wait, as a multiple of another key's share."""
     priority: Priority | None = None
-    """Priority of the key's requests.  [default: request up to 256 pairs, else bulk]"""
+    """Priority of the key's requests.  [default: request for up to 256 pairs, else bulk]"""
     days: Annotated[float, Field(gt=0, le=36500, title="N")] = 365
     """Days until the key expires."""
     admin: bool = False
-    """Let the key load and unload models, read metrics and all usage, and use the files of all keys."""
+    """Let the key load and unload models, read metrics and all usage, and use all files and batches."""
     manage_models: bool = False
     """Let the key push models into the registry, set aliases and remove versions; with --model, only those
     models.

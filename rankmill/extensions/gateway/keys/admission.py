@@ -1,4 +1,4 @@
-"""Admits requests, whether they come by HTTP, by gRPC or in batches."""
+"""Admits requests, whether they come by HTTP or by gRPC."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ class Limits:
     """Counts pairs and requests by the name of their key.
 
     Pairs are taken from a token bucket. A full bucket has a minute's pairs, which may all be taken at once,
-    and it fills with time. Each request holds a lease. The leases of a dead gateway expire, so its requests
-    no longer count.
+    and it fills with time. Each counted request holds a lease. The leases of a dead gateway expire, so its
+    requests no longer count.
 
     Parameters
     ----------

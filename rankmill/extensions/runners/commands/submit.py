@@ -23,9 +23,9 @@ from rankmill.producer.client.sync_client import Client
 def submit(request: FileRequest, settings: Settings, webhook: str | None, as_json: bool, quiet: bool) -> None:
     """Hand INPUT files to runners, which score their pairs.
 
-    The options are those of rankmill score. A runner on any host that sees the files scores them with live
-    workers, even if this process ends. The command prints the run's id, for rankmill wait,
-    status and cancel.
+    The options for files and models are those of rankmill score. A runner on any host that sees the files
+    scores them with live workers, even if this process ends. The command prints the run's id, which rankmill
+    wait, status and cancel take.
     """
     options.server(settings)
     client = Client(settings=settings)
