@@ -91,7 +91,9 @@ class MineOptions(options.NewTable):
         return Rules(**{field.name: getattr(self, field.name) for field in fields(Rules)})
 
     def source(self, scored: AnyPath) -> AnyPath | Corpus:
-        """Where the texts are; raises `InputError` if a file does not exist."""
+        """Where the texts are; raises `InputError` if a file does not exist, or if the options do not belong
+        together.
+        """
         if bool(self.queries) != bool(self.corpus):
             raise InputError("--queries and --corpus belong together")
         if not self.queries:

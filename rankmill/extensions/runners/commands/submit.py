@@ -17,7 +17,7 @@ from rankmill.producer.client.sync_client import Client
 @options.command("submit", groups=GROUPS)
 @file_options
 @options.settings(*SETTINGS, "redis_url", "file_queue", others=("model",), logs=True)
-@click.option("--webhook", metavar="URL", help="http or https URL that a runner calls at the end.")
+@click.option("--webhook", metavar="URL", help="http or https URL that a runner calls at the run's end.")
 @options.as_json
 @options.quiet
 def submit(request: FileRequest, settings: Settings, webhook: str | None, as_json: bool, quiet: bool) -> None:
