@@ -28,7 +28,7 @@ def models() -> None:
     "revision", "max_length", "activation", "instruction", "prompt_template", "label", "device", "registry",
     others=("model",),
 )  # fmt: skip
-@click.option("--prove", "proving", is_flag=True, help="Also prove its scores, as rankmill models prove does.")
+@click.option("--prove", "proving", is_flag=True, help="Also prove its scores, as `models prove` does.")
 @options.as_json
 def describe(settings: Settings, proving: bool, as_json: bool) -> None:
     """Show how MODEL is scored, and what can run it here.
