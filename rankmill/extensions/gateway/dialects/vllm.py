@@ -102,7 +102,7 @@ class VllmTextOptions(Options):
         int | None,
         Field(
             ge=-1,
-            description="Cut longer pairs to this many tokens; -1 is the model's limit, null the path's rule.",
+            description="Cut longer pairs to this many tokens; -1 is the model's limit, null the path's.",
         ),
     ] = None
     truncation_side: Side | None = None
