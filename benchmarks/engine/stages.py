@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import torch
 
 from rankmill.jobs.contract.spec import ScoreSpec
-from rankmill.jobs.contract.wire import decode_pairs, decode_scores, encode_pairs, encode_scores
+from rankmill.jobs.contract.wire import decode_rows, decode_scores, encode_rows, encode_scores
 from rankmill.workers.backends.base import Backend, Logits, Pending
 from rankmill.workers.backends.torch.backend import DTYPES
 from rankmill.workers.batches.planner import plan_batches
@@ -80,8 +80,8 @@ def stages(engine: Engine, table: pa.Table) -> dict[str, float]:
         return value
 
     columns = [table[name].combine_chunks() for name in ("query", "passage")]
-    payload = timed("encode pairs", lambda: encode_pairs(*columns))
-    queries, passages = timed("decode pairs", lambda: decode_pairs(payload))
+    payload = timed("encode pairs", lambda: encode_rows(columns, "pairs"))
+    queries, passages = timed("decode pairs", lambda: decode_rows(payload, "pairs"))
     work: Work = timed("tokenize", lambda: prepare(engine.model, queries, passages))
     batches = timed("plan", lambda: plan_batches(work.tokens.lengths, engine.size.token_budget))
     pad_id = engine.model.tokenizer.pad_id

@@ -21,7 +21,7 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, ChunkStats, to_entry
 from rankmill.jobs.contract.schema import FORMAT
-from rankmill.jobs.contract.wire import decode_scores, encode_pairs, encode_scores
+from rankmill.jobs.contract.wire import decode_scores, encode_rows, encode_scores
 
 ANYTHING = [*DATES, *JSONS, *NUMBERS, *TEXTS, b"RKML", b"RKML\x02" + b"\xff" * 40]
 RUN_FIELDS = [b"format", b"spec", b"queue", b"ttl", b"max_retries", b"created", b"rows", b"odd"]
@@ -72,7 +72,7 @@ def bombs() -> list[bytes]:
         packed(sink.getvalue().to_pybytes()),
         packed(zeros),
         packed(zeros, size=1000),
-        encode_pairs(pa.array(["q"] * rows), nulls),
+        encode_rows([pa.array(["q"] * rows), nulls], "pairs"),
     ]
 
 
@@ -103,7 +103,7 @@ def bad_result(run_id: str, chunk: int, rows: int, rng: random.Random) -> Mappin
         {**good, "scores": encode_scores(scores, said)},
         {**good, "scores": encode_scores(pa.nulls(rows, pa.float32()), errors)},
         {**good, "scores": encode_scores(pa.array(np.ones(more, np.float32)), pa.nulls(more, pa.string()))},
-        {**good, "scores": encode_pairs(said, said)},
+        {**good, "scores": encode_rows([said, said], "pairs")},
         {**good, "scores": _refused(mutated(encode_scores(odd, errors), rng))},
         {**good, "chunk": rng.choice([b"-1", b"99", b"7", b"1e3", b"\xff", b"9" * 30, b""])},
         {**good, "stats": rng.choice(ANYTHING)},

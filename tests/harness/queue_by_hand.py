@@ -13,7 +13,7 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.keys import ChunkId
 from rankmill.jobs.contract.priority import Priority
 from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
-from rankmill.jobs.contract.wire import decode_pairs
+from rankmill.jobs.contract.wire import decode_rows
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.producer.collect.cleanup import RunCleaner
 from rankmill.producer.collect.driver import RunDriver
@@ -82,7 +82,7 @@ class QueueByHand:
 
     def queries(self, chunk: ChunkId) -> list[str]:
         """The queries of a chunk that waits."""
-        return [query or "0" for query in decode_pairs(self.store.payload(self.run, chunk) or b"")[0]]
+        return [query or "0" for query in decode_rows(self.store.payload(self.run, chunk) or b"", "pairs")[0]]
 
     def _answer(self, result: ChunkResult) -> None:
         self.asked += self.queries(result.chunk)

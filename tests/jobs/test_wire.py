@@ -8,6 +8,7 @@ import sys
 import tracemalloc
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +21,19 @@ from hypothesis import strategies as st
 from rankmill.jobs.contract import wire
 from rankmill.jobs.contract.errors import FormatError, WireError
 from rankmill.jobs.contract.schema import FORMAT, MAX_CHUNK_ROWS, Inputs
-from rankmill.jobs.contract.wire import (
-    decode_pairs,
-    decode_scores,
-    decode_texts,
-    encode_pairs,
-    encode_scores,
-    encode_texts,
-    outputs,
-)
+from rankmill.jobs.contract.wire import decode_rows, decode_scores, encode_rows, encode_scores, outputs
 
 TEXT = st.one_of(st.none(), st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
 TYPES = st.sampled_from(
     [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())]
 )
+
+
+decode_pairs = partial(decode_rows, inputs="pairs")
+
+
+def encode_pairs(*columns: pa.Array) -> bytes:
+    return encode_rows(columns, "pairs")
 
 
 @given(pairs=st.lists(st.tuples(TEXT, TEXT), max_size=40), kinds=st.tuples(TYPES, TYPES))
@@ -77,17 +77,18 @@ def test_noise_is_refused(noise: bytes) -> None:
 
 @given(texts=st.lists(TEXT, max_size=30), inputs=st.sampled_from(["texts", "conversations", "tokens"]))
 def test_single_texts_come_back(texts: list[str | None], inputs: Inputs) -> None:
-    assert decode_texts(encode_texts(pa.array(texts, pa.string()), inputs), inputs) == texts
+    payload = encode_rows([pa.array(texts, pa.string())], inputs)
+    assert decode_rows(payload, inputs) == (texts,)
 
 
 def test_texts_pairs_and_conversations_are_not_taken_for_each_other() -> None:
-    pairs, texts = encode_pairs(pa.array(["q"]), pa.array(["p"])), encode_texts(pa.array(["t"]), "texts")
+    pairs, texts = encode_pairs(pa.array(["q"]), pa.array(["p"])), encode_rows([pa.array(["t"])], "texts")
     with pytest.raises(WireError, match="columns"):
         decode_pairs(texts)
     with pytest.raises(WireError, match="not an Arrow stream of one batch"):
-        decode_texts(pairs, "texts")
+        decode_rows(pairs, "texts")
     with pytest.raises(WireError, match="columns"):
-        decode_texts(texts, "conversations")
+        decode_rows(texts, "conversations")
 
 
 def test_a_slice_of_a_chunked_column_travels_alone() -> None:
@@ -202,7 +203,7 @@ def stream(*batches: pa.RecordBatch, **options: Any) -> bytes:
 
 def pairs(queries: list[str | None], passages: list[str | None]) -> pa.RecordBatch:
     return pa.record_batch(
-        [pa.array(queries).cast(wire._TEXT), pa.array(passages, pa.string())], schema=wire._PAIRS
+        [pa.array(queries).cast(wire._TEXT), pa.array(passages, pa.string())], schema=wire._ROWS["pairs"]
     )
 
 
@@ -212,9 +213,9 @@ def bombs() -> Iterator[tuple[str, bytes]]:
     large_query = pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()), large)
     one = pairs(["q"], ["p"])
     for codec in ("zstd", "lz4"):
-        batch = pa.record_batch([one["query"], large], schema=wire._PAIRS)
+        batch = pa.record_batch([one["query"], large], schema=wire._ROWS["pairs"])
         yield f"body in {codec}", stream(batch, compression=codec)
-        batch = pa.record_batch([large_query, one["passage"]], schema=wire._PAIRS)
+        batch = pa.record_batch([large_query, one["passage"]], schema=wire._ROWS["pairs"])
         yield f"dictionary in {codec}", stream(batch, compression=codec)
         batch = pa.record_batch([pa.nulls(1, pa.float32()), large], schema=wire._SCORES)
         yield f"errors in {codec}", stream(batch, compression=codec)
@@ -230,7 +231,7 @@ def bombs() -> Iterator[tuple[str, bytes]]:
     yield "columns", stream(pa.record_batch([pa.nulls(0, pa.string())] * len(many), schema=many))
     everywhere = pa.array(np.zeros(MAX_CHUNK_ROWS, np.int32))
     long_query = pa.DictionaryArray.from_arrays(everywhere, pa.array(["q" * (1 << 20)]))
-    batch = pa.record_batch([long_query, pa.nulls(len(long_query), pa.string())], schema=wire._PAIRS)
+    batch = pa.record_batch([long_query, pa.nulls(len(long_query), pa.string())], schema=wire._ROWS["pairs"])
     yield "a query that repeats", stream(batch)
     yield "metadata", stream(one.replace_schema_metadata({"note": "n" * (50 << 20)}))
 
@@ -245,11 +246,11 @@ def test_small_payloads_stay_small(tmp_path: Path) -> None:
     code = """
 import resource, sys
 from rankmill.jobs.contract.errors import WireError
-from rankmill.jobs.contract.wire import decode_pairs, decode_scores
+from rankmill.jobs.contract.wire import decode_rows, decode_scores
 for file in sys.argv[1:]:
     payload = open(file, "rb").read()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for decode in decode_pairs, decode_scores:
+    for decode in (lambda payload: decode_rows(payload, "pairs")), decode_scores:
         try:
             decode(payload)
             print(file, "was read")
@@ -267,7 +268,7 @@ def test_the_largest_payload_takes_no_more_than_its_texts() -> None:
     rows = MAX_CHUNK_ROWS
     query = "q" * (wire.MAX_CHUNK_BYTES // rows)
     queries = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([query]))
-    payload = stream(pa.record_batch([queries, pa.nulls(rows, pa.string())], schema=wire._PAIRS))
+    payload = stream(pa.record_batch([queries, pa.nulls(rows, pa.string())], schema=wire._ROWS["pairs"]))
     assert len(payload) < 10_000
     tracemalloc.start()
     found, passages = decode_pairs(payload)

@@ -39,7 +39,7 @@ from rankmill.jobs.contract.errors import (
 from rankmill.jobs.contract.results import ChunkScores
 from rankmill.jobs.contract.run import Run
 from rankmill.jobs.contract.schema import Inputs
-from rankmill.jobs.contract.wire import decode_pairs
+from rankmill.jobs.contract.wire import decode_rows
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import QueueWorkers
 from rankmill.producer.collect import pairs as pairs_module
@@ -131,7 +131,7 @@ def test_a_long_query_that_repeats_makes_smaller_chunks(kind: str, server: Serve
     client = Client(server.url, model="demo", chunk_size=rows, window=rows)
     run = client.submit(pairs)
     redis = client.store.redis
-    sent = [decode_pairs(redis.get(key)) for key in redis.scan_iter("rankmill:run:*:pairs:*")]
+    sent = [decode_rows(redis.get(key), "pairs") for key in redis.scan_iter("rankmill:run:*:pairs:*")]
     run.cancel()
     assert {passage for _, passages in sent for passage in passages} == {
         f"passage {row}" for row in range(rows)

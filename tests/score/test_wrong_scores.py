@@ -16,7 +16,7 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RunCancelled, WrongScores
 from rankmill.jobs.contract.file_request import FileRequest
 from rankmill.jobs.contract.results import ChunkScores
-from rankmill.jobs.contract.wire import decode_pairs
+from rankmill.jobs.contract.wire import decode_rows
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.jobs.system import system
@@ -40,7 +40,7 @@ class Device:
         for name in waiting_jobs(self.store.redis, self.queue)[:at_most]:
             run_id, chunk = keys.parse_job_id(name) or ("", 0)
             if run := self.store.load(run_id):
-                queries, _ = decode_pairs(self.store.payload(run, chunk) or b"")
+                queries, _ = decode_rows(self.store.payload(run, chunk) or b"", "pairs")
                 scores = pa.array([float(query or 0) + 1000 * self.broken for query in queries], pa.float32())
                 self.wrong += [run_id] * self.broken
                 self.store.write_result(

@@ -9,7 +9,7 @@ exactly one is null. If they are asked for, ``tokens`` has the number of each ro
 tokens (JSON), null if unknown.
 
 >>> import pyarrow as pa
->>> decode_pairs(encode_pairs(pa.array(["q", "q"]), pa.array(["a", None])))
+>>> decode_rows(encode_rows([pa.array(["q", "q"]), pa.array(["a", None])], "pairs"), "pairs")
 (['q', 'q'], ['a', None])
 """
 
@@ -36,8 +36,8 @@ where a repeated query counts in every row; a worker has at most one token for e
 """
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())
-_PAIRS = pa.schema([("query", _TEXT), ("passage", pa.string())])
-_SINGLE = {
+_ROWS: Mapping[Inputs, pa.Schema] = {
+    "pairs": pa.schema([("query", _TEXT), ("passage", pa.string())]),
     "texts": pa.schema([("text", pa.string())]),
     "conversations": pa.schema([("messages", pa.string())]),
     "tokens": pa.schema([("asked", pa.string())]),
@@ -58,8 +58,9 @@ _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 """Kinds of Arrow messages."""
 
 
-def encode_pairs(queries: pa.Array, passages: pa.Array) -> bytes:
-    """Encode two text arrays of shape ``[n]`` as a chunk payload.
+def encode_rows(columns: Sequence[pa.Array], inputs: Inputs) -> bytes:
+    """Encode the columns of rows, text arrays of shape ``[n]``: queries and passages, or the only column of
+    other rows.
 
     Accepts string, large_string, string_view and dictionary arrays, chunked or not, with nulls.
 
@@ -69,16 +70,17 @@ def encode_pairs(queries: pa.Array, passages: pa.Array) -> bytes:
         The arrays are not text or differ in length, or the payload or its text is larger than
         ``MAX_CHUNK_BYTES``.
     """
-    if len(queries) != len(passages):
-        raise WireError(f"{len(queries)} queries but {len(passages)} passages in one chunk")
-    query, passage = _encode_queries(queries), _encode_passages(passages)
-    _check_text(query, passage)
-    batch = pa.record_batch([query, _combined(passage.cast(pa.string()))], schema=_PAIRS)
-    return _write(batch)
+    if len(columns[0]) != len(columns[-1]):
+        raise WireError(f"{len(columns[0])} queries but {len(columns[-1])} passages in one chunk")
+    *queries, texts = columns
+    encoded = [*map(_encode_queries, queries), _encode_passages(texts)]
+    _check_text(*encoded)
+    encoded[-1] = _combined(encoded[-1].cast(pa.string()))
+    return _write(pa.record_batch(encoded, schema=_ROWS[inputs]))
 
 
-def decode_pairs(payload: bytes) -> tuple[list[str | None], list[str | None]]:
-    """Decode and validate a chunk payload into ``(queries, passages)``, lists of ``[n]``.
+def decode_rows(payload: bytes, inputs: Inputs) -> tuple[list[str | None], ...]:
+    """Decode and validate a payload of `encode_rows` into its columns, lists of ``[n]``.
 
     Equal queries share one Python object.
 
@@ -87,37 +89,15 @@ def decode_pairs(payload: bytes) -> tuple[list[str | None], list[str | None]]:
     WireError
         The payload has another format version or other columns, is damaged, or exceeds a limit.
     """
-    batch = _read(payload, _PAIRS)
+    batch = _read(payload, _ROWS[inputs])
     _check_text(*batch.columns)
-    queries = batch["query"].dictionary.to_pylist()
-    places = batch["query"].indices.to_pylist()
-    return [None if place is None else queries[place] for place in places], batch["passage"].to_pylist()
+    *queries, texts = batch.columns
+    return (*map(_decode_queries, queries), texts.to_pylist())
 
 
-def encode_texts(texts: pa.Array, inputs: Inputs) -> bytes:
-    """Encode texts, or other rows as JSON, of shape ``[n]``; raises as `encode_pairs`."""
-    text = _encode_passages(texts)
-    _check_text(text)
-    batch = pa.record_batch([_combined(text.cast(pa.string()))], schema=_SINGLE[inputs])
-    return _write(batch)
-
-
-def decode_texts(payload: bytes, inputs: Inputs) -> list[str | None]:
-    """Decode and validate a payload of `encode_texts` into a list of ``[n]``; raises as `decode_pairs`."""
-    batch = _read(payload, _SINGLE[inputs])
-    _check_text(*batch.columns)
-    texts: list[str | None] = batch[0].to_pylist()
-    return texts
-
-
-def encode_rows(columns: Sequence[pa.Array], inputs: Inputs) -> bytes:
-    """Encode the columns of rows: queries and passages, or the only column of other rows."""
-    return encode_pairs(*columns) if inputs == "pairs" else encode_texts(columns[0], inputs)
-
-
-def decode_rows(payload: bytes, inputs: Inputs) -> tuple[list[str | None], ...]:
-    """Decode a payload of `encode_rows` into its columns, lists of ``[n]``; raises as `decode_pairs`."""
-    return decode_pairs(payload) if inputs == "pairs" else (decode_texts(payload, inputs),)
+def _decode_queries(column: pa.DictionaryArray) -> list[str | None]:
+    queries = column.dictionary.to_pylist()
+    return [None if place is None else queries[place] for place in column.indices.to_pylist()]
 
 
 def encode_scores(scores: pa.Array, errors: pa.Array, tokens: pa.Array | None = None) -> bytes:
@@ -142,7 +122,7 @@ def decode_scores(payload: bytes) -> tuple[pa.Array, pa.Array, pa.Array | None]:
     Raises
     ------
     WireError
-        As in `decode_pairs`; or a row has both a score and an error, or neither; or a score is not a finite
+        As in `decode_rows`; or a row has both a score and an error, or neither; or a score is not a finite
         number; or a number of tokens is negative.
     """
     batch = _read(payload, _SCORES, _SCORES_AND_TOKENS)

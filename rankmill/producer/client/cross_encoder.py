@@ -512,16 +512,11 @@ class CrossEncoder:
             spec["activation"] = activation or "identity"
         if prompt is not None:
             spec["instruction"] = prompt
-        run = self.client.submit(pairs, **spec)
-        try:
-            scored = run.scores(show_progress=bool(show_progress))
-        except BaseException:
-            run.cancel()
-            raise
-        if run.errors:
-            row, reason = next(iter(run.errors.items()))
+        scored = self.client.score(pairs, show_progress=bool(show_progress), **spec)
+        if scored.errors:
+            row, reason = next(iter(scored.errors.items()))
             raise RunFailed(
-                f"{len(run.errors):,} of {len(scored):,} pairs have no score; pair {row}: {reason}"
+                f"{len(scored.errors):,} of {len(scored):,} pairs have no score; pair {row}: {reason}"
             )
         scores = np.asarray(scored, np.float32)
         self._check_labels(len(scored.labels) or 1)

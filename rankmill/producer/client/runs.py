@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, cast
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.contract.errors import ConfigError, StillWaiting
 from rankmill.jobs.contract.results import worst
 from rankmill.jobs.contract.run import Progress
 from rankmill.jobs.contract.wire import outputs
@@ -339,6 +340,21 @@ class ScoringRun(Generic[RowScore]):
 def joined(runs: Sequence[ScoringRun[Any]], join: Join) -> ScoringRun[Any]:
     """Make one run of several; `join` says how they are read together."""
     return ScoringRun(*(driver for run in runs for driver in run._drivers), join=join)
+
+
+@contextmanager
+def cancelled_on_error(runs: Sequence[ScoringRun[Any]]) -> Iterator[None]:
+    """Cancel all of `runs` if the block raises an error; the error of a wait then says that they are
+    cancelled.
+    """
+    try:
+        yield
+    except BaseException as error:
+        for run in runs:
+            run.cancel()
+        if isinstance(error, StillWaiting):
+            raise error.of_a_cancelled_run() from None
+        raise
 
 
 def read_together(

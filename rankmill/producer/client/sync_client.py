@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 import pyarrow as pa
 
-from rankmill.jobs.contract.errors import ConfigError, InputError, RankmillError, StillWaiting
+from rankmill.jobs.contract.errors import ConfigError, InputError, RankmillError
 from rankmill.jobs.contract.priority import Priority, Tenant, choose_priority
 from rankmill.jobs.contract.run import Run, new_run
 from rankmill.jobs.contract.schema import MAX_CHUNK_ROWS, Inputs
@@ -37,6 +37,7 @@ from rankmill.producer.client.runs import (
     Ranked,
     Scores,
     ScoringRun,
+    cancelled_on_error,
     check_top_k,
     classified,
     ranked,
@@ -350,16 +351,11 @@ class Client:
         """
         deadline = math.inf if timeout is None else system.monotonic() + timeout
         rows, spec = rows_given(pairs, texts, messages, spec)
-        try:
-            run = self.begin(rows, columns=columns, priority=priority, deadline=deadline, **spec)
-            try:
-                remaining = None if timeout is None else deadline - system.monotonic()
-                return run.scores(remaining, show_progress=show_progress)
-            except BaseException:
-                run.cancel()
-                raise
-        except StillWaiting as error:
-            raise error.of_a_cancelled_run() from None
+        runs: list[ScoringRun] = []
+        with cancelled_on_error(runs):
+            runs.append(self.begin(rows, columns=columns, priority=priority, deadline=deadline, **spec))
+            remaining = None if timeout is None else deadline - system.monotonic()
+            return runs[0].scores(remaining, show_progress=show_progress)
 
     def score_models(
         self,
@@ -389,15 +385,10 @@ class Client:
 
         sizing = self.sizing()
         tables = cut_pairs(pairs, columns, sizing)
-        runs = start_each(self.start, models, tables, columns, sizing, priority=priority, **spec)
-        try:
+        runs: list[ScoringRun] = []
+        with cancelled_on_error(runs):
+            runs += start_each(self.start, models, tables, columns, sizing, priority=priority, **spec)
             return dict(zip(models, read_together(runs, timeout), strict=True))
-        except BaseException as error:
-            for run in runs:
-                run.cancel()
-            if isinstance(error, StillWaiting):
-                raise error.of_a_cancelled_run() from None
-            raise
 
     def rank(
         self,
@@ -640,13 +631,9 @@ class Client:
             **spec, "priority": choose_priority(priority, len(table)), "deadline": deadline, "tenant": tenant,
         }  # fmt: skip
         runs: list[ScoringRun] = []
-        try:
+        with cancelled_on_error(runs):
             for options["model"], numbers in rows.items():
                 runs.append(self._start(table.take(numbers), columns, **options))
-        except BaseException:
-            for run in runs:
-                run.cancel()
-            raise
         if choice.shadow and tables and inputs != "tokens":
             self._start_shadow(table, columns, **{**spec, "model": choice.shadow})
         return split_run(table, [*rows.values()], runs)

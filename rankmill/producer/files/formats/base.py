@@ -8,7 +8,7 @@ A package adds a format by an entry point of the group ``rankmill.formats``, whi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -173,8 +173,17 @@ class Format:
         return self.endings[0].removeprefix(".")
 
 
-def first_null(batch: pa.RecordBatch | pa.Table, texts: Sequence[str]) -> int | None:
-    """Return the first row of `batch` with a null in a column of `texts`, or ``None``."""
+def count_rows(batches: Iterable[pa.RecordBatch], texts: Sequence[str]) -> tuple[int, int | None]:
+    """Count the rows, and find the first row (from 0) with a null in a column of `texts`, if there is one."""
+    rows, null = 0, None
+    for batch in batches:
+        if null is None and (first := _first_null(batch, texts)) is not None:
+            null = rows + first
+        rows += len(batch)
+    return rows, null
+
+
+def _first_null(batch: pa.RecordBatch, texts: Sequence[str]) -> int | None:
     rows = [
         int(pa.compute.index(pa.compute.is_null(batch[name]), value=True).as_py())
         for name in texts

@@ -28,7 +28,7 @@ from rankmill.producer.files.formats.base import (
     Format,
     ReadOptions,
     Survey,
-    first_null,
+    count_rows,
     is_empty,
     text_of,
 )
@@ -101,14 +101,9 @@ class _DelimitedReader:
             raise self._not_utf8(error) from None
 
     def _scan(self, types: _Types) -> Survey:
-        rows, null, schema = 0, None, pa.schema([])
-        for batch in self._stream(types):
-            schema = batch.schema
-            if null is None:
-                first = first_null(batch, self._texts)
-                null = None if first is None else rows + first
-            rows += batch.num_rows
-        return Survey(schema, rows, null, typed=False)
+        batches = self._stream(types)
+        schema = next(batches).schema  # the first batch has no rows
+        return Survey(schema, *count_rows(batches, self._texts), typed=False)
 
     def _stream(self, types: _Types) -> Iterator[pa.RecordBatch]:
         """Yield the columns of `types` that the file has; if it has none of these, its first column."""

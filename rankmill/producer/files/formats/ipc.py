@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.formats.base import Format, ReadOptions, Survey, check_types, first_null, text_of
+from rankmill.producer.files.formats.base import Format, ReadOptions, Survey, check_types, count_rows, text_of
 from rankmill.producer.files.formats.text import refuse, undictionaried
 from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_random
@@ -41,13 +41,9 @@ class ArrowReader:
 
     def survey(self, *, find_nulls: bool) -> Survey:
         """See `Reader.survey`; reads the text columns if `find_nulls` is set, else one column."""
-        rows, null = 0, None
-        with self._open(self._texts if find_nulls else []) as (schema, batches):
-            for batch in batches:
-                if find_nulls and null is None and (first := first_null(batch, self._texts)) is not None:
-                    null = rows + first
-                rows += len(batch)
-        return Survey(schema, rows, null)
+        texts = self._texts if find_nulls else []
+        with self._open(texts) as (schema, batches):
+            return Survey(schema, *count_rows(batches, texts))
 
     def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
         with self._open(schema.names) as (_, batches):

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.formats.base import ROW, Reader, Survey, first_null
+from rankmill.producer.files.formats.base import ROW, Reader, Survey, count_rows
 from rankmill.producer.files.formats.jsonl import with_items
 from rankmill.producer.files.stores.paths import AnyPath
 
@@ -51,12 +51,8 @@ class ListReader:
         if missing:
             raise InputError(f"{self._path}: --list-columns: no column {missing[0]!r} in the input")
         wanted = [name for name in schema.names if name in {*self._lists, *(plain if find_nulls else [])}]
-        rows, null = 0, None
-        for batch in self._unroll(pa.schema([inner.schema.field(name) for name in wanted])):
-            if find_nulls and null is None:
-                place = first_null(batch, self._texts)
-                null = None if place is None else rows + place
-            rows += batch.num_rows
+        batches = self._unroll(pa.schema([inner.schema.field(name) for name in wanted]))
+        rows, null = count_rows(batches, self._texts if find_nulls else ())
         return replace(inner, schema=schema, rows=rows, first_null=null)
 
     def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:

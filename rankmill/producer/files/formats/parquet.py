@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.formats.base import Format, ReadOptions, Survey, check_types, first_null, text_of
+from rankmill.producer.files.formats.base import Format, ReadOptions, Survey, check_types, count_rows, text_of
 from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_random
 
@@ -33,16 +33,8 @@ class ParquetReader:
         """See `Reader.survey`; reads the text columns only if `find_nulls` is set."""
         with _open(self._path) as file, _reading(self._path):
             schema = file.schema_arrow
-            null = None
-            if find_nulls:
-                present = [name for name in self._texts if name in schema.names]
-                start = 0
-                for batch in file.iter_batches(columns=present):
-                    first = first_null(batch, self._texts)
-                    if first is not None:
-                        null = start + first
-                        break
-                    start += batch.num_rows
+            present = [name for name in self._texts if name in schema.names] if find_nulls else []
+            null = count_rows(file.iter_batches(columns=present), present)[1] if present else None
             return Survey(schema, file.metadata.num_rows, null)
 
     def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
