@@ -79,8 +79,8 @@ class FilesFolder:
         record_of(target).unlink(missing_ok=True)
 
     def sweep(self, is_known: Callable[[str], bool], seconds: float) -> None:
-        """Delete the folders of files and batches that are `seconds` old, unless `is_known` says that a
-        record names them.
+        """Delete the folders of files and batches that are older than `seconds`, unless `is_known` returns
+        true for a folder's name.
         """
 
 

@@ -52,7 +52,7 @@ _SHARE = 0.05
 """Least weight of a request in the means over requests."""
 
 _REPORT_SECONDS = 60.0
-"""Seconds for which a scored request counts for a worker that has not reported its model yet."""
+"""Seconds after a scored request in which its model counts as loaded, although no worker has reported it."""
 
 _OUTCOMES: dict[Kind, Outcome] = {
     "overloaded": "overloaded", "backend": "failed", "unavailable": "failed", "timeout": "failed",

@@ -51,7 +51,7 @@ def alone(texts: Sequence[str], model: str | None, spec: Mapping[str, str | int 
 
 
 def encoding(texts: Sequence[TokensAsked], model: str | None = None) -> ScoreRequest:
-    """A request for tokens, or for the texts of tokens; raises `Refusal` above `MOST_ENCODED`."""
+    """A request for tokens, or for the texts of tokens; raises `Refusal` for more than `MOST_ENCODED`."""
     size = sum(text.size for text in texts)
     if size > MOST_ENCODED:
         why = f"{size:,} characters or ids are more than {MOST_ENCODED:,}: send fewer at a time"

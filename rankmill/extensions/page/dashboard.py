@@ -61,7 +61,7 @@ _HEADERS = [
 class Rates(BaseModel):
     """Rates of all workers together over the last `WINDOW_SECONDS`; a rate without data is ``None``.
 
-    ``row_errors`` and ``retried_chunks`` are numbers. ``padding`` is the share of the computed tokens that
+    ``row_errors`` and ``retried_chunks`` are counts. ``padding`` is the share of the computed tokens that
     was padding. ``stages`` has each stage's share of the workers' time. ``request_latency`` and
     ``bulk_latency`` are the quantiles p50, p95 and p99 of the seconds from a chunk's submission to its
     result. ``speeds`` has the pairs per second of each worker.

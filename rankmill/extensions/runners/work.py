@@ -183,7 +183,7 @@ def clear(run: FileRun) -> None:
 
 
 def _check_order(run: FileRun) -> None:
-    """Check all names in the order before any of the files is looked at.
+    """Check all names in the order before any of the files is read.
 
     Raises
     ------

@@ -53,7 +53,7 @@ class ExperimentOptions(options.CommandOptions):
     rounds: int | None = None
     """Passes over the grid; each cell gets fresh workers.  [default: the experiment's]"""
     restart: bool = False
-    """Measure all cells again, even those that the folder has."""
+    """Delete the folder's measurements first, and so measure all cells again."""
 
 
 @options.command("experiment", epilog=_EPILOG, interrupted=MEASURED)

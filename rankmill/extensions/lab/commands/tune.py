@@ -66,7 +66,7 @@ class TuneOptions(options.CommandOptions):
     min_spearman: Annotated[float, Field(ge=-1, le=1)] = 0.999
     """Mean rank correlation with fp32 within a query that a precision must reach."""
     restart: bool = False
-    """Ignore the measurements of an interrupted tuning."""
+    """Delete the measurements of an interrupted tuning first."""
 
 
 @options.command("tune", epilog=_EPILOG, interrupted=MEASURED)

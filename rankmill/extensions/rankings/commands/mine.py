@@ -123,9 +123,8 @@ def mine_negatives(scored: AnyPath, asked: MineOptions, force: bool) -> None:
     """Choose hard negatives from a scored run.
 
     The rules are those of sentence-transformers' mine_hard_negatives. SCORED is an output of score-file --run
-    RUN --queries QUERIES --corpus CORPUS --qrels QRELS --with-texts, or any other scored run, for which
-    --qrels, --queries and --corpus must be named. A run is scored once, and can then be mined with any
-    options.
+    RUN --queries QUERIES --corpus CORPUS --qrels QRELS --with-texts, or any other scored run; what that lacks
+    comes from --qrels, --queries and --corpus. A run is scored once, and can then be mined with any options.
     """
     form = asked.format
     with new_table(asked, format_of(scored), "training data is not a TREC run", force=force) as (
