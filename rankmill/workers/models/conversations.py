@@ -13,7 +13,9 @@ from rankmill.workers.models.templates import bound_templates, template_options
 Messages = list[dict[str, Any]]
 
 _PROBES = (("alpha", "bravo"), ("charlie", "bravo"), ("alpha", "foxtrot"))
-"""A question with its answer, the answer to another question, and another answer to the question."""
+"""A question with its answer, another question with the same answer, and the first question with another
+answer.
+"""
 
 
 def exchange(question: str, answer: str) -> Messages:
@@ -95,7 +97,7 @@ def read_messages(text: str) -> Messages:
     Raises
     ------
     ValueError
-        The text is not a list of messages that each have a role and a content.
+        The text is not a list of messages, each with a role, and with a content or tool calls.
     """
     try:
         messages = json.loads(text)

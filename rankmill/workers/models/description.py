@@ -82,7 +82,7 @@ class Description:
     cache
         Folder in which facts about the tokenizer are kept.
     copy
-        Name of the cached files that the description was read from; empty if transformers read it.
+        Digest of the description's cached files; empty if it is not cached.
     lock
         Hold this to tokenize. A tokenizer of transformers keeps its limit of length as state, and the
         forward's thread scores probes while the main thread prepares chunks.
@@ -109,14 +109,12 @@ class Description:
 
     @cached_property
     def joiner(self) -> Joiner | None:
-        """What joins pairs from texts that are tokenized separately; ``None`` if this would give other
-        tokens.
-        """
+        """Joins pairs from texts that are tokenized separately; ``None`` if this would give other tokens."""
         return Joiner.of(self.tokenizer, self.cache)
 
     @cached_property
     def joiner_alone(self) -> Joiner | None:
-        """What joins single texts, which are scored without a passage; ``None`` as for `joiner`."""
+        """The `Joiner` for texts that are scored by themselves; ``None`` as for `joiner`."""
         return Joiner.of(self.tokenizer, self.cache, alone=True)
 
     @property
@@ -182,7 +180,8 @@ def describe(
     cache: Path,
     check_unchanged: Callable[[], None] = lambda: None,
 ) -> Description:
-    """Describe a model, from the cache, or by transformers and then cached.
+    """Describe a model from the cache. Otherwise transformers describes it, and if possible the description
+    is cached.
 
     Parameters
     ----------

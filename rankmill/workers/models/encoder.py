@@ -11,7 +11,7 @@ from rankmill.workers.models.tokenizer import single_texts
 
 
 class TextEncoder:
-    """Tokenizes and decodes texts at full length with Hugging Face's tokenizer.
+    """Tokenizes texts at full length, and decodes tokens, with Hugging Face's tokenizer.
 
     Parameters
     ----------
@@ -48,7 +48,6 @@ class TextEncoder:
 
     @cached_property
     def _texts(self) -> Any:
-        """A tokenizer that does not combine pairs or cut long texts."""
         try:
             whole = self._tokenizer.backend_tokenizer
             # an object of its own, because other code sets the shared one's truncation

@@ -2,10 +2,11 @@
 
 Hugging Face's tokenizer costs at least 90 µs of CPU for a pair, so a GPU waits for it. `nanotoken` (for
 WordPiece) and `fastokens` (for byte pairs) cost a twentieth of that, but are young. So each tokenizer is
-proven: a thread compares the two libraries, on a GPU when the model is loaded, and on a CPU when tokenizing
-has cost as much time as a proof does. The result is kept in the cache folder for all workers of this host. A
-text with an unproven character goes to Hugging Face's tokenizer, and a sample of all texts goes to both. The
-first difference, in any process of this host, ends the use of the fast library.
+proven: a thread compares the two libraries. For a GPU this begins when the model is loaded, and for a CPU
+when tokenizing has cost as much time as a proof does. The result is kept in the cache folder for all workers
+of this host. A text with an unproven character goes to Hugging Face's tokenizer, and a sample of all texts
+goes to both. The first difference, in any process of this host, ends the use of the fast library for this
+tokenizer.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class FastTexts:
         return self._fast is not None
 
     def news(self) -> str | None:
-        """How the library was found to be wrong; each finding is returned once, and ``None`` otherwise."""
+        """How the library was found to be wrong, once for each finding; otherwise ``None``."""
         news, self._news = self._news, None
         return news
 
@@ -173,7 +174,9 @@ class FastTexts:
         return None
 
     def begin_proof(self) -> threading.Thread | None:
-        """Begin a proof in a thread, unless a process of this host is proving it or knows the result."""
+        """Begin a proof in a thread, and return the thread. ``None`` if no proof begins, for example because
+        a process of this host is making it or knows the result.
+        """
         if self._missing:
             logger.warning(
                 "%s is missing: Hugging Face's tokenizer takes ten times as long, and a GPU waits for it; %s",
@@ -283,6 +286,6 @@ LIBRARIES: dict[str, tuple[str, Callable[[str], FastEncode]]] = {
     "WordPiece": ("nanotoken", _nanotoken),
     "BPE": ("fastokens", _fastokens),
 }
-"""A library for each kind of tokenizer, and the function that makes its tokenizer from the JSON of
-tokenizers.
+"""For each kind of tokenizer, the name of a library, and the function that makes the library's tokenizer from
+the JSON of Hugging Face's.
 """

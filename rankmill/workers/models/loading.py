@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Model:
-    """A model ready to score: from text to ids, from ids to logits, from logits to scores.
+    """A model that is ready to score: it turns texts into ids, ids into logits, and logits into scores.
 
     ``int8_gain`` is how many times as fast int8 would be here, if that was measured.
     """
@@ -64,7 +64,7 @@ class Model:
     kind: str | None = None
     """For a deterministic spec, what decides the bits of scores besides pairs and model (`Alone.kind`)."""
     prove_again: Callable[[], Proof] | None = None
-    """Scores the probes once more."""
+    """Scores the probes again, and returns the new proof."""
     prove_batch: Callable[[int, int], Proof | None] | None = None
     """Compares batches with this many rows and padded tokens; returns ``None`` if such batches have been
     compared.
@@ -72,15 +72,15 @@ class Model:
     inputs: Inputs = "pairs"
     """What the rows of a chunk are."""
     averages: bool = False
-    """Whether a row's score is the mean over its windows, instead of the best."""
+    """Whether a row's score is the mean of its windows' scores, instead of the best of them."""
     encoder: TextEncoder | None = None
     """Finds tokens, if rows ask for tokens instead of scores."""
     lock: threading.RLock = field(default_factory=system.RLock, compare=False)
-    """Hold this to tokenize, as with `Description.lock`."""
+    """The `Description.lock`, which must be held to tokenize."""
 
     @property
     def texts(self) -> FastTexts | None:
-        """The tokenizer of single texts, if pairs are joined from these."""
+        """The `FastTexts` of the tokenizer, if it uses one."""
         return _texts_of(self.tokenizer)
 
     def no_scores(self, rows: int) -> Logits:
@@ -93,10 +93,10 @@ class Model:
 class Loaded:
     """Tokenizer and weights of a model, which specs with any length, activation and instruction share.
 
-    ``held`` keeps an extension's copy on this host, ``source`` is where the files are, and ``copies`` names
-    the cached files that were loaded instead of the model's. ``proof`` says what was proven about the scores;
-    ``prove_again`` and ``prove_batch`` are as in `Model`. ``check_spec`` compares the tokens of a spec's own
-    options.
+    ``held`` keeps an extension's copy on this host, ``source`` is where the files are, and ``copies`` has
+    digests of the cached files that were loaded instead of the model's. ``proof`` says what was proven about
+    the scores; ``prove_again`` and ``prove_batch`` are as in `Model`. ``check_spec`` compares the tokens of a
+    spec's own options.
     """
 
     about: Description
@@ -122,7 +122,7 @@ class Loaded:
         Raises
         ------
         SpecError
-            The model does not support one of these.
+            The model does not support one of these, or its tokens differ from transformers'.
         """
         description = self.about
         with one_line(spec), description.lock:
@@ -205,7 +205,7 @@ def load(
         description = describe(source, revision, cache, located.check_unchanged)
         _scores(spec, description)  # this reports errors of the spec before the weights are read
         texts = _texts_of(tokenizer_for(spec, description, find_max_length(spec, description)))
-        # otherwise a GPU would wait for tokens even in a short run; weights load meanwhile
+        # a GPU would otherwise wait for tokens even in a short run; the weights load during the proof
         if device != "cpu" and texts:
             texts.begin_proof()
         answer_ids = answers(spec, description) if description.layout.task == "causal" else None
@@ -252,8 +252,8 @@ def _scores(spec: ScoreSpec, description: Description) -> Activation:
 
 
 def _row_by_row(function: Activation) -> Activation:
-    """Apply `function` to one row at a time, because the end of an array may run other instructions than the
-    rest.
+    """Make a function that applies `function` to one row at a time, because a library may use other
+    instructions for the end of an array than for the rest.
     """
     return lambda logits: np.concatenate([function(logits[row : row + 1]) for row in range(len(logits))])
 
@@ -301,10 +301,10 @@ def _load_backend(choice: BackendChoice, files: ModelFiles, device: str) -> Back
 
 @contextmanager
 def one_line(spec: ScoreSpec) -> Iterator[None]:
-    """Turn every error of a model into a `SpecError` of one line, because every chunk of the model would fail
-    here.
+    """Turn errors of other libraries into a `SpecError` of one line, because every chunk of the model would
+    fail here.
 
-    Errors of memory and of the device pass unchanged.
+    Errors of rankmill, of memory and of the device pass unchanged.
     """
     try:
         yield
@@ -335,9 +335,9 @@ _LONGEST = 300
 
 
 def find_max_length(spec: ScoreSpec, description: Description) -> int:
-    """The longest pair in tokens: the spec's limit, or else sentence-transformers', or else `ANY_LENGTH`.
+    """Most tokens of a pair: the spec's limit, or else that of the model's files, or else `ANY_LENGTH`.
 
-    No pair is longer than the model's number of positions.
+    It is never more than the model has positions.
 
     Raises
     ------

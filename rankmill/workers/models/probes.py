@@ -14,7 +14,9 @@ from rankmill.jobs.contract.schema import Inputs
 from rankmill.workers.models.conversations import Messages, exchange
 
 LONGEST = 512
-"""Most tokens of a probe that is scored; of longer pairs only the tokens are compared."""
+"""Most tokens of a probe that is scored, except with BigBird (`scored_length`); of longer pairs only the
+tokens are compared.
+"""
 
 _TEXT = (
     "the moon is far away and nobody knows how long a river flows under old stone bridges before it meets "
@@ -47,8 +49,8 @@ def _words(count: int, start: int = 0, step: int = 7) -> str:
 
 
 def _alike(first: str, last: str, count: int) -> list[str]:
-    """Different texts that have equally many tokens for any tokenizer: the same words between a first and a
-    last one.
+    """Different texts, with the same words in different orders between `first` and `last`, so that they have
+    about equally many tokens.
     """
     words = _WORDS[1:12]
     return [" ".join([first, *words[turn:], *words[:turn], last]) for turn in range(count)]

@@ -32,8 +32,8 @@ class PromptTokenizer:
     """Puts pairs into a chat template, and tokenizes the result.
 
     The two texts are messages with the roles ``query`` and ``document``; an instruction is a message with the
-    role ``system``. A longer prompt is cut at one side, and its last tokens are replaced by those that follow
-    the passage, because the model needs these to answer.
+    role ``system``. A prompt that is too long is cut at one side, and its last tokens are replaced by those
+    that follow the passage, because the model needs these to answer.
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ def is_structured(template: str, chat_format: str, model_type: str) -> bool:
 
 
 def names_both_texts(template: str) -> bool:
-    """Whether a template was written for pairs, because it names their roles."""
+    """Whether a template names the roles of both texts, as a template for pairs does."""
     return "query" in template and "document" in template
 
 
@@ -222,7 +222,7 @@ def prompt_template(spec: ScoreSpec, description: Description) -> str | None:
     Raises
     ------
     SpecError
-        A language model has no prompt, or another model is given one.
+        A language model has no prompt, or a model of another kind is given one.
     """
     if spec.prompt_template is not None and not description.is_language_model:
         raise SpecError(

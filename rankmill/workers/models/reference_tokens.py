@@ -1,4 +1,5 @@
-"""The reference tokens of a pair, from transformers and sentence-transformers, to compare a worker's with.
+"""Tokenizes a pair with transformers, as sentence-transformers does; a worker's tokens are compared with
+these.
 
 This module shares as little as possible with a worker's code: it reads the tokenizer from the model's files
 instead of the cache, and has its own prompts and truncation.
@@ -45,7 +46,9 @@ class ReferenceTokens:
             self._tokenizer.truncation_side = spec.truncation_side
 
     def __call__(self, probe: Probe, max_length: int) -> Row:
-        """Tokenize a probe: ids, and what else transformers' tokenizer returns; no ids for a null probe."""
+        """Tokenize a probe; returns ids, and what else transformers' tokenizer returns. A null probe, or one
+        that the chat template refuses, has no ids.
+        """
         if probe.is_null:
             return {"input_ids": []}
         cut: dict[str, Any] = {"truncation": True, "max_length": max_length}

@@ -1,7 +1,7 @@
-"""Finds a model's files, in a folder, on the hub or by an extension, and checks that they are whole.
+"""Finds a model's files in a folder, on the hub or by an extension, and checks those in a folder.
 
-Importing this loads no torch. Reading 100 GB of weights for their digest takes minutes, so a thread does
-that. Of safetensors, the headers are checked before anything else is read.
+Importing this module loads no torch. Reading 100 GB of weights for their digest takes minutes, so a thread
+does that (`Reading`). The headers of safetensors are checked before the weights are read.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _FLOATS = ("F", "BF")
 DEMO_MODEL = shipped("examples", "demo-model")
 
 _AT_ONCE_SECONDS = 0.2
-"""Reading that takes no longer than this many seconds is waited for."""
+"""`Reading.goes_on` waits this many seconds for a thread that it has started."""
 
 
 def check_headers(folder: Path, name: str) -> None:
-    """Refuse weights that cannot be loaded here, within milliseconds.
+    """Refuse weights that cannot be loaded here, by their headers, which takes milliseconds.
 
     Raises
     ------
     SpecError
-        A file is longer or shorter than its header says, or lacks a header.
+        A file is longer or shorter than its header says, or its header is missing or damaged.
     WorkerError
         The model does not fit into the memory of this host.
     OSError
@@ -108,7 +108,7 @@ class ModelSource:
     facts: Mapping[str, Facts] = field(default_factory=dict)
 
     def check_unchanged(self) -> None:
-        """Raise `WorkerError` if the files have changed."""
+        """Raise `WorkerError` if files in a folder have changed since they were found."""
         if isinstance(self.files, Path) and model_facts(self.files) != self.facts:
             raise WorkerError(f"the files in {self.files} changed while they were read")
 
@@ -219,7 +219,7 @@ logger = logging.getLogger(__name__)
 
 
 class Reading:
-    """Threads that read models' files before the models are loaded, so that the worker scores with other
+    """Reads models' files in threads before the models are loaded, so that the worker scores with other
     models meanwhile.
 
     Parameters
@@ -236,8 +236,8 @@ class Reading:
         self._threads: dict[tuple[str, str | None], threading.Thread] = {}
 
     def goes_on(self, spec: ScoreSpec) -> bool:
-        """Whether the model's files are still being read; the first call begins it. When this returns false,
-        load the model.
+        """Whether the model's files are still being read; the first call starts a thread for that. After
+        ``False``, the model can be loaded.
         """
         key = spec.model, spec.revision
         thread = self._threads.get(key)

@@ -2,8 +2,8 @@
 and what the text may depend on.
 
 Jinja's sandbox protects the process from a template, but lets it run forever, fill the memory, and write text
-that differs between days or processes. Here transformers' own environment, which renders all prompts, counts
-what a template does for a prompt.
+that differs between days or processes. Here a copy of transformers' own environment renders all prompts, and
+counts what a template does for each prompt.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from jinja2.visitor import NodeTransformer
 from rankmill.jobs.contract.errors import SpecError
 
 _DAY = "26 Jul 2024"
-"""The date that a template gets if it asks for today's, because a score must not change overnight. Llama's
-templates use this day if they cannot ask.
+"""The date that templates get instead of today's, because a score must not change overnight. Llama's
+templates use this day if they cannot ask for the date.
 """
 
 _LONGEST = 1 << 18
@@ -45,8 +45,8 @@ because each row has a prompt.
 """
 
 _FIRST_SECONDS, _PROMPT_SECONDS = 10.0, 0.02
-"""CPU time in seconds that all prompts of a template may take together: a fixed number, and one more number
-for each prompt.
+"""CPU time in seconds that all prompts of a template may take together: a fixed number of seconds, and some
+more for each prompt.
 """
 
 _LOOK = 64
@@ -103,8 +103,8 @@ _TOO_LONG = (
 
 
 class _Counted(NodeTransformer):
-    """Compiles templates so that steps of loops and macros are counted, and what is joined and cut;
-    `BoundedEnvironment` counts the rest.
+    """Changes templates so that steps of loops and macros are counted, and so are values that are joined or
+    cut. `BoundedEnvironment` counts the rest.
     """
 
     def visit_For(self, node: nodes.For | nodes.Macro | nodes.CallBlock) -> nodes.Node:  # noqa: N802
@@ -220,8 +220,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return bounded
 
     def _check(self, name: str, given: tuple[Any, ...]) -> None:
-        """Check the arguments of a filter or of a text's method, before it makes something larger from
-        these.
+        """Check the arguments of a filter or of a text's method before the call, which may make something
+        larger of them.
         """
         if name in {"format", "format_map"} and isinstance(given[0], str):
             _check_widths(given[0])

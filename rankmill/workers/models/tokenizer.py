@@ -145,7 +145,7 @@ def tokenize_pairs(
 
 
 class Joiner:
-    """Tokenizes each distinct text of pairs only once, and gives the same tokens as their tokenizer.
+    """Tokenizes each distinct text of pairs only once, and gives the same tokens as the model's tokenizer.
 
     The token ids of pairs are then joined in numpy. This is faster than making Python objects for each pair,
     which threads would not speed up.
@@ -226,7 +226,9 @@ class Joiner:
         return self._join(texts, pairs, lengths, side)
 
     def _join(self, texts: Tokens, pairs: Ids, truncated: Ids, side: Side) -> Tokens:
-        """Insert `truncated` tokens of the texts of `pairs` into the pattern; both arrays are ``[sides, n]``.
+        """Insert tokens of `texts` into the pattern. `pairs` has the index of each pair's texts, and
+        `truncated` the numbers of their tokens to insert; both are ``[2, n]``, or ``[1, n]`` for single
+        texts.
 
         The first tokens of each text are inserted, or the last ones if the left side is cut.
         """
@@ -257,7 +259,9 @@ def sample_pairs(tokenizer: Any) -> tuple[list[str], list[str]]:
 
 
 def longest_first(lengths: Ids, room: int) -> Ids:
-    """Lengths of texts ``[sides, n]`` after truncation: the longer text is cut until both fit into `room`."""
+    """Lengths ``[2, n]`` of the texts of pairs, or ``[1, n]``, after truncation: the longer text is cut until
+    both fit into `room`.
+    """
     if len(lengths) == 1:
         return np.minimum(lengths, room)
     first, second = lengths
@@ -286,8 +290,8 @@ def single_texts(tokenizer: Any) -> Tokenizer:
 
 
 def texts_with_places(tokenizer: Any, option: str, wanted: str) -> Tokenizer:
-    """Make a tokenizer as `single_texts` does; raises `SpecError` if it does not tell where tokens are in a
-    text, which `option` needs.
+    """Make a tokenizer as `single_texts` does, which tells where tokens are in a text. If that fails, this
+    raises a `SpecError` about `option` that says what was `wanted`.
     """
     try:
         return single_texts(tokenizer)
@@ -321,8 +325,8 @@ class Windows:
     def cut(
         self, queries: Sequence[str], passages: Sequence[str] | None
     ) -> tuple[Rows, list[str], list[str] | None]:
-        """Cut pairs ``[n]`` into pairs ``[windows]``; also returns the number of the pair that each window
-        belongs to.
+        """Cut pairs ``[n]`` into windows; returns the index of each window's pair, its query and its passage,
+        each ``[windows]``.
 
         A passage that fits stays whole. If the query leaves less than a quarter of the model's length, the
         passage stays whole too, and is truncated later. A text without a passage is cut in the same way.

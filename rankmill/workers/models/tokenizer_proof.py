@@ -20,7 +20,9 @@ _PLANES = (0, 1, 2, 3, 14)
 """Planes of Unicode that have characters; other planes have only private characters, or none."""
 
 CODES = [code for plane in _PLANES for code in range(plane << 16, (plane + 1) << 16)]
-"""Code points that are compared; a text with any other code point never goes to the fast library."""
+"""Code points that are compared, except surrogates; a text with any other code point never goes to the fast
+library.
+"""
 
 _MOST_DIFFERENT = 256
 """If more characters than this differ, the library is not used; if fewer differ, these count as not
@@ -79,7 +81,7 @@ def prove_tokenizer(slow: Tokenizer, fast: FastEncode) -> list[tuple[int, int]]:
     Raises
     ------
     Untrusted
-        The tokenizers differ on more than a few single characters.
+        The tokenizers differ on an ASCII character, on more than a few other characters, or on a longer text.
     """
     points = np.array([code for code in CODES if not 0xD800 <= code < 0xE000])
     same = np.ones(len(points), np.bool_)
@@ -116,7 +118,7 @@ def _with_added(slow: Tokenizer) -> Iterator[str]:
 
 
 def _words(slow: Tokenizer) -> list[str]:
-    """The vocabulary as text; a vocabulary of bytes has a letter for each byte."""
+    """The vocabulary as text; a vocabulary of bytes, which has a letter for each byte, is decoded."""
     words = sorted(slow.get_vocab())
     if _SPACE_BYTE not in words:
         return words
