@@ -84,9 +84,9 @@ def choose_backend(
 ) -> BackendChoice:
     """Choose the backend and precision for a model; for ``auto``, the fastest that can run it.
 
-    On a CPU ``auto`` measures speeds, and never chooses int8. Precision ``int8`` means a kind of int8 that is
-    measurably worth it, or else what ``auto`` would choose. On a GPU ``auto`` takes the first of `backends`
-    that can run the model.
+    On a CPU ``auto`` measures speeds, and never chooses int8. Where int8 is measured, the precision ``int8``
+    means a kind that is worth it, or else what ``auto`` would choose. On a GPU ``auto`` takes the first of
+    `backends` that can run the model, and fp32 only if no other precision is possible.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def choose_backend(
     plain
         As in `BackendKind.obstacle`.
     without
-        Combinations that are known to score this model wrongly.
+        Combinations that are not to be used, because they score this model wrongly or cannot run it.
     alone
         Whether the model is to be deterministic, so that the choice of int8 must not depend on measured
         speeds.
@@ -147,7 +147,7 @@ def _choose(
     plain: bool,
     without: Collection[Combination],
 ) -> BackendChoice:
-    """Choose as `choose_backend` does, but without a measurement for int8."""
+    """Choose as `choose_backend` does, but without comparing int8 with other precisions."""
     kinds = _automatic(device) if setting == "auto" else [backends()[setting]]
     obstacles: dict[str, str] = {}
     able: list[Combination] = []
@@ -211,7 +211,9 @@ def _fastest(able: list[Combination], config: Any, device: str, cache: Path) -> 
 def _int8_gain(
     able: list[Combination], chosen: Combination, config: Any, device: str, cache: Path
 ) -> float | None:
-    """The speed of int8 divided by that of the chosen precision; ``None`` if no backend here can run int8."""
+    """The speed of int8 divided by that of the chosen precision; ``None`` if no backend here can run int8, or
+    its speed is not measured.
+    """
     kinds = [backends()[name] for name, _ in able]
     with_int8 = [kind for kind in kinds if set(INT8) & set(kind.timed) and kind.is_measured(config)]
     if device != "cpu" or all(kind.obstacle(config, device, "int8") for kind in with_int8):

@@ -108,7 +108,7 @@ class ModelFiles:
     alone
         Whether to compute each row by itself on one thread (`rankmill.workers.backends.alone`).
     copies
-        Names of the cached files that were loaded instead of the model's; the backend adds them.
+        Digests of the cached files that were loaded instead of the model's; the backend adds these digests.
     """
 
     source: str | Path
@@ -223,7 +223,7 @@ class BackendKind:
     name
         Name in the settings, which is the entry point's.
     preference
-        Where ``auto`` does not measure, it tries backends with low numbers first.
+        Where ``auto`` does not measure speeds, it tries backends with low numbers first.
     extra
         The extra of rankmill that installs `packages`; empty if the backend's own package does.
     precisions
@@ -235,7 +235,7 @@ class BackendKind:
     added
         Further packages that a precision needs, by precision.
     for_tests
-        Devices on which ``auto`` does not take the backend: it is far slower there than others.
+        Devices on which ``auto`` does not take the backend, because it is far slower there than others.
     register
         Adds model types that transformers lacks; called before a model's config is read.
     families

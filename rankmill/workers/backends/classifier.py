@@ -34,8 +34,8 @@ _MODULES = 20
 """Most modules of a network for each weight of its checkpoint; a usual network has one or two."""
 
 _BUFFERS_BESIDE = 1 << 26
-"""How many numbers a network may have, beyond twice those of its checkpoint, because it computes some itself,
-such as a mask.
+"""Most numbers in a network's buffers in addition to twice those of its checkpoint, because the network
+computes some buffers itself, such as masks.
 """
 
 _BUFFERS = ("position_ids", "token_type_ids")
@@ -74,8 +74,8 @@ _PACKED = 16
 
 @contextmanager
 def _at_most(modules: int, source: str | Path) -> Iterator[None]:
-    """Refuse a network with more modules than this while it is made, because millions of empty modules take
-    minutes and memory.
+    """Refuse a network with more than this many `modules` while it is made, because millions of empty modules
+    take minutes and memory.
     """
     count = 0
 
@@ -195,8 +195,8 @@ def load_config(source: str | Path, revision: str | None) -> Any:
     Raises
     ------
     SpecError
-        Transformers would compute something other than what the config describes, or the files name some that
-        are not the model's.
+        Transformers would compute something other than what the config describes, the config has huge counts,
+        or the files have an adapter or name files of this host.
     OSError, ValueError
         From transformers, if the model does not exist.
     """

@@ -1,4 +1,4 @@
-"""Compute the last layer for the first token only, in models whose score reads nothing else.
+"""Computes the last layer for the first token only, in models whose score reads nothing else.
 
 Many classifiers compute the score from the last hidden state of the first token. The last layer needs keys
 and values of every token, but it needs queries, attention output and feed-forward only of the first token.

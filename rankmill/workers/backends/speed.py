@@ -91,10 +91,10 @@ class Speeds:
         return min(good, key=lambda choice: CPU_PRECISIONS.index(choice[1]), default=None)
 
     def int8(self, backend: str, over: Combination, without: Collection[Combination] = ()) -> str | None:
-        """The kind of int8 on `backend` to use because it is enough faster than `over`; of several, the most
-        exact ones, and of these the fastest.
+        """The kind of int8 to use on `backend`: of the kinds that are enough faster than `over`, those with
+        the smallest groups are taken, and of these the fastest.
 
-        ``None`` if no kind is fast enough, or if none was measured.
+        ``None`` if no kind is fast enough or was measured.
         """
         enough = _WORTH_INT8 * self.gflops.get(over, math.inf)
         speeds = {

@@ -46,11 +46,12 @@ class PackedInput:
     starts
         Where each row begins, and where the last one ends, ``[rows + 1]``, int32.
     key_starts
-        The same as `starts`, in the keys.
+        Where the keys of each row begin, and where the last row's end, ``[rows + 1]``, int32.
     keys
-        The tokens that rows read, row after row, ``[keys]``; ``None`` if each row reads only its own tokens.
+        Indices of the tokens that rows read, row after row, ``[keys]``; ``None`` if each row reads only its
+        own tokens.
     read
-        The token that each score reads, ``[scores]``.
+        Index of the token that each score reads, ``[scores]``.
     longest, longest_keys
         Number of tokens of the longest row, and of keys of the row that reads most.
     """

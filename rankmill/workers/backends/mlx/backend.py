@@ -212,7 +212,9 @@ _NAMES = [
     (r"pooler\.dense|classifier\.dense|pre_classifier", "dense"),
     (r"classifier\.out_proj|classifier", "out"),
 ]
-"""Patterns that turn transformers' names of weights, without prefix, into ours; applied in order."""
+"""Patterns that are applied in order, to turn transformers' names of weights, without prefix, into those of
+`_Classifier`.
+"""
 
 
 def _weights(classifier: Any) -> list[tuple[str, mx.array]]:

@@ -54,7 +54,7 @@ class OpenVinoBackend(Backend):
         self._idle: list[Any] = []
 
     def submit(self, batch: Batch) -> OpenVinoForward:
-        """Begin a forward in OpenVINO's own threads, in all streams; raises `OutOfMemory`."""
+        """Begin a forward in OpenVINO's own threads, in up to all streams; raises `OutOfMemory`."""
         started: list[tuple[BatchPiece, Any]] = []
         for piece in cut_batch(batch, self.pieces):
             named = piece.batch.named()

@@ -59,8 +59,8 @@ class Smoothed(nn.Module):
 
 
 class LeftOut(nn.Module):
-    """A linear layer that stays out of 8 bits: `rankmill.workers.backends.openvino.weights` finds it by its
-    name.
+    """A linear layer that stays out of 8 bits; `rankmill.workers.backends.openvino.weights` finds it by the
+    name of the attribute that holds it.
     """
 
     def __init__(self, linear: nn.Linear) -> None:

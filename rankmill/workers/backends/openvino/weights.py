@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 KEPT_EXACT = "exact_linear"
-"""Name of the attribute that holds a layer which stays out of 8 bits; the names of its graph nodes contain
-it.
+"""Name of the attribute that holds a layer which stays out of 8 bits; the names of the layer's graph nodes
+contain this name.
 """
 
 _TAKEN = {("MatMul", 1), ("Gather", 0)}

@@ -43,7 +43,7 @@ class Chain(nn.Module):
         )
 
     def heads(self) -> list[str]:
-        """The name of the linear layer that makes the score, in a list."""
+        """Names of the linear layers that make the scores; usually there is one."""
         return [
             f"steps.{number}.linear"
             for number, step in enumerate(self.steps)

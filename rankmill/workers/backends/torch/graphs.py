@@ -1,7 +1,7 @@
 """CUDA graphs of packed forwards: one launch replaces hundreds, so that the device does not wait for Python.
 
-A graph has one shape, so numbers of tokens and rows are rounded up. A shape is recorded only after it has
-occurred several times, which takes about as long as a few of its forwards. The graph is kept if it gives the
+A graph has one shape, so numbers of tokens and rows are rounded up. Recording takes about as long as a few
+forwards, so a shape is recorded only after it has occurred several times. The graph is kept if it gives the
 same logits as its forward and is not slower. A graph also takes Python's lock less often.
 """
 
@@ -135,7 +135,9 @@ class Graphs:
         return graph.replay()[: len(rows.read)]
 
     def _recorded(self, rows: PackedRows, shape: PackedShape) -> Recorded | None:
-        """Record a graph of this shape, with `rows` as an example; ``None`` if it is wrong or slower."""
+        """Record a graph of this shape, with `rows` as an example; ``None`` if no graph can be made, or it is
+        wrong or not worth it.
+        """
         exact = self._put(rows.filled(rows.shape))
         try:
             eager, expected = self._timed(lambda: self._forward(rows.shape.taken_apart(exact)))

@@ -107,7 +107,7 @@ class Network(nn.Module):
     """Id of a token that the score does not read at the end of a row."""
 
     def prepare_packing(self) -> bool:
-        """Prepare for `packed`; returns whether it may be tried.
+        """Prepare for `packed`; returns whether packing may be tried.
 
         Packing may be tried if transformers says that the model runs with Flash Attention. Such a model
         passes to its attention everything that the attention depends on.

@@ -60,10 +60,10 @@ class PackedRows:
     lengths
         Number of tokens of each row, ``[rows]``.
     read
-        The token that each score reads, ``[scores]``.
+        Index of the token that each score reads, ``[scores]``.
     keys, key_lengths
-        The tokens that rows read, row after row, and how many tokens each row reads; ``None`` if each row
-        reads only its own tokens.
+        Indices of the tokens that rows read, row after row, and how many tokens each row reads; ``None`` if
+        each row reads only its own tokens.
     """
 
     ids: Ids | TokenIds
@@ -83,7 +83,7 @@ class PackedRows:
         rows
             The batch's rows.
         read
-            The token that each score reads; ``None`` means the first token of each row.
+            Index of the token that each score reads; ``None`` means the first token of each row.
         first_position
             Where positions begin, in families whose positions begin after the id of padding. In these, a
             padding token has position `first_position` - 1, and is not counted.
@@ -150,14 +150,16 @@ class PackedRows:
 
 
 def last_places(ids: Ids, mask: Ids, skipped: int | None) -> Ids:
-    """In each row, the index of the last token whose id is not `skipped`; 0 if the row has no other."""
+    """In each row, the place of the last token whose id is not `skipped`; 0 if all have that id."""
     real = mask if skipped is None else mask * (ids != skipped)
     places: Ids = (real * np.arange(ids.shape[1])).argmax(axis=1)
     return places
 
 
 def last_tokens(rows: Tokens, skipped: int | None) -> Ids:
-    """In each row, the last token whose id is not `skipped`; the first token if the row has no other."""
+    """For each row, the index of the last token whose id is not `skipped`; of the row's first token, if all
+    have that id.
+    """
     places = np.arange(len(rows.ids))
     if skipped is not None:
         places = np.where(rows.ids == skipped, 0, places)

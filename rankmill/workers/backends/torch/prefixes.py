@@ -9,8 +9,8 @@ import numpy as np
 from rankmill.workers.batches.tokens import Batch, Ids
 
 _GAIN = 1.2
-"""Without sharing there must be this many times as many tokens, because sharing copies keys and values and
-runs the model twice.
+"""Prefixes are shared only if there would otherwise be this many times as many tokens, because sharing copies
+keys and values and runs the model twice.
 """
 
 

@@ -26,8 +26,8 @@ _EXACT = 1e-4
 """
 
 _CLOSE = {"fp16": 0.05, "bf16": 0.25, "fp8": 0.5}
-"""How far, as a share too, a packed logit may be from the padded one on a device, by precision. The proof
-(`rankmill.workers.engine.proving`) compares with transformers later.
+"""The bound of `_EXACT` for a device, by precision. The proof (`rankmill.workers.engine.proving`) compares
+with transformers later.
 """
 
 _SHORT = (5, 1, 23, 9)
@@ -94,7 +94,7 @@ def pack_if_faster(backend: TorchBackend, network: Network) -> None:
                 seconds = _both_ways(backend, _like_real(network, _WHOLE_BATCH))[1]
                 tokens = _WHOLE_BATCH
     except (OutOfMemory, RuntimeError, TypeError, ValueError) as error:
-        # the kernel lacks something that the model needs
+        # for example, the kernel lacks something that the model needs
         backend.packs = False
         logger.debug("rows are not packed: %s", error)
         return
