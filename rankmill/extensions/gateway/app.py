@@ -102,7 +102,8 @@ async def _refuse(request: Request, error: Exception) -> Response:
     path = request.url.path
     dialect = dialects().get(observation(request.scope).dialect) or dialect_at(path)
     if isinstance(error, RequestValidationError):
-        wrong = [{**problem, "loc": problem["loc"][1:]} for problem in error.errors()]  # not "query"
+        # the first part of a place says only what kind of parameter it is, such as "query"
+        wrong = [{**problem, "loc": problem["loc"][1:]} for problem in error.errors()]
         return refused(dialect, wrong_field(wrong))
     if not isinstance(error, HTTPException):
         gateway: Gateway = request.app.state.gateway

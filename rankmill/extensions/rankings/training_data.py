@@ -49,7 +49,7 @@ class Corpus:
 
     @property
     def taken(self) -> dict[str, str]:
-        """The columns that are read, by the option that names their files."""
+        """The columns that are read from the files, by the option that names the files."""
         return taken(self.queries, self.query_fields) | taken(self.passages, self.passage_fields)
 
     def texts_of(self, ids: pd.DataFrame, rows: _Rows) -> _Texts:

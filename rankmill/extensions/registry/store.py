@@ -25,7 +25,7 @@ class WritableFolder(RegistryFolder):
     """A registry's folder in which files can be written; each file appears complete or not at all."""
 
     def sizes(self, *path: str) -> dict[str, int]:
-        """The sizes of all files below a folder, by their paths in it."""
+        """The sizes of all complete files below a folder, by their paths in the folder."""
         with self.opened(*path) as (system, place, _):
             try:
                 entries = system.find(place, detail=True)
@@ -51,7 +51,7 @@ class WritableFolder(RegistryFolder):
             return True
 
     def replace(self, value: bytes, *path: str) -> None:
-        """Write a small file; an existing one is replaced."""
+        """Write a small file; an existing file is replaced."""
         with self.opened(*path) as (system, place, is_local):
             if not is_local:
                 system.pipe_file(place, value)

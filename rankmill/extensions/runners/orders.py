@@ -51,7 +51,7 @@ class OrderKind(Protocol):
         """Make the output; this may be called again for a run whose runner died at any point."""
 
     def why_failed(self, error: Exception, order: FileOrder) -> str:
-        """The reason of a failure for the caller, made from an error."""
+        """The reason for a failed order, in words for the caller."""
 
     def place(self, order: FileOrder) -> OutputFile | None:
         """The file of scores from which the output is made; ``None`` if the output itself has the scores."""

@@ -35,7 +35,7 @@ from rankmill.jobs.system import Backoff, system
 _LOOK_SECONDS = 0.5
 
 _BACKOFF = Backoff(first=1.0, longest=60.0)
-"""For how long a runner leaves a run that it cannot score to other runners."""
+"""How long a runner leaves a run to other runners if it cannot score the run itself."""
 
 logger = logging.getLogger(__name__)
 

@@ -114,8 +114,8 @@ class Body(Fields):
     dialect
         The dialect of the clients that send it.
     paths
-        The paths at which the dialect's own server takes the body. The gateway also takes it below ``/NAME``,
-        with the dialect's name.
+        The paths at which the dialect's own server takes the body. The gateway also takes the body at these
+        paths below ``/NAME``, where NAME is the dialect's name.
     summary
         A line for the documentation.
     batched
@@ -139,9 +139,7 @@ class Body(Fields):
 
 
 class RerankBody(Body):
-    """The fields that Cohere v2 and Voyage have in common: documents, which are ordered by their score with a
-    query.
-    """
+    """The fields that Cohere v2 and Voyage have in common, to order documents by their score with a query."""
 
     model: str | None = None
     query: Text

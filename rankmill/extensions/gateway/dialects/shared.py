@@ -127,4 +127,4 @@ SHARED_PATHS["/tokenize"] = ScorePath(
 )  # fmt: skip
 
 INVOKED = (TEI, VLLM)
-"""The dialects that also have their own ``/invocations``."""
+"""The dialects that also have ``/invocations`` below their prefix."""

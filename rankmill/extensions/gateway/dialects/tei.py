@@ -89,7 +89,7 @@ def known_info(
         "max_concurrent_requests": own.gateway_requests,
         "max_client_batch_size": own.gateway_pairs,
         "max_input_length": most,
-        "max_batch_tokens": min(most * own.gateway_pairs, _MOST),  # those of a request
+        "max_batch_tokens": min(most * own.gateway_pairs, _MOST),  # the tokens of a request
         "tokenization_workers": max(workers, 1),
     }
 

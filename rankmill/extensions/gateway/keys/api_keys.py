@@ -27,7 +27,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 logger = logging.getLogger(__name__)
 
 _NEVER = 1e11
-"""When the key of the settings expires, in seconds since 1970."""
+"""Expiry of the key from the settings, in seconds since 1970; it is never reached."""
 
 Limit = Annotated[int, Field(ge=1, lt=1 << 31)]
 
@@ -164,11 +164,13 @@ class KeyStore:
 
 
 FIXED = "gateway_api_key"
-"""Name of the key that is a setting."""
+"""Name of the key whose text is the setting of the same name."""
 
 
 def fixed_key(text: str) -> ApiKey:
-    """The key whose text is a setting: the key may ask for scores of all models."""
+    """The key whose text is the setting ``gateway_api_key``; it may score with all models, and has no other
+    right.
+    """
     return ApiKey(id="0" * 12, name=FIXED, digest=_digest(text), created=0.0, expires=_NEVER)
 
 
