@@ -104,12 +104,12 @@ def _model(gateway: Gateway, name: str, request: Request) -> dict[str, Any]:
         "id": name, "object": "model", "created": gateway.created, "owned_by": owner or "rankmill",
         # these are fields of vLLM
         "root": name, "parent": None, "max_model_len": gateway.settings.max_length,
-        "backend": "rankmill", "capabilities": ["rerank"],  # fields of infinity
+        "backend": "rankmill", "capabilities": ["rerank"],  # infinity
         "stats": {
             "queue_fraction": requests / gateway.own.gateway_requests, "queue_absolute": requests,
             "results_pending": requests,
         },
-        "name": name, "endpoints": ["rerank"], "default_endpoints": ["rerank"], "finetuned": False,  # of Cohere
+        "name": name, "endpoints": ["rerank"], "default_endpoints": ["rerank"], "finetuned": False,  # Cohere
     }  # fmt: skip
 
 
