@@ -555,6 +555,7 @@ def _promise(history: History, scenario: Scenario) -> None:
     settings = dict(scenario.settings)
     ahead = settings.get("claim_ahead", "auto")
     history.chunk_pairs = scenario.chunk_size
+    history.max_retries = settings.get("max_retries", history.max_retries)
     history.claim_ahead_jobs = (1024 if ahead == "auto" else ahead) // scenario.chunk_size
     window = settings.get("window", "auto")
     history.window = None if window == "auto" else window
