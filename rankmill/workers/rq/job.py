@@ -146,9 +146,12 @@ class ScoringJob(Job):
         whether it was started.
 
         Starting removes the job from the intermediate list, or from the list in which it waits if it was put
-        back while its worker stood still. The job is not started if it is gone or has failed, if another
-        worker has tried it since it was read, or if another execution has a lease. In the last case it was in
-        the queue twice.
+        back while its worker stood still. The job is not started if it is gone or over, if another worker has
+        tried it since it was read, or if another execution has a lease. A job that is over, or that another
+        execution has, was in the queue twice.
+
+        Once started, the job expires when its run does, or never if its ``failure_ttl`` is -1. Until then it
+        expires by its own ``ttl``, which may be shorter than the scoring takes.
         """
         self.worker_name, self._status = execution.worker_name, JobStatus.STARTED
         self.last_heartbeat = self.started_at = now()
@@ -159,7 +162,8 @@ class ScoringJob(Job):
         fields = ["status", "started", "worker_name", self.worker_name]
         times = ["started_at", since, "last_heartbeat", since]
         retries = "" if self.retries_left is None else self.retries_left
-        _BEGIN.run(pipeline, places, execution.id, self.id, retries, *fields, *times)
+        expiry = -1 if self.failure_ttl == -1 else self.run_ttl
+        _BEGIN.run(pipeline, places, execution.id, self.id, retries, expiry, *fields, *times)
 
     def perform(self) -> None:
         """Never call the job's function: the worker scores `chunk` itself."""

@@ -213,11 +213,8 @@ class RQWorker(SimpleWorker):
         self.name = name
 
     def claim(self, job: ScoringJob, queue: OrderedQueue) -> HeldJob | None:
-        """Begin a job in one step instead of RQ's two; ``None`` if it is gone, has failed, or another worker
-        has it.
-
-        Afterwards the job expires when its run does, or never if its ``failure_ttl`` is -1. Before, it
-        expires by its own ``ttl``, which may be shorter than the scoring takes.
+        """Begin a job in one step instead of RQ's two; ``None`` if it is gone or over, or another worker has
+        it.
         """
         with self.connection.pipeline() as pipe:
             execution = Execution.create(job, self.lease_seconds, pipeline=pipe, worker_name=self.name)
@@ -225,11 +222,7 @@ class RQWorker(SimpleWorker):
             self.set_state(WorkerStatus.BUSY, pipeline=pipe)
             self.heartbeat(pipeline=pipe)  # so that the worker is listed as lost for some minutes if it dies
             job.begin(execution, queue, pipe)
-            if job.failure_ttl == -1:
-                pipe.persist(job.key)
-            else:
-                pipe.expire(job.key, job.run_ttl)
-            *_, is_begun, _ = pipe.execute()
+            *_, is_begun = pipe.execute()
             if not is_begun:
                 self.cleanup_execution(job, pipe, execution)
                 pipe.execute()

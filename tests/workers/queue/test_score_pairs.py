@@ -170,6 +170,19 @@ def test_a_job_that_is_begun_no_longer_expires_as_one_that_waits(
     assert len(result_of(job).return_value["scores"]) == len(PAIRS)
 
 
+def test_a_job_that_is_in_the_queue_twice_is_scored_once(shared_queue: Server, tiny_model: Path) -> None:
+    """As redis-py sends what enqueues it again if the reply is lost; its result stays as it is."""
+    queue = queue_of(shared_queue)
+    job = queue.enqueue("rankmill.score_pairs", PAIRS, model=str(tiny_model))
+    result_of(job)
+    queue.push_job_id(job.id)
+    after = queue.enqueue("rankmill.score_pairs", PAIRS, model=str(tiny_model))
+    result_of(after)
+    wait_for(lambda: not shared_queue.client.zcard("rq:wip:rankmill"))
+    assert (job.get_status(), len(job.results())) == (JobStatus.FINISHED, 1)
+    assert 0 < shared_queue.client.ttl(job.key) <= 500
+
+
 def test_what_depends_on_a_job_follows_it(shared_queue: Server, tiny_model: Path) -> None:
     first = queue_of(shared_queue).enqueue("rankmill.score_pairs", PAIRS, model=str(tiny_model))
     after = queue_of(shared_queue, "after")
