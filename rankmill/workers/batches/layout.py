@@ -136,7 +136,7 @@ _REPEATED = re.compile(
     r"(^|_)(layers?|groups?|blocks?|depths?|stages?|experts|attention_types|block_sizes|inner_group_num"
     r"|hashes|chunks_before|chunks_after)$"
 )
-"""Entries of a config that say how often a part is repeated."""
+"""Matches the names of config entries that say how often a part is repeated."""
 
 _WIDE, _MOST_WIDE = re.compile(r"(^|_)(attention_window|chunk_length|block_size|buckets)$"), 1 << 14
 """Names of entries that set a multiple to which rows are padded, or work for each token; and the largest

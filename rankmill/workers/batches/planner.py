@@ -53,7 +53,7 @@ def plan_batches(
         gains.
     groups
         A number for each row, shape ``[n]``. Rows with equal numbers share a prefix and follow each other,
-        sorted by length; rows with number 0 share nothing.
+        the longest first; rows with number 0 share nothing.
     packed
         Whether batches have no padding, so that the budget counts only the rows' own tokens.
 

@@ -22,13 +22,12 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 """Names of a model's inputs, as in transformers."""
 
 _MEMORY_SHARE = 4
-"""A row counts at least a quarter of its tokens, because a shared prefix takes memory, although it takes no
-time.
+"""A row counts as at least a quarter of its tokens, because a shared prefix takes memory in every row,
+although it is computed only once.
 """
 
 _FEWEST_TOKENS = 256
-"""Number of tokens that are worth a piece: for a smaller one, reading the weights takes as long as computing.
-"""
+"""Tokens that make a piece worthwhile: with fewer, reading the weights takes as long as computing."""
 
 
 @dataclass(frozen=True)

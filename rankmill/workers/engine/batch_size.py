@@ -63,14 +63,14 @@ soon. On a CPU, where it takes seconds, it begins after minutes, so that short r
 """
 
 _FACTORS = (0.5, 1, 2, 4)
-"""Budgets to try, as multiples of the device's default. On a GPU the largest is doubled as long as it is
+"""Budgets to try, as multiples of the device's default. On a GPU the largest is doubled as long as that is
 faster.
 """
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 12
 _LIMIT_SECONDS = 5
-"""Each round runs every budget once. The search ends when speeds are steady, or after about this many
-seconds, but has a least and a most number of rounds.
+"""Each round runs every budget once. After the least number of rounds, the search ends if speeds are steady;
+otherwise it ends after this many seconds, or the most rounds.
 """
 
 _AS_GOOD = 0.97
@@ -132,8 +132,8 @@ class BatchSize:
     def of(cls, settings: WorkerSettings, model: Model) -> BatchSize:
         """Make the size of batches by a worker's settings.
 
-        The token budget is searched only if the settings fix neither it nor the number of rows, and rows
-        share forwards.
+        A better token budget is searched for only if the settings fix neither the budget nor the number of
+        rows, and rows share forwards.
         """
         backend, search = model.backend, None
         token_budget = first_budget(settings.token_budget, backend.device)
@@ -162,7 +162,7 @@ class BatchSize:
     def mixed_batches(self, tokens: int, *, packed: bool = False) -> int:
         """The number of batches with this many `tokens` whose rows are cut together.
 
-        It is the least for `packed` rows, which have no padding.
+        `packed` rows, which have no padding, get the fewest.
         """
         if packed or not self._speeds:
             return _FEWEST
@@ -178,7 +178,8 @@ class BatchSize:
         return self._search is not None and self._search.see(rows, tokens, seconds)
 
     def search(self, batch: Batch) -> None:
-        """Find the best token budget by trying batches like this one, if the search has not ended.
+        """Find the best token budget by trying batches like this one. If no search is left to do, nothing
+        changes.
 
         This takes seconds. No other forward may be in progress.
 

@@ -118,8 +118,8 @@ class EngineCache:
         return engine
 
     def _first_that_loads(self, specs: Sequence[ScoreSpec]) -> WeightsKey:
-        """Load the model of the first of `specs` that can be loaded, and return its key. If none can, the
-        first error is raised; a `WorkerError` is raised at once.
+        """Load the model of the first of `specs` that can be loaded, and return its key. If none can be
+        loaded, the first error is raised; a `WorkerError` is raised at once.
         """
         errors: list[SpecError] = []
         for spec in specs:
@@ -231,8 +231,8 @@ class EngineCache:
         return [spec.model_copy(update={"inputs": "pairs", **no_score, **form}) for form in forms]
 
     def _key(self, spec: ScoreSpec) -> WeightsKey:
-        """The key of a spec's weights; it has no revision if the weights of the spec's revision were loaded
-        without naming one.
+        """The key of a spec's weights. If they were loaded for a spec without a revision, the key has no
+        revision.
         """
         key = weights_key(spec)
         plain = (key[0], None, *key[2:])
@@ -257,7 +257,7 @@ class EngineCache:
         return Engine(model, size, length_aware=self._settings.length_aware)
 
     def _content(self, spec: ScoreSpec) -> str | None:
-        """The present digest of a model's directory; raises as `get` does."""
+        """The digest of what a model's directory contains now; ``None`` if the model is not a directory."""
         return directory_content(spec, cache_folder(self._settings.cache_dir))
 
     def _load_timed(self, spec: ScoreSpec) -> Loaded:
@@ -273,7 +273,9 @@ class EngineCache:
             metrics.model_loads.labels(outcome).inc()
 
     def _make_room(self, key: WeightsKey) -> None:
-        """Unload other models until the model of `key` fits; its size counts as 0 before its first load."""
+        """Unload other models until the limits allow the model of `key`, whose size counts as 0 before its
+        first load.
+        """
         while any(other != key for other in self._cached) and self._too_much(key):
             self._drain()
             self._remove(next(other for other in self._cached if other != key), metrics.model_evictions)

@@ -1,4 +1,4 @@
-"""The engine of a model: takes tokens, plans batches, runs forwards, and returns scores in row order.
+"""The engine of a model: it tokenizes pairs, plans batches, runs forwards, and returns scores in row order.
 
 >>> engine = Engine(load_model(ScoreSpec(model="demo"), "cpu"), 16384)
 >>> engine.score(["how far is the moon"], ["About 384,000 km."]).scores  # doctest: +SKIP

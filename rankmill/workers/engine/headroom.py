@@ -171,7 +171,7 @@ class Headroom:
         self._floor = 0
         """Bytes in use without any batch."""
         self._weight = self._heaviest = 0.0
-        """Weight of the batches in progress: now, and at most since the last time without any."""
+        """Total weight of the batches in progress: now, and its maximum since no batch was in progress."""
         self._known = _Largest()
         self._said = float("-inf")
 

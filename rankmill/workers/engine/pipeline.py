@@ -130,7 +130,7 @@ class Pipeline:
         """Called with a model after its probes were scored again and had the right scores."""
         self.changed: Callable[[Model, str], None] = lambda model, figures: None
         """Called in the writing thread, with a model and figures, when the model's probes have wrong scores.
-        The forward thread has then ended.
+        Nothing is scored afterwards.
         """
         self._batch_since: float | None = None
         self._slowest_batch: float | None = None
@@ -153,7 +153,7 @@ class Pipeline:
         """Let `engine` score `work`; then `answer` is called in the writing thread.
 
         With `whole`, works are cut into batches one by one, so that `withdraw` can remove bulk work until its
-        first rows are scored.
+        first rows are being scored.
         """
         if not work.left:
             self.answer(answer)
@@ -287,7 +287,8 @@ class Pipeline:
             while self.step():
                 pass
         except ScoresChanged as error:
-            self.answer(partial(self.changed, error.model, str(error)))  # earlier answers may be wrong
+            # called after all earlier answers, which may be wrong too
+            self.answer(partial(self.changed, error.model, str(error)))
 
     def step(self, *, wait: bool = True) -> bool:
         """Begin the next forward; if none may begin or no batch waits, finish the oldest forward in progress.

@@ -73,7 +73,6 @@ class ProofTime:
 
 
 def _rounded(seconds: float) -> int:
-    """Round seconds up as they are shown."""
     step = _STEP if seconds <= _LONG else _MINUTE
     return max(math.ceil(seconds / step), 1) * step
 

@@ -43,8 +43,8 @@ from rankmill.workers.models.loading import CannotConvert, Loaded, find_max_leng
 from rankmill.workers.models.probes import SCORED, over_the_limit, scored_length
 
 _FLOOR, _PART = 1e-4, 1e-5
-"""Least allowed difference of logits if the worker scores in fp32, or transformers' model is too large for
-it: a number, or if that is more, a share of the largest logit.
+"""Differences of logits up to this are always allowed if the worker scores in fp32, or if transformers' model
+is too large for fp32: a number, or if that is more, a share of the largest logit.
 """
 
 _TIMES = 2.0
@@ -57,7 +57,7 @@ _CHOSEN = 16
 """Most outputs of a model that are checked by name and by number."""
 
 _IN_A_BATCH = "a batch of"
-"""How the fault of a large batch begins, which other ways may not have."""
+"""How the text of a fault in large batches begins; other ways to score may not have this fault."""
 
 _LONGEST = 160
 """Most characters of an error in a proof."""
@@ -84,7 +84,7 @@ class Own(BaseModel, frozen=True, extra="forbid"):
     Attributes
     ----------
     logits
-        ``[probes, outputs]``
+        Logits ``[probes, outputs]``.
     scores
         Scores ``[probes, outputs]`` for each activation that a spec may name; the model's own is missing if
         torch lacks it.
@@ -95,7 +95,7 @@ class Own(BaseModel, frozen=True, extra="forbid"):
     longest
         Tokens of the longest scored probe.
     drift
-        How much the first probe's logits change if it is scored again after all other probes.
+        Largest change of the first probe's logits if it is scored again after all other probes.
     """
 
     logits: tuple[tuple[float, ...], ...]
@@ -144,7 +144,7 @@ def load_proven(
     SpecError, MemoryError, OutOfMemory, DeviceLost
         As in `load`.
     WorkerError
-        As in `load`; or no way to score passes, and the message has the figures of all.
+        As in `load`; or no way to score passes; the message has the figures of those that were tried.
     """
     failed: list[Proof] = []
     without: set[Combination] = set()
@@ -190,7 +190,7 @@ class Proving:
     Parameters
     ----------
     spec
-        The spec, which names the model, and its prompt template if its files have none.
+        Names the model, the kind of its rows, and the prompt template if the model's files have none.
     loaded
         The loaded model of the spec.
     folder
@@ -308,8 +308,8 @@ class Proving:
         }
 
     def _read(self, way: Way) -> bool:
-        """Use the kept proof of exactly this way; returns whether there is one. A proof that was made with
-        too little memory for fp32 is not used if the memory suffices now.
+        """Use the kept proof of exactly this way, if there is one; returns whether it is used. A proof that
+        was made with too little memory for fp32 is not used if the memory suffices now.
         """
         if strangers(self.folder, self.folder.parent):
             return False
@@ -577,9 +577,7 @@ def _same_bits(ours: Logits, theirs: Logits) -> bool:
 
 
 def _spearman(ours: Logits, theirs: Logits) -> float:
-    """The lowest rank correlation of an output, without outputs whose values are all equal; 0 if no probe has
-    a number in both.
-    """
+    """The lowest rank correlation of all outputs whose values differ; 0 if no probe has a number in both."""
     in_both = np.isfinite(ours).all(axis=1) & np.isfinite(theirs).all(axis=1)
     if not in_both.any():
         return 0.0

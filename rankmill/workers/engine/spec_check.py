@@ -30,7 +30,7 @@ _OTHERS = {"model", "revision", "precision", "activation", "label", "all_labels"
 
 
 class SpecCheck:
-    """Compares the tokens of each spec of a loaded model, once.
+    """Compares the tokens of each spec of a loaded model once.
 
     Parameters
     ----------
