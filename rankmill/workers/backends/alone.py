@@ -2,7 +2,7 @@
 
 A library chooses its kernel by the shape of the input and by the number of threads, and kernels add up in
 different orders. If a row is computed by itself on one thread, only the row decides the bits of its logits.
-Several rows are computed at the same time, one on each core of the worker.
+On a CPU, several rows are computed at the same time, one on each core of the worker.
 """
 
 from __future__ import annotations
@@ -105,7 +105,6 @@ def _without_help() -> None:
 
 
 def _kind(backend: Backend, kind: BackendKind) -> str:
-    """Everything that decides the bits of a score apart from the pair and the model, as text."""
     packages = dict.fromkeys(("rankmill", "torch", "transformers", *kind.packages_of(backend.precision)))
     flags = digest(sorted(cpu_flags()))[:8]
     where = [device_name(backend.device)]

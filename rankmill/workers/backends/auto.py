@@ -1,4 +1,4 @@
-"""What ``auto`` means: the backend and the precision that are chosen for a model on this machine.
+"""Chooses the backend and the precision for a model on this machine, where the settings say ``auto``.
 
 For a backend or a precision that the settings name, this module only checks that it can run the model here.
 """
@@ -28,7 +28,7 @@ def backends() -> dict[str, BackendKind]:
     Raises
     ------
     ConfigError
-        A backend cannot be imported, or calls itself otherwise than its entry point.
+        A backend cannot be imported, or its name is not that of its entry point.
     """
     kinds: list[BackendKind] = []
     for name in plugins.names("rankmill.backends"):

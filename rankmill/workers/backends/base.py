@@ -1,4 +1,5 @@
-"""Backends run models: a `BackendKind` describes a backend; a `Backend` is a model that it has loaded.
+"""Backends run models: a `BackendKind` describes a backend, and a `Backend` is a model that a backend has
+loaded.
 
 A package adds a backend by an entry point of the group ``rankmill.backends``, which names its `BackendKind`.
 """
@@ -221,7 +222,7 @@ class BackendKind:
     Attributes
     ----------
     name
-        Name in the settings, which is the entry point's.
+        Name in the settings, which is also the entry point's name.
     preference
         Where ``auto`` does not measure speeds, it tries backends with low numbers first.
     extra

@@ -48,7 +48,9 @@ def read_first_token_only(model: Any) -> bool:
 
 
 class LastLayer(nn.Module):
-    """A family's last layer, computed for the first token only."""
+    """A family's last layer, from hidden states ``[rows, tokens, width]`` to those of the first token,
+    ``[rows, 1, width]``.
+    """
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -66,7 +68,6 @@ class _BertLayer(LastLayer):
         packed: PackedInput | None = None,
         **__: Any,
     ) -> torch.Tensor:
-        """Hidden states ``[rows, tokens, width]`` to those of the first token, ``[rows, 1, width]``."""
         layer, inner, first = self.layer, self.layer.attention.self, _first(hidden, packed)
         heads = inner.num_attention_heads
         context = _attend(inner.query(first), inner.key, inner.value, hidden, mask, heads, packed)
@@ -86,7 +87,6 @@ class _DistilBertLayer(LastLayer):
         packed: PackedInput | None = None,
         **__: Any,
     ) -> torch.Tensor:
-        """Hidden states ``[rows, tokens, width]`` to those of the first token, ``[rows, 1, width]``."""
         layer, inner, first = self.layer, self.layer.attention, _first(hidden, packed)
         context = _attend(inner.q_lin(first), inner.k_lin, inner.v_lin, hidden, mask, inner.n_heads, packed)
         attended = layer.sa_layer_norm(inner.out_lin(context) + first)
@@ -109,7 +109,6 @@ class _ModernBertLayer(LastLayer):
         packed: PackedInput | None = None,
         **options: Any,
     ) -> torch.Tensor:
-        """Hidden states ``[rows, tokens, width]`` to those of the first token, ``[rows, 1, width]``."""
         if packed is not None and self.layer.attn.sliding_window is not None:
             # The kernel for packed rows would take a row's only query for its last token.
             whole = {"position_embeddings": position_embeddings, "packed": packed, **options}
@@ -208,7 +207,6 @@ class _DebertaLayer(LastLayer):
         rel_embeddings: torch.Tensor | None = None,
         **_: Any,
     ) -> tuple[torch.Tensor, None]:
-        """Hidden states ``[rows, tokens, width]`` to those of the first token, ``[rows, 1, width]``."""
         layer, inner, first = self.layer, self.layer.attention.self, hidden[:, :1]
         heads = inner.num_attention_heads
         query, key, value = (

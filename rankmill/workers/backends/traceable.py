@@ -1,4 +1,4 @@
-"""Makes modules of models that can be traced, for OpenVINO and ONNX."""
+"""Makes modules that can be traced, for OpenVINO and ONNX."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rankmill.workers.batches.tokens import INPUTS
 def traceable(files: ModelFiles, change: Callable[[Any], None] = lambda classifier: None) -> Traced:
     """Make the module to trace for the model of `files`.
 
-    `change` is called with the classifier, if it is one with a single output, of a family in `TRACEABLE`.
+    `change` is called with the model if it is a classifier with one output, of a family in `TRACEABLE`.
     """
     config = files.config
     if files.layout.task != "classifier" or config.model_type not in TRACEABLE or config.num_labels != 1:

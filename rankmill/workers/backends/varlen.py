@@ -98,7 +98,7 @@ class PackedInput:
 
 @contextmanager
 def packing(model: Any) -> Iterator[None]:
-    """Let a transformers model take ``packed`` rows within the ``with`` block; it makes no mask there."""
+    """Within the ``with`` block, let a transformers model take ``packed`` rows and make no mask."""
     config = model.config
     before = config._attn_implementation
     config._attn_implementation = PACKED

@@ -168,8 +168,8 @@ class Pipeline:
             self._changed.notify_all()
 
     def drop(self, work: Work, answer: Answer) -> None:
-        """Remove the waiting rows of `work`, and call `answer` instead of its own answer. If no row waits,
-        nothing happens.
+        """Remove the waiting rows of `work`, and call `answer` instead of the answer given to `put`. If no
+        row waits, nothing happens.
         """
         with self._changed:
             if self._remove(work):

@@ -27,7 +27,9 @@ beside it.
 """
 
 _BESIDE_LONGEST = 2
-"""Number of probes that are scored beside the longest one; padding makes each of them as long."""
+"""Number of probes that are scored beside the longest one; in a padded batch, each of them costs as much as
+the longest.
+"""
 
 _ALIKE = 2
 """Number of groups of probes that begin alike and are scored in one batch."""

@@ -144,7 +144,7 @@ def load_proven(
     SpecError, MemoryError, OutOfMemory, DeviceLost
         As in `load`.
     WorkerError
-        As in `load`; or no way to score passes; the message has the figures of those that were tried.
+        As in `load`, or none of the ways to score has passed; the message then has the figures of all.
     """
     failed: list[Proof] = []
     without: set[Combination] = set()
@@ -480,8 +480,8 @@ class Proving:
 
     @property
     def of_model(self) -> str:
-        """A digest of the model, its template, its kind of rows, and the probes with their longest length;
-        transformers' figures depend on these.
+        """A digest of what transformers' figures depend on: the model, its template, the kind of its rows,
+        the probes, and their limit in tokens.
         """
         return digest(sorted(self._model.items()))
 

@@ -1,4 +1,4 @@
-"""Activation: the function from logits to score, chosen as `sentence_transformers.CrossEncoder` does."""
+"""Chooses the activation, which turns logits into scores, as `sentence_transformers.CrossEncoder` does."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ def exchange(question: str, answer: str) -> Messages:
 class ConversationTokenizer:
     """Puts conversations into the model's own chat template, and tokenizes the result, as transformers does.
 
-    The template writes the special tokens, so the tokenizer adds none. Longer texts are cut at the side that
-    the tokenizer's files name, which is mostly the end.
+    The template writes the special tokens, so the tokenizer adds none. A text that is too long is cut at the
+    side that the tokenizer's files name, which is mostly the end.
 
     Parameters
     ----------

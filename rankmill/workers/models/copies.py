@@ -1,5 +1,5 @@
-"""The copies, on a worker's host, of models that extensions know by name; and the disk space for these and
-for conversions.
+"""Finds a worker host's copies of models that extensions know by name, and limits the disk space of copies
+and of converted models.
 """
 
 from __future__ import annotations

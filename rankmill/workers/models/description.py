@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class KnownConfig(BaseModel, frozen=True, extra="forbid", protected_namespaces=()):
-    """The fields that are used of a transformers config, under the same names."""
+    """The fields of a transformers config that are used, under the same names."""
 
     model_type: str
     hidden_size: int | None
@@ -80,7 +80,7 @@ class Description:
     is_language_model
         Whether tokens see only earlier tokens, so that the model reads a prompt.
     cache
-        Folder in which facts about the tokenizer are kept.
+        Folder in which facts about the tokenizer are kept; ``None`` if they are not kept.
     copy
         Digest of the description's cached files; empty if it is not cached.
     lock

@@ -50,19 +50,21 @@ class Model:
     revision: str | None
     int8_gain: float | None = None
     short_passages: ShortPassages | None = None
-    """Cuts passages to their own limit; ``None`` if they have none."""
+    """Cuts passages to their own limit; ``None`` if they have no limit of their own."""
     windows: Windows | None = None
     """Cuts long passages into windows; ``None`` if they are truncated or refused."""
     refused_over: int | None = None
     """Most tokens of a pair; a longer pair gets an error. ``None`` if longer pairs are cut."""
     labels: tuple[str, ...] = ()
-    """Names of the outputs if each is a score. Scores are ``[rows, labels]`` with labels, and ``[rows]``
-    without.
+    """Names of the outputs if each is a score. Scores are ``[rows, labels]`` if there are labels, and
+    otherwise ``[rows]``.
     """
     proof: Proof | None = None
     """The proof of the model's scores; ``None`` if nothing was proven, as in a simulation."""
     kind: str | None = None
-    """For a deterministic spec, what decides the bits of scores besides pairs and model (`Alone.kind`)."""
+    """What decides the bits of a score besides pair and model (`Alone.kind`); ``None`` unless the spec is
+    deterministic.
+    """
     prove_again: Callable[[], Proof] | None = None
     """Scores the probes again, and returns the new proof."""
     prove_batch: Callable[[int, int], Proof | None] | None = None
@@ -113,7 +115,7 @@ class Loaded:
 
     @property
     def kind(self) -> str | None:
-        """What decides the bits of scores; ``None`` if other rows of a batch can change them too."""
+        """As in `Model`."""
         return self.backend.kind if isinstance(self.backend, Alone) else None
 
     def model(self, spec: ScoreSpec) -> Model:

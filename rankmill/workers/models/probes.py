@@ -1,7 +1,7 @@
 """The probe pairs of a proof: short, long, empty, in many scripts, some equal, and some over every limit.
 
-For a model of single texts the passages are the probes. For a reward model the probes are question and
-answer, some of them after other messages.
+For a model of single texts the passages are the probes. For a reward model each probe is a question and its
+answer, in some probes after other messages.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _WORDS = _TEXT.split()
 class Probe(NamedTuple):
     """A pair of texts, to score in a proof.
 
-    In a conversation, ``before`` are earlier messages, as role and content. If ``is_null``, the row has no
-    text, and so no score.
+    ``before`` has the earlier messages of a conversation, each as role and content. If ``is_null``, the row
+    has no text, and so no score.
     """
 
     query: str

@@ -52,7 +52,7 @@ class PromptTokenizer:
     side
         The side at which prompts are cut; ``None`` leaves it to the tokenizer's files.
     texts
-        A tokenizer of single texts, which is used if its tokens are the same.
+        A tokenizer of single texts, which is used if it gives the same tokens as `tokenizer`.
 
     Raises
     ------

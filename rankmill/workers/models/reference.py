@@ -1,8 +1,8 @@
 """The reference model: transformers computes the probes' logits as sentence-transformers does, pair by pair.
 
-A worker's scores are compared with these, so this module shares as little as possible with a worker's code:
-it has its own tokens (`reference_tokens`), poolings and activation, and transformers' own forward. The
-module takes one pair at a time, and pads only to measure what padding changes.
+A worker's logits are compared with these, so this module shares as little as possible with a worker's code:
+it has its own tokens (`reference_tokens`), poolings and activation, and transformers' own forward. The module
+takes one pair at a time, and pads only to measure what padding changes.
 """
 
 from __future__ import annotations
@@ -141,7 +141,9 @@ class ReferenceModel:
         return {activation: values.numpy() for activation, values in scores.items()}
 
     def labels(self, outputs: int) -> list[str]:
-        """Names of this many outputs, in order, from transformers' classifier; other outputs are numbered."""
+        """Names of this many outputs, in order, from the config of a classifier; outputs without a name are
+        numbered.
+        """
         names = self._model.config.id2label if self._about.layout.task == "classifier" else {}
         return [str(names.get(number, number)) for number in range(outputs)]
 
@@ -152,7 +154,7 @@ class ReferenceModel:
 
 
 def _padded(ids: list[int], beside: list[int] | None) -> list[list[int]]:
-    """A row, or two rows of equal length; the mask is padded with 0 as well."""
+    """A row by itself, or padded with 0 to the length of `beside`, and then `beside`."""
     return [ids] if beside is None else [ids + [0] * (len(beside) - len(ids)), beside]
 
 

@@ -1,4 +1,4 @@
-"""Finds a model's files in a folder, on the hub or by an extension, and checks those in a folder.
+"""Finds a model's files in a folder, on the hub or by an extension, and checks the files of a folder.
 
 Importing this module loads no torch. Reading 100 GB of weights for their digest takes minutes, so a thread
 does that (`Reading`). The headers of safetensors are checked before the weights are read.
@@ -175,8 +175,8 @@ def locate(name: str) -> str | Path:
     Raises
     ------
     WorkerError
-        `name` is a path, and the directory does not exist on this host; or no installed extension knows such
-        a name.
+        `name` is a path, and the directory does not exist on this host; or no installed extension knows names
+        of this form.
     SpecError
         The directory does not contain a model.
     """

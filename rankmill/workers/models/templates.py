@@ -1,5 +1,5 @@
-"""Bounds on chat templates, which may come from anywhere: on the work that they do, the text that they write,
-and what the text may depend on.
+"""Bounds what chat templates may do, because they may come from anywhere: their work, the text that they
+write, and what this text depends on.
 
 Jinja's sandbox protects the process from a template, but lets it run forever, fill the memory, and write text
 that differs between days or processes. Here a copy of transformers' own environment renders all prompts, and
@@ -81,7 +81,7 @@ _WIDTH = re.compile(r"%[^%a-zA-Z]*(\d{6,}|\*)|\{[^{}]*:[^{}]*(\d{6,}|\{)")
 
 
 class _Meter(local):
-    """What a thread may still count for the prompt that it renders, before a bound is exceeded."""
+    """What is left of the bounds for the prompt that a thread renders."""
 
     left = _MOST
     until = float("inf")

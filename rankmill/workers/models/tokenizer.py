@@ -79,7 +79,7 @@ class PairTokenizer:
 
 
 class ShortPassages:
-    """Cuts passages to a limit of tokens of their own, before anything else is done with them.
+    """Cuts passages to their own limit in tokens, before anything else is done with them.
 
     Parameters
     ----------
@@ -174,8 +174,8 @@ class Joiner:
     def of(cls, tokenizer: Any, cache: Path | None = None, *, alone: bool = False) -> Joiner | None:
         """Make a joiner for a Hugging Face tokenizer, for pairs, or for single texts if `alone`.
 
-        If joiner and tokenizer differ on any sample, this returns ``None`` and logs a line. `cache` is as in
-        `FastTexts`.
+        If no joiner can be made, or joiner and tokenizer differ on any sample, this returns ``None`` and logs
+        a line. `cache` is as in `FastTexts`.
         """
         try:
             joiner = cls._guess(tokenizer, cache, ["b"] if not alone else None)
@@ -259,8 +259,8 @@ def sample_pairs(tokenizer: Any) -> tuple[list[str], list[str]]:
 
 
 def longest_first(lengths: Ids, room: int) -> Ids:
-    """Lengths ``[2, n]`` of the texts of pairs, or ``[1, n]``, after truncation: the longer text is cut until
-    both fit into `room`.
+    """Lengths ``[2, n]`` of the texts of pairs, or ``[1, n]`` of single texts, after truncation: the longer
+    text is cut until both fit into `room`.
     """
     if len(lengths) == 1:
         return np.minimum(lengths, room)

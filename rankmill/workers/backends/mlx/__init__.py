@@ -1,4 +1,4 @@
-"""The MLX backend: Apple GPUs, and CPUs only to test the code, because it is slow there."""
+"""The MLX backend, for Apple GPUs. On CPUs it is slow, and serves only to test the code."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ _FINENESS = 16
 class MlxBackend(Backend):
     """A BERT-family sequence classifier in MLX's own modules.
 
-    With ``int8`` and ``int4`` the weights of the layers and of the word embeddings have 8 and 4
-    bits; the rest is computed in fp16 on a GPU and in fp32 on a CPU.
+    With ``int8`` and ``int4`` the weights of the layers and of the word embeddings have 8 and 4 bits; the
+    rest is computed in fp16 on a GPU and in fp32 on a CPU, and the head always in fp32.
 
     Parameters
     ----------
@@ -109,8 +109,6 @@ class MlxForward:
 
 
 class _Layer(nn.Module):  # type: ignore[misc]
-    """A layer of the encoder."""
-
     def __init__(self, width: int, inner: int, heads: int, activation: str, epsilon: float) -> None:
         super().__init__()
         self.query, self.key, self.value, self.attended = (nn.Linear(width, width) for _ in range(4))

@@ -1,4 +1,4 @@
-"""The ONNX Runtime backend: CPUs."""
+"""The ONNX Runtime backend, for CPUs."""
 
 from __future__ import annotations
 

@@ -50,7 +50,6 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
 
 
 def _export(files: ModelFiles, precision: str, folder: Path) -> None:
-    """Export the model to a file in `folder`."""
     # imports torch, which a cached file does not need
     from rankmill.workers.backends.traceable import traceable
 

@@ -1,4 +1,4 @@
-"""The OpenVINO backend: x86 CPUs."""
+"""The OpenVINO backend, for x86 CPUs."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from rankmill.jobs.contract.spec import RECIPE, RECIPE_FORMAT, complaint
 from rankmill.workers.host.model_file import model_file
 
 FACTORS = "rankmill_smoothing.safetensors"
-"""Name of the file with the smoothing factors, beside `RECIPE`; only int8 reads them."""
+"""Name of the file with the smoothing factors, beside `RECIPE`; only the kinds of int8 use them."""
 
 
 class Smoothed(nn.Module):
@@ -98,7 +98,7 @@ def apply_recipe(classifier: Any, source: str | Path, revision: str | None) -> N
     Raises
     ------
     ValueError
-        The recipe belongs to another model, or this release cannot read it.
+        The recipe belongs to another model, its factors are missing, or this release cannot read it.
     OSError
         A file cannot be read.
     """

@@ -1,6 +1,6 @@
 """Weights in 8 bits for OpenVINO: whole numbers, and a scale for each group of a row.
 
-OpenVINO quantizes the inputs of these products when the model runs, in groups of the same size. NNCF writes
+OpenVINO quantizes the inputs of linear layers when the model runs, in groups of the same size. NNCF writes
 one scale for a whole row; with groups, scores differ by a quarter less from those of fp32, at the same speed.
 Inputs are not calibrated on a sample, because that made scores worse than every precision here, and each
 worker would have another sample.

@@ -93,8 +93,8 @@ class TorchBackend(Backend):
         return tensor.to(self.device, non_blocking=self.device == "cuda")
 
     def _mark(self) -> torch.cuda.Event | None:
-        """On CUDA, which runs asynchronously, an event after everything that was submitted so far; ``None``
-        on other devices.
+        """Record an event after everything that was submitted to CUDA so far, and return it; ``None`` on
+        other devices.
         """
         if self.device != "cuda":
             return None

@@ -146,7 +146,8 @@ def load_chain(source: str | Path, revision: str | None, steps: Sequence[SavedMo
     Raises
     ------
     SpecError
-        A module has weights or settings that rankmill does not know, or none of the modules makes a score.
+        A module has weights or settings that rankmill does not know, the modules do not fit each other, or
+        none makes a score.
     """
     modules = []
     for step in steps:
@@ -216,5 +217,4 @@ def _fill(module: nn.Module, source: str | Path, revision: str | None, step: Sav
 
 
 def _short(error: Exception) -> str:
-    """An error of PyTorch in one line."""
     return " ".join(str(error).split())[:300]

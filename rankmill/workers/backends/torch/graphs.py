@@ -2,7 +2,8 @@
 
 A graph has one shape, so numbers of tokens and rows are rounded up. Recording takes about as long as a few
 forwards, so a shape is recorded only after it has occurred several times. The graph is kept if it gives the
-same logits as its forward and is not slower. A graph also takes Python's lock less often.
+same logits as its forward and is about as fast or faster. A graph also takes Python's lock less often than a
+forward.
 """
 
 from __future__ import annotations
@@ -117,7 +118,8 @@ class Graphs:
         return sum(graph is not None for graph in self._graphs.values())
 
     def begin(self, rows: PackedRows) -> torch.Tensor | None:
-        """Begin the forward of `rows` by a graph; ``None`` if no graph has their shape.
+        """Begin the forward of `rows` by a graph, which may be recorded first; ``None`` if no graph has their
+        shape.
 
         The logits ``[scores, outputs]`` are valid until the next graph begins on the device.
         """

@@ -171,7 +171,7 @@ class Classifier(Network):
 class LanguageModel(Network):
     """A language model: its tokens see only earlier tokens, so padding on the right changes nothing.
 
-    So a prefix that several rows share has the same keys and values in all of them, and is computed once.
+    So a prefix that several rows share has the same keys and values in all of them, and can be computed once.
     """
 
     def __init__(self, model: Any, heads: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Packed batches, whose rows lie end to end without padding: packed on the host, unpacked on the device."""
+"""Packs batches on the host, end to end without padding, and takes them apart on a device."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def kernel_lacks(device: str, dtype: torch.dtype) -> str | None:
 
 @torch.inference_mode()
 def packs_exactly(network: Network) -> bool:
-    """Whether packed rows give the logits of padded ones, computed in fp32 on the CPU by the reference."""
+    """Whether packed rows give the logits of padded ones, in fp32 on the CPU, with `varlen_reference`."""
     if not network.prepare_packing():
         return False
     batch = _random(network, np.array(_SHORT))
@@ -83,8 +83,8 @@ def packs_exactly(network: Network) -> bool:
 
 
 def pack_if_faster(backend: TorchBackend, network: Network) -> None:
-    """Let a backend pack rows if the scores stay right, and packing is as fast on its device. If packing is
-    impossible, only a line for debugging says so.
+    """Let a backend pack rows if the scores stay right, and packing is about as fast on its device or faster.
+    If packing is impossible, only a line for debugging says so.
     """
     tokens = _TOKENS
     try:
