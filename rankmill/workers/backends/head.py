@@ -33,7 +33,7 @@ def cast_all_but_head(model: Any, dtype: torch.dtype, heads: Sequence[str]) -> N
     model
         A module in float32.
     dtype
-        The dtype of everything but the heads.
+        The dtype of everything else.
     heads
         Names of the model's linear layers that stay in float32.
     """

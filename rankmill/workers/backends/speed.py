@@ -62,8 +62,8 @@ _STEADY = 1.2
 """If the second-best round took longer than the best by more than this factor, the machine was busy."""
 
 _BUSY_SECONDS = 3600
-"""Seconds for which the measurement of a busy machine is used, because another one takes seconds: it imports
-every backend.
+"""Seconds for which new workers use the measurement of a busy machine. Another measurement would take
+seconds, because it imports every backend.
 """
 
 Combination = tuple[str, str]

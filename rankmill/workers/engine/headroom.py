@@ -145,8 +145,8 @@ def memory_of(device: str) -> Memory | None:
 
 @dataclass
 class _Largest:
-    """The heaviest batches so far that were in progress together: their weight, and the bytes that they used
-    in addition to the model.
+    """The heaviest batches so far that were in progress together, or lighter ones that needed more memory:
+    their weight, and the bytes that they used in addition to the model.
     """
 
     weight: float = 0.0
@@ -157,8 +157,8 @@ class Headroom:
     """Learns how much memory the batches of a model need, and tells which batch fits.
 
     The weight of a batch is its number of padded tokens, times a factor that grows with the length of its
-    rows. A batch is expected to need memory in proportion to its weight, at the rate of the heaviest batch so
-    far. Only the thread that runs forwards uses this object.
+    rows. A batch is expected to need memory in proportion to its weight, at the rate of the batch so far that
+    was heaviest or needed most. Only the thread that runs forwards uses this object.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Estimates how long a proof takes, from the batches of it that are done."""
+"""Estimates how long a proof takes, by the time of those of its batches that are done."""
 
 from __future__ import annotations
 

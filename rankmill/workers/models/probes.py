@@ -122,7 +122,9 @@ AT_THE_LIMIT = (
     Probe("{long}", "{long}"),
     Probe("é {long}", "🌕 {long}"),
 )
-"""Pairs whose tokens are compared at the model's limit; ``{long}`` stands for more words than the limit."""
+"""Pairs whose tokens are compared at the model's limit; ``{long}`` stands for more words than the limit, but
+for at most 20,000.
+"""
 
 _MOST_WORDS = 20_000
 

@@ -310,7 +310,7 @@ class Windows:
     tokenize
         The tokenizer of pairs, with its limit on the length.
     stride
-        Tokens from the start of a window to the start of the next; ``None`` means half of a window.
+        Most tokens from the start of a window to the start of the next; ``None`` means half of a window.
 
     Raises
     ------
