@@ -243,11 +243,11 @@ class Pipeline:
 
     @property
     def pending(self) -> int:
-        """The number of pairs that are not scored yet."""
+        """The number of rows that are not scored yet; a window of a passage is a row."""
         return sum(self._pending.values())
 
     def pending_of(self, priority: Priority) -> int:
-        """The number of pairs of this priority that are not scored yet."""
+        """The number of rows of this priority that are not scored yet."""
         return self._pending[priority]
 
     @property

@@ -397,7 +397,8 @@ class Proving:
         self, probed: Probed, rows: int, tokens: int, bound: float | None = None
     ) -> tuple[str | None, float]:
         """Why rows of large batches have other scores than from transformers, or ``None``; and the largest
-        difference in batches that pass. `bound` is the largest allowed one, by default the proof's.
+        difference in batches that pass. `bound` is the largest allowed difference; ``None`` means that of the
+        proof.
         """
         assert self._known
         bound = self._proof.bound if bound is None and self._proof else bound

@@ -241,7 +241,7 @@ def _rounded(count: int) -> int:
 
 
 def _explained(error: RuntimeError) -> Exception:
-    """`OutOfMemory` if the error means that memory ran out, after this has freed MLX's cache; otherwise the
+    """Free MLX's cache and return `OutOfMemory` if the error means that memory ran out; otherwise return the
     error itself.
     """
     if not any(sign in str(error) for sign in ("malloc", "Insufficient Memory")):
