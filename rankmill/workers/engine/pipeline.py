@@ -220,7 +220,7 @@ class Pipeline:
             return condition()
 
     def wake(self) -> None:
-        """End the `wait_for` of another thread: the one in progress, or else the next."""
+        """End the `wait_for` that is in progress in another thread, or else the next one."""
         with self._changed:
             self._woken = True
             self._changed.notify_all()
