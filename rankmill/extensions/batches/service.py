@@ -229,9 +229,11 @@ class Batches:
         )  # fmt: skip
         self._folder.make(batch_id)
         self._store.add(batch)
-        own = {"queue": self._settings.queue, "chunk_size": self._settings.chunk_size, **order.of_order()}
-        if key:
-            own |= {"tenant": key.name, "weight": key.weight}
+        settings = self._settings
+        own = {"queue": settings.queue, "chunk_size": settings.chunk_size, **order.of_order()}
+        if key or settings.tenant:
+            tenant = key.name if key else settings.tenant
+            own |= {"tenant": tenant, "weight": (key or settings).weight}
         self._runs.submit(FileOrder(request=request, spec=pinned, **own), run_id)
         return self.view(batch)
 

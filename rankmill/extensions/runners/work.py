@@ -29,6 +29,7 @@ from rankmill.jobs.contract.errors import (
 from rankmill.jobs.contract.file_request import FileOrder, FileRequest
 from rankmill.jobs.contract.file_run import RunOutcome
 from rankmill.jobs.contract.home import expanded
+from rankmill.jobs.contract.priority import NOBODY
 from rankmill.jobs.contract.prompts import check_text
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.runtime.connection import client_for
@@ -68,9 +69,9 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
     order = run.order
     _check_order(run)
     _check_here(order, settings)
-    own = {name: getattr(order, name) for name in ("queue", "chunk_size", "tenant", "weight")}
-    given = {**order.spec.model_dump(), **{name: value for name, value in own.items() if value is not None}}
-    options = settings.model_copy(update=given)
+    own = {name: value for name in ("queue", "chunk_size") if (value := getattr(order, name)) is not None}
+    tenant = {"tenant": order.tenant or NOBODY.name, "weight": order.weight or NOBODY.weight}
+    options = settings.model_copy(update={**order.spec.model_dump(), **own, **tenant})
 
     @contextmanager
     def view(total: int) -> Iterator[Show]:

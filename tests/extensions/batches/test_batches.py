@@ -34,6 +34,7 @@ from rankmill.extensions.runners.submitted import on_server
 from rankmill.jobs.contract.errors import InputError, OutputError, RunFailed, SpecError
 from rankmill.jobs.contract.file_request import FileOrder, FileRequest
 from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.protocol.accounts import read_accounts
 from rankmill.jobs.runtime.settings import load_settings
 from tests.conftest import ENVIRON, QUICK_LEASE, StartRunner, wait_for
 from tests.extensions.runners.test_faults import kept_rows
@@ -53,7 +54,8 @@ def gateway(shared_queue: Server, tmp_path_factory: pytest.TempPathFactory) -> I
     place = tmp_path_factory.mktemp("gateway")
     (place / "files").mkdir()
     files = {"RANKMILL_GATEWAY_FILES": str(place / "files"), "RANKMILL_GATEWAY_FILE_MIB": "1"}
-    environ = {**files, "RANKMILL_PRECISION": "fp32"}  # scores that are the same in any company
+    # scores that are the same in any company
+    environ = {**files, "RANKMILL_PRECISION": "fp32", "RANKMILL_TENANT": "gateway"}
     own = {**QUICK_LEASE, "RANKMILL_METRICS_ADDRESS": "none"}
     log = place / "runner.log"
     with log.open("wb") as out:
@@ -225,7 +227,11 @@ def test_a_batch_that_is_continued_has_the_tokens_of_all_rows(
         assert growth == [9] * len(growth)  # one token for each word more
 
 
-def test_a_file_of_pairs_becomes_the_scored_file(gateway: Running) -> None:
+def test_a_file_of_pairs_becomes_the_scored_file(gateway: Running, shared_queue: Server) -> None:
+    def counted() -> int:
+        return sum(entry.amounts.pairs for entry in read_accounts(shared_queue.client, 2, "gateway"))
+
+    before = counted()
     rows = pa.table({"id": range(300), "q": [QUERY] * 300, "passage": [f"moon {n}" for n in range(300)]})
     rows = rows.set_column(2, "passage", pa.array([None, *rows["passage"].to_pylist()[1:]], pa.string()))
     written = io.BytesIO()
@@ -239,6 +245,7 @@ def test_a_file_of_pairs_becomes_the_scored_file(gateway: Running) -> None:
     batch = json.loads(last[1].removeprefix("data: "))
     assert batch["status"] == "completed", batch
     assert batch["request_counts"] == {"total": 300, "completed": 299, "failed": 1}
+    wait_for(lambda: counted() - before == 299)  # a gateway without keys is itself the tenant
     content = gateway.get(f"/v1/files/{batch['output_file_id']}/content")
     assert int(content.headers["content-length"]) == len(content.body)
     scored = pq.read_table(io.BytesIO(content.body))

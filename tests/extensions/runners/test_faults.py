@@ -26,6 +26,7 @@ from rankmill.extensions.runners.settings import RunnerSettings
 from rankmill.extensions.runners.store import FileRunStore
 from rankmill.extensions.runners.submitted import on_server
 from rankmill.jobs.contract.errors import RunCancelled, RunExpired, RunFailed
+from rankmill.jobs.protocol.accounts import read_accounts
 from tests.conftest import (
     ENVIRON,
     QUICK_LEASE,
@@ -394,6 +395,20 @@ def test_by_its_name_from_plain_rq_and_never_by_a_plain_worker(
     status = json.loads(run_command("rankmill", "status", "--json", "--redis", queue.url).out)
     assert "surprise" in status["set_aside"][0]["reason"]
     assert "rankmill-files" not in [each["name"] for each in status["queues"]]
+
+
+def test_a_run_is_its_submitter_s_and_never_its_runner_s(
+    client: Client, queue: Server, runners: StartRunner, source: Path, output: Path
+) -> None:
+    def counted(tenant: str) -> int:
+        return sum(entry.amounts.pairs for entry in read_accounts(queue.client, 2, tenant))
+
+    before = counted("")  # by other tests of this server
+    runners(queue, environ={"RANKMILL_TENANT": "runner"})
+    client.submit_file(str(source), str(output), limit=20).wait(60)
+    ours = Client(queue.url, model=client.settings.model, tenant="ours")
+    ours.submit_file(str(source), f"{output}.csv", limit=30).wait(60)
+    assert (counted("") - before, counted("ours"), counted("runner")) == (20, 30, 0)
 
 
 def start_fork(command: Sequence[str], environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
