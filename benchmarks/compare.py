@@ -160,7 +160,8 @@ def quality(results: Results, pairs: Path, qrels: Path | None) -> dict[str, dict
             found[name] |= {} if ranks.top_overlap is None else {"top_overlap": ranks.top_overlap}
         if judged is not None:
             names = list(table["qid"].astype(str)), list(table["docid"].astype(str))
-            found[name]["ndcg"] = ndcg(*names, mine, judged)
+            value = ndcg(*names, mine, judged)
+            found[name] |= {} if value is None else {"ndcg": value}
     return found
 
 

@@ -75,6 +75,7 @@ def test_ndcg_is_the_one_of_trec_eval(tmp_path: Path) -> None:
     scores = np.array([0.5, 0.9, 0.1, 1.0], np.float32)
     assert ndcg(queries, documents, scores, qrels) == pytest.approx(second)
     assert ndcg(queries, documents, scores, qrels, k=1) == 0
+    assert ndcg(queries, documents, scores, {}) is None
     tied = np.zeros(4, np.float32)  # the larger id comes first: "never judged", "b", "a"
     assert ndcg(queries, documents, tied, qrels) == pytest.approx(3 / 2 / (3 + 1 / math.log2(3)))
     assert ndcg([*queries, "2"], [*documents, "a"], np.append(scores, 1), qrels) == pytest.approx(second / 2)

@@ -149,8 +149,8 @@ Qrels = Mapping[str, Mapping[str, float]]
 
 def ndcg(
     queries: Sequence[str], documents: Sequence[str], scores: Scores, qrels: Qrels, k: int = 10
-) -> float:
-    """trec_eval's ``ndcg_cut_k``, the mean over the queries that have judgments.
+) -> float | None:
+    """trec_eval's ``ndcg_cut_k``, the mean over the queries that have judgments; ``None`` if none has any.
 
     The gain is the grade. The ideal ranking contains all judged documents, even those without a score here.
     Among equal scores the document with the larger id comes first.
@@ -164,7 +164,7 @@ def ndcg(
         ranked = rows.sort_values(["score", "document"], ascending=False)["document"]
         ideal = _dcg(sorted(grades.values(), reverse=True), k)
         values.append(_dcg([grades.get(name, 0) for name in ranked], k) / ideal if ideal else 0.0)
-    return float(np.mean(values))
+    return float(np.mean(values)) if values else None
 
 
 def _dcg(grades: Sequence[float], k: int) -> float:
