@@ -25,6 +25,7 @@ from rankmill.workers.engine.probing import Probed
 from rankmill.workers.engine.proving import load_proven
 from rankmill.workers.engine.work import prepare
 from rankmill.workers.models import loading, tokenizer
+from rankmill.workers.models.loading import Model
 from tests.conftest import wait_for
 from tests.harness.models.rerankers import PAIR_TEMPLATE, make_decoder
 from tests.harness.models.tiny import cross_encoder, make_bert
@@ -189,7 +190,12 @@ def test_a_worker_answers_no_batch_that_is_wrong(model: Path, tmp_path: Path, mo
     spec = ScoreSpec(model=str(model), precision="fp32")
     engine = Engine(load_proven(spec, "cpu", "torch", str(tmp_path)).model(spec), 1 << 14)
     pipeline, stops, answers = Pipeline(0.0), list[str](), list[str]()
-    pipeline.changed = lambda model, figures: stops.append(f"{model.name}: {figures}")
+
+    def stop(model: Model, figures: str) -> None:
+        stops.append(f"{model.name}: {figures}")
+        pipeline.wake()
+
+    pipeline.changed = stop
     pipeline.start()
     for name, rows in (("small", 3), ("large", 200), ("later", 3)):
         work = prepare(engine.model, ["moon"] * rows, ["the river"] * rows)
