@@ -160,7 +160,7 @@ def _choose(
             mine = [(kind.name, allowed) for allowed in _precisions(precision, device, kind)]
             able += [choice for choice in mine if choice not in without]
             if unfit := [choice[1] for choice in mine if choice in without]:
-                obstacles[kind.name] = f"its scores in {_either(unfit)} are not the model's"
+                obstacles[kind.name] = f"it has no right scores of the model in {_either(unfit)}"
         else:
             obstacles[kind.name] = obstacle
     measured = [choice for choice in able if backends()[choice[0]].is_measured(config, plain=plain)]

@@ -243,22 +243,21 @@ class Engine:
         """Run the pieces of a batch in turn, and bisect a piece that fails; a piece is given as indices of
         the batch's rows.
         """
-        flat = [(work, row) for work, rows in parts for row in rows.tolist()]
 
         def again(places: Rows) -> None:
-            some = [(flat[place][0], np.asarray([flat[place][1]])) for place in places]
+            some = _picked(parts, places)
             try:
                 self._scatter(some, self._begin(some).result())
             except OutOfMemory as error:
-                if len(some) == 1 and longest_in(some) <= self._fitted and not self._has_room(some):
+                if rows_in(some) == 1 and longest_in(some) <= self._fitted and not self._has_room(some):
                     why = f"no memory is left for a row such as it had memory for: {error}"
                     raise DeviceLost(why) from None
                 self._shrink(some)
                 raise
 
         def broken(place: int, reason: str) -> None:
-            work, row = flat[place]
-            work.scored.fail(int(work.rows[row]), "model", f"model: {reason}")
+            ((work, rows),) = _picked(parts, np.array([place]))
+            work.scored.fail(int(work.rows[rows[0]]), "model", f"model: {reason}")
 
         for piece in pieces:
             bisect(piece, again, broken)
@@ -327,6 +326,16 @@ def _means(scores: Logits, of: Rows, count: int) -> Logits:
     with np.errstate(invalid="ignore"):
         means = sums.T / np.bincount(of, minlength=count)
     return means.T.astype(np.float32)
+
+
+def _picked(parts: list[Part], places: Rows) -> list[Part]:
+    """The rows of a batch at the given places, which ascend."""
+    firsts = np.cumsum([0, *(len(rows) for _, rows in parts)])
+    numbers = np.searchsorted(firsts, places, side="right") - 1
+    return [
+        (parts[number][0], parts[number][1][places[numbers == number] - firsts[number]])
+        for number in np.unique(numbers)
+    ]
 
 
 def _by_length(parts: list[Part]) -> list[Rows]:

@@ -350,7 +350,7 @@ class Proving:
         probed, at = self._probed(way), system.monotonic()
         companies = probed.companies(self._time, then=2 * _BATCH_SECONDS)
         if rows is None or tokens is None:
-            rows, tokens = self._first_sizes(probed, len(companies), system.monotonic() - at)
+            rows, tokens = self._first_sizes(probed, system.monotonic() - at)
         wrong = self._other_bits(companies) or self._wrong(own, probed, theirs, bound)
         difference = max(_largest(ours - theirs) for ours in companies)
         while not wrong and difference <= bound:
@@ -386,7 +386,7 @@ class Proving:
         logger.info("measured the scores of %s in %.1f s: %s", self._spec.model, seconds, proof)
         return proof
 
-    def _first_sizes(self, probed: Probed, companies: int, seconds: float) -> tuple[int, int]:
+    def _first_sizes(self, probed: Probed, seconds: float) -> tuple[int, int]:
         """Rows and padded tokens of the largest batches that are compared when a model is loaded."""
         speed = 2 * probed.size / max(seconds, 1e-6)  # all probes are scored at least twice
         most = _FACTOR * TOKEN_BUDGETS[self._loaded.backend.device.partition(":")[0]]

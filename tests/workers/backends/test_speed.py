@@ -268,7 +268,7 @@ def test_int8_is_the_most_exact_kind_that_is_worth_it(
     alone = choose_backend("auto", "int8", config, "cpu", tmp_path, alone=True)
     assert alone == BackendChoice(OPENVINO, "int8-128")  # whatever was measured
     wrong = {(OPENVINO, "int8-128"), (OPENVINO, "int8-64")}
-    with pytest.raises(WorkerError, match="its scores in int8-128 or int8-64 are not the model's"):
+    with pytest.raises(WorkerError, match="it has no right scores of the model in int8-128 or int8-64"):
         choose_backend(OPENVINO, "int8", config, "cpu", tmp_path, alone=True, without=wrong)
 
 

@@ -234,7 +234,9 @@ def test_the_neighbours_of_a_row_that_breaks_the_model_are_scored(tiny_model: Pa
 def test_out_of_memory_halves_the_budget_and_keeps_it(tiny_model: Path) -> None:
     """Shows: a batch does not fit into memory."""
     short, backend = misbehaving(tiny_model, most_tokens=300)
-    assert not short.score(["q"] * 200, ["a cat"] * 200).errors
+    scored = short.score(["q"] * 200, ["a cat"] * 200)
+    assert not scored.errors
+    assert 1 < scored.batches < backend.forwards
     assert short.size.token_budget < 100_000
     first, backend.forwards = backend.forwards, 0
     assert not short.score(["q"] * 200, ["a cat"] * 200).errors
