@@ -20,7 +20,7 @@ from rankmill.cluster.snapshot import WorkerState, read_cluster
 from rankmill.jobs.contract.errors import ExitCode, InputError
 from rankmill.jobs.contract.home import expanded
 from rankmill.jobs.protocol.orders import OrderName
-from rankmill.jobs.protocol.worker_report import forget_last_report, last_reports
+from rankmill.jobs.protocol.worker_report import LAST_REPORTS
 from rankmill.jobs.runtime.settings import Settings, load_settings
 
 _ORDER_SECONDS = 60
@@ -154,14 +154,14 @@ def forget(settings: Settings, names: tuple[str, ...]) -> None:
     until this command.
     """
     client = options.connection(settings)
-    reports = last_reports(client)
+    reports = LAST_REPORTS.read(client)
     for name in names:
         begun_so = [report for report in reports if report.worker.startswith(name)]
         if not begun_so:
             stopped = ", ".join(dict.fromkeys(report.worker for report in reports)) or "none"
             raise InputError(f"no worker {name} has stopped for wrong scores; those that have: {stopped}")
+        LAST_REPORTS.forget(client, begun_so.__contains__)
         for report in begun_so:
-            forget_last_report(client, report)
             echo(f"{report.worker}: forgotten")
 
 

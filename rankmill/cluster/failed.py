@@ -15,7 +15,7 @@ from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.job import JOB_FUNCTION
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.runs import RunStore
-from rankmill.jobs.protocol.set_aside import DamagedJob, forget_set_aside, jobs_set_aside, read_job
+from rankmill.jobs.protocol.set_aside import SET_ASIDE, DamagedJob, read_job
 
 MOST = 100
 """Most failed jobs of a queue that are listed."""
@@ -53,7 +53,7 @@ def failed_jobs(client: redis.Redis) -> list[FailedJob]:
     store = RunStore(client)
     names = [name.decode(errors="replace") for name in connection.smembers(Queue.redis_queues_keys)]
     jobs = [job for name in names for job in _failed(store.queue(_name(name)))]
-    for damaged in jobs_set_aside(client):
+    for damaged in SET_ASIDE.read(client):
         fields = damaged.model_dump(include={"queue", "reason", "at"})
         jobs.append(FailedJob(id=damaged.job, **fields, state="set aside", final=_UNREADABLE))
     return sorted(jobs, key=lambda job: -(job.at or 0.0))
@@ -94,7 +94,7 @@ def clear(client: redis.Redis, job: FailedJob) -> str:
     """
     connection: Any = client
     if job.state == "set aside":
-        forget_set_aside(client, job.id)
+        SET_ASIDE.forget(client, lambda damaged: damaged.job == job.id)
         return "cleared"
     queue = RunStore(client).queue(job.queue)
     connection.zrem(queue.failed_job_registry.key, job.id)

@@ -24,8 +24,8 @@ from rankmill.jobs.contract.priority import priority_of
 from rankmill.jobs.contract.run import Progress, read_run
 from rankmill.jobs.protocol.queues import UNUSED_SECONDS
 from rankmill.jobs.protocol.rq import ALL_WORKERS, WORKER_PREFIX
-from rankmill.jobs.protocol.set_aside import SetAside, jobs_set_aside
-from rankmill.jobs.protocol.worker_report import SCORING_FIELD, LastReport, WorkerReport, last_reports
+from rankmill.jobs.protocol.set_aside import SET_ASIDE, SetAside
+from rankmill.jobs.protocol.worker_report import LAST_REPORTS, SCORING_FIELD, LastReport, WorkerReport
 from rankmill.jobs.runtime.connection import refuses_writes
 from rankmill.jobs.runtime.durability import Durability
 
@@ -204,8 +204,8 @@ class _Reader(Look):
         return Snapshot(
             at=now,
             trouble=refuses_writes(self._client),
-            set_aside=tuple(jobs_set_aside(self._client)),
-            last_reports=tuple(last_reports(self._client)),
+            set_aside=tuple(SET_ASIDE.read(self._client)),
+            last_reports=tuple(LAST_REPORTS.read(self._client)),
             queues=self._queues(queues, self.texts(used, keys.queues()), workers),
             workers=workers,
             runs=self._runs(self.texts(run_ids, keys.runs())),

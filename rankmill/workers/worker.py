@@ -42,7 +42,7 @@ from rankmill.jobs.contract.arrow import leave_out_pandas
 from rankmill.jobs.contract.errors import ConfigError, RankmillError, WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.recovery import failure_handler
-from rankmill.jobs.protocol.worker_report import Doing, WorkerReport, write_last_report
+from rankmill.jobs.protocol.worker_report import LAST_REPORTS, Doing, WorkerReport
 from rankmill.jobs.runtime.connection import check_options
 from rankmill.jobs.runtime.hosts import require_worker_packages
 from rankmill.jobs.runtime.logs import complain, set_up
@@ -201,7 +201,9 @@ class ScoringWorker(RQWorker):
         finally:
             self._claims.hand_back_all()
             if self._claims.wrong:
-                write_last_report(self.connection, self._claims.wrong)
+                with self.connection.pipeline() as pipe:
+                    LAST_REPORTS.add(pipe, self._claims.wrong)
+                    pipe.execute()
             self._heartbeat.stop()  # a heartbeat after the next line would announce the worker again
             self.teardown()  # type: ignore[no-untyped-call]
             logger.info("stopped")

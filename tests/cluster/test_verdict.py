@@ -22,11 +22,11 @@ from rankmill.jobs.contract.run import Progress
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.set_aside import SetAside
 from rankmill.jobs.protocol.worker_report import (
+    LAST_REPORTS,
     SCORING_FIELD,
     LastReport,
     WorkerReport,
     announce_worker,
-    write_last_report,
 )
 from tests.conftest import Server
 from tests.harness.runs import stored_run
@@ -45,7 +45,7 @@ def worker(client: Any, name: str = "w", **report: object) -> None:
 
 def wrong_scores(client: Any) -> None:
     reason = "Worker w has computed wrong scores"
-    write_last_report(client, LastReport(worker="w", at=time.time(), reason=reason, runs=("r",)))
+    LAST_REPORTS.add(client, LastReport(worker="w", at=time.time(), reason=reason, runs=("r",)))
 
 
 def waiting_chunk(client: Any) -> None:

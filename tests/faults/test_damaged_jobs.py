@@ -25,7 +25,7 @@ from rankmill.jobs.contract.schema import FORMAT
 from rankmill.jobs.protocol.leases import server_time
 from rankmill.jobs.protocol.recovery import clean_queue, failure_handler
 from rankmill.jobs.protocol.runs import RunStore
-from rankmill.jobs.protocol.set_aside import jobs_set_aside
+from rankmill.jobs.protocol.set_aside import SET_ASIDE
 from rankmill.jobs.protocol.worker_report import queue_workers, worker_reports
 from tests.conftest import Server, StartWorker, run_command, serve, start_worker, wait_for
 from tests.harness.waiting import lose_waiting, waiting_jobs
@@ -94,7 +94,7 @@ def test_a_damaged_payload_is_submitted_again(
     server.client.set(keys.pairs(run.id, 10), bomb if what == "bomb" else b"not arrow", ex=60)
     worker.send_signal(signal.SIGCONT)
     assert np.isfinite(run.scores(timeout=60)).all()
-    set_aside = {each.job: each.reason for each in jobs_set_aside(server.client)}
+    set_aside = {each.job: each.reason for each in SET_ASIDE.read(server.client)}
     reason = "a payload is damaged" if what == "bomb" else "a payload does not have rankmill's header"
     assert reason in set_aside[keys.job_id(run.id, 10)]
     leases = server.client.zrange("rq:wip:rankmill", 0, -1)
@@ -135,7 +135,7 @@ def test_what_is_set_aside_is_shown_and_its_chunk_is_submitted_again(
     server.client.hset(Job.key_for(job_id), "timeout", "ten")
     worker = workers()
     assert np.isfinite(run.scores(timeout=60)).all()
-    (found,) = jobs_set_aside(server.client)
+    (found,) = SET_ASIDE.read(server.client)
     assert (found.job, found.queue) == (job_id, "rankmill")
     assert found.reason == "its timeout is b'ten', not a number"
     assert 0 < server.client.ttl(keys.set_aside()) <= 7 * 86400
@@ -155,12 +155,13 @@ def status(server: Server, *options: str) -> str:
 
 
 def test_a_list_of_jobs_set_aside_does_not_grow(server: Server) -> None:
-    from rankmill.jobs.protocol.set_aside import MAX_LISTED, set_aside
+    from rankmill.jobs.protocol.latest import MAX_LISTED
+    from rankmill.jobs.protocol.set_aside import set_aside
 
     queue = RunStore(server.client).queue("q")
     for number in range(MAX_LISTED + 20):
         set_aside(queue, b"job-%d" % number, "for the test")
     server.client.lpush(keys.set_aside(), b"\xff")
-    found = jobs_set_aside(server.client)
+    found = SET_ASIDE.read(server.client)
     assert len(found) == MAX_LISTED - 1
     assert found[0].job == f"job-{MAX_LISTED + 19}"

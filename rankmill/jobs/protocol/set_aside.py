@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -23,15 +23,10 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import Fault, RankmillError, WireError
 from rankmill.jobs.contract.job import JOB_FUNCTION, TRACE, chunk_of
 from rankmill.jobs.contract.schema import Seconds, WireModel
+from rankmill.jobs.protocol.latest import LatestEntries
 from rankmill.jobs.protocol.rq import restored
 from rankmill.jobs.runtime.patience import cannot_serve
 from rankmill.jobs.system import system
-
-MAX_LISTED = 100
-"""Most entries in the list of jobs that were set aside; the oldest are dropped."""
-
-_LIST_TTL = 7 * 86400
-"""Seconds after its latest entry until the list expires."""
 
 _JOB_TTL = 86400
 """Expiry in seconds of the hash of a job that was set aside."""
@@ -59,6 +54,10 @@ class SetAside(WireModel):
     queue: str
     reason: str
     at: Seconds
+
+
+SET_ASIDE = LatestEntries(keys.set_aside(), SetAside)
+"""The list of jobs that were set aside."""
 
 
 def read_job(queue: Queue, raw_id: bytes) -> Job | None:
@@ -155,9 +154,7 @@ def set_aside(queue: Queue, raw_id: bytes, reason: str) -> None:
     with connection.pipeline() as pipe:
         pipe.lrem(queue.intermediate_queue_key, 0, raw_id)
         pipe.zrem(queue.scheduled_job_registry.key, raw_id)
-        pipe.lpush(keys.set_aside(), noted.written())
-        pipe.ltrim(keys.set_aside(), 0, MAX_LISTED - 1)
-        pipe.expire(keys.set_aside(), _LIST_TTL)
+        SET_ASIDE.add(pipe, noted)
         pipe.hset(key, "status", JobStatus.FAILED.value)  # so that the producer submits the chunk again
         pipe.expire(key, _JOB_TTL)
         with suppress(UnicodeDecodeError):  # so that the job's caller finds the reason among RQ's results
@@ -165,29 +162,3 @@ def set_aside(queue: Queue, raw_id: bytes, reason: str) -> None:
             result: Any = Result(raw_id.decode(), Result.Type.FAILED, connection, exc_string=failure)
             result.save(_JOB_TTL, pipe)
         pipe.execute(raise_on_error=False)  # any of these keys may be damaged too
-
-
-def jobs_set_aside(client: redis.Redis) -> list[SetAside]:
-    """The jobs that were set aside, the latest first; damaged entries of the list are left out."""
-    return [entry for _, entry in _entries(client)]
-
-
-def forget_set_aside(client: redis.Redis, job: str) -> None:
-    """Remove a job from the list of jobs that were set aside."""
-    connection: Any = client
-    for raw, entry in _entries(client):
-        if entry.job == job:
-            connection.lrem(keys.set_aside(), 0, raw)
-
-
-def _entries(client: redis.Redis) -> Iterator[tuple[bytes, SetAside]]:
-    connection: Any = client
-    try:
-        written = connection.lrange(keys.set_aside(), 0, MAX_LISTED - 1)
-    except redis.ResponseError as error:
-        if not str(error).startswith("WRONGTYPE"):
-            raise
-        return
-    for raw in written:
-        with suppress(WireError):
-            yield raw, SetAside.read_json(raw, "a job set aside")

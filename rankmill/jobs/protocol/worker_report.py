@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast
 
@@ -14,10 +13,11 @@ from redis.client import Pipeline
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.schema import Count, Seconds, WireModel
+from rankmill.jobs.protocol.latest import LatestEntries
 from rankmill.jobs.protocol.leases import UNRENEWED_SECONDS
 from rankmill.jobs.protocol.orders import Answer
 from rankmill.jobs.protocol.rq import WORKER_PREFIX, workers_of
-from rankmill.jobs.runtime.patience import cannot_serve, each_reply
+from rankmill.jobs.runtime.patience import cannot_serve
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,6 @@ class QueueWorkers:
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
-
-_MOST_LAST_REPORTS, _LAST_REPORTS_SECONDS = 100, 7 * 86400
 
 SCORING_FIELD = "scoring"
 """Field in RQ's hash of a worker that marks a ScoringWorker; the hash stays for minutes after the worker's
@@ -155,35 +153,8 @@ class LastReport(WireModel):
     runs: tuple[str, ...]
 
 
-def write_last_report(client: redis.Redis, report: LastReport) -> None:
-    """Write a worker's last report; the list keeps the latest 100 for a week."""
-    with client.pipeline() as pipe:
-        pipe.lpush(keys.last_reports(), report.written())
-        pipe.ltrim(keys.last_reports(), 0, _MOST_LAST_REPORTS - 1)
-        pipe.expire(keys.last_reports(), _LAST_REPORTS_SECONDS)
-        pipe.execute()
-
-
-def last_reports(client: redis.Redis) -> list[LastReport]:
-    """The last reports of workers that stopped because they computed wrong scores, the latest first."""
-    return [report for _, report in _last_reports(client)]
-
-
-def forget_last_report(client: redis.Redis, report: LastReport) -> None:
-    """Remove a last report from the list."""
-    for raw, last in _last_reports(client):
-        if last == report:
-            client.lrem(keys.last_reports(), 0, raw)
-
-
-def _last_reports(client: redis.Redis) -> list[tuple[str, LastReport]]:
-    connection: Any = client
-    (written,) = each_reply(connection, [("lrange", keys.last_reports(), 0, -1)])
-    reports = []
-    for raw in written if isinstance(written, list) else ():
-        with suppress(WireError):
-            reports.append((raw, LastReport.read_json(raw, "a last report")))
-    return reports
+LAST_REPORTS = LatestEntries(keys.last_reports(), LastReport)
+"""The list of last reports."""
 
 
 def announce_worker(client: redis.Redis | Pipeline, name: str, report: WorkerReport, ttl: int) -> None:
