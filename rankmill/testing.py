@@ -46,7 +46,7 @@ from rankmill.jobs.contract.keys import ChunkId, parent_of
 from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
 from rankmill.jobs.contract.run import Run, Settled
 from rankmill.jobs.contract.spec import OPEN_PRECISIONS, ScoreSpec, choose_output
-from rankmill.jobs.contract.wire import decode_rows, names_of_texts, text_fault
+from rankmill.jobs.contract.wire import as_arrow, decode_rows, names_of_texts, text_fault
 from rankmill.jobs.protocol.accounts import Accountant
 from rankmill.jobs.protocol.queues import QueueCapacity
 from rankmill.jobs.protocol.runs import Deleted, DetachedChunks, RunStore
@@ -265,7 +265,7 @@ class FakeWorkers:
             tokens = pa.array(sizes, pa.int32(), mask=missing)
         return ChunkScores(
             chunk=chunk,
-            scores=_as_arrow(scores, missing),
+            scores=as_arrow(scores, missing),
             errors=pa.array(reasons, pa.string()),
             stats=ChunkStats(
                 worker=worker, device="cpu", device_name="fake", backend="fake",
@@ -338,12 +338,6 @@ def _activated(logits: npt.NDArray[np.float32], spec: ScoreSpec) -> npt.NDArray[
         powers = np.exp(logits - logits.max(axis=1, keepdims=True))
         activated = powers / powers.sum(axis=1, keepdims=True)
     return activated.astype(np.float32)
-
-
-def _as_arrow(scores: npt.NDArray[np.float32], missing: npt.NDArray[np.bool_]) -> pa.Array:
-    if scores.ndim == 1:
-        return pa.array(scores, mask=missing)
-    return pa.FixedSizeListArray.from_arrays(scores.ravel(), scores.shape[1], mask=pa.array(missing))
 
 
 class _Store(RunStore):
@@ -474,11 +468,8 @@ class _LoopStore(_Store, LoopStore):
         bridge.wait(asyncio.sleep(seconds))
 
 
-class FakeClient(Client):
-    """A `Client` without a server; `fake_workers` score, and several clients may share them.
-
-    The parameters are those of `Client`; the URL of a server may be left out.
-    """
+class _WithFakeWorkers:
+    """The parameters of the two clients."""
 
     def __init__(
         self,
@@ -490,9 +481,16 @@ class FakeClient(Client):
         **options: Unpack[SettingsOptions],
     ) -> None:
         self.fake_workers = fake_workers or FakeWorkers()
-        super().__init__(
+        super().__init__(  # type: ignore[call-arg, misc]
             redis_url or URL, no_workers_seconds=no_workers_seconds, settings=settings, **options
         )
+
+
+class FakeClient(_WithFakeWorkers, Client):
+    """A `Client` without a server; `fake_workers` score, and several clients may share them.
+
+    The parameters are those of `Client`; the URL of a server may be left out.
+    """
 
     @classmethod
     def embedded(cls, *, settings: Settings | None = None, **options: Unpack[SettingsOptions]) -> Client:
@@ -511,22 +509,8 @@ class _FakeLoopClient(LoopClient):
         return _LoopStore(self.fake_workers)
 
 
-class FakeAsyncClient(AsyncClient):
+class FakeAsyncClient(_WithFakeWorkers, AsyncClient):
     """An `AsyncClient` without a server; see `FakeClient`."""
-
-    def __init__(
-        self,
-        redis_url: str | None = None,
-        *,
-        fake_workers: FakeWorkers | None = None,
-        no_workers_seconds: float | None = 60.0,
-        settings: Settings | None = None,
-        **options: Unpack[SettingsOptions],
-    ) -> None:
-        self.fake_workers = fake_workers or FakeWorkers()
-        super().__init__(
-            redis_url or URL, no_workers_seconds=no_workers_seconds, settings=settings, **options
-        )
 
     def _loop_client(self, redis_url: str | None, **options: Any) -> LoopClient:
         return _FakeLoopClient(redis_url, fake_workers=self.fake_workers, **options)

@@ -27,6 +27,7 @@ from rankmill.producer.client.runs import ScoringRun
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.repeats import EarlierScores, no_earlier
 from rankmill.producer.files.manifest import manifest
+from rankmill.producer.files.plan import OutputPlan
 from rankmill.producer.files.score_columns import names_of_score_columns
 from rankmill.producer.files.shards import shard_metadata
 from rankmill.producer.files.sink import ScoredFile, ScoredParts
@@ -139,19 +140,7 @@ def score_file(
         startup = load = 0.0
         if source.rows:
             with view(source.rows) as show:
-                since = _score(
-                    session,
-                    request,
-                    source,
-                    output,
-                    work,
-                    show,
-                    tally,
-                    earlier,
-                    several,
-                    plan.needed,
-                    row_tokens=bool(tokens_column),
-                )
+                since = _score(session, request, source, output, work, show, tally, earlier, several, plan)
             startup = session.watch.since(started)
             load = max(since - started - startup, 0.0) if math.isfinite(since) else 0.0
         # The output is complete, and is moved into place if nothing has changed meanwhile.
@@ -216,14 +205,9 @@ def _score(
     tally: Tally,
     earlier: EarlierScores | None,
     models: Sequence[str],
-    needed: Sequence[str],
-    *,
-    row_tokens: bool,
+    plan: OutputPlan,
 ) -> float:
-    """Score the rows that have no score yet; returns `ScoringRun.scoring_since`.
-
-    `needed` are the input's columns that the output needs.
-    """
+    """Score the rows that have no score yet; returns `ScoringRun.scoring_since`."""
     client, watch = session.client, session.watch
     for model_journal in work.journals:
         _end_last_run(client.store, model_journal)
@@ -243,18 +227,20 @@ def _score(
         "rows": source.rows,
         "priority": "bulk",
         "reuse": earlier or no_earlier(source.columns.sent),
-        "row_tokens": row_tokens,
+        "row_tokens": bool(plan.tokens),
     }
     revision = _revision(journal, client.settings)
     if models:
-        others = [model_journal.first and model_journal.first.revision for model_journal in work.journals[1:]]
-        options |= {"models": models, "journals": work.journals, "revisions": [revision, *others]}
-        options["apart"] = not request.models
+        own = [
+            {"model": model, "journal": each, "revision": each.first and each.first.revision}
+            for model, each in zip(models, work.journals, strict=True)
+        ]
+        options |= {"models": [own[0] | {"revision": revision}, *own[1:]], "apart": not request.models}
     else:
         options |= {"journal": journal, "revision": revision}
 
     sizing = client.sizing(journals=work.journals, part_rows=request.rows_per_part)
-    tables = source.tables(sizing, journal.finished.rows, needed)
+    tables = source.tables(sizing, journal.finished.rows, plan.needed)
     try:
         with session.run(tables, source.columns.sent, sizing, on_wait=look, **options) as run:
             begun.append(run)

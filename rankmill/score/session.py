@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -111,7 +111,7 @@ class Session:
         sizing: Sizing,
         *,
         on_wait: Callable[[], None] = lambda: None,
-        models: Sequence[str] = (),
+        models: Sequence[Mapping[str, Any]] = (),
         **options: Any,
     ) -> Iterator[ScoringRun]:
         """Start a run, or a run for each of several `models`; an error inside the ``with`` block cancels it.

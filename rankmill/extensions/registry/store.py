@@ -16,6 +16,7 @@ from rankmill.extensions.registry.registry import HIDDEN, MANIFEST, PIECE, REMOV
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.model_names import has_tag
 from rankmill.jobs.system import system
+from rankmill.producer.files.stores.writing import sync
 
 _UNFINISHED_SECONDS = 3600
 """Seconds without a change after which an unfinished file is taken to be abandoned."""
@@ -133,11 +134,7 @@ def _new_file(target: str, put: Callable[[Path, Path], None]) -> Iterator[Binary
             file.flush()
             system.fsync(file.fileno())
         put(new, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            system.fsync(folder)
-        finally:
-            os.close(folder)
+        sync(path.parent)
     finally:
         new.unlink(missing_ok=True)
 

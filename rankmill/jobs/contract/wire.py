@@ -19,6 +19,7 @@ import struct
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -367,3 +368,12 @@ def _number(form: str, flatbuffer: memoryview, at: int | None) -> int:
     if at < 0:  # because Python would index from the end
         raise WireError("a payload is damaged: an offset in its Arrow stream is negative")
     return int(struct.unpack_from(form, flatbuffer, at)[0])
+
+
+def as_arrow(scores: npt.NDArray[np.float32], missing: npt.NDArray[np.bool_]) -> pa.Array:
+    """Scores ``[n]`` as an Arrow array, or scores of labels ``[n, labels]`` as an array of lists; null where
+    they are missing.
+    """
+    if scores.ndim == 1:
+        return pa.array(scores, mask=missing)
+    return pa.FixedSizeListArray.from_arrays(scores.ravel(), scores.shape[1], mask=pa.array(missing))

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import tee
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,21 +21,16 @@ from rankmill.producer.collect.repeats import no_earlier
 from rankmill.producer.collect.scored import ScoredTable, joined_tokens
 from rankmill.producer.collect.sizing import Sizing
 
-if TYPE_CHECKING:
-    from rankmill.producer.collect.journal import Journal
-
 RowNumbers = npt.NDArray[np.int64]
 
 
 def start_each(
     start: Callable[..., ScoringRun],
-    models: Sequence[str],
+    models: Sequence[Mapping[str, Any]],
     tables: Iterator[pa.Table],
     columns: tuple[str, ...],
     sizing: Sizing,
     *,
-    journals: Sequence[Journal | None] | None = None,
-    revisions: Sequence[str | None] | None = None,
     apart: bool = False,
     **options: Any,
 ) -> list[ScoringRun]:
@@ -45,24 +40,21 @@ def start_each(
     ----------
     start
         `Client.start`.
-    models, journals, revisions
-        The models, and the journal and the commit of each.
+    models
+        The options of each run alone: its model, and, if any, its journal and commit.
     apart
         Whether the first run scores only the first column, the second run only the second, and so on.
     tables, columns, sizing, options
         As in `Client.start`.
     """
-    journals = journals or [None] * len(models)
-    revisions = revisions or [None] * len(models)
     # closing one of these readers closes the tables that all of them read
     readers = [OpenTables(reader, tables) for reader in tee(tables, len(models))]
     runs: list[ScoringRun] = []
     try:
-        for place, (model, journal, revision) in enumerate(zip(models, journals, revisions, strict=True)):
-            own: dict[str, Any] = {"model": model, "revision": revision, "journal": journal}
+        for place, own in enumerate(models):
             mine = columns[place : place + 1] if apart else columns
             if apart:
-                own["reuse"] = no_earlier(mine)
+                options["reuse"] = no_earlier(mine)
             runs.append(start(readers[place], mine, sizing, sharers=len(models), **{**options, **own}))
     except BaseException:
         for run in runs:
@@ -74,7 +66,7 @@ def start_each(
 
 def start_several(
     start: Callable[..., ScoringRun],
-    models: Sequence[str],
+    models: Sequence[Mapping[str, Any]],
     tables: Iterator[pa.Table],
     columns: tuple[str, ...],
     sizing: Sizing,
@@ -84,7 +76,11 @@ def start_several(
     of each model or column.
     """
     runs = start_each(start, models, tables, columns, sizing, **options)
-    names = [column.lstrip("\0") for column in columns] if options.get("apart") else models
+    names = (
+        [column.lstrip("\0") for column in columns]
+        if options.get("apart")
+        else [own["model"] for own in models]
+    )
 
     def together(readers: Sequence[Iterator[ScoredTable]]) -> Iterator[ScoredTable]:
         return (_together(names, parts) for parts in zip(*readers, strict=True))

@@ -387,7 +387,8 @@ class Client:
         tables = cut_pairs(pairs, columns, sizing)
         runs: list[ScoringRun] = []
         with cancelled_on_error(runs):
-            runs += start_each(self.start, models, tables, columns, sizing, priority=priority, **spec)
+            own = [{"model": model, "revision": None} for model in models]
+            runs += start_each(self.start, own, tables, columns, sizing, priority=priority, **spec)
             return dict(zip(models, read_together(runs, timeout), strict=True))
 
     def rank(

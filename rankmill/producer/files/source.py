@@ -24,7 +24,7 @@ from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files.formats.base import ROW, Reader, ReadOptions, Survey, TextColumns, text_of
 from rankmill.producer.files.formats.delimited import CSV, TSV
-from rankmill.producer.files.formats.jsonl import with_keys, with_text
+from rankmill.producer.files.formats.jsonl import unified, with_keys, with_text
 from rankmill.producer.files.formats.table import format_of, open_reader
 from rankmill.producer.files.inputs import InputFile
 from rankmill.producer.files.stores.paths import AnyPath
@@ -467,18 +467,18 @@ def _common_type(
     kinds = [field.type for _, field in having_it]
     if is_text_asked:
         kinds = [_text_of_column(opened_file, field) for opened_file, field in having_it]
-    if (common := _unified(kinds)) is not None:
+    if (common := unified(kinds)) is not None:
         return common, False
     # If a file has no types, all of its columns can be read as text.
     if not all(opened_file.survey.typed for opened_file, _ in having_it):
         with suppress(InputError):
             kinds = [_text_of_column(opened_file, field) for opened_file, field in having_it]
-            if (common := _unified(kinds)) is not None:
+            if (common := unified(kinds)) is not None:
                 return common, True
-    place = next(at for at in range(1, len(kinds)) if _unified(kinds[: at + 1]) is None)
+    place = next(at for at in range(1, len(kinds)) if unified(kinds[: at + 1]) is None)
     raise InputError(
         f"{having_it[place][0].file.path}: its columns do not fit those of the files before it: {name!r} "
-        f"holds {kinds[place]}, not {_unified(kinds[:place])} (--text-columns NAME reads a column as text)"
+        f"holds {kinds[place]}, not {unified(kinds[:place])} (--text-columns NAME reads a column as text)"
     )
 
 
@@ -491,17 +491,6 @@ def _text_of_column(opened_file: _OpenFile, field: pa.Field) -> pa.DataType:
     if opened_file.survey.as_asked or is_plain:
         return pa.string()
     raise InputError(f"--text-columns: column {field.name!r} of {opened_file.file.path} holds {kind}")
-
-
-def _unified(kinds: Sequence[pa.DataType]) -> pa.DataType | None:
-    """A type that fits the values of all types; ``None`` if no type does."""
-    if len(set(kinds)) > 1:  # because Arrow cannot unify a dictionary with plain values
-        kinds = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in kinds]
-    try:
-        schemas = [pa.schema([("", kind)]) for kind in dict.fromkeys(kinds)]
-        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
-        return None
 
 
 def _to_ask_for(survey: Survey, schema: pa.Schema) -> pa.Schema:

@@ -6,7 +6,6 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -143,16 +142,6 @@ def memory_of(device: str) -> Memory | None:
     return CudaMemory() if device == "cuda" else None
 
 
-@dataclass
-class _Largest:
-    """The heaviest batches so far that were in progress together, or lighter ones that needed more memory:
-    their weight, and the bytes that they used in addition to the model.
-    """
-
-    weight: float = 0.0
-    bytes: int = 0
-
-
 class Headroom:
     """Learns how much memory the batches of a model need, and tells which batch fits.
 
@@ -172,7 +161,10 @@ class Headroom:
         """Bytes in use without any batch."""
         self._weight = self._heaviest = 0.0
         """Total weight of the batches in progress: now, and its maximum since no batch was in progress."""
-        self._known = _Largest()
+        self._known_weight, self._known_bytes = 0.0, 0
+        """The heaviest batches so far that were in progress together, or lighter ones that needed more
+        memory: their weight, and the bytes that they used in addition to the model.
+        """
         self._said = float("-inf")
 
     def submit(self, backend: Backend, batch: Batch) -> Pending:
@@ -191,11 +183,11 @@ class Headroom:
         """How many rows of this length are expected to fit into memory; at least one, because a single row
         may always be tried.
         """
-        if self._memory is None or self._known.bytes <= 0:
+        if self._memory is None or self._known_bytes <= 0:
             return sys.maxsize
         used, free = self._memory.used_and_free()
         room = used - self._floor + _SHARE * free
-        weight = room / self._known.bytes * self._known.weight - self._weight
+        weight = room / self._known_bytes * self._known_weight - self._weight
         return max(int(weight / _weight(1, length)), 1)
 
     def pieces(self, rows: int, length: int) -> Iterator[tuple[int, int]]:
@@ -218,7 +210,7 @@ class Headroom:
         if not self._weight:
             used = memory.used()
             # Earlier batches may still use memory, but at most what they needed.
-            self._floor = max(min(used, self._floor or used), used - self._known.bytes)
+            self._floor = max(min(used, self._floor or used), used - self._known_bytes)
             memory.begin()
             self._heaviest = 0.0
         self._weight += weight
@@ -228,8 +220,8 @@ class Headroom:
         self._weight = max(self._weight - weight, 0.0)
         needed = memory.peak() - self._floor
         heaviest = max(self._heaviest, _LEAST)
-        if heaviest > self._known.weight or needed > self._known.bytes:
-            self._known = _Largest(heaviest, needed)
+        if heaviest > self._known_weight or needed > self._known_bytes:
+            self._known_weight, self._known_bytes = heaviest, needed
 
 
 class _Measured:

@@ -30,7 +30,7 @@ from rankmill.jobs.contract.priority import priority_of
 from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats, used_by
 from rankmill.jobs.contract.run import Run, Settled, settled_by
 from rankmill.jobs.contract.spec import ScoreSpec, in_precision, weights_key
-from rankmill.jobs.contract.wire import decode_rows
+from rankmill.jobs.contract.wire import as_arrow, decode_rows
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.pairs_job import read_pairs, read_request, return_value
 from rankmill.jobs.protocol.runs import RunStore
@@ -38,7 +38,7 @@ from rankmill.jobs.protocol.set_aside import DamagedJob
 from rankmill.jobs.runtime import tracing
 from rankmill.jobs.runtime.patience import cannot_serve
 from rankmill.jobs.system import system
-from rankmill.workers.backends.base import DeviceLost, Logits, OutOfMemory
+from rankmill.workers.backends.base import DeviceLost, OutOfMemory
 from rankmill.workers.engine.cache import EngineCache
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.pipeline import Pipeline
@@ -425,13 +425,14 @@ class ChunkScorer:
         scored = claim.work.scored
         model = claim.engine.model
         seconds, proof = claim.work.seconds, model.proof
-        scores, tokens = _as_arrow(scored.scores), None
+        missing = np.isnan(scored.scores if scored.scores.ndim == 1 else scored.scores[:, 0])
+        scores, tokens = as_arrow(scored.scores, missing), None
         errors = np.full(len(scored.scores), None)
         errors[list(scored.errors)] = list(scored.errors.values())
         if claim.work.found is not None:
             tokens = pa.array(claim.work.found, pa.string())
         elif asks_for_row_tokens(claim.job):
-            tokens = pa.array(claim.work.row_tokens, mask=np.asarray(scores.is_null()))
+            tokens = pa.array(claim.work.row_tokens, mask=missing)
         return ChunkScores(
             chunk=claim.chunk,
             scores=scores,
@@ -460,13 +461,3 @@ class ChunkScorer:
             ),
             tokens=tokens,
         )
-
-
-def _as_arrow(scores: Logits) -> pa.Array:
-    """Scores ``[n]`` as an Arrow array, or scores of labels ``[n, labels]`` as an array of lists; NaN becomes
-    null.
-    """
-    if scores.ndim == 1:
-        return pa.array(scores, mask=np.isnan(scores))
-    missing = pa.array(np.isnan(scores[:, 0]))
-    return pa.FixedSizeListArray.from_arrays(pa.array(scores.ravel()), scores.shape[1], mask=missing)

@@ -359,12 +359,19 @@ def _unified(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """A type that fits the values of both types; ``None`` if no type does."""
     if one == other:
         return one
+    both = unified([one, other])
+    return both if both is not None and _width(both) <= MAX_KEYS else None
+
+
+def unified(kinds: Sequence[pa.DataType]) -> pa.DataType | None:
+    """A type that fits the values of all types; ``None`` if no type does."""
+    if len(set(kinds)) > 1:  # because Arrow cannot unify a dictionary with plain values
+        kinds = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in kinds]
     try:
-        both = [pa.schema([("", kind)]) for kind in (one, other)]
-        unified = pa.unify_schemas(both, promote_options="permissive").field(0).type
+        schemas = [pa.schema([("", kind)]) for kind in dict.fromkeys(kinds)]
+        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         return None
-    return unified if _width(unified) <= MAX_KEYS else None
 
 
 def _add_keys(value: Any, keys: set[str]) -> None:
