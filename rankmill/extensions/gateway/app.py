@@ -41,8 +41,8 @@ def make_app(gateway: Gateway, *, is_loopback: bool = False) -> FastAPI:
     gateway
         The gateway's parts.
     is_loopback
-        Whether the gateway is served on an address that only this host reaches. Then it answers only requests
-        for known host names, as with the setting ``gateway_hosts``.
+        Whether the gateway is served on an address that only this host reaches. If so, requests for unknown
+        host names are refused, as with the setting ``gateway_hosts``.
     """
     own = gateway.own
 

@@ -23,7 +23,7 @@ def read_scored(path: AnyPath, score: str) -> tuple[pd.DataFrame, pd.DataFrame |
     """Read an output of score-file or a TREC run; returns its ranking, and the ranking of the run that was
     scored, or ``None`` if the file does not have the latter.
 
-    Both have columns ``query_id``, ``doc_id`` and ``score``, and lack rows without a score.
+    Each ranking has the columns ``query_id``, ``doc_id`` and ``score``, and lacks rows without a score.
 
     Raises
     ------

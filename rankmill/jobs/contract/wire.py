@@ -1,12 +1,12 @@
 """The wire format: pairs, other rows to score, and scores, encoded as Arrow.
 
 A payload is a header (magic, format version, size before compression) and an Arrow IPC stream of one record
-batch. The whole stream is compressed with zstd, so a reader knows version and size before it decompresses
-anything. Pairs have the columns ``query`` (dictionary-encoded, because queries repeat) and ``passage``, both
-nullable text. Single texts have the column ``text``, conversations ``messages`` (JSON), and requests for
-tokens ``asked`` (JSON). Scores have ``score`` (float32, or a list of them) and ``error`` (text); in each row
-exactly one is null. If they are asked for, ``tokens`` has the number of each row's tokens (int32) or the
-tokens (JSON), null if unknown.
+batch. The stream is compressed with zstd, but the header is not, so that a reader knows version and size
+before it decompresses anything. Pairs have the columns ``query`` (dictionary-encoded, because queries repeat)
+and ``passage``, both nullable text. Single texts have the column ``text``, conversations ``messages`` (JSON),
+and requests for tokens ``asked`` (JSON). Scores have ``score`` (float32, or a list of them) and ``error``
+(text); in each row exactly one is null. If tokens are asked for, the column ``tokens`` has their number
+(int32) or the tokens themselves (JSON) for each row, or null if they are unknown.
 
 >>> import pyarrow as pa
 >>> decode_rows(encode_rows([pa.array(["q", "q"]), pa.array(["a", None])], "pairs"), "pairs")
@@ -104,7 +104,7 @@ def _decode_queries(column: pa.DictionaryArray) -> list[str | None]:
 def encode_scores(scores: pa.Array, errors: pa.Array, tokens: pa.Array | None = None) -> bytes:
     """Encode float32 scores (or lists of equal length) and text errors, both of shape ``[n]``.
 
-    `tokens` has the number of each row's tokens (int32), or the tokens as JSON (text), if they are asked for.
+    If tokens are asked for, `tokens` has their number (int32) or the tokens as JSON (text) for each row.
     """
     columns, schema = [scores, errors], _with_type(_SCORES, "score", scores.type)
     if tokens is not None:

@@ -139,7 +139,7 @@ class Leases:
         self._redis.zrem(self._key, holder)
 
     def holders(self) -> list[str]:
-        """The holders of leases now, in the order in which they lapse."""
+        """The present holders, in the order in which their leases lapse."""
         names = _HOLDERS.run(self._redis, [self._key], self._seconds)
         return [name.decode(errors="replace") for name in names]
 

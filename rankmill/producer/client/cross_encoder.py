@@ -626,7 +626,7 @@ def _state(loaded: Any) -> str:
 
 
 def _is_pair(inputs: Any) -> bool:
-    """Whether `inputs` is one pair of texts."""
+    """Whether `inputs` has the form of one pair, not of a list of pairs; its length is not checked."""
     if isinstance(inputs, np.ndarray):
         return inputs.size > 0 and inputs.ndim < 2 and inputs.dtype.names is None
     return isinstance(inputs, list | tuple) and len(inputs) > 0 and isinstance(inputs[0], str)

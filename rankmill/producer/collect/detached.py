@@ -61,7 +61,7 @@ class DetachedRun(LiveRun):
             self.store.unlist(self.run)
 
     def settle(self, news: Settled, *, is_last: bool) -> Settled:
-        """What the run is scored with: `news`, because every process sees the same first result."""
+        """Return `news`, because every process that collects the run sees the same first result."""
         return news
 
     def payloads(self, pieces: Sequence[Piece], carrier: Carrier) -> dict[ChunkId, Payload]:

@@ -141,7 +141,7 @@ class EngineCache:
                 cached.stamp = stamp
             else:
                 logger.info("the files of %s have changed, loading them beside the old ones", spec.model)
-                # kept for runs that have begun with that content
+                # runs that have begun with the old files still need the old model
                 old = (key[0], cached.loaded.revision, *key[2:])
                 self._cached[old] = self._cached.pop(key)
                 cached = None

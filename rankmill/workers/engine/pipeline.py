@@ -77,8 +77,8 @@ class PriorityTurns:
     def took(self, kind: str, pairs: int) -> None:
         """Count a turn of `kind` (``request`` or ``bulk``) with this many `pairs`.
 
-        What one kind is owed is limited. So after a long time with only the other kind, it does not get many
-        turns in a row.
+        What a kind is owed is limited, so that a kind that was absent for a long time does not get many turns
+        in a row.
         """
         if kind == "request":
             self._ahead = min(self._ahead + pairs, max(self._part, pairs))

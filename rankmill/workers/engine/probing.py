@@ -38,9 +38,7 @@ _COME_AGAIN = 9
 """How often packed batches are scored, so that a graph of their shape is replayed at least once."""
 
 _ALONE = 8
-"""Number of probes that are also scored by themselves: the shortest, because other rows would pad them
-most.
-"""
+"""This many of the shortest probes are also scored by themselves, because other rows would pad them most."""
 
 
 class Probed:
@@ -106,8 +104,8 @@ class Probed:
         up to this many padded `tokens`.
 
         The first batch repeats the shortest probes, and the second all probes, beginning with the longest. If
-        the rows of a batch must have equal lengths, each batch repeats a single probe. Both consist of two
-        works, like batches of several chunks.
+        the rows of a batch must have equal lengths, each batch repeats a single probe. Each batch has two
+        works, like a batch of several chunks.
         """
         lengths = self._tokens.lengths
         order = np.argsort(lengths, kind="stable")

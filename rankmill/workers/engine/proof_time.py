@@ -1,4 +1,4 @@
-"""Estimates how long a proof takes, by the time of those of its batches that are done."""
+"""Estimates the length of a proof from the time that its finished batches took."""
 
 from __future__ import annotations
 

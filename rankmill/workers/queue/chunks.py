@@ -382,8 +382,9 @@ class ChunkScorer:
     def _engine(self, claim: ChunkClaim, run: Run, rows: int) -> Engine:
         """The engine of a run, in the precision and with the content that all its chunks are scored with.
 
-        The first worker that calls this settles both for the whole run. If a chunk is tried again, both are
-        read again, because the server may have lost them and another worker may have settled something else.
+        The first worker that calls this settles precision and content for the whole run. If a chunk is tried
+        again, what is settled is read again, because the server may have lost it and another worker may have
+        settled something else.
         """
         if attempt(run, claim.job) > 1:
             self._settled.pop(run.id, None)

@@ -106,7 +106,7 @@ class Answered:
     runs: dict[str, int] = field(default_factory=dict)
 
     def add(self, run: str, ttl: int) -> None:
-        """Add an answer to a run."""
+        """Note an answer to a run as the latest; the run whose answer is oldest may be forgotten."""
         self.runs.pop(run, None)
         self.runs[run] = ttl
         if len(self.runs) > _REMEMBERED:

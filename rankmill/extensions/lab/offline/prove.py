@@ -19,8 +19,8 @@ def prove(request: Mapping[str, Any]) -> dict[str, Any]:
     """Prove a model on each device of the request, or take this host's cached proof.
 
     The request is ``{"spec": {...}, "device": ...}``; the device ``all`` means all devices of this host.
-    The answer has ``proofs`` and ``refused``, by device: the fields of
-    `rankmill.jobs.contract.proof.Proof`, or a reason.
+    In the answer, ``proofs`` has the fields of a `rankmill.jobs.contract.proof.Proof` for each device that
+    passes, and ``refused`` has the reason for each other device.
     """
     spec = ScoreSpec.model_validate(request["spec"])
     settings = load_settings()

@@ -85,7 +85,7 @@ class TextIndex:
         return rows_found
 
     def ids(self, rows: Rows) -> pa.StringArray:
-        """The ids of rows."""
+        """The ids of rows, all of which must exist."""
         return self._taken(rows, "id")
 
     def take(self, rows: Rows) -> pa.StringArray:

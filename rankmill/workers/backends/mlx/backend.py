@@ -21,7 +21,7 @@ _DTYPES = {"fp32": mx.float32, "fp16": mx.float16, "bf16": mx.bfloat16}
 _BITS = {"int8": 8, "int4": 4}
 
 _GROUP = 32
-"""Number of weights that share a scale: the smallest that MLX supports, because the models are small."""
+"""The smallest number of weights that MLX lets share a scale; it is taken because the models are small."""
 
 _FINENESS = 16
 """Shapes are rounded up by at most 1/16, so that MLX compiles for only a few shapes."""

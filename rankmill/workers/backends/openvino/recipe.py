@@ -120,12 +120,12 @@ def apply_recipe(classifier: Any, source: str | Path, revision: str | None) -> N
 
 
 def smooth(classifier: Any, factors: Mapping[str, torch.Tensor], left_out: tuple[str, ...]) -> None:
-    """Replace the linear layers that `factors` and `left_out` name.
+    """Wrap the linear layers in `left_out` with `LeftOut`, and the other ones in `factors` with `Smoothed`.
 
     Raises
     ------
     ValueError
-        The classifier does not have these layers.
+        The classifier lacks one of these layers.
     """
     linears = {name for name, module in classifier.named_modules() if isinstance(module, nn.Linear)}
     foreign = sorted({*factors, *left_out} - linears)
