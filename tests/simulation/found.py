@@ -295,14 +295,16 @@ KEPT = (
           "00bc6a54", _run(3, 1.0, "by name"), Fault(0.5, "cut_off", 45.0, target="SMEMBERS rq:job:")),
     _kept("score-file is killed while it removes the folder of an output that is in its place, and again "
           "before it puts the next one there: it forgot the first, and said that it exists already (seed "
-          "3798).",
-          "d40f406b", _run(3, 1.0, "file jsonl"), Fault(0.5, "kill_at_write", target="unlink journal.db"),
+          "3798). A break found that a row without a score counts once all the same.",
+          "d40f406b", _run((*_pairs(2), (None, "passage")), 1.0, "file jsonl"),
+          Fault(0.5, "kill_at_write", target="unlink journal.db"),
           Fault(0.5, "kill_at_write", 0.0, 1, "replace output"), workers=(0.01,)),
     _kept("The server evicts what a run is scored with, and another worker settles it anew with its own "
           "precision: the producer takes none of its results, and says again what it was. A break found "
           "this.",
-          "unknown", _run(200, 1.0, "live", "bulk"), Fault(3.0, "evict_any", target=":settled"),
-          workers=(0.05, 0.05), machines=(0, 1)),
+          "unknown", _run(200, 1.0, "live", "bulk"), Fault(3.5, "evict_any", target=":settled"),
+          workers=(0.05, 0.05), machines=(0, 1),
+          settings=(("claim_ahead", 64), ("token_budget", 128))),
     *(_kept("A runner stands still when it has put the output in its place. Its successor ends the run, "
             "and cannot remove the folder that the first has: it stayed beside the output, as the first "
             "learns then that the run is lost, and leaves all as it is (seed 7764). The same with the "

@@ -147,8 +147,8 @@ class History:
         self._reported: dict[Process, float] = {}
         self.notes: set[str] = set()
         """Notes that a run has wrong scores: they stay, as the run may be over, or its file may go on."""
-        self.noted: set[str] = set()
-        """Runs that were there when a worker left a note with them."""
+        self.noted: dict[str, float] = {}
+        """Runs that were there when a worker left a note with them, and when that was."""
         self.over: dict[Process | str, float] = {}
         """When a process has deleted its last run; by their ids also when runners did, of submitted runs."""
         self.orphans: set[str] = set()
@@ -442,7 +442,7 @@ class History:
         if args[0].startswith(b"rankmill:run:") and args[0].endswith(b":wrong"):
             self.notes.add(args[0].decode())
             run = args[0].decode().split(":")[2]
-            self.noted |= {run} if self.has_run(run) else set()
+            self.noted |= {run: self.world.now} if self.has_run(run) else {}
 
     def _zrem(self, args: list[bytes], reply: Any) -> None:
         """A runner gives up a submitted run, or ends it."""

@@ -156,16 +156,24 @@ class UsageIsCounted(Promise):
 
 
 class WrongScoresAreTold(Promise):
-    """No run ends well after a worker has said that scores of it are wrong."""
+    """No run ends well, or goes on for long, after a worker has said that scores of it are wrong."""
 
-    looks_at = "notes with runs, and how their producers end"
+    bound = 3
+    looks_at = "notes with runs, how their producers end, and once a second whether they have"
 
     def ends_well(self, runs: set[str]) -> None:
         """Runs of a producer are over, and it has no reason to doubt their scores."""
         self.loaded += bool(self.history.noticed)
-        for run in self.history.noted & runs:
+        for run in self.history.noted.keys() & runs:
             if not self.history.lost and not self.history.has_run(run):  # else it is removed later
                 self.broken(f"{run} ends well, and before its end a worker said that it has wrong scores")
+
+    def second(self, passed: float, able: Sequence[Process]) -> None:
+        history = self.history
+        others = history.detached | history.abandoned | history.orphans  # these stay, or nobody is there
+        for run in [run for run in history.noted.keys() - others if history.has_run(run)]:
+            late = self.world.now - max(history.noted[run], history.disturbed_until)
+            self.measure(late, f"{run} goes on, and a worker has said that it has wrong scores")
 
 
 # Where a chunk is
