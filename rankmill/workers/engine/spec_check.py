@@ -141,7 +141,8 @@ class SpecCheck:
         parts, (text,) = read if read is not None else queries, columns[-1]
         done = 0
         for part in parts:
-            at = text.find(part, max(done - len(part), 0), done + len(part) + 1)
+            # the last place without a gap, because the text may have the part several times
+            at = text.rfind(part, 0, done + len(part) + 1)
             if at < 0 or text[done:at].strip():
                 break
             done = max(done, at + len(part))

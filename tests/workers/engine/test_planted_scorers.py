@@ -233,6 +233,13 @@ def test_what_a_spec_adds_is_compared_when_it_is_first_met(
     load_proven(spec, "cpu", "torch", str(tmp_path)).model(spec.model_copy(update={"activation": "sigmoid"}))
 
 
+def test_a_window_that_begins_with_an_earlier_one_s_text_is_told_from_it(tmp_path: Path) -> None:
+    """A probe repeats its words each 41 tokens of this model, and so do its windows."""
+    loaded = load_proven(ScoreSpec(model="demo", precision="fp32"), "cpu", "torch", str(tmp_path))
+    for long in ("split", "split-mean"):
+        loaded.model(ScoreSpec(model="demo", precision="fp32", long=long))
+
+
 def forgets(asked: str) -> Callable[[Any], Any]:
     """A function of a spec that does as if the spec did not have an option."""
     return lambda right: lambda spec, *others: right(spec.model_copy(update={asked: None}), *others)
