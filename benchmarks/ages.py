@@ -8,6 +8,7 @@ history is not checked.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import subprocess
@@ -20,7 +21,8 @@ CODE = ("rankmill/workers/engine", "rankmill/workers/backends", "rankmill/produc
 """The folders whose speed the tables show."""
 
 LIMIT = 40
-"""Commits of `CODE` after which a table is too old: about a day's work on it.
+"""Commits of `CODE` after which a table is too old: about a day's work on it. Commits that change only
+docstrings and comments do not count.
 
 A comparison takes most of an hour of an idle machine, so once a day is as often as anyone measures.
 """
@@ -42,14 +44,38 @@ def too_old(root: Path = ROOT) -> list[str]:
     lines = []
     for path in tables(root):
         commit = json.loads(path.read_text())["asked"]["rankmill"].partition("(")[2].rstrip(")").split(",")[0]
-        commits = _git(root, "rev-list", "--count", f"{commit}..HEAD", "--", *CODE)
-        if not commits or int(commits) > LIMIT:
-            since = f"{commits} commits ago" if commits else "a commit that is not in this history"
+        known = _git(root, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}")
+        since = _git(root, "rev-list", f"{commit}..HEAD", "--", *CODE).split() if known else []
+        count = sum(_changes_code(root, each) for each in since)
+        if not known or count > LIMIT:
+            age = f"{count} commits ago" if known else "a commit that is not in this history"
             lines.append(
-                f"{path.relative_to(root)} is of {since} in {', '.join(CODE)}; at most {LIMIT} are allowed: "
+                f"{path.relative_to(root)} is of {age} in {', '.join(CODE)}; at most {LIMIT} are allowed: "
                 "make figures PARTS=compare"
             )
     return lines
+
+
+def _changes_code(root: Path, commit: str) -> bool:
+    """Whether a commit changes more of `CODE` than docstrings and comments."""
+    files = _git(root, "diff-tree", "--no-commit-id", "--name-only", "-r", commit, "--", *CODE).split()
+    versions = ([_git(root, "show", f"{each}:{file}") for each in (f"{commit}^", commit)] for file in files)
+    return any(_code(before) != _code(after) for before, after in versions)
+
+
+def _code(text: str) -> str:
+    """A module without its docstrings and comments."""
+    module = ast.parse(text)
+    for node in ast.walk(module):
+        match node:
+            case ast.Module() | ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                node.body = [each for each in node.body if not _is_text(each)]
+    return ast.dump(module)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
 def _git(root: Path, *arguments: str) -> str:

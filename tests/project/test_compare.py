@@ -225,8 +225,8 @@ def test_a_table_is_too_old_by_the_commits_of_its_code(tmp_path: Path) -> None:
     git("init", "--quiet")
     code = here / ages.CODE[0] / "code.py"
 
-    def change(number: int) -> None:
-        code.write_text(str(number))
+    def change(number: int, words: str = "") -> None:
+        code.write_text(f"{words}\n{number}\n")
         git("add", ".")
         git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "--message", "x")
 
@@ -235,6 +235,7 @@ def test_a_table_is_too_old_by_the_commits_of_its_code(tmp_path: Path) -> None:
     table.write_text(json.dumps({"asked": {"rankmill": f"0.1.0 ({git('rev-parse', '--short', 'HEAD')})"}}))
     for number in range(1, ages.LIMIT + 1):
         change(number)
+    change(ages.LIMIT, '"""A docstring."""  # and a comment')
     assert ages.too_old(here) == []
     change(ages.LIMIT + 1)
     (line,) = ages.too_old(here)
