@@ -150,18 +150,18 @@ class Bench:
         seen: set[str] = set()
         rows = max(len(pairs) // (2 * self.workers), 1)
         while len(seen) < self.workers:
-            seen |= self._score(pairs, chunk_size=rows, **spec).workers
+            seen |= self.bulk(pairs, chunk_size=rows, **spec).workers
         return system.monotonic() - self._started
 
-    def bulk(self, pairs: pa.Table, **spec: Any) -> RunScores:
+    def bulk(self, pairs: pa.Table, *, chunk_size: int | None = None, **spec: Any) -> RunScores:
         """Score `pairs` as one run, in chunks of ``chunk_size`` rows."""
-        return self._score(pairs, **spec)
+        return self._session.score(pairs, COLUMNS, chunk_size=chunk_size, on_wait=self._look, **spec)
 
     def requests(self, pairs: Iterable[pa.Table], concurrency: int) -> list[RunScores]:
         """Score each table as a run of its own, `concurrency` runs at a time."""
         with system.Executor(concurrency) as threads:
             try:
-                return list(threads.map(lambda table: self._score(table, chunk_size=len(table)), pairs))
+                return list(threads.map(lambda table: self.bulk(table, chunk_size=len(table)), pairs))
             except BaseException:
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
@@ -180,9 +180,6 @@ class Bench:
                 return dict(zip(STAGES, totals.tolist(), strict=True))
             system.sleep(_LOOK_SECONDS)
         raise BenchFailed(f"the workers have not reported for {_REPORT_SECONDS} s")
-
-    def _score(self, pairs: pa.Table, *, chunk_size: int | None = None, **spec: Any) -> RunScores:
-        return self._session.score(pairs, COLUMNS, chunk_size=chunk_size, on_wait=self._look, **spec)
 
     def _look(self) -> None:
         if self._embedded.worker_deaths:

@@ -26,7 +26,7 @@ from rankmill.jobs.model_names import ModelNames
 from rankmill.jobs.runtime.hosts import require_worker_packages, thread_environ
 from rankmill.jobs.runtime.limits import cores
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.jobs.system import system
+from rankmill.producer.files.stores.writing import sync
 from rankmill.score.session import RunScores, Session
 
 _MOST = 0.5
@@ -361,8 +361,7 @@ def _made_whole(output: Path) -> Iterator[tuple[Path, Path]]:
             scratch.mkdir()
             yield whole, scratch
             for file in whole.iterdir():
-                with file.open("rb") as written:
-                    system.fsync(written.fileno())
+                sync(file)
             if output.exists():
                 output.rename(scratch / "before")
             whole.rename(output)

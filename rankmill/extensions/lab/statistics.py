@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,11 +34,6 @@ def measurements(results: Iterable[CellResult]) -> pd.DataFrame:
             raw = {"latencies": repeat.latencies, "row_errors": repeat.row_errors} if repeat else {}
             rows.append({**of_cell, "repeat": number, **figures, **raw})
     return pd.DataFrame(rows)
-
-
-def write_measurements(path: Path, results: Iterable[CellResult]) -> None:
-    """Write all measurements to one Parquet file."""
-    measurements(results).to_parquet(path, index=False)
 
 
 def summary(experiment: Experiment, results: Iterable[CellResult]) -> pd.DataFrame:

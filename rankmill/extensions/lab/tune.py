@@ -351,7 +351,8 @@ class Tuner:
         """
         self._started = system.monotonic()
         try:
-            reference = self._once("reference", ReferenceScores, self._reference)
+            measure = partial(self.trials.reference, self.budget * _SAMPLE_SHARE)
+            reference = self._once("reference", ReferenceScores, measure)
         except _OutOfTime:
             raise self._too_short("the reference is not done") from None
         self.trials.use(reference)
@@ -381,9 +382,6 @@ class Tuner:
             )
             self._best = {name: self._best[name] for name in ("backend", "precision")}
         return Tuned(self._best, gain, self._story)
-
-    def _reference(self) -> ReferenceScores:
-        return self.trials.reference(self.budget * _SAMPLE_SHARE)
 
     def _choose_backend(self, reference: ReferenceScores) -> None:
         """Measure each backend and precision once; then compare the fastest acceptable ones in turn."""

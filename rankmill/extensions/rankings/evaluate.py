@@ -30,9 +30,7 @@ def read_scored(path: AnyPath, score: str) -> tuple[pd.DataFrame, pd.DataFrame |
     InputError
         The file cannot be read, lacks ids or scores, or a query has a passage twice.
     """
-    if not path.is_file():
-        raise InputError(f"{path}: no such file")
-    if not is_table(path, score):
+    if not path.is_file() or not is_table(path, score):
         return ranking_frame(path), None
     frame = read_rows(path, score)
     frame = frame[frame["in_run"]]  # other rows are judged passages that were added for mining

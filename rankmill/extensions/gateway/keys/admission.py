@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Literal
+from typing import Literal, ParamSpec, TypeVar
 
 import redis
 
@@ -19,6 +19,8 @@ from rankmill.jobs.runtime.patience import redis_errors, waiting
 from rankmill.jobs.system import system
 from rankmill.producer.client.aio import bridge
 
+P = ParamSpec("P")
+T = TypeVar("T")
 KeysNeeded = Literal["always", "if there are any", "never"]
 
 MOST_WAIT = 5.0
@@ -74,7 +76,16 @@ class Admission:
         Refusal
             The key is unknown or missing, and requests need one.
         """
-        return await bridge.run(self._identify, text)
+        if text and self._fixed and is_same(text, self._fixed):
+            return fixed_key(self._fixed)
+        key = await _asked(self._keys.find, text) if text else None
+        if key or self._needed == "never":
+            return key
+        if self._needed != "always" and not self._fixed and not await _asked(self._keys.any):
+            return None
+        if text:
+            raise Refusal("no_key", "the API key is unknown, revoked or expired")
+        raise Refusal("no_key", "give an API key: Authorization: Bearer KEY, or x-api-key: KEY")
 
     @asynccontextmanager
     async def admitted(self, key: ApiKey | None) -> AsyncIterator[None]:
@@ -88,11 +99,13 @@ class Admission:
         if key is None or key.requests_at_once is None:
             yield
             return
-        request = await bridge.run(self._begin, key)
+        request = await _asked(self._limits.begin, key)
+        if request and (self._renewing is None or self._renewing.done()):
+            self._renewing = asyncio.create_task(self._renew())
         try:
             yield
         finally:
-            await asyncio.shield(bridge.run(self._end, request))
+            await asyncio.shield(self._end(request))
 
     async def take(self, key: ApiKey | None, model: tuple[str, ...], pairs: int) -> None:
         """Count pairs that are to be scored by a model, which is given by its names.
@@ -104,7 +117,7 @@ class Admission:
         """
         check_model(key, model)
         if key and key.pairs_per_minute:
-            await bridge.run(self._take_pairs, key, pairs)
+            await _asked(self._limits.take_pairs, key, pairs)
 
     async def identify_scraper(self, text: str | None) -> ApiKey | None:
         """The key of a caller that reads metrics; ``None`` without one.
@@ -145,11 +158,7 @@ class Admission:
     async def look(self) -> None:
         """Read all keys from the server, for `identify_scraper`."""
         self._looked = system.monotonic()
-        self._known = await bridge.run(self._all)
-
-    def _all(self) -> list[ApiKey]:
-        with redis_errors(), waiting(most=MOST_WAIT):
-            return self._keys.all()
+        self._known = await _asked(self._keys.all)
 
     async def watch(self) -> None:
         """Read the keys from time to time, without end."""
@@ -166,36 +175,9 @@ class Admission:
             self._renewing.cancel()
             await asyncio.wait([self._renewing])
 
-    def _identify(self, text: str | None) -> ApiKey | None:
-        if text and self._fixed and is_same(text, self._fixed):
-            return fixed_key(self._fixed)
-        with redis_errors(), waiting(most=MOST_WAIT):
-            key = self._keys.find(text) if text else None
-            if (
-                key
-                or self._needed == "never"
-                or (self._needed != "always" and not self._fixed and not self._keys.any())
-            ):
-                return key
-        if text:
-            raise Refusal("no_key", "the API key is unknown, revoked or expired")
-        raise Refusal("no_key", "give an API key: Authorization: Bearer KEY, or x-api-key: KEY")
-
-    def _take_pairs(self, key: ApiKey, pairs: int) -> None:
-        with redis_errors(), waiting(most=MOST_WAIT):
-            self._limits.take_pairs(key, pairs)
-
-    def _begin(self, key: ApiKey) -> CountedRequest | None:
-        with redis_errors(), waiting(most=MOST_WAIT):
-            request = self._limits.begin(key)
-        if request and (self._renewing is None or self._renewing.done()):
-            self._renewing = asyncio.create_task(self._renew())
-        return request
-
-    def _end(self, request: CountedRequest | None) -> None:
+    async def _end(self, request: CountedRequest | None) -> None:
         try:
-            with redis_errors(), waiting(most=MOST_WAIT):
-                self._limits.end(request)
+            await _asked(self._limits.end, request)
         except Exception as error:  # the lease expires
             name = request and request.name
             logger.warning("a request of key %s counts for a while longer: %s", name, error)
@@ -207,6 +189,16 @@ class Admission:
                 await bridge.run(self._limits.renew)
             except Exception as error:
                 logger.warning("the leases of requests are not renewed: %s", error)
+
+
+async def _asked(ask: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    """Call `ask`, which asks the server; a request waits for it at most `MOST_WAIT` seconds."""
+
+    def within() -> T:
+        with redis_errors(), waiting(most=MOST_WAIT):
+            return ask(*args, **options)
+
+    return await bridge.run(within)
 
 
 def check_model(key: ApiKey | None, names: tuple[str, ...]) -> None:

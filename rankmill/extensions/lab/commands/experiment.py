@@ -16,7 +16,7 @@ from rankmill.cli.exits import MEASURED
 from rankmill.extensions.lab.bench import Records
 from rankmill.extensions.lab.experiment import Experiment, load_experiment, shipped
 from rankmill.extensions.lab.grid import RECORDS, CellResult, Plan, plan, run
-from rankmill.extensions.lab.statistics import measurements, write_measurements
+from rankmill.extensions.lab.statistics import measurements
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.passwords import mask_passwords
 
@@ -117,7 +117,7 @@ def _report(
     # imported here, because matplotlib is slow to import
     from rankmill.extensions.lab.report import write_report
 
-    write_measurements(folder / "measurements.parquet", results)
+    measurements(results).to_parquet(folder / "measurements.parquet", index=False)
     path = write_report(folder, experiments, results)
     if not quiet:
         click.echo(f"the report is in {path}, every measurement in {folder / 'measurements.parquet'}")
