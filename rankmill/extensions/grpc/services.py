@@ -39,6 +39,7 @@ _Predict: TypeAlias = tei.PredictRequest | tei.PredictPairRequest
 
 M = TypeVar("M", bound=Message)
 R = TypeVar("R")
+_Answer: TypeAlias = "Callable[[TeiServices, Sequence[M], Call], Awaitable[list[R]]]"
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,29 @@ class Call:
     key: ApiKey | None
 
 
+def _alone(answer: _Answer[M, R]) -> Callable[[TeiServices, M, Call], Awaitable[R]]:
+    """A method that answers one message."""
+
+    async def method(self: TeiServices, request: M, call: Call) -> R:
+        (reply,) = await answer(self, [request], call)
+        return reply
+
+    return method
+
+
+def _in_turn(answer: _Answer[M, R]) -> Callable[[TeiServices, AsyncIterator[M], Call], AsyncIterator[R]]:
+    """A method that answers the messages of a stream in order; messages that arrived together are answered
+    together.
+    """
+
+    async def method(self: TeiServices, requests: AsyncIterator[M], call: Call) -> AsyncIterator[R]:
+        async for batch in _batches(requests, self.most_bytes):
+            for reply in await answer(self, batch, call):
+                yield reply
+
+    return method
+
+
 class TeiServices:
     """Answers calls with the scores of the workers, for the model of the gateway.
 
@@ -56,11 +80,16 @@ class TeiServices:
     ----------
     gateway
         The parts that HTTP and gRPC share.
+
+    Attributes
+    ----------
+    most_bytes
+        Most bytes of the messages that are answered together.
     """
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._most_bytes = gateway.own.gateway_body_mib << 20
+        self.most_bytes = gateway.own.gateway_body_mib << 20
 
     async def info(self, request: tei.InfoRequest, call: Call) -> tei.InfoResponse:
         """Facts about the model and the gateway."""
@@ -73,30 +102,6 @@ class TeiServices:
         del model_info["served_model_name"]  # gRPC's message does not have this field
         return tei.InfoResponse(**model_info, model_type=tei.MODEL_TYPE_RERANKER)
 
-    async def predict(self, request: tei.PredictRequest, call: Call) -> tei.PredictResponse:
-        """Score a single text."""
-        (reply,) = await self._predict([request], call)
-        return reply
-
-    async def predict_pair(self, request: tei.PredictPairRequest, call: Call) -> tei.PredictResponse:
-        """Score one pair."""
-        (reply,) = await self._predict([request], call)
-        return reply
-
-    def predict_stream(
-        self, requests: AsyncIterator[tei.PredictRequest], call: Call
-    ) -> AsyncIterator[tei.PredictResponse]:
-        """Score texts as they arrive. Texts with the same options that arrive together share a run; answers
-        keep the order of the texts.
-        """
-        return self._in_turn(requests, self._predict, call)
-
-    def predict_pair_stream(
-        self, requests: AsyncIterator[tei.PredictPairRequest], call: Call
-    ) -> AsyncIterator[tei.PredictResponse]:
-        """Score pairs as they arrive, as `predict_stream` does."""
-        return self._in_turn(requests, self._predict, call)
-
     async def rerank(self, request: tei.RerankRequest, call: Call) -> tei.RerankResponse:
         """Order texts by their score."""
         pairs = [(request.query, text) for text in request.texts]
@@ -107,45 +112,12 @@ class TeiServices:
         self, requests: AsyncIterator[tei.RerankStreamRequest], call: Call
     ) -> tei.RerankResponse:
         """Order texts, each of which comes in a message with its query, when all messages have arrived."""
-        rows = await _gather(requests, self._gateway.own.gateway_pairs, self._most_bytes)
+        rows = await _gather(requests, self._gateway.own.gateway_pairs, self.most_bytes)
         if len({(row.truncate, row.truncation_direction) for row in rows}) > 1:
             raise Refusal("invalid", "truncate, truncation_direction: must be the same in all messages")
         pairs = [(row.query, row.text) for row in rows]
         scored = await self._score(pairs, _spec(rows[0] if rows else tei.RerankStreamRequest()), call)
         return _ranking(scored, pairs, with_text=rows[0].return_text)
-
-    async def tokenize(self, request: tei.EncodeRequest, call: Call) -> tei.EncodeResponse:
-        """The tokens of a text, without truncation."""
-        (reply,) = await self._tokenize([request], call)
-        return reply
-
-    def tokenize_stream(
-        self, requests: AsyncIterator[tei.EncodeRequest], call: Call
-    ) -> AsyncIterator[tei.EncodeResponse]:
-        """The tokens of texts as they arrive, as `predict_stream` does."""
-        return self._in_turn(requests, self._tokenize, call)
-
-    async def decode(self, request: tei.DecodeRequest, call: Call) -> tei.DecodeResponse:
-        """The text of tokens."""
-        (reply,) = await self._decode([request], call)
-        return reply
-
-    def decode_stream(
-        self, requests: AsyncIterator[tei.DecodeRequest], call: Call
-    ) -> AsyncIterator[tei.DecodeResponse]:
-        """The texts of tokens as they arrive, as `predict_stream` does."""
-        return self._in_turn(requests, self._decode, call)
-
-    async def _in_turn(
-        self,
-        requests: AsyncIterator[M],
-        answer: Callable[[Sequence[M], Call], Awaitable[list[R]]],
-        call: Call,
-    ) -> AsyncIterator[R]:
-        """Answer messages in order; messages that arrived together are answered together."""
-        async for batch in _batches(requests, self._most_bytes):
-            for reply in await answer(batch, call):
-                yield reply
 
     async def _tokenize(self, requests: Sequence[tei.EncodeRequest], call: Call) -> list[tei.EncodeResponse]:
         for request in requests:
@@ -180,6 +152,7 @@ class TeiServices:
         return tokens
 
     async def _predict(self, requests: Sequence[_Predict], call: Call) -> list[tei.PredictResponse]:
+        """Score texts or pairs; those with the same options share a run."""
         replies = []
         for _, same in groupby(
             requests, lambda request: (request.raw_scores, request.truncate, request.truncation_direction)
@@ -208,6 +181,11 @@ class TeiServices:
             scored = await self._gateway.scoring.score(wanted, call.key)
         self._gateway.count(call.note, scored)
         return scored
+
+    predict = predict_pair = _alone(_predict)
+    predict_stream = predict_pair_stream = _in_turn(_predict)
+    tokenize, tokenize_stream = _alone(_tokenize), _in_turn(_tokenize)
+    decode, decode_stream = _alone(_decode), _in_turn(_decode)
 
 
 def _pieces(texts: Sequence[TokensAsked]) -> Iterator[list[TokensAsked]]:
