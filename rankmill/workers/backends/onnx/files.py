@@ -34,9 +34,6 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
     versions = map(version, ("torch", "transformers", "onnx", "onnxruntime"))
     name = cache_name(files.source, files.revision, str(_VERSION), str(OPSET), precision, *versions)
     folder = files.cache / "onnx" / name
-    if is_kept(folder, files.cache):
-        files.copies.append(kept_as(folder))
-        return folder / _FILE
 
     def export(folder: Path) -> None:
         started = system.monotonic()
@@ -44,7 +41,8 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
         files.check_unchanged()  # otherwise the export would be cached under the name of other files
         logger.info("exported %s as %s in %.1f s", files.source, precision, system.monotonic() - started)
 
-    build_once(folder, export)
+    if not is_kept(folder, files.cache):
+        build_once(folder, export)
     files.copies.append(kept_as(folder))
     return folder / _FILE
 
