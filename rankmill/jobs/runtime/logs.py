@@ -1,8 +1,9 @@
 """Logs: readable lines on a terminal, and JSON elsewhere. With JSON, all that Python code writes to
 standard error is JSON.
 
-Every line that is logged within `about`, even by a library, has the ids of its run, chunk, job and worker.
-So a chunk can be followed by one id from its producer to its worker and back.
+Every line that is logged within `about`, even by a library, has the ids that were given there, such as those
+of the run, chunk, job and worker. So a chunk can be followed by one id from its producer to its worker and
+back.
 """
 
 from __future__ import annotations

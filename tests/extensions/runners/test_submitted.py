@@ -6,9 +6,11 @@ import json
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from rq import Queue
 from rq.job import Job
 
+from rankmill.cli.main import rankmill
 from rankmill.extensions.runners import redis_keys as keys
 from rankmill.extensions.runners.orders import kind_of
 from rankmill.extensions.runners.store import FileRunStore, RunLease
@@ -121,3 +123,17 @@ def test_an_order_is_left_to_runners_that_have_an_extension_for_it(without_exten
     order = ORDER.model_copy(update={"kind": "batch"})
     with pytest.raises(RunnerError, match="this runner has no extension for a batch"):
         kind_of(order)
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        (["a.parquet"], "name the output of a submitted run"),
+        (["a.parquet", "-o", "-"], "a submitted run has no standard output"),
+        (["-", "-o", "b.parquet"], "standard input (-) cannot be submitted"),
+    ],
+)
+def test_what_cannot_be_submitted_is_told_without_a_server(files: list[str], why: str) -> None:
+    refused = CliRunner().invoke(rankmill, ["submit", *files, "--redis", "redis://127.0.0.1:1"])
+    assert refused.exit_code == 2
+    assert why in refused.stderr

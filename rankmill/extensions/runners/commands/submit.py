@@ -23,10 +23,12 @@ from rankmill.producer.client.sync_client import Client
 def submit(request: FileRequest, settings: Settings, webhook: str | None, as_json: bool, quiet: bool) -> None:
     """Hand INPUT files to runners, which score their pairs.
 
-    The options for files and models are those of rankmill score. A runner on any host that sees the files
+    The options for files and models are those of rankmill score, but -o must name the output, and files may
+    not be standard input or output. A runner on any host that sees the files
     scores them with live workers, even if this process ends. The command prints the run's id, which rankmill
     wait, status and cancel take.
     """
+    request = request.at_home()  # what cannot be submitted is told without a server
     options.server(settings)
     client = Client(settings=settings)
     run = client.submit_request(request, webhook=webhook)
