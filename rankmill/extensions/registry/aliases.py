@@ -103,7 +103,9 @@ def roll_back(registry: RegistryStore, reference: Reference, *, by: str) -> Alia
             f"the registry {registry.url} has no alias {reference}; rankmill models list shows them"
         )
     if not alias.before:
-        raise RegistryConflict(f"{reference} has only ever stood for {alias.now}, so it cannot go back")
+        raise RegistryConflict(
+            f"{reference} stands for {alias.now}, the first of its targets that is kept, so it cannot go back"
+        )
     last = alias.before[0]
     for version in last.named:
         if registry.find_manifest(Reference(reference.name, version)) is None:
