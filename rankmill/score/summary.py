@@ -127,9 +127,12 @@ class Tally:
 
     @property
     def revision(self) -> str | None:
-        """The model's commit or the digest of its content; ``None`` if it is not known, or no chunk was
-        scored.
+        """The model's commit or the digest of its content, of several models in their order; ``None`` if one
+        is not known, or no chunk was scored.
         """
+        if self.each:
+            known = [own.revision or "" for own in self.each]
+            return ", ".join(known) if all(known) else None
         return None if "" in self.revisions else ", ".join(sorted(self.revisions)) or None
 
 

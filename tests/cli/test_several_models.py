@@ -70,6 +70,8 @@ def mean_of(alone: list[Any], of: str) -> Any:
 def test_a_file_gets_a_column_for_each_model_and_their_mean(
     mean: str, source: Path, shared_queue: Server, models: list[str], alone: list[Any]
 ) -> None:
+    if mean == "scores":  # what is said of each follows this order, too
+        models, alone = models[::-1], alone[::-1]
     target = source.with_name("scored.parquet")
     done = score_file(source, *options(shared_queue, models), "--mean", mean, "-o", target, "--json")
     assert done.code == 3, done.err
@@ -86,6 +88,8 @@ def test_a_file_gets_a_column_for_each_model_and_their_mean(
     assert about[b"rankmill.model"].decode() == ", ".join(models)
     how = json.loads(about[b"rankmill.columns"])
     assert [how[column]["model"] for column in ("score_A", "score_B")] == models
+    revisions = ", ".join(how[column]["revision"] for column in ("score_A", "score_B"))
+    assert about[b"rankmill.revision"].decode() == done.summary["revision"] == revisions
     assert {each["precision"] for each in how.values()} == {"fp32"}
     assert done.summary["model"] == ", ".join(models)
 

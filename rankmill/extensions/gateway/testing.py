@@ -30,7 +30,8 @@ _NO_WORKERS_SECONDS = 1.0
 
 
 def gateway_app(workers: FakeWorkers, **options: Any) -> FastAPI:
-    """The application of ``rankmill serve`` over `workers`, for `fastapi.testclient.TestClient`.
+    """The application of ``rankmill serve`` over `workers`, for `fastapi.testclient.TestClient` in a ``with``
+    block, so that all requests have one event loop.
 
     Its only key is the setting ``gateway_api_key``. It cannot keep batches or usage, or give orders to
     workers.
