@@ -70,15 +70,16 @@ def mean_of(alone: list[Any], of: str) -> Any:
 def test_a_file_gets_a_column_for_each_model_and_their_mean(
     mean: str, source: Path, shared_queue: Server, models: list[str], alone: list[Any]
 ) -> None:
+    columns = ["score_A", "score_B"]
     if mean == "scores":  # what is said of each follows this order, too
-        models, alone = models[::-1], alone[::-1]
+        columns, models, alone = columns[::-1], models[::-1], alone[::-1]
     target = source.with_name("scored.parquet")
     done = score_file(source, *options(shared_queue, models), "--mean", mean, "-o", target, "--json")
     assert done.code == 3, done.err
     scored, name = pq.read_table(target), {"ranks": "rank_mean", "scores": "score_mean"}[mean]
-    assert scored.column_names == ["query", "passage", "score_A", "score_B", name]
+    assert scored.column_names == ["query", "passage", *columns, name]
     assert scored["query"].to_pylist() == [query for query, _ in PAIRS]
-    for column, expected in zip(("score_A", "score_B"), alone, strict=True):
+    for column, expected in zip(columns, alone, strict=True):
         np.testing.assert_allclose(scored[column].to_numpy(), expected, atol=1e-5)
     np.testing.assert_allclose(scored[name].to_numpy()[:60], mean_of(alone, mean), atol=1e-3)
     assert [scored[column].null_count for column in scored.column_names] == [0, 1, 1, 1, 1]
@@ -87,8 +88,8 @@ def test_a_file_gets_a_column_for_each_model_and_their_mean(
     about = pq.read_metadata(target).metadata
     assert about[b"rankmill.model"].decode() == ", ".join(models)
     how = json.loads(about[b"rankmill.columns"])
-    assert [how[column]["model"] for column in ("score_A", "score_B")] == models
-    revisions = ", ".join(how[column]["revision"] for column in ("score_A", "score_B"))
+    assert [how[column]["model"] for column in columns] == models
+    revisions = ", ".join(how[column]["revision"] for column in columns)
     assert about[b"rankmill.revision"].decode() == done.summary["revision"] == revisions
     assert {each["precision"] for each in how.values()} == {"fp32"}
     assert done.summary["model"] == ", ".join(models)
