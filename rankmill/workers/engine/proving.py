@@ -56,9 +56,6 @@ _LARGEST = 4 << 30
 _CHOSEN = 16
 """Most outputs of a model that are checked by name and by number."""
 
-_IN_A_BATCH = "a batch of"
-"""How the text of a fault in large batches begins; other ways to score may not have this fault."""
-
 _LONGEST = 160
 """Most characters of an error in a proof."""
 
@@ -179,8 +176,6 @@ def load_proven(
                     )
                 logger.warning("%s would not get its own scores: %s", spec.model, proof)
                 failed.append(proof)
-                if proof.wrong and not proof.wrong.startswith(_IN_A_BATCH):
-                    break  # another way hardly helps, because most faults do not depend on the way
         without.add((loaded.backend.name, loaded.backend.precision.partition(" ")[0]))
 
 
@@ -410,7 +405,7 @@ class Proving:
             difference = _largest(ours - expected)
             if lost or difference > bound:
                 fault = f"{lost} rows without a score" if lost else f"scores that differ by {difference:.2g}"
-                return f"{_IN_A_BATCH} {len(places)} rows has {fault}", most
+                return f"a batch of {len(places)} rows has {fault}", most
             most = max(most, difference)
         return None, most
 
