@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import fakeredis
 import pytest
@@ -158,19 +159,25 @@ def test_a_look_takes_the_same_round_trips_however_much_there_is(monkeypatch: py
     store = RunStore(client)
     sent: list[object] = []
     execute = redis.client.Pipeline.execute
+    execute_alone: Any = redis.Redis.execute_command
 
     def counted(pipe: redis.client.Pipeline, raise_on_error: bool = True) -> object:
         if pipe.connection_pool is client.connection_pool:
             sent.append(pipe)
         return execute(pipe, raise_on_error)
 
+    def counted_alone(single: redis.Redis, *command: Any, **options: Any) -> object:
+        sent.append(command)
+        return execute_alone(single, *command, **options)
+
     monkeypatch.setattr(redis.client.Pipeline, "execute", counted)
+    monkeypatch.setattr(redis.Redis, "execute_command", counted_alone)
     for runs in (1, 40):
         for _ in range(runs):
             store.enqueue(stored_run(store), {0: Payload(b"pairs", 1)})
         sent.clear()
         read_cluster(client)
-        assert len(sent) == 11
+        assert len(sent) == 14
 
 
 def test_a_queue_that_nobody_has_used_for_a_day_leaves_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
