@@ -66,19 +66,20 @@ class VersionStore:
         self._registry = registry
 
     def get(self, reference: Reference, content: str | None) -> ModelCopy:
-        """A version, fetched now if this host lacks it; `content` is the digest that it must have, if that is
-        known.
+        """A version, fetched now if this host lacks it, or keeps other content under its name than the
+        registry has; `content` is the digest that it must have, if that is known.
 
         Raises
         ------
         WorkerError
-            This host lacks the version and cannot fetch it, or it has other content. Another worker may have
-            it.
+            This host lacks the version and cannot fetch it, it has other content, or other content is in use
+            here. Another worker may have the version.
         """
         name, version = reference
         folder, file = version_folder(self._cache, name, version), version_lock(self._cache, name, version)
         with ExitStack() as stack:
             try:
+                self._remove_other(reference, folder, file, content)
                 held = lock(file, shared=True)  # from now on, no other process removes the version
                 assert held
                 stack.callback(held.close)
@@ -100,6 +101,32 @@ class VersionStore:
                 )
             stack.pop_all()
         return ModelCopy(folder / _MODEL, manifest.content, held)
+
+    def _remove_other(self, reference: Reference, folder: Path, file: Path, content: str | None) -> None:
+        """Remove a kept version if the registry has other content under its name; another registry, or an
+        earlier one at this URL, had this one.
+
+        The registry is not asked if the kept version has the `content` that is wanted. If it cannot tell, the
+        kept version stays.
+        """
+        try:
+            kept = Manifest.read((folder / _MANIFEST).read_bytes(), "a manifest").content
+            if self._registry is None or kept == content:
+                return
+            now = Registry(self._registry).manifest(reference).content
+        except (OSError, InputError, RegistryAway, RegistryError):
+            return
+        if now == kept:
+            return
+        held = lock(file, wait=False)
+        if held is None:
+            raise WorkerError(
+                f"{reference} has content {now:.12} in the registry, and worker host {socket.gethostname()} "
+                f"uses content {kept:.12} of this name: wait until it is unloaded, or set another cache_dir"
+            )
+        with closing(held):
+            logger.warning("%s is fetched again: the registry has other content under this name", folder)
+            shutil.rmtree(folder)
 
     def _whole(self, folder: Path) -> Manifest | None:
         """The manifest of a version whose files are all here and match the manifest; otherwise ``None``."""

@@ -124,6 +124,24 @@ def test_what_the_run_has_begun_with_is_what_it_goes_on_with(registry: Path, cac
         Host(cache, registry).get(V1, "0" * 64)
 
 
+def test_another_registry_s_version_of_the_name_is_not_taken_for_this_one_s(
+    registry: Path, cache: Path, model: Path, tmp_path: Path
+) -> None:
+    first = Host(cache, registry).get(V1, None)
+    other = tmp_path / "other"
+    other.mkdir()
+    (model / "model.safetensors").write_bytes(b"c" * SIZE)
+    put_version(other, model, "reranker")
+    with pytest.raises(WorkerError, match=rf"uses content {first.content[:12]} of this name: wait"):
+        Host(cache, other).get(V1, None)
+    assert (first.folder / "model.safetensors").read_bytes() == b"a" * SIZE
+    release(first)
+    second = Host(cache, other).get(V1, None)
+    assert (second.folder / "model.safetensors").read_bytes() == b"c" * SIZE
+    release(second)
+    assert Host(cache, registry).get(V1, first.content).content == first.content
+
+
 def test_a_damaged_registry_leaves_nothing_that_could_be_loaded(registry: Path, cache: Path) -> None:
     (files,) = (registry / "reranker" / "v1").glob("files-*")
     (files / "model.safetensors").write_bytes(b"x" * SIZE)
