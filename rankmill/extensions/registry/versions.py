@@ -11,7 +11,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 from rankmill.extensions.registry.documents import Manifest, Reference
@@ -79,7 +79,7 @@ class VersionStore:
         folder, file = version_folder(self._cache, name, version), version_lock(self._cache, name, version)
         with ExitStack() as stack:
             try:
-                self._remove_other(reference, folder, file, content)
+                wanted = self._wanted(reference, folder, file, content)
                 held = lock(file, shared=True)  # from now on, no other process removes the version
                 assert held
                 stack.callback(held.close)
@@ -94,35 +94,39 @@ class VersionStore:
                 os.utime(folder)
             except OSError as error:
                 raise WorkerError(self._cannot_keep(reference, error)) from error
-            if content not in {None, manifest.content}:
+            if wanted not in {None, manifest.content}:
                 raise WorkerError(
                     f"{reference} on worker host {socket.gethostname()} has content {manifest.content:.12}, "
-                    f"and the run wants {content:.12}: is RANKMILL_REGISTRY the same everywhere?"
+                    f"and the run wants {wanted:.12}: is RANKMILL_REGISTRY the same everywhere?"
                 )
             stack.pop_all()
         return ModelCopy(folder / _MODEL, manifest.content, held)
 
-    def _remove_other(self, reference: Reference, folder: Path, file: Path, content: str | None) -> None:
-        """Remove a kept version if the registry has other content under its name; another registry, or an
-        earlier one at this URL, had this one.
+    def _wanted(self, reference: Reference, folder: Path, file: Path, content: str | None) -> str | None:
+        """The digest that the version must have: `content`, or else that in the registry; ``None`` if the
+        registry cannot tell.
 
-        The registry is not asked if the kept version has the `content` that is wanted. If it cannot tell, the
-        kept version stays.
+        A kept version with other content than in the registry is removed; another registry, or an earlier one
+        at this URL, had this one. The registry is not asked if the kept version has the `content`.
         """
+        kept = now = None
         try:
-            kept = Manifest.read((folder / _MANIFEST).read_bytes(), "a manifest").content
-            if self._registry is None or kept == content:
-                return
-            now = Registry(self._registry).manifest(reference).content
-        except (OSError, InputError, RegistryAway, RegistryError):
-            return
-        if now == kept:
-            return
+            with suppress(FileNotFoundError, NotADirectoryError):
+                kept = Manifest.read((folder / _MANIFEST).read_bytes(), "a manifest").content
+            if self._registry is not None and (kept is None or kept != content):
+                now = Registry(self._registry).manifest(reference).content
+        except (InputError, RegistryAway, RegistryError):  # whoever fetches the version is told
+            return content
+        if kept is not None and now not in {None, kept}:
+            self._remove(reference, folder, file, f"{kept:.12}")
+        return content or now
+
+    def _remove(self, reference: Reference, folder: Path, file: Path, kept: str) -> None:
         held = lock(file, wait=False)
         if held is None:
             raise WorkerError(
-                f"{reference} has content {now:.12} in the registry, and worker host {socket.gethostname()} "
-                f"uses content {kept:.12} of this name: wait until it is unloaded, or set another cache_dir"
+                f"{reference} has other content in the registry, and worker host {socket.gethostname()} uses "
+                f"content {kept} of this name: wait until it is unloaded, or set another cache_dir"
             )
         with closing(held):
             logger.warning("%s is fetched again: the registry has other content under this name", folder)

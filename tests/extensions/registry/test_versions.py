@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rankmill.extensions.registry.documents import Manifest, Reference
 from rankmill.extensions.registry.registry import Registry, fetch_files, files_folder
 from rankmill.extensions.registry.store import RegistryStore
 from rankmill.jobs.contract.errors import WorkerError
@@ -140,6 +141,27 @@ def test_another_registry_s_version_of_the_name_is_not_taken_for_this_one_s(
     assert (second.folder / "model.safetensors").read_bytes() == b"c" * SIZE
     release(second)
     assert Host(cache, registry).get(V1, first.content).content == first.content
+
+
+def test_what_a_process_with_another_registry_has_fetched_meanwhile_is_refused(
+    registry: Path, cache: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (model / "model.safetensors").write_bytes(b"c" * SIZE)
+    put_version(other, model, "reranker")
+    asked = Registry.manifest
+
+    def and_then_another_fetches(self: Registry, reference: Reference) -> Manifest:
+        manifest = asked(self, reference)
+        if not here(cache):
+            monkeypatch.setattr(Registry, "manifest", asked)
+            Host(cache, other).get(V1, None)
+        return manifest
+
+    monkeypatch.setattr(Registry, "manifest", and_then_another_fetches)
+    with pytest.raises(WorkerError, match="is RANKMILL_REGISTRY the same everywhere"):
+        Host(cache, registry).get(V1, None)
 
 
 def test_a_damaged_registry_leaves_nothing_that_could_be_loaded(registry: Path, cache: Path) -> None:
