@@ -6,7 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,10 @@ from rankmill.extensions.runners import redis_keys as keys
 from rankmill.extensions.runners.settings import RunnerSettings
 from rankmill.extensions.runners.submitted import on_server
 from rankmill.jobs.contract.errors import ConfigError, InputError, RunFailed, RunnerError
+from rankmill.producer.files.stores.output_record import OutputRecord
 from rankmill.producer.files.stores.own_folder import OwnFolder
 from rankmill.producer.files.stores.roots import Roots
-from rankmill.producer.files.stores.writing import put, whole_file
+from rankmill.producer.files.stores.writing import delete, put, whole_file
 from tests.conftest import Server, StartRunner, wait_for
 
 PAIRS = "query,passage\nmoon,a moon\ncat,a cat\n"
@@ -343,6 +344,7 @@ def test_what_a_link_leads_out_of_the_roots_gets_no_folder(
     """As when the link was another folder while the order was looked at: empty folders were left there."""
     (tmp_path / "work").mkdir()
     (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "theirs.csv").touch()
     (tmp_path / "made").write_text("scores")
     link = tmp_path / "work" / "swapped"
     link.symlink_to(tmp_path / "others")
@@ -352,10 +354,27 @@ def test_what_a_link_leads_out_of_the_roots_gets_no_folder(
         lambda: put(tmp_path / "made", link / "parts" / "part-1.csv"),
         lambda: put(tmp_path / "made", link / "out.csv"),
         lambda: whole_file(link / "out.csv").__enter__(),
+        lambda: OutputRecord(link / "out.csv").seal("run"),
+        lambda: delete([link / "theirs.csv"], link),
     ):
         with pytest.raises(RunnerError, match="runner_write"):
             attempt()
-    assert [*(tmp_path / "others").iterdir()] == []
+    assert [*(tmp_path / "others").iterdir()] == [tmp_path / "others" / "theirs.csv"]
+
+
+def test_the_folder_that_is_removed_is_the_one_that_was_opened(tmp_path: Path) -> None:
+    link, own, theirs = (tmp_path / name for name in ("swapped", "work", "others"))
+    for folder in (own, theirs / "out.csv.rankmill"):
+        folder.mkdir(parents=True)
+    link.symlink_to(own)
+    (theirs / "out.csv.rankmill" / "journal.db").touch()
+    with closing(OwnFolder(link / "out.csv.rankmill", link / "out.csv")) as opened:
+        link.unlink()
+        link.symlink_to(theirs)
+        opened.delete("journal.db")
+        opened.remove()
+    assert [*own.iterdir()] == []
+    assert [*(theirs / "out.csv.rankmill").iterdir()] == [theirs / "out.csv.rankmill" / "journal.db"]
 
 
 def test_roots_that_make_no_sense_are_refused() -> None:

@@ -22,7 +22,7 @@ from rankmill.producer.files.plan import OutputPlan
 from rankmill.producer.files.score_columns import with_scores
 from rankmill.producer.files.stores.output_record import OutputRecord
 from rankmill.producer.files.stores.paths import AnyPath
-from rankmill.producer.files.stores.writing import as_output_error, discard, identity, put, sync
+from rankmill.producer.files.stores.writing import as_output_error, delete, discard, identity, put, sync
 from rankmill.producer.files.workspace import PartsFolder, Workspace
 
 _ROW_GROUP_BYTES = 64 << 20
@@ -127,7 +127,7 @@ class ScoredFile:
                 self._record.note({self.path: self.partial, **listed})
             if self._errors is None:
                 # an earlier run with the same output may have left a list
-                self.errors_path.unlink(missing_ok=True)
+                delete([self.errors_path], self.path.parent)
             else:
                 put(self.partial_errors, self.errors_path)
             put(self.partial, self.path)

@@ -6,7 +6,6 @@ import errno
 import fcntl
 import logging
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -237,8 +236,8 @@ class Workspace:
         """
         try:
             for at in range(self._models):
-                self._journal_path(at).unlink(missing_ok=True)
-            shutil.rmtree(self.folder)
+                self._place.delete(self._journal_path(at).name)
+            self._place.remove()
         except OSError as error:
             logger.warning("%s is not needed any more, and cannot be removed: %s", self.folder, error)
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import stat
-import tempfile
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rankmill.jobs.contract.errors import RunnerError
+from rankmill.jobs.system import system
 from rankmill.producer.files.stores.paths import AnyPath, workspace_of
-from rankmill.producer.files.stores.writing import content, identity, sync
+from rankmill.producer.files.stores.roots import opened_folder
+from rankmill.producer.files.stores.writing import content, identity
 
 _SEAL = ""
 """The key of the seal in the record, in place of a file's name."""
@@ -31,6 +33,7 @@ class OutputRecord:
     """
 
     def __init__(self, output: AnyPath) -> None:
+        self._beside = output if isinstance(output, Path) else None
         self._record = record_of(output)
         self._folder = workspace_of(output)
 
@@ -67,19 +70,37 @@ class OutputRecord:
         return sealed[1:] if sealed[:1] == [run_id] else []
 
     def _write(self, record: Mapping[str, list[str]]) -> None:
-        folder = self._folder if self._folder.is_dir() else self._record.parent
-        handle, name = tempfile.mkstemp(dir=folder, prefix=".rankmill-")
+        name = f".rankmill-{secrets.token_hex(8)}"
+        with opened_folder(self._record.parent, self._beside) as above, self._opened(above) as folder:
+            try:
+                descriptor = os.open(
+                    name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder
+                )
+                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                    json.dump(record, file)
+                    file.flush()
+                    system.fsync(descriptor)
+                os.replace(name, self._record.name, src_dir_fd=folder, dst_dir_fd=above)
+                # otherwise a part, which is synced in its own folder, could outlast its record
+                system.fsync(above)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(name, dir_fd=folder)
+                raise
+
+    @contextmanager
+    def _opened(self, above: int) -> Iterator[int]:
+        """Open the run's folder, which is in the folder `above`; if it does not exist, return `above`."""
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(record, file)
-            sync(Path(name))
-            Path(name).replace(self._record)
-            # otherwise a part, which is synced in its own folder, could outlast its record
-            sync(self._record.parent)
-        except BaseException:
-            with suppress(OSError):
-                Path(name).unlink()
-            raise
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            folder = os.open(self._folder.name, flags, dir_fd=above)
+        except FileNotFoundError:
+            yield above
+            return
+        try:
+            yield folder
+        finally:
+            os.close(folder)
 
     def _read(self) -> dict[str, list[str]]:
         """The record; empty if the file is not this user's, or is damaged."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Callable
@@ -68,6 +69,7 @@ class OwnFolder:
                     raise _strange(path, kind_of(mode)) from None
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
             self._descriptor = os.open(name, flags, dir_fd=above)
+            self._above = os.dup(above)
         self._watched: dict[Path, tuple[int, int]] = {}
         try:
             if not self.is_new:
@@ -105,9 +107,19 @@ class OwnFolder:
                     "command again"
                 )
 
+    def delete(self, name: str) -> None:
+        """Delete a file of the folder, if it exists."""
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._descriptor)
+
+    def remove(self) -> None:
+        """Remove the folder with its files, even if the path of the folder above leads elsewhere by now."""
+        shutil.rmtree(self.path.name, dir_fd=self._above)
+
     def close(self) -> None:
         """Close the folder."""
         os.close(self._descriptor)
+        os.close(self._above)
 
     def _check_content(self) -> None:
         owner = os.fstat(self._descriptor).st_uid

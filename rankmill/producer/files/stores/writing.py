@@ -11,7 +11,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -130,11 +130,22 @@ def _confirm(folder: int, target: Path) -> None:
 
 
 def delete(files: Iterable[AnyPath], folder: AnyPath) -> None:
-    """Delete files of a folder, if they exist, so that they stay deleted after a power failure."""
-    for file in files:
-        file.unlink(missing_ok=True)
-    if isinstance(folder, Path) and folder.is_dir():
-        sync(folder)
+    """Delete files of a folder, if they exist, so that they stay deleted after a power failure.
+
+    Raises
+    ------
+    RunnerError
+        The folder is outside of the roots.
+    """
+    if isinstance(folder, ObjectPath):
+        for file in files:
+            file.unlink(missing_ok=True)
+    elif present := [file.name for file in files if os.path.lexists(file)]:
+        with opened_folder(folder, folder) as opened:
+            for name in present:
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=opened)
+            system.fsync(opened)
 
 
 def clear_unfinished(folder: AnyPath) -> None:
