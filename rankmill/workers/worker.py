@@ -151,6 +151,8 @@ class ScoringWorker(RQWorker):
                 taken += 1
         except (RankmillError, redis.RedisError, DeviceLost) as error:
             logger.critical("the worker cannot go on: %s", error)
+            if isinstance(error, DeviceLost):
+                self.stop()  # the rows that wait cannot be scored, and are handed back
             raise SystemExit(os.EX_CONFIG if isinstance(error, ConfigError) else 1) from None
         finally:
             self._finish()

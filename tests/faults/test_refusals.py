@@ -116,6 +116,22 @@ def test_a_run_in_int8_is_scored_in_the_kind_that_its_first_worker_has(
         assert not run.errors
 
 
+def test_a_worker_that_loses_its_device_while_it_loads_a_chunks_model_ends_and_another_scores(
+    server: Server, workers: StartWorker, tiny_model: Path, tmp_path: Path
+) -> None:
+    lost = {"worker_class": "tests.harness.misbehaving.LostDeviceWorker", "name": "lost"}
+    process = workers(**lost, environ={"PYTHONPATH": str(Path(__file__).parents[2])})
+    run = Client(server.url, model=str(tiny_model), chunk_size=10).submit(PAIRS[:30])
+    assert process.wait(timeout=60) == 1
+    log = (tmp_path / "worker.log").read_text()
+    assert log.count("the worker cannot go on: the device is gone") == 1
+    assert "Traceback" not in log
+    assert not server.client.zcard("rq:wip:rankmill")  # all that it had claimed waits for others
+    workers(name="other")
+    assert np.isfinite(run.scores(timeout=60)).all()
+    assert not run.errors
+
+
 def test_a_directory_that_one_worker_lacks(
     client: Client, server: Server, workers: StartWorker, tmp_path: Path
 ) -> None:

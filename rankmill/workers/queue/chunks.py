@@ -38,7 +38,7 @@ from rankmill.jobs.protocol.set_aside import DamagedJob
 from rankmill.jobs.runtime import tracing
 from rankmill.jobs.runtime.patience import cannot_serve
 from rankmill.jobs.system import system
-from rankmill.workers.backends.base import DeviceLost, OutOfMemory
+from rankmill.workers.backends.base import OutOfMemory
 from rankmill.workers.engine.cache import EngineCache
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.pipeline import Pipeline
@@ -323,6 +323,8 @@ class ChunkScorer:
             The tokenizer library that may have tokenized the chunk is wrong.
         JobTimeout
             Fetching and tokenizing take too long.
+        DeviceLost
+            The device was lost while the model was loaded.
         """
         job = claim.job
         try:
@@ -361,8 +363,6 @@ class ChunkScorer:
             engine = self._engine(claim, run, rows=len(columns[0]))
         except (MemoryError, OutOfMemory):
             raise WorkerError(f"there is not enough memory to load model {run.spec.model}") from None
-        except DeviceLost as error:
-            raise WorkerError(str(error)) from None
         except WireError as error:
             raise SpecError(str(error)) from None
         claim.started += system.monotonic() - load_began

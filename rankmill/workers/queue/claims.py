@@ -25,6 +25,7 @@ from rankmill.jobs.runtime import tracing
 from rankmill.jobs.runtime.logs import about_job
 from rankmill.jobs.runtime.patience import cannot_serve
 from rankmill.jobs.system import system
+from rankmill.workers.backends.base import DeviceLost
 from rankmill.workers.engine.pipeline import Pipeline
 from rankmill.workers.host import metrics
 from rankmill.workers.models.loading import Model
@@ -279,7 +280,7 @@ class Claims:
 
     def _begin(self, claim: ChunkClaim) -> None:
         """Let the chunk of a claim be scored and then answered; if no producer waits for the scores any more,
-        end the job at once.
+        end the job at once. Raises `DeviceLost`, which counts as a failed attempt.
         """
         try:
             self._scorer.begin(claim, partial(self._answer_scored, claim), whole=self._order.last)
@@ -289,6 +290,8 @@ class Claims:
             return
         except Exception as error:
             self._end(claim, error)
+            if isinstance(error, DeviceLost):
+                raise
             return
         if claim.run is None or claim.work is None:
             self._pipeline.answer(partial(self._answer, claim, None))

@@ -33,6 +33,7 @@ from rankmill.jobs.protocol.pairs_job import DAY, PAIRS_FUNCTION
 from rankmill.jobs.protocol.rq import enqueue, let_expire, record_failure
 from rankmill.jobs.protocol.script import Script
 from rankmill.jobs.runtime.patience import sending
+from rankmill.workers.backends.base import DeviceLost
 
 _BEAT = Script("workers/rq/lua/beat.lua")
 _BEGIN = Script("workers/rq/lua/begin.lua")
@@ -303,5 +304,6 @@ class HeldJob:
 
 
 def _told(error: Exception) -> tuple[type[Exception], Exception, TracebackType | None]:
-    """An error as RQ's handlers take it; rankmill's own errors have no traceback."""
-    return type(error), error, None if isinstance(error, RankmillError) else error.__traceback__
+    """An error as RQ's handlers take it; an error that rankmill explains has no traceback."""
+    explained = isinstance(error, RankmillError | DeviceLost)
+    return type(error), error, None if explained else error.__traceback__
