@@ -6,7 +6,7 @@ so that a command which only starts workers imports none of them.
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # because importing it from typing would take most of the time
+TYPE_CHECKING = False  # typing is slow to import
 
 if TYPE_CHECKING:
     from typing import Any
@@ -89,7 +89,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(__all__, "jobs.contract.errors"),  # those that no line below names are errors
+    **dict.fromkeys(__all__, "jobs.contract.errors"),  # names without a line below are errors
     "AsyncClient": "producer.client.async_client",
     "AsyncScoringRun": "producer.client.async_client",
     "Classified": "producer.client.runs",
@@ -113,7 +113,6 @@ core.
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on its first use."""
     if name in _OF_EXTENSIONS:
         from rankmill.plugins import load
 

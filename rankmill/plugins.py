@@ -52,7 +52,7 @@ Seam = Literal[
 
 @cache
 def _named(seam: Seam) -> dict[str, list[EntryPoint]]:
-    """What packages add to a seam, ours first; if several packages use a name, each has an entry."""
+    """The entry points of a seam by name, ours first; a name that several packages add has several."""
     named: dict[str, list[EntryPoint]] = {}
     _ours()
     for point in sorted(
@@ -81,7 +81,7 @@ def names(seam: Seam) -> list[str]:
     Raises
     ------
     ConfigError
-        Two packages add the same name.
+        Several packages add the same name, or this code is not the one that is installed.
     """
     return [_only(points).name for points in _named(seam).values()]
 
@@ -94,7 +94,8 @@ def load(seam: Seam, name: str) -> Any:
     KeyError
         No installed package adds that name.
     ConfigError
-        The plugin cannot be imported, or several packages add the name; the message says what to do.
+        The plugin cannot be imported, several packages add the name, or this code is not the one that is
+        installed; the message says what to do.
     """
     ours = [point for point in _ours() if (point.group, point.name) == (seam, name)]
     return _load(ours or _named(seam)[name])
@@ -132,12 +133,12 @@ def _load(points: list[EntryPoint]) -> Any:
 
 @cache
 def _ours() -> EntryPoints:
-    """Rankmill's own entry points, which are read in a fraction of the time for those of all packages.
+    """Rankmill's own entry points; reading them is much faster than reading those of all packages.
 
     Raises
     ------
     ConfigError
-        The entry points are not those of this code, because it was not installed, or has changed since.
+        Rankmill is not installed, or has no entry points for backends, so that it cannot be this code.
     """
     try:
         points = distribution("rankmill").entry_points

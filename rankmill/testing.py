@@ -148,7 +148,7 @@ class FakeWorkers:
         self.files: dict[str, FileRunState] = {}
         self._known: dict[str, FakeRun] = {}
         self._told: set[str] = set()
-        """Ids of cancelled runs; a collector of such a run learns from them that it is cancelled."""
+        """Ids of runs that were cancelled; their collectors look here."""
         self._words: dict[int, str] = {}
         self._lock = system.RLock()
 
@@ -196,8 +196,6 @@ class FakeWorkers:
         done = run if reason else run.changed(rows=rows, outcome=outcome)
         self.files[run_id] = done.end("failed" if reason else "done", reason)
 
-    # What a server would do
-
     def _begin(self, run: Run) -> None:
         with self._lock:
             if run.id not in self._known:
@@ -210,7 +208,7 @@ class FakeWorkers:
         return run if run and system.now() < run.asked.created + run.asked.ttl else None
 
     def _end(self, run: Run, *, left: bool, tell: bool) -> int:
-        """Forget a run; returns how many of its chunks had no result. If not `left`, the run is complete."""
+        """Forget a run; returns how many of its chunks had no result. A run is complete if not `left`."""
         with self._lock:
             fake_run = self._known.pop(run.id, None)
             if fake_run is None:
@@ -237,8 +235,6 @@ class FakeWorkers:
                         run._results[next(run._entries)] = result
         with self._lock:
             return [(str(entry), result) for entry, result in run._results.items() if entry > after]
-
-    # What a worker would do
 
     def _scored(self, run: Run, chunk: ChunkId, payload: Payload) -> ChunkResult:
         names, spec = self._names, run.spec
@@ -279,7 +275,7 @@ class FakeWorkers:
     def _scores(
         self, spec: ScoreSpec, rows: Sequence[Sequence[str | None]], reasons: list[str | None]
     ) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
-        """The labels of the scores, and the scores; this adds `reasons` for rows without a score."""
+        """The labels of the scores, and the scores; a row without a score gets its reason in `reasons`."""
         several = max(len(self.labels), 1)
         logits = np.zeros((len(rows), several), np.float32)
         for row, texts in enumerate(rows):
@@ -308,7 +304,7 @@ class FakeWorkers:
         return self.score(*texts)
 
     def _found(self, row: str) -> TokensFound:
-        """Find tokens: words, whose ids are their checksums."""
+        """Answer a request for tokens. A token is a word, and its id is the word's checksum."""
         wanted = TokensAsked.read_json(row, "what is asked for")
         if wanted.ids is not None:
             text = " ".join(self._words.get(number, "[UNK]") for number in wanted.ids)
@@ -469,8 +465,6 @@ class _LoopStore(_Store, LoopStore):
 
 
 class _WithFakeWorkers:
-    """The parameters of the two clients."""
-
     def __init__(
         self,
         redis_url: str | None = None,

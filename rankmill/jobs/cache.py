@@ -1,4 +1,4 @@
-"""The cache folder of a host: who may write there, locks, and digests of files that are remembered in it."""
+"""The cache folder of a host: who may write there, its locks, and the digests of files that it remembers."""
 
 from __future__ import annotations
 
@@ -77,9 +77,7 @@ def strangers(folder: Path, top: Path | None = None, setting: str = "cache_dir")
 
 
 def _strangers(folder: Path, *, above: bool = False) -> str | None:
-    """Why strangers can write to a folder; for a folder that is `above` the cache, why they can replace what
-    others have in it.
-    """
+    """Why strangers can write to a folder, or, if it is `above` the cache, replace what others have in it."""
     try:
         status = folder.stat()
     except OSError:
@@ -117,7 +115,7 @@ def _in_its_list(folder: Path) -> str | None:
 
 
 def _owner_in(folder: Path) -> int | None:
-    """The owner of files that this process makes in a folder; some file systems give all to one user."""
+    """The owner of files that this process makes in a folder; some file systems give all to one owner."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             return os.fstat(file.fileno()).st_uid
@@ -126,8 +124,8 @@ def _owner_in(folder: Path) -> int | None:
 
 
 def _unmapped() -> set[int]:
-    """The id of the user that stands for root in a container that knows only its own users; elsewhere
-    empty.
+    """The id that stands for users whom this container does not know, if the host's root is one of them;
+    otherwise empty.
     """
     try:
         mapped = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
@@ -148,7 +146,7 @@ def write_json(file: Path, values: dict[str, Any]) -> None:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Read a file of `write_json`; empty if the file does not exist or is not valid."""
+    """Read a file of `write_json`; empty if it cannot be read."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -162,7 +160,7 @@ times.
 """
 
 _SETTLED_SECONDS = 2.0
-"""A file that changed within these seconds may change again with the same time, because clocks are coarse."""
+"""A file that changed this recently may change again without a new time, because clocks are coarse."""
 
 _SMALL = 1 << 20
 """Smaller files (bytes) are always read, because remembering their digest would take as long."""
@@ -200,7 +198,9 @@ def file_digest(path: Path, cache: Path | None = None) -> str:
 
 
 def _remembered(path: Path, cache: Path | None) -> Path | None:
-    """The file in which a digest is remembered; ``None`` if it is not remembered."""
+    """The file that remembers the digest of the file at `path`; ``None`` without a cache, or if strangers can
+    write there.
+    """
     if cache is None or strangers(cache / "digests", cache):
         return None
     name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]
@@ -214,7 +214,6 @@ class Locked:
         self._descriptor: int | None = descriptor
 
     def close(self) -> None:
-        """End the lock."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

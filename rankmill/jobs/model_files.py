@@ -53,9 +53,7 @@ _LONGEST = 100
 
 
 def model_folder(model: str) -> Path | None:
-    """The directory that a model's name stands for on this host; ``None`` if the name is not that of a
-    directory here.
-    """
+    """The directory that a model's name stands for on this host; ``None`` if it stands for another model."""
     folder = expanded(model)
     try:
         return folder if model != "demo" and folder.is_dir() else None
@@ -145,7 +143,7 @@ def check_named_files(file: Path) -> None:
 
 @dataclass(frozen=True)
 class _Names:
-    """The names that a JSON file contains: of weights, if it is an index, and of files that `_walk` leaves
+    """The names in a JSON file: those of weights, if it is an index, and those of files that `_walk` leaves
     out.
     """
 
@@ -220,7 +218,7 @@ def _named(path: Path, seen: set[tuple[int, int]]) -> Iterator[Path]:
     """The file at a path, or the files in the folder at a path; empty if neither exists."""
     try:
         mode = path.stat().st_mode
-    except (OSError, ValueError):  # the string is not a name
+    except (OSError, ValueError):  # nothing here has this name
         return
     if stat.S_ISREG(mode):
         yield path

@@ -22,7 +22,7 @@ from rankmill.jobs.runtime.settings import WorkerSettings
 from rankmill.jobs.system import system
 
 _FRESH_SECONDS = 5.0
-"""Seconds for which an extension's answer is used again."""
+"""An extension's answer is used again for this long."""
 
 _PATHS = ("/", ".", "~")
 """A name that begins with one of these is a path."""
@@ -149,7 +149,7 @@ def has_tag(model: str) -> bool:
 
 
 def unknown_name(model: str) -> str:
-    """The message that no installed package knows a name, with what to do."""
+    """The message for a name that no installed package knows."""
     return (
         f"{model} names a version of a model, and no installed package knows such names: install rankmill "
         f"with its registry, name a model on the hub, or write ./{model} for a folder of that name"
@@ -196,7 +196,6 @@ class ModelNames:
 
     @cached_property
     def owners(self) -> tuple[NamedModels, ...]:
-        """The extensions."""
         return tuple(make(self._settings) for make in self._extensions())
 
     def owner(self, model: str) -> NamedModels | None:

@@ -72,7 +72,6 @@ class System:
 
 
 system = System()
-"""The host of this process."""
 
 
 @dataclass(frozen=True)
@@ -137,15 +136,12 @@ class Periodic:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread runs."""
         return self._thread.is_alive()
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def wake(self) -> None:
-        """Make the next call now."""
         self._woken.set()
 
     def stop(self, seconds: float | None = 5.0) -> None:

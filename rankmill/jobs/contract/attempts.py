@@ -20,7 +20,6 @@ SUSPECT = "suspect"
 """Key in a job's metadata; its value is true if the job may kill its worker."""
 
 _BACKOFF = Backoff(first=2.0, longest=60.0, jitter=0.5)
-"""Pauses between attempts at a chunk."""
 
 LONGEST_PAUSE = 2 * _BACKOFF.longest
 """No pause between two attempts is longer than this (s), jitter included."""

@@ -211,7 +211,6 @@ class FileRequest(WireModel):
 
     @property
     def reads_stdin(self) -> bool:
-        """Whether one of the inputs is standard input."""
         return STANDARD_STREAM in self.inputs
 
     @property
@@ -311,5 +310,4 @@ class FileOrder(WireModel):
         return self.request.run_models(self.spec.model)
 
     def arguments(self) -> tuple[dict[str, object]]:
-        """The arguments of the RQ job."""
         return ({"format": FORMAT, **self.model_dump(mode="json", exclude_none=True)},)

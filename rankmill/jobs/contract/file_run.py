@@ -58,11 +58,9 @@ class FileRunState(WireModel):
 
     @property
     def is_ended(self) -> bool:
-        """Whether the run has ended."""
         return self.state in ENDED
 
     def end(self, state: State, reason: str = "") -> Self:
-        """The run, ended now."""
         return self.changed(state=state, reason=reason[:_MAX_REASON_CHARS], ended=system.now())
 
     def changed(self, **changes: object) -> Self:

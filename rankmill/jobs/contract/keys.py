@@ -231,8 +231,8 @@ def idle(queue: str) -> str:
 
 
 def reader_bell(reader: str) -> str:
-    """Stream: a producer that waits for many runs at once adds an entry here to wake up, because it has to
-    read one more.
+    """Stream: a producer reads many runs at once, and adds an entry here to wake itself when it has to read
+    one more.
     """
     return f"{PREFIX}:reader:{reader}:bell"
 

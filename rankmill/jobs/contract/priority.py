@@ -52,7 +52,6 @@ class Tenant(NamedTuple):
 
 
 NOBODY = Tenant()
-"""The tenant of all runs that do not name one."""
 
 
 def group_of(tenant: str) -> str:

@@ -9,9 +9,7 @@ from rankmill.jobs.contract.home import expanded
 from rankmill.jobs.contract.shipped import shipped
 
 TEXTS_ALONE = "none"
-"""In place of a template: the model reads the two texts as they are, because it was trained on plain
-texts.
-"""
+"""Given in place of a template, it lets the model read the two texts as they are."""
 
 MAX_TEMPLATE_CHARS = 64 << 10
 

@@ -89,7 +89,6 @@ class Proof(BaseModel):
         return self.wrong is None and max(self.difference, self.company) <= self.bound
 
     def __str__(self) -> str:
-        """The proof as one line for a log."""
         wrong = f"{self.wrong}; " if self.wrong else ""
         return (
             f"{self.backend} {self.precision} on {self.device}, {self.way}: {wrong}differs by "

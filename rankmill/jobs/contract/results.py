@@ -80,10 +80,9 @@ class ChunkStats(WireModel):
 class ChunkScores:
     """A scored chunk: float32 ``scores`` and text ``errors``, both ``[n]``; each row has exactly one of them.
 
-    If the statistics have labels, a row's score is a list with one score for each label. ``tokens`` has the
-    number of each row's tokens, int32 ``[n]``, null if unknown, if the job asks for them
-    (`rankmill.jobs.contract.job.asks_for_row_tokens`). If rows are requests for tokens, it has the answers as
-    JSON.
+    If the statistics have labels, a row's score is a list with one score for each label. If the job asks for
+    tokens (`rankmill.jobs.contract.job.asks_for_row_tokens`), ``tokens`` has their number in each row, int32
+    ``[n]``, null if unknown. If rows are requests for tokens, it has the answers as JSON.
     """
 
     chunk: ChunkId
@@ -205,7 +204,6 @@ class Amounts(NamedTuple):
     failed: Amount = 0
 
     def plus(self, other: Amounts) -> Amounts:
-        """Add the amounts of both."""
         return Amounts(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 

@@ -57,16 +57,13 @@ class Run(WireModel):
 
     @property
     def inputs(self) -> Inputs:
-        """What a row of the run is."""
         return self.spec.inputs
 
     @property
     def priority(self) -> Priority:
-        """Whether the run is a request or bulk work."""
         return priority_of(self.id)
 
     def fields(self) -> dict[str, str | int | float]:
-        """The fields of the run's hash in Redis."""
         return {
             "format": FORMAT,
             "spec": self.spec.model_dump_json(),

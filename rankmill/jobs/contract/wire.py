@@ -184,7 +184,7 @@ def text_bytes(texts: pa.Array | pa.ChunkedArray) -> int:
     Raises
     ------
     WireError
-        The columns are not text.
+        The column is not text.
     """
     parts = texts.chunks if isinstance(texts, pa.ChunkedArray) else [texts]
     return sum(pc.sum(_lengths(part)).as_py() or 0 for part in parts)

@@ -1,8 +1,8 @@
 """Accounts: what each tenant has used, by day, model and device, for 400 days.
 
-A result's usage is counted in the step that deletes its entry from the run's stream, or notes that an entry
-that stays is counted. So a repeated transaction counts nothing twice. If the server loses accounts, they are
-lost.
+A result's usage is counted in the step that deletes its entry from the run's stream. If the entry stays, the
+step notes that it is counted. So a repeated transaction counts nothing twice. If the server loses accounts,
+they are lost.
 """
 
 from __future__ import annotations
@@ -32,12 +32,11 @@ _NAMES = 10_000
 """Most names of tenants that a producer remembers."""
 
 _LONGEST = 200
-"""Most characters of a name in the accounts."""
 
 _COUNT = Script("jobs/protocol/lua/count.lua")
 
 END = "end"
-"""In place of an entry's id: usage that is known only when a run ends."""
+"""Stands in place of an entry's id for usage that is known only when a run ends."""
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +58,6 @@ class Entry(NamedTuple):
 
     @property
     def date(self) -> str:
-        """The day as YYYY-MM-DD."""
         return str(datetime.fromtimestamp(self.day * _DAY, UTC).date())
 
 
@@ -106,7 +104,7 @@ class Accountant:
         return True
 
     def heard(self, reply: Any) -> None:
-        """Log once what is wrong with the accounts, if the reply names something."""
+        """Log what is wrong with the accounts, if the reply says so, but only the first time."""
         if reply and not self._told:
             self._told = True
             why = reply.decode(errors="replace")

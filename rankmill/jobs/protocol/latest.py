@@ -30,7 +30,6 @@ class LatestEntries(Generic[E]):
     kind: type[E]
 
     def add(self, pipe: Pipeline, entry: E) -> None:
-        """Add an entry, as commands of `pipe`."""
         pipe.lpush(self.key, entry.written())
         pipe.ltrim(self.key, 0, MAX_LISTED - 1)
         pipe.expire(self.key, _TTL)

@@ -52,8 +52,9 @@ def move(
     do: Callable[[Pipeline], object],
     until: float = math.inf,
 ) -> bool:
-    """Move a job by the commands of `do`, and end its lease or pause, in one transaction; returns whether
-    this call moved the job.
+    """Move a job by the commands of `do`, and end its lease or pause, in one transaction; returns whether the
+    server
+    has confirmed this.
 
     If the reply was lost, or another process has moved the job, the entry is gone and the job is not moved
     again.
@@ -135,7 +136,6 @@ class Leases:
         _RENEW.run(self._redis, [self._key], self._seconds, *holders)
 
     def release(self, holder: str) -> None:
-        """Give up a lease."""
         self._redis.zrem(self._key, holder)
 
     def holders(self) -> list[str]:

@@ -29,8 +29,6 @@ ModelName = tuple[str, str]
 
 
 class _Distribution:
-    """Counts of values by bucket, and their sum."""
-
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = np.array(bounds, np.float64)
         self._counts = np.zeros(len(bounds) + 1, np.int64)
@@ -97,11 +95,9 @@ class ModelFigures(Collector):
                 latency.add(np.array([max(seconds, 0.0)]))
 
     def describe(self) -> Iterable[Metric]:
-        """The metrics, without figures."""
         return self._families()
 
     def collect(self) -> Iterable[Metric]:
-        """The metrics, with the figures so far."""
         pairs, latency, scores = families = self._families()
         with self._lock:
             for name, figures in self._models.items():

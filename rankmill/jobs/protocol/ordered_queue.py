@@ -72,7 +72,6 @@ class OrderedQueue(RQQueue):
 
     @property
     def count(self) -> int:
-        """The number of waiting jobs."""
         connection: Any = self.connection
         with connection.pipeline(transaction=False) as pipe:
             pipe.get(keys.waits(self.name))
@@ -87,7 +86,7 @@ class OrderedQueue(RQQueue):
         return self.key if run_id is None else keys.waiting(self.name, run_id)
 
     def place(self, client: Any, job_id: str | bytes, *, at_front: bool) -> None:
-        """Put a job that RQ enqueues into its list: a chunk, which has waited before, always in front.
+        """Put a job that RQ enqueues into its list; a chunk goes to the front, because it has waited before.
 
         `at_front` is set for a job that a worker hands back; its tenant and its run then get the turn back.
         """
@@ -178,13 +177,12 @@ class OrderedQueue(RQQueue):
         idle: bool = False,
         alone: Iterable[str] = (),
     ) -> Taken:
-        """Move the next job of one of `kinds`, in order of preference, to the intermediate queue, if such a
-        job waits.
+        """Move the next job of one of `kinds` to the intermediate queue, if such a job waits.
 
         Parameters
         ----------
         kinds
-            The kinds of jobs to take.
+            The kinds of jobs to take, in order of preference.
         worker, waits, idle
             Name of the worker; whether it will wait at RQ's list if it gets no job; and whether it will be
             idle then.
@@ -209,6 +207,5 @@ def is_bulk_job(job_id: str | bytes) -> bool:
 
 
 def _run_of(job_id: str | bytes) -> str | None:
-    """The run of a job that is a chunk, by its id; ``None`` for other jobs."""
     parsed = keys.parse_job_id(job_id if isinstance(job_id, str) else job_id.decode(errors="replace"))
     return parsed and parsed[0]

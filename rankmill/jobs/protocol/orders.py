@@ -58,7 +58,7 @@ def give_order(
 
 
 def ask_for_orders(pipe: Pipeline, worker: str, read: Sequence[bytes]) -> None:
-    """Add commands to `pipe` that delete the `read` orders and list the others, which are its last reply."""
+    """Add commands to `pipe` that delete the `read` orders and then list the others."""
     key = keys.orders(worker)
     for raw in read:  # one by one, so that the transaction can be repeated
         pipe.lrem(key, 1, raw)  # type: ignore[arg-type]  # redis-py accepts bytes too

@@ -96,7 +96,8 @@ def survives(job: Job) -> None:
 def return_value(result: ChunkScores) -> Mapping[str, object]:
     """The job's result as JSON: scores, rows without a score, and how the job was scored.
 
-    A score is the shortest decimal number of the same float32; with ``all_labels`` it is a list of numbers.
+    A score is the shortest decimal number that gives the same float32; with ``all_labels`` it is a list of
+    numbers.
     """
     labels, reasons = outputs(result.scores), result.errors.to_pylist()
     scored = result.scores.drop_null()

@@ -50,7 +50,7 @@ def failure_handler(store: RunStore) -> FailureHandler:
                 else "an attempt at the chunk failed; it %s",
                 "runs again" if job.should_retry else "is given up",
             )
-        parsed = keys.parse_job_id(job.id)  # the job's arguments may be damaged
+        parsed = keys.parse_job_id(job.id)  # the id, because the job's arguments may be damaged
         if parsed is None:
             return
         run_id, chunk = parsed
@@ -167,7 +167,7 @@ def _hand_on(queue: Queue, handle: FailureHandler, read: Callable[[], Job | None
 
 
 def enqueue_due(queue: Queue, now: float) -> None:
-    """Put back jobs whose pause after a failed attempt has ended `now`, by the server's clock.
+    """Put back jobs whose pause after a failed attempt has ended by `now`, a time of the server's clock.
 
     RQ does this in its scheduler, a separate process that not every worker starts.
     """

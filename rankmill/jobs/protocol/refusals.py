@@ -25,12 +25,11 @@ others.
 """
 
 _SERIES_SECONDS = 30.0
-"""If a worker refuses a run again within a lease and this time, the run counts as refused in between. A
+"""If a worker refuses a run again within a lease plus these seconds, the run counts as refused in between. A
 worker with other work tries a refused run again after some 10 s, and when it has scored what it has claimed.
 """
 
 _REMEMBERED = 1000
-"""Most refused runs that a worker remembers."""
 
 
 class RunRefusals:

@@ -22,7 +22,6 @@ from rankmill.jobs.protocol.leases import hold
 from rankmill.jobs.system import system
 
 ALL_WORKERS = REDIS_WORKER_KEYS
-"""Key of the set of all workers' keys."""
 
 WORKER_PREFIX = f"{RQ_KEY_PREFIX}:worker:"
 """Prefix of a worker's key; the worker's name follows."""
@@ -87,7 +86,7 @@ class RQQueue(Queue):
     def schedule_job(
         self, job: Job, when: datetime, pipeline: Pipeline | None = None, unique: bool = False
     ) -> Job:
-        """Let a job pause for the time from now to `when`; the server's clock says when that is over."""
+        """Let a job pause for the time from now to `when`; the pause ends by the server's clock."""
         pipe = pipeline if pipeline is not None else self.connection.pipeline()
         super().schedule_job(job, when, pipe, unique)
         seconds = when.timestamp() - system.now()

@@ -64,8 +64,8 @@ class DetachedChunks(WireModel):
 
 
 class Deleted(NamedTuple):
-    """Number of a deleted run's jobs that were waiting, and why the run's scores are wrong, if a worker has
-    said so.
+    """Number of a deleted run's jobs that waited or paused, and why the run's scores are wrong, if a worker
+    has said so.
     """
 
     waiting: int
@@ -103,7 +103,6 @@ class RunStore:
         system.Thread(target=do, name="later", daemon=True).start()
 
     def close(self) -> None:
-        """Close the connections."""
         self.redis.close()
 
     def durability(self) -> Durability | None:
@@ -111,7 +110,6 @@ class RunStore:
         return read_durability(self.redis)
 
     def workers(self, queue: str) -> QueueWorkers:
-        """The live workers of a queue, by kind."""
         return queue_workers(self.redis, queue)
 
     def refusal(self) -> str | None:
@@ -183,7 +181,6 @@ class RunStore:
         )
 
     def exists(self, run_id: str) -> bool:
-        """Whether the run exists, so that it is not cancelled, finished or expired."""
         return bool(self.redis.exists(keys.run(run_id)))
 
     def enqueue(self, run: Run, payloads: Mapping[ChunkId, Payload], *, new: bool = False) -> None:
@@ -432,7 +429,7 @@ class RunStore:
         This takes many short commands, so that other clients are served meanwhile; call this again if one
         fails. Claimed jobs stay with their workers, which find that the run is gone and write no result.
         `answered` are chunks that have their result and so no job. `tell` leaves a note for the producer that
-        the run was cancelled. What results have `used` is counted before.
+        the run was cancelled. What results have `used` is counted first.
         """
         pending, done = list(chunks), list(answered)
         pairs = [[keys.pairs(run.id, chunk) for chunk in batch] for batch in _batches([*pending, *done])]
@@ -474,7 +471,6 @@ class RunStore:
         return dict(zip(chunks, texts, strict=False))
 
     def _remove_paused(self, run: Run, chunks: Sequence[ChunkId]) -> int:
-        """Remove the jobs of chunks that pause before their next attempt; returns how many."""
         jobs = [keys.job_id(run.id, chunk) for chunk in chunks]
         paused = self.queue(run.queue).scheduled_job_registry.key
         with self.redis.pipeline(transaction=False) as pipe:
@@ -490,11 +486,9 @@ class RunStore:
         return [chunk for chunk in chunks if chunk is not None]
 
     def capacity(self, queue: str) -> QueueCapacity:
-        """How much the live workers of a queue claim ahead."""
         return read_capacity(self.redis, queue)
 
     def queue(self, name: str) -> OrderedQueue:
-        """The queue `name` on this server, with the JSON serializer."""
         return OrderedQueue(name, connection=self.redis, serializer=JSONSerializer)
 
     def _touch(self, pipe: Pipeline, run: Run) -> None:

@@ -30,7 +30,6 @@ class Script:
 
     @cached_property
     def text(self) -> str:
-        """The whole text, as a server gets it."""
         own = shipped(*self.path.split("/")).read_text(encoding="utf-8")
         return "".join([*(used.text for used in self.uses), own])
 

@@ -57,7 +57,6 @@ class SetAside(WireModel):
 
 
 SET_ASIDE = LatestEntries(keys.set_aside(), SetAside)
-"""The list of jobs that were set aside."""
 
 
 def read_job(queue: Queue, raw_id: bytes) -> Job | None:
@@ -157,7 +156,7 @@ def set_aside(queue: Queue, raw_id: bytes, reason: str) -> None:
         SET_ASIDE.add(pipe, noted)
         pipe.hset(key, "status", JobStatus.FAILED.value)  # so that the producer submits the chunk again
         pipe.expire(key, _JOB_TTL)
-        with suppress(UnicodeDecodeError):  # so that the job's caller finds the reason among RQ's results
+        with suppress(UnicodeDecodeError):  # the job's caller finds the reason among RQ's results
             failure = f"set aside: {reason}"
             result: Any = Result(raw_id.decode(), Result.Type.FAILED, connection, exc_string=failure)
             result.save(_JOB_TTL, pipe)

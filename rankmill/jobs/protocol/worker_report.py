@@ -154,7 +154,6 @@ class LastReport(WireModel):
 
 
 LAST_REPORTS = LatestEntries(keys.last_reports(), LastReport)
-"""The list of last reports."""
 
 
 def announce_worker(client: redis.Redis | Pipeline, name: str, report: WorkerReport, ttl: int) -> None:
