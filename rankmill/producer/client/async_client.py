@@ -50,8 +50,8 @@ T = TypeVar("T")
 _PROBE_SECONDS = 5
 _PATROL_SECONDS = 0.2
 _PATROL_SECONDS_PER_RUN = 0.01
-"""A waiting run checks the server after at least the first number of seconds, and after at least the second
-one for each run that waits, so that many runs check less often.
+"""A waiting run checks the server at most once in the first number of seconds, and at most once in the second
+number times the number of waiting runs.
 """
 
 _BEGINNING = 32
@@ -76,7 +76,6 @@ class LoopStore(RunStore):
         await self.redis.loop_client.execute_command("PING")
 
     async def end(self) -> None:
-        """Close the connections."""
         await self.redis.streams.close()
         await self.redis.line.close()
         await self.redis.loop_client.aclose()

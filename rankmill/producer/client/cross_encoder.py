@@ -32,7 +32,6 @@ _KNOWN_ACTIVATIONS = {"Identity": "identity", "Sigmoid": "sigmoid"}
 _DEVICES = frozenset({"cpu", "cuda", "mps"})
 
 _PRECISIONS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-"""Precisions by the names of torch's dtypes."""
 
 _REFUSED = {
     "modules": "workers load models from their files",
@@ -58,7 +57,6 @@ _OF_CALLS = "the constructor has what concerns the tokenizer, and workers decide
 _ASSIGNED = frozenset(
     {"activation_fn", "client", "default_prompt_name", "max_length", "max_seq_length", "prompts"}
 )
-"""Attributes that may be assigned."""
 
 
 class CrossEncoder:
@@ -457,7 +455,6 @@ class CrossEncoder:
         object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
-        """Raise an error that says that an attribute of sentence-transformers' class is not available."""
         if name.startswith("_"):
             raise AttributeError(name)
         raise AttributeError(
@@ -547,7 +544,6 @@ class CrossEncoder:
 
 
 def _restored(settings: Settings, kept: dict[str, Any]) -> CrossEncoder:
-    """Restore a pickled `CrossEncoder`."""
     model = CrossEncoder.__new__(CrossEncoder)
     model.client = Client(settings=settings)
     vars(model).update(kept, _files={})
@@ -607,7 +603,6 @@ def _precision_of(model_kwargs: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _lengths_of(processor_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of truncation for a tokenizer's arguments."""
     options = {"model_max_length": "max_length", "truncation_side": "truncation_side"}
     reason = "workers have the tokenizer that the model's files describe"
     _refuse_entries("processor_kwargs", processor_kwargs, options.keys() | _PROCESSOR, reason)
@@ -633,7 +628,6 @@ def _is_pair(inputs: Any) -> bool:
 
 
 def _torch() -> Any:
-    """Return torch; raises `ConfigError` if it is not installed."""
     if "torch" in sys.modules:
         return sys.modules["torch"]
     try:

@@ -41,7 +41,7 @@ def start_each(
     start
         `Client.start`.
     models
-        The options of each run alone: its model, and, if any, its journal and commit.
+        For each run, the options that only it has, such as its model and its journal.
     apart
         Whether the first run scores only the first column, the second run only the second, and so on.
     tables, columns, sizing, options

@@ -82,7 +82,7 @@ logger = logging.getLogger(__name__)
 
 
 def settings_of(settings: Settings | None, options: Mapping[str, Any]) -> Settings:
-    """The `settings` of a client that is made with them or with `options`; raises `ConfigError` for both."""
+    """Return `settings`, or load them with `options`; raises `ConfigError` if both are given."""
     if settings is None:
         return load_settings(options)
     if options:
@@ -572,7 +572,6 @@ class Client:
     def _kind(
         self, columns: tuple[str, ...] | None, spec: Mapping[str, Any]
     ) -> tuple[Inputs, tuple[str, ...]]:
-        """The kind of the rows, and the names of their columns."""
         inputs: Inputs = spec.get("inputs", self.settings.inputs)
         return inputs, columns or USUAL_COLUMNS.get(inputs, COLUMNS)
 

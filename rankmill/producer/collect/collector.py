@@ -214,7 +214,6 @@ class Collector:
         self.exhausted = False
         """Whether all chunks are cut; the collector's user sets this."""
         self.chunk_rows = 0
-        """Number of rows of the largest chunk so far."""
         self.pieces: dict[ChunkId, Piece] = {}
         """Pieces without a result."""
         self.answered: list[ChunkId] = []
@@ -432,7 +431,6 @@ class Collector:
             self._finish_if_complete(other, waiting)
 
     def _finish_if_complete(self, number: int, pairs: ChunkPairs) -> None:
-        """If a chunk has all answers, finish it; other chunks may have asked for some of its pairs."""
         if pairs.is_complete:
             chunk, whole = self._unfinished.pop(number), pairs.whole(number)
             self._idle -= not chunk.rows
@@ -460,12 +458,10 @@ class Collector:
         return Amounts(cached=max(self.cut - self.scored - failed, 0), failed=failed)
 
     def _enter(self, piece: Piece, payload: int) -> None:
-        """Add a piece to the load."""
         self._payloads[piece.id] = payload
         self._load = self._load.plus(len(piece.table), payload)
 
     def _leave(self, piece: Piece) -> None:
-        """Remove a piece from the load, if it is there."""
         payload = self._payloads.pop(piece.id, None)
         if payload is not None:
             rows = len(piece.table)

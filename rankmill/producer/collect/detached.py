@@ -65,7 +65,6 @@ class DetachedRun(LiveRun):
         return news
 
     def payloads(self, pieces: Sequence[Piece], carrier: Carrier) -> dict[ChunkId, Payload]:
-        """The payloads of pieces, made from those of their chunks."""
         return {piece.id: self._payload(piece, self._stored_pairs(piece), carrier) for piece in pieces}
 
     def results(self, block_ms: int) -> list[tuple[str, ChunkResult | BadResult]]:
@@ -101,7 +100,6 @@ class DetachedRun(LiveRun):
         return [piece for piece in pieces if piece.id in mine]
 
     def check_existence(self) -> None:
-        """Raise `RunExpired` if the run's results are no longer kept."""
         if not self.store.exists(self.run.id):
             raise expired(self.run.id, self.run.ttl)
 

@@ -99,8 +99,8 @@ class RunDriver:
         self._span = tracing.begin("run", run=self.run.id, model=self.run.spec.model, queue=self.run.queue)
         self._spans: dict[int, Span] = {}
         self._waits_since = self._collected = self._heard = system.monotonic()
-        self._looked = -math.inf  # the time of the last look at workers
-        self._sized = sizing.is_known  # its value at the last look at workers
+        self._looked = -math.inf
+        self._sized = sizing.is_known
         self._cancelled = False
         # held to take results or to cancel, because another thread may do either
         self._accepting = system.RLock()
@@ -344,13 +344,11 @@ class RunDriver:
             self._kept.check_existence()
 
     def _settle(self, results: Sequence[ChunkResult | BadResult]) -> None:
-        """Settle what the run is scored with, if the results tell anything new about that."""
         if news := self.collector.news(results):
             is_last = self.collector.exhausted and len(self.collector.pieces) == 1
             self.collector.how.settled = self._kept.settle(news, is_last=is_last)
 
     def _keep_finished(self) -> None:
-        """Keep the results of finished chunks, which wait for their turn."""
         finished = self.collector.pop_finished()
         results = {chunk.number: (len(chunk.part.table), chunk.result) for chunk in finished if chunk.result}
         self._kept.keep(results, self.collector.scored)

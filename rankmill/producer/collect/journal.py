@@ -117,7 +117,6 @@ class Journal:
             with self._at_work():
                 self._db.executescript(_TABLES)
             self.finished = self._read_state("finished", Finished) or _NONE
-            """The parts of the output that are in place."""
             self.is_in_redis = self.run is not None
             """Whether the last run may still be in Redis; code that deletes an unfinished run there clears
             this.
@@ -132,7 +131,6 @@ class Journal:
 
     @property
     def folder(self) -> Path:
-        """The folder that holds the database."""
         return self._path.parent
 
     @property
@@ -351,7 +349,6 @@ class Journal:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Convert SQLite's errors into `OutputError` or `InputError`."""
         try:
             yield
         except sqlite3.OperationalError as error:

@@ -109,7 +109,6 @@ class LiveRun:
         return self.store.compute(lambda: self._encode(pieces, carrier), rows)
 
     def enqueue(self, payloads: Mapping[ChunkId, Payload]) -> None:
-        """Put pieces into the queue."""
         self.store.enqueue(self.run, payloads)
 
     def results(self, block_ms: int) -> list[tuple[str, ChunkResult | BadResult]]:
@@ -250,13 +249,9 @@ class JournaledRun(LiveRun):
 
     @property
     def made_by(self) -> list[str]:
-        """The runs that have made the scores; if the scores of one of these runs are wrong, so are the scores
-        of this run.
-        """
         return self._made_by
 
     def collector(self, window: WindowSize, reuse: EarlierScores | None) -> Collector:
-        """Make a collector for the remaining rows."""
         journal, finished = self.journal, self.journal.finished
         return Collector(
             self.run,
@@ -276,7 +271,6 @@ class JournaledRun(LiveRun):
         return result
 
     def keep(self, results: Mapping[int, tuple[int, ChunkResult]], scored: int) -> None:
-        """Write the results of finished chunks to the journal."""
         if results:
             account = Account(scored=scored, used=self.used, rest=self.journal.account.rest)
             self.journal.add(results, account)

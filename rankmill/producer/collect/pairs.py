@@ -65,7 +65,6 @@ USUAL_COLUMNS: Mapping[Inputs, tuple[str, ...]] = {
     "conversations": ("messages",),
     "tokens": ("asked",),
 }
-"""Usual names of the columns, for each kind of rows."""
 
 
 class OpenTables(Iterator[pa.Table]):
@@ -176,7 +175,6 @@ def tables_of(pairs: object, columns: tuple[str, ...], inputs: Inputs = "pairs")
 
 
 def _with_json(table: pa.Table, columns: tuple[str, ...]) -> pa.Table:
-    """Convert a table's columns of conversations into the JSON that workers get."""
     return pa.table({name: as_json(table[name]).cast(pa.large_string()) for name in columns})
 
 
@@ -241,7 +239,7 @@ def _is_column(given: Any) -> bool:
 
 
 def _of_dataset(dataset: Any, columns: tuple[str, ...]) -> _Tables:
-    """Read a Hugging Face dataset, even a streamed one, with known columns and types."""
+    """Read a Hugging Face dataset, which may be streamed."""
     if set(columns) <= set(dataset.column_names):
         dataset = dataset.select_columns(list(columns))
     tables: Iterator[pa.Table] = iter(dataset.with_format("arrow").iter(_DATASET_ROWS))

@@ -42,7 +42,7 @@ class WorkerPresence:
         self._queue = queue
         self._seconds = seconds
         self._looked = self._seen = self._warned = -math.inf
-        self._looking = False  # true while a run looks for workers
+        self._looking = False
 
     def check(self, since: float) -> None:
         """Look for workers, at most once a second, for a run that has waited since `since`

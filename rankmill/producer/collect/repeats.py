@@ -114,7 +114,6 @@ def read_earlier(
 
 
 def _digests(columns: list[pa.ChunkedArray]) -> Keys:
-    """A digest of each pair, ``[n, 2]``."""
     texts = [as_bytes(column).to_pylist() for column in columns]
     queries = {text: blake2b(_bytes(text), digest_size=16).digest() for text in set(texts[0])}
     if len(texts) == 1:
@@ -215,7 +214,6 @@ class ChunkPairs:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all answers have come."""
         return not self.missing and (self.result is not None or not self.own.any())
 
     def select(self, table: pa.Table) -> pa.Table:
@@ -243,7 +241,6 @@ class ChunkPairs:
         return ChunkScores(chunk, results.scores, results.errors, stats, results.tokens)
 
     def table(self, table: pa.Table) -> ScoredTable:
-        """The chunk's rows with their scores."""
         return scored_table(table, self.result, self._row_results(), len(table) - self.known.null_count)
 
     def _row_results(self) -> RowResults:
@@ -255,7 +252,6 @@ class ChunkPairs:
         return results._replace(scores=pc.coalesce(self.known, results.scores))
 
     def _distinct_results(self) -> RowResults:
-        """The results of the distinct pairs, in order."""
         own: Iterator[Answer] = iter(())
         kind = self.kind
         if self.result is not None:
@@ -274,7 +270,6 @@ class ChunkPairs:
 
 
 def _answers(results: RowResults) -> Iterator[Answer]:
-    """The answer to the pair in each row."""
     tokens = [None] * len(results.scores) if results.tokens is None else results.tokens.to_pylist()
     return zip(results.scores.to_pylist(), results.errors.to_pylist(), tokens, strict=True)
 

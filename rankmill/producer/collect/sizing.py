@@ -66,7 +66,6 @@ class Load(NamedTuple):
     payload: int = 0
 
     def plus(self, rows: int, payload: int) -> Load:
-        """The load with one more piece."""
         return Load(self.pieces + 1, self.rows + rows, self.payload + payload)
 
 
@@ -197,7 +196,6 @@ class Sizing:
 
 
 def _speed(results: deque[tuple[float, int]]) -> float | None:
-    """Rows per second of a worker with these results; ``None`` if it is unknown."""
     first, last = results[0][0], results[-1][0]
     if last - first < _LEAST_SECONDS:
         return None

@@ -90,7 +90,6 @@ class Spool:
         return part
 
     def close(self) -> None:
-        """Drop all chunks, and the file."""
         self._in_memory.clear()
         self._on_disk.clear()
         if self._file:
@@ -133,7 +132,6 @@ class Spool:
 
 
 def _added(part: ScoredTable) -> list[tuple[str, pa.Array]]:
-    """What is kept of a chunk besides its table."""
     counted = [] if part.tokens is None else [("tokens", part.tokens)]
     return [("score", part.scores), ("error", part.errors), *counted]
 

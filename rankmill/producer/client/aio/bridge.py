@@ -28,7 +28,7 @@ class _Bridge(greenlet):
 
 
 async def run(do: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Call `do`, in which each wait is a wait of this task; if the task is cancelled, the wait raises
+    """Call `do`; this task awaits what `do` gives to `wait`. If the task is cancelled, `wait` raises
     `asyncio.CancelledError`.
     """
     stack = _Bridge(do)

@@ -76,7 +76,6 @@ class Line:
         return await call.replies
 
     async def close(self) -> None:
-        """Stop sending."""
         if self._task and not self._task.done():
             self._task.cancel()
             await asyncio.wait([self._task])

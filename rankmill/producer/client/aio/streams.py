@@ -20,7 +20,7 @@ _BELL_SECONDS = 60
 
 _PAUSE_SECONDS = 1e-4
 """Seconds of pause after a command, for each stream that it has read, so that one command reads the results
-that come at about the same time. The command itself takes about a tenth of the pause.
+that come at about the same time.
 """
 
 _EARLY = 1000
@@ -77,7 +77,6 @@ class Streams:
             del self._waiting[stream]
 
     async def close(self) -> None:
-        """Stop reading."""
         for task in (self._task, self._ringing):
             if task and not task.done():
                 task.cancel()
@@ -124,6 +123,5 @@ class Streams:
 
 
 def _place(entry: str) -> tuple[int, int]:
-    """An entry's id as numbers that can be compared."""
     milliseconds, _, number = entry.partition("-")
     return int(milliseconds), int(number or 0)

@@ -61,7 +61,6 @@ class TextColumns:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The options that name the columns."""
         of_kind = {"texts": ("--text-column",), "conversations": ("--messages-column",) * len(self.names)}
         return of_kind.get(self.inputs, ("--query-column", "--passage-column"))
 

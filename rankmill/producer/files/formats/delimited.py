@@ -150,11 +150,9 @@ class _DelimitedReader:
         raise NotImplementedError
 
     def _shows_quotes(self, beginning: str) -> bool:
-        """Whether fields may be in quotes."""
         raise NotImplementedError
 
     def _header(self, beginning: str) -> list[str]:
-        """The names of the columns; they are needed because Arrow's errors give only a column's number."""
         path, given = self._path, list(self._options.names)
         first = _first_row(beginning, self._delimiter, has_quotes=self._has_quotes)
         if given and first and self._is_header(first, given):
