@@ -106,7 +106,6 @@ class _Grouped(OneKindOfLine):
     groups: Mapping[str, str] = {}
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The options, in the order of their groups."""
         order = [name for names in self.groups.values() for name in names.split()]
         places = {name: place for place, name in enumerate(order)}
         return sorted(super().get_params(ctx), key=lambda option: places.get(option.name or "", len(order)))
@@ -269,7 +268,7 @@ class SampleOptions(CommandOptions):
     """A sample of pairs in files."""
 
     label_column: Column | None = None
-    """Column with the relevance as a number; also report nDCG@10."""
+    """Column with the relevance as a number; with it, the report has nDCG@10."""
     sample: Annotated[int, Field(ge=2)] = 2000
     """Number of random rows to score; more than 50 of a query only if there are too few others."""
     query_column: Column = "query"
@@ -347,8 +346,6 @@ def _split(context: click.Context, option: click.Parameter, given: tuple[str, ..
 
 
 def _check(field: FieldInfo) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """Make a callback that reads the value of a field."""
-
     def checked(context: click.Context, option: click.Parameter, given: str | None) -> Any:
         try:
             return TypeAdapter(field.rebuild_annotation()).validate_python(given)

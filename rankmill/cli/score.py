@@ -138,7 +138,6 @@ def _verify(
     as_json: bool,
     quiet: bool,
 ) -> NoReturn:
-    """Verify a scored file, and end the command."""
     if unused := next((field for field in FileRequest.model_fields if request.is_given(field)), None):
         shown = "INPUT" if unused == "inputs" else f"--{unused.replace('_', '-')}"
         raise click.UsageError(f"{shown} has no effect with --verify, whose file says how it was made")
@@ -157,7 +156,6 @@ def _verify(
 def _estimate(
     request: FileRequest, settings: Settings, sample: int, cluster: EmbeddedCluster | None, *, as_json: bool
 ) -> None:
-    """Print what scoring all rows would take."""
     from rankmill.cluster.tables import duration, size
     from rankmill.score.estimate import estimate
 

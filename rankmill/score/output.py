@@ -44,7 +44,6 @@ class OutputTarget:
 
     @property
     def form(self) -> OutputFormat:
-        """The format of the output."""
         request = self.request
         return OutputFormat(
             request.output_format,
@@ -99,7 +98,6 @@ class OutputTarget:
             raise InputError(f"{self.path} is the input itself; name another output with -o")
 
     def _check_rows_alone(self) -> None:
-        """Check that single texts or conversations have the columns that the output needs."""
         request = self.request
         if (self.is_ranked or request.mean) and not request.query_id_column:
             option = "--text-column" if request.text_column else "--messages-column"
@@ -111,7 +109,6 @@ class OutputTarget:
             raise InputError("--reuse compares texts, not conversations: leave it out")
 
     def _check_several_scores(self, *, all_labels: bool) -> None:
-        """Check that rows have a single score if the output needs that."""
         request = self.request
         if request.models and all_labels:
             raise InputError("--all-labels is for one model: leave it out, or name one model")

@@ -78,6 +78,5 @@ def _speed(progress: Progress) -> str:
 
 
 def _left(progress: Progress, total: int) -> str:
-    """The remaining time in hours, minutes and seconds."""
     seconds = progress.seconds_left(total)
     return "?" if seconds is None else str(timedelta(seconds=round(seconds)))

@@ -90,7 +90,6 @@ def score_file(
     started = system.monotonic()
     settings = with_inputs(request, settings)
     _use_system_memory()
-    # The request is checked: its files exist, and its output is possible for them.
     input_files = find_input(request)
     target = find_target(request, input_files.files)
     target.check(input_files.files, settings)
@@ -110,7 +109,6 @@ def score_file(
         work.begin(made_from)
         models = _with_versions(names, settings, work)
         settings = settings.model_copy(update={"model": models[0]})
-        # The input is opened, and the output's columns are planned.
         session = stack.enter_context(Session(settings, cluster))
         source = input_files.open(target.form.of(target.file))
         logger.debug("%s rows in %d files", f"{source.rows:,}", len(input_files.files))
@@ -136,14 +134,12 @@ def score_file(
         )
         stack.enter_context(output)
         logger.debug("run on queue %r, %s", settings.queue, "embedded" if session.embedded else "of --redis")
-        # The rows are scored.
         startup = load = 0.0
         if source.rows:
             with view(source.rows) as show:
                 since = _score(session, request, source, output, work, show, tally, earlier, several, plan)
             startup = session.watch.since(started)
             load = max(since - started - startup, 0.0) if math.isfinite(since) else 0.0
-        # The output is complete, and is moved into place if nothing has changed meanwhile.
         output.finish(output_metadata())
         source.check_unchanged()
         used = list(dict.fromkeys(models))

@@ -100,7 +100,6 @@ class Session:
 
     @cached_property
     def watch(self) -> WorkerWatch:
-        """The watch over the queue's workers."""
         return WorkerWatch(self.client.store.redis, self._settings.queue, self.embedded)
 
     @contextmanager

@@ -71,7 +71,6 @@ class Tally:
     """With several models, the sums of each model."""
 
     def written(self) -> str:
-        """The sums as JSON."""
         return _TALLY.dump_json(self).decode()
 
     @staticmethod

@@ -45,7 +45,6 @@ class Verification(BaseModel):
     deterministic: bool
 
     def __str__(self) -> str:
-        """The result as one line."""
         of_all = f"{self.file}: {self.sampled:,} of {self.rows:,} rows were scored again"
         bits = (
             "the same bits" if self.deterministic else f"the same score to {self.allowed:.2g}, as was proven"
@@ -127,7 +126,6 @@ def _shown(value: object) -> object:
 
 
 def _spec(path: AnyPath, metadata: Mapping[str, str]) -> ScoreSpec:
-    """The spec that the metadata of an output name."""
     written = {name: metadata.get(f"rankmill.{name}") for name in ScoreSpec.model_fields}
     named = {name: value for name, value in written.items() if value not in (None, "", "None")}
     named["precision"] = (named.get("precision") or "auto").partition(" ")[0]

@@ -59,7 +59,6 @@ class InputFile:
 
     @property
     def format(self) -> Format | None:
-        """The format that the file's name gives."""
         return format_of(self.path)
 
 

@@ -91,7 +91,6 @@ def _model_files(model: str, cache: Path) -> dict[str, str]:
 
 @contextmanager
 def _reading(model: str) -> Iterator[None]:
-    """Turn errors about a model's directory in the ``with`` block into `InputError`."""
     try:
         yield
     except OSError as error:

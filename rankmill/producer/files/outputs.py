@@ -83,7 +83,6 @@ class OutputFormat:
         return f".{self.kind or 'parquet'}"
 
     def part_name(self, part: OutputPart) -> str:
-        """The name of a part's file."""
         return f"part-{part.number:05}-of-{part.count:05}{self.ending}"
 
     def of(self, path: AnyPath) -> Format:

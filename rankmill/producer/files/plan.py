@@ -153,7 +153,6 @@ def _check_ids(source: PairSource, ids: Sequence[str]) -> None:
 
 
 def _check_spaces(column: pa.Array, name: str, first: int) -> None:
-    """Raise `InputError` if an id cannot be written between spaces."""
     column = undictionary(column)
     bad = pc.invert(pc.fill_null(pc.match_substring_regex(column.cast(pa.string()), r"^\S+$"), False))
     place = pc.index(bad, True).as_py()

@@ -119,11 +119,10 @@ class HeldRows:
             yield from self._averaged(batches, self._mean)
 
     def close(self) -> None:
-        """Delete the rows."""
         self._file.close()
 
     def _spill(self) -> None:
-        """Write the held rows to disk by query, without those that cannot be among the best."""
+        """Write the held rows to disk, sorted by query; without means, only those that may be kept."""
         if not self._buffer:
             return
         table = pa.concat_tables(self._buffer).combine_chunks()

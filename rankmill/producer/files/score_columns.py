@@ -53,7 +53,6 @@ def with_scores(table: pa.Table, names: Sequence[str], scores: pa.Array) -> pa.T
 
 
 def _split(scores: pa.Array, columns: int) -> list[pa.Array]:
-    """Split scores into `columns` arrays, one for each column."""
     if outputs(scores) == columns:
         return [pc.list_element(scores, at) for at in range(columns)]
     if columns > 1:  # no row of the table has scores

@@ -249,7 +249,6 @@ class ScoredParts:
             self._open()
 
     def finish(self, metadata: Mapping[str, str]) -> None:
-        """Complete the file of the current part, and sync it."""
         if self._file:
             numbers = {PART: str(self._done + 1), PARTS: str(self._count)}
             self._file.finish({**metadata, **numbers})

@@ -146,10 +146,7 @@ class _OpenFile:
 
 
 class FileSource(PairSource):
-    """Reads files of pairs in order, with one schema; `open_source` makes it.
-
-    Of Parquet files, only the wanted columns are read.
-    """
+    """Reads files of pairs in order, with one schema; `open_source` makes it."""
 
     def __init__(
         self,
@@ -361,7 +358,6 @@ def open_source(
 
 
 def _check_file_unchanged(path: AnyPath, before: str) -> None:
-    """Raise `InputChanged` if the file's fingerprint is not `before`."""
     try:
         now = fingerprint(path)
     except InputError:

@@ -98,7 +98,6 @@ class PartsFolder(OutputFile):
                 )
 
     def clear(self) -> None:
-        """Delete all parts, and their lists of row errors."""
         delete(self.there(), self.path)
 
     def there(self) -> list[AnyPath]:

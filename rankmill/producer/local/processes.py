@@ -27,7 +27,7 @@ _AWAY_SECONDS = 1
 
 
 class WorkersFailed(RankmillError):
-    """A worker of this host refuses to start, or dies repeatedly at its start."""
+    """A worker of this host refuses to start, dies repeatedly at its start, or gave up waiting for Redis."""
 
 
 @dataclass
@@ -142,12 +142,10 @@ class WorkerProcesses:
         self.workers.append(LocalWorker(f"{first.name}-{len(workers) + 1}", first.environ, is_added=True))
 
     def send(self, signum: signal.Signals) -> None:
-        """Send a signal to all living workers."""
         for process in self._alive():
             process.send_signal(signum)
 
     def wait(self) -> None:
-        """Wait until all workers have ended."""
         for process in self._alive():
             process.wait()
 

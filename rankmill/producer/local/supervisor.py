@@ -41,9 +41,9 @@ _WAIT_SECONDS = 5
 
 
 def supervise(queue: str, environs: Sequence[Mapping[str, str]], *, share_gpus: bool) -> None:
-    """Start the server and the workers, restart dead workers, and end all of them.
+    """Start the server and the workers, and restart workers that die.
 
-    It does this until standard input closes, SIGTERM arrives, or the server dies.
+    When standard input closes, SIGTERM arrives or the server dies, this ends all of them and returns.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def supervise(queue: str, environs: Sequence[Mapping[str, str]], *, share_gpus: 
     processes = WorkerProcesses(
         [queue],
         url,
-        # because PyTorch leaves a folder there
+        # PyTorch leaves a folder in TMPDIR
         [{**environ, "TMPDIR": str(directory)} for environ in environs],
         names=[f"{prefix}-{number}" for number, _ in enumerate(environs, 1)],
         wait_seconds=_WAIT_SECONDS,

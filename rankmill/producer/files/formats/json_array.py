@@ -91,7 +91,6 @@ class _Text:
 
 
 def _items(path: AnyPath, text: _Text) -> Iterator[str]:
-    """Yield each item of the array as one line of JSON."""
     decoder = json.JSONDecoder(strict=False)
     text.next()
     text.at += 1
@@ -136,7 +135,7 @@ def _item(path: AnyPath, text: _Text, decoder: json.JSONDecoder, number: int) ->
 
 
 def _in_one_line(raw: str, value: Any) -> str:
-    """An item in one line: as it is written, or encoded anew if a string in it contains a line end."""
+    """Put an item into one line; it is encoded anew only if a string in it has a control character."""
     try:
         _STRICT.raw_decode(raw)  # this raises an error if a string contains a line end
     except ValueError:

@@ -129,7 +129,7 @@ class JsonlReader:
         return Survey(schema, rows, null, typed=False, as_asked=True, mixed=sorted(columns.mixed))
 
     def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
-        """See `Reader.batches`; a batch is a part of a block of the file."""
+        """See `Reader.batches`; a batch has at most the rows of one block of the file."""
         most = max(_MAX_CELLS // max(sum(map(_width, schema.types)), 1), 1)
         plain = [field for field in schema if field.name != ROW]
         is_plain = bool(plain) and all(self._plain.get(field.name) == field.type for field in plain)
@@ -229,7 +229,6 @@ class _Part:
     numbers: Sequence[int]
 
     def cut(self, start: int, end: int) -> _Part:
-        """The rows from `start` to before `end`."""
         if end - start >= len(self.records):
             return self
         some = slice(start, end)
@@ -248,7 +247,6 @@ class _Part:
         return values
 
     def error(self, place: int, name: str, wanted: object) -> InputError:
-        """The error for a value that does not have the type of its column."""
         value = value_as_text(self.records[place].get(name))
         where = f"{self.path}, line {self.numbers[place]}"
         return InputError(f"{where}: column {name!r} holds {value!r:.60}, not {wanted}")
@@ -334,7 +332,7 @@ def _present(records: Sequence[Record], wanted: set[str], *, is_uniform: bool) -
 
 
 def _type_of(values: Sequence[Any]) -> pa.DataType | None:
-    """The common type of values; ``None`` if they do not have one."""
+    """The common type of values; ``None`` if it does not exist, or would have too many fields."""
     kinds = set(map(type, values)) - {type(None)}
     if not kinds:
         return pa.null()
@@ -356,7 +354,6 @@ _PLAIN_TYPES = (*_PLAIN.values(), pa.int64())
 
 
 def _unified(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """A type that fits the values of both types; ``None`` if no type does."""
     if one == other:
         return one
     both = unified([one, other])
@@ -515,7 +512,6 @@ def _utf8(path: AnyPath, number: int, line: bytes) -> str:
 
 
 def _record(path: AnyPath, number: int, line: str) -> Record:
-    """Parse one line; raises `InputError` if it is not a JSON object."""
     try:
         record = _decode(line)
     except json.JSONDecodeError as error:
@@ -536,7 +532,6 @@ def _check_depths(path: AnyPath, first: int, block: bytes) -> None:
 
 
 def _check_depth(path: AnyPath, number: int, line: bytes) -> None:
-    """Raise `InputError` if the line is nested too deeply."""
     if line.count(b"{") + line.count(b"[") <= MAX_DEPTH:
         return
     brackets = _STRING.sub(b"", line).translate(None, _NOT_BRACKETS)

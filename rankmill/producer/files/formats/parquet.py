@@ -118,7 +118,6 @@ def _open(path: AnyPath) -> pq.ParquetFile:
 
 @contextmanager
 def _reading(path: AnyPath) -> Iterator[None]:
-    """Raise Arrow's errors, such as a wrong checksum, as an `InputError` that names the file."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

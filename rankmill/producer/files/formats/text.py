@@ -36,7 +36,7 @@ class TextWriter:
 
 
 def joined(fields: Sequence[pa.ChunkedArray | pa.Scalar], separator: str) -> pa.Buffer:
-    """Join columns of fields to lines."""
+    """Join columns of fields into lines."""
     whole = [part.combine_chunks() if isinstance(part, pa.ChunkedArray) else part for part in fields]
     lines = pc.binary_join_element_wise(*whole, separator) if len(whole) > 1 else whole[0]
     ended = pc.binary_join_element_wise(lines, "\n", "")

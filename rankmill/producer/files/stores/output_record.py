@@ -90,7 +90,7 @@ class OutputRecord:
 
     @contextmanager
     def _opened(self, above: int) -> Iterator[int]:
-        """Open the run's folder, which is in the folder `above`; if it does not exist, return `above`."""
+        """Open the run's folder, which is in the folder `above`; yields `above` if it does not exist."""
         try:
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
             folder = os.open(self._folder.name, flags, dir_fd=above)

@@ -108,7 +108,6 @@ class OwnFolder:
                 )
 
     def delete(self, name: str) -> None:
-        """Delete a file of the folder, if it exists."""
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._descriptor)
 
@@ -117,7 +116,6 @@ class OwnFolder:
         shutil.rmtree(self.path.name, dir_fd=self._above)
 
     def close(self) -> None:
-        """Close the folder."""
         os.close(self._descriptor)
         os.close(self._above)
 

@@ -61,8 +61,8 @@ def guard(check: Guard) -> None:
 class ObjectPath(PurePosixPath):
     """The path of an object in a store, such as ``s3://bucket/key``.
 
-    Some methods have names of `pathlib.Path`, and ask the store. Of the methods that ask the store, functions
-    that take an `AnyPath` use only these.
+    Some methods have the names of methods of `pathlib.Path`, and ask the store. Code that takes an `AnyPath`
+    asks the store only by these methods.
     """
 
     @property
@@ -114,7 +114,6 @@ class ObjectPath(PurePosixPath):
         return self._is("isdir")
 
     def iterdir(self) -> Generator[ObjectPath, None, None]:
-        """The names directly below this one."""
         yield from self.names(lambda system, name: system.ls(name, detail=False, refresh=True))
 
     def names(
@@ -130,7 +129,6 @@ class ObjectPath(PurePosixPath):
         return [above.joinpath(*object_path(key).parts[len(above.parts) :]) for key in names]
 
     def unlink(self, missing_ok: bool = False) -> None:
-        """Delete the object."""
         try:
             self.ask(lambda system, name: system.rm_file(name), WORK_SECONDS)
         except InputError:  # some stores raise this for a missing object

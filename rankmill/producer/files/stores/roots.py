@@ -204,7 +204,6 @@ def _is_plain(path: ObjectPath) -> bool:
 
 
 def _path_of(descriptor: int) -> Path:
-    """The path of an open file."""
     if hasattr(fcntl, "F_GETPATH"):  # macOS
         raw: bytes = fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(1024))
         return Path(os.fsdecode(raw.rstrip(b"\0")))
