@@ -183,7 +183,6 @@ class Gateway:
             addition.attach(self)
 
     def addition(self, kind: type[A]) -> A:
-        """The gateway's addition of this class."""
         return next(addition for addition in self.additions if isinstance(addition, kind))
 
     async def identify(self, note: Observation, headers: Mapping[str, str]) -> ApiKey | None:
@@ -223,14 +222,12 @@ class Gateway:
                 yield key
 
     def count(self, note: Observation, scores: RequestScores) -> None:
-        """Count a request that was scored."""
         pairs = len(scores.scores)
         metrics.pairs.labels(note.dialect, note.key).inc(pairs)
         for stage, seconds in scores.stages().items():
             metrics.stages.labels(stage).observe(seconds)
 
     async def work(self, addition: Addition) -> None:
-        """Let an addition do its work in the background."""
         with _by_itself(addition):
             await addition.work()
 

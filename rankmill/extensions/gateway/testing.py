@@ -103,7 +103,7 @@ _NOTHING: dict[str, Any] = {"PING": True, "GET": None, "ZCOUNT": 0, "ZRANGE": []
 
 
 class _EmptyServer(redis.Redis):
-    """A server without API keys, for code that asks whether there are any."""
+    """A server without API keys, for code that looks for keys."""
 
     def execute_command(self, *args: Any, **_: Any) -> Any:
         if args[0] not in _NOTHING:

@@ -68,7 +68,6 @@ class GatewayWatch(Watch):
     nothing: ClassVar = SeenGateways()
 
     def read(self, look: Look) -> SeenGateways:
-        """Read what the gateways have counted, in one round trip."""
         now = int(look.now // _SPAN_SECONDS)
         fields = list(SeenGateways.model_fields)
         spans = [keys.gateway_outcomes(span) for span in (now - 1, now)]

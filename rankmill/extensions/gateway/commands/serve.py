@@ -156,7 +156,6 @@ def _watched(cluster: EmbeddedCluster) -> Iterator[list[EmbeddedError]]:
 
 
 def _require_packages() -> None:
-    """Raise `ConfigError` if a package of the extra is missing."""
     for name in ("fastapi", "fastapi_offline", "python_multipart", "uvicorn"):
         if find_spec(name) is None:
             raise ConfigError(f"serving needs packages ({name} missing): {install_line('gateway')}")

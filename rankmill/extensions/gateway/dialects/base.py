@@ -139,7 +139,7 @@ class Body(Fields):
 
 
 class RerankBody(Body):
-    """The fields that Cohere v2 and Voyage have in common, to order documents by their score with a query."""
+    """The fields that the rerank bodies of Cohere v2 and Voyage have in common."""
 
     model: str | None = None
     query: Text
@@ -147,7 +147,6 @@ class RerankBody(Body):
 
     @property
     def texts(self) -> list[str]:
-        """The text to score of each document."""
         return texts_of(self.documents)
 
 
@@ -178,7 +177,6 @@ class ScorePath:
     options: tuple[type[Options], ...] = ()
 
     def body(self, sent: JsonObject) -> type[Body]:
-        """The kind of body that a JSON object is."""
         return self.choose(sent) if self.choose else self.bodies[0]
 
     def score_request(self, body: Body, sent: JsonObject) -> ScoreRequest:
@@ -236,7 +234,7 @@ def read_as(kind: type[T], sent: JsonObject) -> T:
 
 
 def wrong_field(errors: Sequence[Mapping[str, Any]]) -> Refusal:
-    """The refusal for pydantic's errors; it tells the error with the most exact place in the body."""
+    """The refusal for pydantic's errors; it shows the error with the most exact place in the body."""
     first = max(errors, key=lambda problem: len(problem["loc"]))
     parts = [str(part) for part in first["loc"]]
     place = ".".join(part for part in parts if not _KIND.fullmatch(part))[:200] or "the body"

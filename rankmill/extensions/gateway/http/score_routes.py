@@ -148,6 +148,5 @@ async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
 
 
 async def _gone(request: Request) -> None:
-    """Wait until the client closes the connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

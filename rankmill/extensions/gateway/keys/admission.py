@@ -170,7 +170,6 @@ class Admission:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def close(self) -> None:
-        """Stop renewing leases."""
         if self._renewing:
             self._renewing.cancel()
             await asyncio.wait([self._renewing])

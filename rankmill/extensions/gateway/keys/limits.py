@@ -67,7 +67,6 @@ class Limits:
         return request
 
     def end(self, request: CountedRequest | None) -> None:
-        """Stop counting a request."""
         if request:
             self._counted.discard(request)
             self._leases(request.name).release(request.id)
