@@ -211,7 +211,6 @@ class ScoringWorker(RQWorker):
             logger.info("stopped")
 
     def _prepare(self, settings: WorkerSettings) -> None:
-        """Prepare the device, and create the worker's parts."""
         self._settings, self._started = settings, system.now()
         self.lease_seconds = settings.lease_seconds
         use_threads(settings.threads)
@@ -332,7 +331,6 @@ class ScoringWorker(RQWorker):
         return next((reason or f"{model} is not loaded yet" for model, reason in cold), None)
 
     def announce(self) -> None:
-        """Announce that this worker is a ScoringWorker."""
         self._heartbeat.announce()
 
     def signalled(self, signals: int) -> None:

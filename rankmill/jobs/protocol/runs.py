@@ -395,7 +395,7 @@ class RunStore:
         """Those of `chunks` whose job has ended or is no longer in Redis, so that no further result comes."""
         waiting = list(chunks)
         with self.redis.pipeline(transaction=False) as pipe:
-            # one field of the hash, because a heartbeat may have written a part of a lost job's hash
+            # a job exists if it has a status: a heartbeat may have written another field of a lost job's hash
             for chunk in waiting:
                 pipe.hget(Job.key_for(keys.job_id(run.id, chunk)), "status")
             statuses = pipe.execute()

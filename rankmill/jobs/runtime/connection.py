@@ -47,7 +47,6 @@ class WaitingPool(redis.BlockingConnectionPool):
     """
 
     def get_connection(self, *args: Any, **options: Any) -> Any:
-        """A free connection, for which this waits if necessary."""
         retry: Retry = self.connection_kwargs["retry"]
         return retry.call_with_retry(self._take, lambda error: None)
 
@@ -98,8 +97,8 @@ def connect(url: str, wait_seconds: float) -> redis.Redis:
 
 
 def connection_failed(url: str, error: Exception) -> ConnectionFailed | None:
-    """The error of a client's first command, in words; ``None`` if a server has answered that it cannot serve
-    now, as while it loads its data.
+    """The error to raise after a client's first command has failed; ``None`` if the server has only said that
+    it cannot serve now, as while it loads its data.
     """
     if cannot_serve(error) and _is_a_reply(error):
         return None
@@ -163,25 +162,15 @@ def pool_for(url: str, patience: Patience) -> WaitingPool:
 
 
 def check_options(options: Mapping[str, object]) -> None:
-    """Refuse options of a connection that change the types of replies.
-
-    Raises
-    ------
-    ConfigError
-        An option changes the types of replies.
-    """
+    """Raise `ConfigError` for an option of a connection that changes the types of replies."""
     for name, usual in (("decode_responses", "False"), ("protocol", "2")):
         if str(options.get(name) or usual) != usual:
             raise ConfigError(f"redis_url: leave out the option {name}: replies would have other types")
 
 
 def check_mode(client: redis.Redis) -> None:
-    """Refuse a server in cluster mode, whose transactions and scripts may use keys of only one slot.
-
-    Raises
-    ------
-    ConfigError
-        The server is in cluster mode.
+    """Raise `ConfigError` for a server in cluster mode, whose transactions and scripts may use keys of only
+    one slot.
     """
     with suppress(redis.RedisError, OSError):  # the server may not tell its mode, or may be away
         if str(client.info("cluster").get("cluster_enabled")) == "1":

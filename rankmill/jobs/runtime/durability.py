@@ -74,7 +74,6 @@ class Durability(BaseModel):
         return (*self._eviction(), *self._restart(), *self._sync(), *self._failover())
 
     def concerning(self, concerns: Concerns) -> tuple[Risk, ...]:
-        """The risks that concern a kind of run."""
         return tuple(risk for risk in self.risks if risk.concerns in ("every run", concerns))
 
     def _eviction(self) -> Iterator[Risk]:
@@ -151,7 +150,7 @@ def _durability(info: Mapping[str, Any], settings: Mapping[str, str]) -> Durabil
     """Make `Durability` from INFO and the settings, in both of which any entry may be missing."""
     replicas = _number(info.get("connected_slaves"))
     needed = _number(settings.get("min-replicas-to-write"))
-    # the server reports this only if both the number and the lag are set
+    # INFO has this field only if the number of replicas and their lag are both set
     if "min_slaves_good_slaves" in info:
         needed = 1
     elif replicas is not None:

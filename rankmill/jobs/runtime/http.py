@@ -155,7 +155,7 @@ def health(
 
 
 def _known_hosts_only(app: WSGIApplication, names: Collection[str]) -> WSGIApplication:
-    """Pass requests whose Host `host_check` accepts on to `app`; others get status 403."""
+    """Pass a request on to `app` if `host_check` accepts its Host header; otherwise answer with status 403."""
     is_known = host_check(names)
 
     def check(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
@@ -167,8 +167,8 @@ def _known_hosts_only(app: WSGIApplication, names: Collection[str]) -> WSGIAppli
 
 
 def host_check(names: Collection[str]) -> Callable[[str | None], bool]:
-    """Make a function that tells whether a Host header, if present, is an IP address, ``localhost`` or in
-    `names`.
+    """Make a function that returns whether a Host header is absent, or names an IP address, ``localhost`` or
+    one of `names`.
     """
     allowed = {"localhost", *(name.lower().rstrip(".") for name in names)}
 

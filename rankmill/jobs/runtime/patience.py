@@ -110,8 +110,7 @@ def _is_broken(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class _Wait:
-    """How the current thread waits: for at most `most` seconds, with calls of `look` meanwhile and at
-    `until`.
+    """How the current thread waits: for at most `most` seconds; meanwhile `look` is called, also at `until`.
 
     The thread's command has a value of `value` bytes; `ask` asks the server for a sign of life.
     """
@@ -293,7 +292,6 @@ class Patience(Retry):
         return self
 
     def sleep(self, seconds: float) -> None:
-        """Pause the caller of a command."""
         system.sleep(seconds)
 
     def caller(self) -> int:

@@ -170,7 +170,6 @@ class MasterConnection(redis.Connection):
         self._finder = finder
 
     def should_reconnect(self) -> bool:
-        """Whether the connection must be made again before the next command."""
         closing = super().should_reconnect()  # type: ignore[no-untyped-call]
         return bool(closing) or self._finder.has_moved((self.host, self.port))
 

@@ -454,7 +454,6 @@ def _validated(kind: type[M], merged: Mapping[str, Sourced]) -> M:
 
 
 def _as_text(value: object) -> str:
-    """A setting as text for an environment variable."""
     return ",".join(value) if isinstance(value, tuple) else "null" if value is None else str(value)
 
 

@@ -175,7 +175,7 @@ class WaitingRows(Generic[Owner]):
         return parts
 
     def _cut_next(self) -> None:
-        """Cut works that are not cut yet: the next one if few batches are left, and all that fit into mixed
+        """Cut the next work if few batches are left, and further works as long as they fit into mixed
         batches.
         """
         while self._behind:

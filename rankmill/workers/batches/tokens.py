@@ -120,7 +120,6 @@ class Batch:
 
     @cached_property
     def ids(self) -> Ids:
-        """Token ids."""
         return self._padded(self.rows.ids, self.pad_id)
 
     @cached_property

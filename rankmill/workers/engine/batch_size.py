@@ -47,8 +47,8 @@ _FIRST_SHARE = 4
 """The first batches have at most 1/4 of the budget's tokens, because the model may be slow."""
 
 _FEWEST = 4
-"""Fewest batches whose rows are cut together; with fewer, rows would be padded too much. Packed rows, and all
-rows until the time of a batch is known, are cut by this number.
+"""Fewest batches whose rows are cut together, because fewer would pad rows too much. Packed rows get this
+number, and so do all rows until the time of a batch is known.
 """
 
 _LATEST = 20
@@ -301,7 +301,7 @@ class BudgetSearch:
         return best
 
     def _budgets(self) -> list[int]:
-        """The first budget, and those of its multiples whose batches take at most `_BATCH_SECONDS`."""
+        """The first budget and smaller ones, and larger ones whose batches take at most `_BATCH_SECONDS`."""
         wanted = [int(self._first * factor) for factor in _FACTORS]
         return [budget for budget in wanted if budget <= max(self._first, self._most)]
 

@@ -87,7 +87,6 @@ class EngineCache:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all loaded weights."""
         return sum(cached.loaded.backend.bytes for cached in self._cached.values())
 
     @property

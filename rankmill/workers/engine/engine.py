@@ -226,7 +226,6 @@ class Engine:
         return self.size.headroom.submit(self.model.backend, self._batch(parts))
 
     def _cut(self, parts: list[Part]) -> None:
-        """Run a batch in pieces that are expected to fit into memory."""
         for start, end in self.size.headroom.pieces(rows_in(parts), longest_in(parts)):
             self._run_again(parts, [np.arange(start, end)])
 
@@ -273,7 +272,6 @@ class Engine:
         return True
 
     def _shrink(self, parts: list[Part]) -> None:
-        """Lower the token budget, because a batch did not fit into memory."""
         costs = [work.tokens.costs[rows].max() for work, rows in parts]
         self.size.shrink(int(max(costs)) * rows_in(parts))
 

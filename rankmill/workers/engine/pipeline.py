@@ -42,8 +42,8 @@ LATER_BATCH_SECONDS = 300
 """Seconds after which a later batch counts as hanging, unless 100 times the slowest batch is longer."""
 
 REQUESTS_FOR_BULK = 3
-"""While both wait, this many pairs of requests are scored for each pair of bulk work, so that bulk work gets
-a quarter.
+"""While requests and bulk work wait, this many pairs of requests are scored for each pair of bulk work, so
+that bulk work gets a quarter.
 """
 
 Answer = Callable[[], None]
@@ -247,7 +247,6 @@ class Pipeline:
         return sum(self._pending.values())
 
     def pending_of(self, priority: Priority) -> int:
-        """The number of rows of this priority that are not scored yet."""
         return self._pending[priority]
 
     @property

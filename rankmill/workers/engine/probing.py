@@ -124,7 +124,6 @@ class Probed:
             yield self._rows[places], np.concatenate([self._logits(work) for work in works])
 
     def _planned(self) -> list[Rows]:
-        """The batches of the probes as the engine plans them."""
         waiting, batches = WaitingRows[Work](), []
         self._engine(_BUDGET).queue(self._work(self._tokens, self._rows), waiting)
         while waiting.batches:

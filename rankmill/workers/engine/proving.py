@@ -43,8 +43,8 @@ from rankmill.workers.models.loading import CannotConvert, Loaded, find_max_leng
 from rankmill.workers.models.probes import SCORED, over_the_limit, scored_length
 
 _FLOOR, _PART = 1e-4, 1e-5
-"""Differences of logits up to this are always allowed if the worker scores in fp32, or if transformers' model
-is too large for fp32: a number, or if that is more, a share of the largest logit.
+"""Differences of logits up to the first number, or up to the second times the largest logit if that is more,
+are always allowed if the worker scores in fp32, or if transformers' model is too large for fp32.
 """
 
 _TIMES = 2.0
@@ -260,8 +260,8 @@ class Proving:
         return proof
 
     def batch(self, way: Way, rows: int, tokens: int) -> Proof | None:
-        """Compare batches of this many rows and padded tokens, or somewhat larger ones; returns the proof
-        with them. ``None`` if batches of these sizes have been compared before.
+        """Compare batches of this many rows and padded tokens, or of somewhat more; returns the proof with
+        them, or ``None`` if such batches have been compared before.
 
         A proof that does not hold is kept too; then no worker of this host scores in this way.
         """

@@ -52,13 +52,11 @@ class PairScores:
     counted: bool = True
 
     def fail(self, row: int, kind: RowFault, reason: str) -> None:
-        """Set the error of a row."""
         self.errors[row] = reason
         if self.counted:
             metrics.row_errors.labels(kind).inc()
 
     def fail_tokenizer(self, row: int, reason: str) -> None:
-        """Set an error of the kind ``tokenizer``."""
         self.fail(row, "tokenizer", f"tokenizer: {reason}")
 
 

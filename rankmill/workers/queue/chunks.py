@@ -90,12 +90,10 @@ class ChunkClaim:
 
     @property
     def job(self) -> ScoringJob:
-        """The chunk's job."""
         return self.held.job
 
     @property
     def queue(self) -> OrderedQueue:
-        """The job's queue."""
         return self.held.queue
 
     @property
@@ -174,7 +172,6 @@ class ChunkClaim:
             self.held.finish(write)
 
     def fail(self, error: Exception) -> None:
-        """Record a failed attempt."""
         self.held.fail(error)
 
 
@@ -304,7 +301,6 @@ class ChunkScorer:
         return not self._engines.has(spec) and self._reading.goes_on(spec)
 
     def evicts(self, run: Run) -> bool:
-        """Whether loading the run's model would evict another model."""
         return self._engines.evicts(self.spec(run))
 
     def begin(self, claim: ChunkClaim, answer: Callable[[], None], *, whole: bool) -> None:
@@ -345,7 +341,7 @@ class ChunkScorer:
         self._pipeline.put(claim.engine, claim.work, answer, priority_of(claim.run_id), whole=whole)
 
     def _fetch(self, claim: ChunkClaim) -> None:
-        """Fetch and tokenize a chunk, for ``claim.engine`` and ``claim.work``, if its scores are wanted."""
+        """Fetch and tokenize a chunk into ``claim.engine`` and ``claim.work``, if its scores are wanted."""
         claim.started, run = system.monotonic(), claim.run
         if run is None:
             return

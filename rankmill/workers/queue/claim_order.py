@@ -15,8 +15,8 @@ from rankmill.workers.engine.pipeline import PriorityTurns
 
 _LEFT_ALONE_SECONDS = 1.0
 _REFUSED_SECONDS = 10.0
-"""After a worker has handed back a chunk that it cannot score, it leaves the run alone for the first time
-(s), and then takes it only after all other runs, until the second time (s) is over.
+"""Seconds after a worker has handed back a chunk that it cannot score. The worker leaves the run alone for
+`_LEFT_ALONE_SECONDS`, and takes it only after all other runs until `_REFUSED_SECONDS` are over.
 """
 
 _KEEP = 4
@@ -64,11 +64,9 @@ class ClaimOrder:
         return self._workers > 1 and self._waiting < self._workers
 
     def saw(self, waiting: int, workers: int) -> None:
-        """Note the number of all waiting jobs, and of workers."""
         self._waiting, self._workers = waiting, max(workers, 1)
 
     def began(self, run_id: str, pairs: int) -> None:
-        """Count a claimed chunk."""
         priority = priority_of(run_id)
         self._turns.took(priority, pairs)
         self._refused.pop(run_id, None)

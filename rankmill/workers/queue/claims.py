@@ -64,7 +64,6 @@ class ModelQueue:
         return bool(self._waiting)
 
     def put(self, spec: ScoreSpec, claim: ChunkClaim) -> None:
-        """Put aside a claim that needs the model of `spec`."""
         self._waiting.append((weights_key(spec), claim))
 
     def has_group(self, spec: ScoreSpec) -> bool:
@@ -352,12 +351,10 @@ class Claims:
         return nobody_can
 
     def _leave(self, claim: ChunkClaim) -> None:
-        """Put a job back for another worker."""
         self._order.refused(claim.run_id)
         self.hand_back(claim.job.id, to_others=True)
 
     def _fail(self, claim: ChunkClaim, error: Exception) -> None:
-        """Record a failed attempt, unless the job was handed back."""
         if not self._ends(claim):
             return  # the job was handed back
         claim.span.record_exception(error)

@@ -31,11 +31,13 @@ _PROBE_SECONDS = 0.5
 """Seconds that a server may take to answer a worker that is stopping."""
 
 IDLE_SECONDS = 1.0
-"""Seconds to wait for the server before the end, if no chunks are claimed, or after a second signal."""
+"""A stopping process waits this long (s) for the server if it has claimed no chunks, or after a second
+signal.
+"""
 
 BUSY_SECONDS = 10.0
-"""Seconds to wait for the server after the batches in progress, if scores must be written or chunks handed
-back.
+"""A stopping process that must write scores or hand chunks back waits this long (s) for the server, after the
+batches in progress.
 """
 
 _MISSES = 2

@@ -138,7 +138,7 @@ class WorkerHeartbeat(Periodic):
                 if trusts:
                     self._end_lock_with_a_lease(queue)
                 else:
-                    # because other workers may trust the leases
+                    # another worker may trust the leases, and then cleans more
                     worker.connection.delete(queue.registry_cleaning_key)
 
     def _lock(self, queue: OrderedQueue) -> bool:

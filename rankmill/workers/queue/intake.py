@@ -62,14 +62,12 @@ class Bell:
         self._thread: threading.Thread | None = None
 
     def listen(self) -> None:
-        """Begin to listen."""
         if self._thread is None:
             self._thread = system.Thread(target=self._run, name="bell", daemon=True)
             self._thread.start()
         self._listening.set()
 
     def pause(self) -> None:
-        """Stop listening."""
         self._listening.clear()
 
     def _run(self) -> None:
@@ -116,7 +114,6 @@ class Intake:
 
     @property
     def _queues(self) -> list[OrderedQueue]:
-        """The worker's queues in order of preference, which may change."""
         return self._worker.queues_in_turn
 
     def claim_next(self, *, wait: bool) -> bool:

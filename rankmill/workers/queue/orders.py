@@ -123,7 +123,6 @@ class Orders:
             self.news.set()
 
     def wait(self, seconds: float) -> None:
-        """Wait for new orders, at most `seconds`."""
         self._arrived.wait(seconds)
 
     def warm(self, models: Iterable[str]) -> None:

@@ -49,7 +49,6 @@ class Executions(ExecutionRegistry):
     """
 
     def get_executions(self, start: int = 0, end: int = -1) -> list[Execution]:
-        """Listed executions whose data can be read."""
         executions = []
         for execution_id in self.get_execution_ids(start, end):
             with suppress(ValueError, KeyError, OverflowError):  # gone, or damaged
@@ -75,7 +74,6 @@ class ScoringJob(Job):
 
     @property
     def has_pairs(self) -> bool:
-        """Whether the job contains its pairs."""
         return self.func_name == PAIRS_FUNCTION
 
     @cached_property
@@ -172,14 +170,12 @@ class ScoringJob(Job):
 
     @property
     def started_job_registry(self) -> LeasedJobs:
-        """The claimed jobs of the job's queue."""
         return LeasedJobs(
             self.origin, connection=self.connection, job_class=type(self), serializer=self.serializer
         )
 
     @property
     def execution_registry(self) -> Executions:
-        """The job's executions."""
         return Executions(self.id, self.connection)
 
     @property

@@ -48,7 +48,7 @@ _MADE_UP = re.compile("[0-9a-f]{32}")
 """The name that RQ gives to a worker without ``--name``, also in a worker pool."""
 
 _GRACE_SECONDS = 60.0
-"""Seconds after a time limit from which a call counts as hanging, because it runs in C and does not react to
+"""A call that runs this long (s) past its time limit counts as hanging: it runs in C and does not react to
 the signal.
 """
 
@@ -71,14 +71,12 @@ class DeathPenalty(UnixSignalDeathPenalty):
         super().__init__(max(int(timeout), 1), exception)  # type: ignore[no-untyped-call]
 
     def setup_death_penalty(self) -> None:
-        """See `BaseDeathPenalty`."""
         self._before, self._left = signal.getsignal(signal.SIGALRM), signal.alarm(0)
         self._began = system.monotonic()
         self._waiting.append(self)
         super().setup_death_penalty()  # type: ignore[no-untyped-call]
 
     def handle_death_penalty(self, signum: int, frame: object) -> NoReturn:
-        """See `UnixSignalDeathPenalty`."""
         self._forget()
         raise self._exception
 
@@ -166,7 +164,6 @@ class RQWorker(SimpleWorker):
 
     @property
     def stopping(self) -> bool:
-        """Whether the worker has been asked to stop."""
         return self._stop_requested
 
     def stop(self) -> None:
