@@ -40,7 +40,6 @@ class Backlogs:
         self._speeds: dict[str, float] = {}
 
     def of(self, cluster: Snapshot) -> dict[str, Backlog]:
-        """The backlog of each queue, by name."""
         return {queue.name: self._of(queue, cluster) for queue in cluster.queues}
 
     def _of(self, queue: QueueState, cluster: Snapshot) -> Backlog:

@@ -149,11 +149,9 @@ class ClusterMetrics(Collector):
         self._usage = UsageMetrics()
 
     def describe(self) -> Iterable[Metric]:
-        """All metrics without values; does not read Redis."""
         return [*self._families(None), *self._usage.families(None)]
 
     def collect(self) -> Iterable[Metric]:
-        """All metrics with their values."""
         cluster = self._view.look()
         if cluster is not None:
             self._count(cluster)
@@ -190,7 +188,6 @@ class ClusterMetrics(Collector):
 
 
 def _gauges(cluster: Snapshot, backlogs: Mapping[str, Backlog]) -> list[Gauge]:
-    """The gauges, and those of extensions."""
     queues, states = cluster.queues, Counter(each.state for each in cluster.workers)
     lost = Counter(name for each in cluster.workers if each.state == "lost" for name in each.queues)
     faults = Counter(fault.kind for fault in verdict(cluster).faults)

@@ -1,4 +1,4 @@
-"""Reading a cluster from Redis: many commands in one round trip; damaged keys are noted and left out."""
+"""Reads a cluster from Redis with many commands in one round trip; damaged keys are noted and left out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Look:
     def replies(
         self, items: Sequence[Item], commands: Callable[[Item], list[tuple[Any, ...]]]
     ) -> list[list[Any]]:
-        """The replies to the `commands` of each item; all commands are sent in one round trip, and only read.
+        """The replies to the `commands` of each item; the commands only read, and are sent in one round trip.
 
         A command is a tuple: its name, its key, the reply to use if the key holds a value of another type,
         and its other arguments.
@@ -72,7 +72,6 @@ class Look:
             return None
 
     def texts(self, raws: Iterable[bytes], key: str) -> list[str]:
-        """The values that are UTF-8, as texts."""
         return [text for text in (self.text(raw, key) for raw in raws) if text is not None]
 
     def time(self, raw: bytes | None, key: str) -> float | None:

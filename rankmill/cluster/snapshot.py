@@ -30,7 +30,6 @@ from rankmill.jobs.runtime.connection import refuses_writes
 from rankmill.jobs.runtime.durability import Durability
 
 PAGE_RUNS = 50
-"""Number of runs on a page."""
 
 SLOW = 1 / 3
 """A worker counts as slow if its pace is under this share of its peers' pace."""

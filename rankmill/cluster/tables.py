@@ -227,7 +227,6 @@ def size(count: int) -> str:
 
 
 def _gpu(gpu: GpuReport | None) -> str:
-    """Use, memory and temperature of a GPU."""
     if gpu is None:
         return ""
     use = "" if gpu.use is None else f"{gpu.use:.0%}, "

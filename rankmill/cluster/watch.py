@@ -176,7 +176,6 @@ class Broken(Seen):
     reason: str
 
     def faults(self) -> Iterator[ClusterFault]:
-        """The failure."""
         yield ClusterFault(
             kind="extension",
             text=f"Extension {self.name} cannot show the cluster: {self.reason}",

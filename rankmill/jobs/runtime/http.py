@@ -155,7 +155,7 @@ def health(
 
 
 def _known_hosts_only(app: WSGIApplication, names: Collection[str]) -> WSGIApplication:
-    """Pass a request on to `app` if `host_check` accepts its Host header; otherwise answer with status 403."""
+    """Pass a request on to `app` if `host_check` accepts its Host header; otherwise answer with 403."""
     is_known = host_check(names)
 
     def check(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:

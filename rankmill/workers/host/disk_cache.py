@@ -131,7 +131,6 @@ def kept_as(folder: Path) -> str:
 
 
 def _digests(folder: Path, cache: Path | None) -> dict[str, str]:
-    """The SHA-256 of the files in a cached folder, by name."""
     return {file.name: file_digest(file, cache) for file in folder.iterdir() if file.name != _DIGESTS}
 
 
@@ -143,8 +142,6 @@ def used_now(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A folder that is kept: its path, its bytes, the time of its last use, and its lock, if it has one."""
-
     folder: Path
     bytes: int
     used: float

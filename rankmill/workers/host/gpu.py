@@ -43,7 +43,6 @@ class Gpu(Collector):
             logger.warning("the figures of the GPU cannot be read: %s", error)
 
     def describe(self) -> Iterable[Metric]:
-        """The metrics' names, without access to the GPU."""
         return [_gauge(name) for name in _METRICS]
 
     def collect(self) -> Iterable[Metric]:

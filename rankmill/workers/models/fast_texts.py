@@ -109,7 +109,6 @@ class FastTexts:
         return self.is_fast
 
     def __call__(self, texts: list[str]) -> Tokens:
-        """Tokenize texts ``[n]``."""
         tokens = self._tokenize_fast(texts) if self._fast else None
         if tokens is not None:
             return tokens

@@ -97,7 +97,6 @@ class PromptTokenizer:
             self.texts = texts
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str] | None = None) -> Tokens:
-        """Tokenize pairs ``[n]``."""
         assert passages is not None
         prompts = self.rendered(queries, passages)
         return sharing(self._cut(self.texts(prompts) if self.texts else self._encoded(prompts)), queries)

@@ -52,7 +52,6 @@ class ReferenceModel:
         self._about = description = read(source, revision)  # this does not use the cached description
         self._inputs = spec.inputs
         self.tokens = ReferenceTokens(spec, description)
-        """Tokenizes a probe."""
         self._answers = answers(spec, description) if description.layout.task == "causal" else None
         self._model = _KINDS[description.layout.task].from_pretrained(
             source, revision=revision if isinstance(source, str) else None, config=description.config,
@@ -148,7 +147,6 @@ class ReferenceModel:
         return [str(names.get(number, number)) for number in range(outputs)]
 
     def close(self) -> None:
-        """Free the memory."""
         del self._model
         gc.collect()
 

@@ -187,7 +187,6 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return value
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """See `SandboxedEnvironment.call_binop`."""
         size = 0
         if operator == "*":
             size = _times(left, right)
@@ -202,7 +201,6 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return self.binop_table[operator](left, right)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        """See `SandboxedEnvironment.call`."""
         method = getattr(__obj, "__wrapped__", __obj)  # because the sandbox wraps str.format
         text = getattr(method, "__self__", None)
         if isinstance(text, str):
@@ -249,7 +247,6 @@ class BoundedTemplate(Template):
     prompts = 0
 
     def render(self, *args: Any, **kwargs: Any) -> str:
-        """See `Template.render`."""
         meter, began = BoundedEnvironment._meter, time.thread_time()
         seconds = _FIRST_SECONDS + _PROMPT_SECONDS * self.prompts - self.seconds
         meter.left, meter.until = _MOST, began + seconds

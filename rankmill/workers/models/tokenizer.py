@@ -70,7 +70,6 @@ class PairTokenizer:
         self.texts = self._joiner.texts if self._joiner else None
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str] | None = None) -> Tokens:
-        """See `Tokenize`."""
         if self._prompt:
             queries = [self._prompt + query for query in queries]
         if self._joiner and set(map(type, chain(queries, passages or ()))) <= {str}:
@@ -235,7 +234,7 @@ class Joiner:
         width, count = len(self._pattern), pairs.shape[1]
         numbers = np.concatenate([self._pattern, texts.ids])
         offsets = np.concatenate([np.arange(width), width + texts.offsets])
-        # the numbers of pieces: those of the pattern, then all texts
+        # pieces are numbered: first those of the pattern, then all texts
         which = np.tile(np.arange(width), (count, 1))
         which[:, self._places] = width + pairs.T
         lengths = np.ones_like(which)
