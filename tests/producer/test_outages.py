@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -13,8 +15,9 @@ import pytest
 
 from benchmarks.faults.outages import OUTAGES, full
 from rankmill import Client
-from rankmill.jobs.contract.errors import RankmillError, RedisUnavailable
+from rankmill.jobs.contract.errors import RankmillError, RedisUnavailable, RunTimeout
 from rankmill.jobs.runtime import connection
+from rankmill.jobs.runtime.durability import read_durability
 from tests.conftest import Server, wait_for
 from tests.harness.servers.valkey import nothing_left
 
@@ -39,6 +42,28 @@ def test_threads_take_turns_with_a_client_s_connections(
     assert len(scores) == 60
     assert np.isfinite(scores).all()
     assert len([c for c in shared_queue.client.client_list() if c["cmd"] == "xread"]) <= 8
+
+
+@pytest.mark.parametrize("password", ["", ":secret@"])
+def test_a_server_that_is_silent_costs_little_more_than_the_time_left(
+    server: Server, monkeypatch: pytest.MonkeyPatch, password: str
+) -> None:
+    """With a password, each new connection waits for the server, too."""
+    monkeypatch.setattr(connection, "_SILENCE_SECONDS", 3600)  # else it is given up after 15 s
+    process = int(server.client.info("server")["process_id"])
+    server.client.config_set("requirepass", password[1:-1])
+    client = Client(server.url.replace("//", f"//{password}"), model="demo", no_workers_seconds=None)
+    run = client.submit(PAIRS)
+    os.kill(process, signal.SIGSTOP)
+    try:
+        with pytest.raises(RunTimeout):
+            client.score(PAIRS, timeout=0.2)
+        with pytest.raises(RunTimeout):
+            run.scores(timeout=0.2)
+        assert read_durability(client.store.redis) is None
+    finally:
+        os.kill(process, signal.SIGCONT)
+    run.cancel()
 
 
 def test_a_run_that_cannot_be_submitted_leaves_nothing(server: Server, tiny_model: Path) -> None:

@@ -16,6 +16,7 @@ from redis.retry import Retry
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import ConfigError, ConnectionFailed, RedisUnavailable
+from rankmill.jobs.runtime.in_time import KINDS
 from rankmill.jobs.runtime.passwords import mask_passwords, mask_url, remember_password, remember_url
 from rankmill.jobs.runtime.patience import Patience, cannot_serve, waiting
 from rankmill.jobs.runtime.sentinel import names_sentinels, parse_sentinel_url
@@ -23,8 +24,8 @@ from rankmill.jobs.runtime.sentinel import names_sentinels, parse_sentinel_url
 _PROBE_SECONDS = 2
 
 _SILENCE_SECONDS = 15
-"""Socket timeout: a server that is silent for longer counts as away. No command blocks for longer than a
-second.
+"""Most seconds to wait for bytes: a server that is silent for longer counts as away. No command blocks for
+longer than a second.
 """
 
 _CONNECTIONS = 256
@@ -67,6 +68,7 @@ class WaitingPool(redis.BlockingConnectionPool):
             if connection.should_reconnect():
                 connection.disconnect()
                 connection.connect()
+            connection._sock.settimeout(connection.socket_timeout)
         except BaseException:
             self.release(connection)  # type: ignore[no-untyped-call]
             raise
@@ -132,6 +134,7 @@ def pool_for(url: str, patience: Patience) -> WaitingPool:
         _check_url(url)
         options = parse_sentinel_url(url) if names_sentinels(url) else parse_url(url)  # type: ignore[no-untyped-call]
         check_options(options)
+        kind = options.get("connection_class", redis.Connection)
         pool: WaitingPool = WaitingPool(  # type: ignore[no-untyped-call]
             **{
                 "max_connections": _CONNECTIONS,
@@ -141,6 +144,7 @@ def pool_for(url: str, patience: Patience) -> WaitingPool:
                 "health_check_interval": 30,
                 **_UNNAMED,
                 **options,
+                "connection_class": KINDS.get(kind, kind),
                 "retry": patience,
             }
         )

@@ -27,8 +27,7 @@ _ALONE = "detached and submitted runs, batches and API keys"
 _CONFIG = ("maxmemory", "maxmemory-policy", "appendonly", "appendfsync", "save", "min-replicas-to-write")
 
 _SECONDS = 2.0
-"""Seconds that an asynchronous client waits for the answers; other clients wait as long as their sockets do.
-"""
+"""Seconds to wait for the answers."""
 
 logger = logging.getLogger(__name__)
 

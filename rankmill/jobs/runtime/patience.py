@@ -139,10 +139,11 @@ def waiting(
     most
         Longest wait of each command in seconds, if less than the client's and an enclosing block's.
     until
-        The latest time to call `look`, in `time.monotonic` seconds; an asynchronous client gives a command up
-        then.
+        When the caller's time ends, in `time.monotonic` seconds, if earlier than an enclosing block's: the
+        latest time to call `look`, and to wait for a silent server.
     """
-    token = _WAIT.set(_Wait(look, min(most, _WAIT.get().most), until))
+    outer = _WAIT.get()
+    token = _WAIT.set(_Wait(look, min(most, outer.most), min(until, outer.until)))
     try:
         yield
     finally:
@@ -178,6 +179,11 @@ def end_of_command() -> float:
     wait = _WAIT.get()
     now = system.monotonic()
     return min(max(wait.until, now + _LEAST_SECONDS), now + (wait.most or float("inf")))
+
+
+def seconds_left() -> float:
+    """Seconds until the caller's time ends; `waiting` sets this."""
+    return max(_WAIT.get().until - system.monotonic(), 0)
 
 
 @contextmanager

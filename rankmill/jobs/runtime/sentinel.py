@@ -16,6 +16,7 @@ from redis.backoff import NoBackoff
 from redis.connection import SSLConnection, parse_url
 from redis.retry import Retry
 
+from rankmill.jobs.runtime.in_time import InTime
 from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.system import system
 
@@ -158,7 +159,7 @@ class MasterFinder:
         return (reply[0].decode(), int(reply[1])) if reply else None
 
 
-class MasterConnection(redis.Connection):
+class MasterConnection(InTime, redis.Connection):
     """A connection to the master that `finder` reports; it asks again whenever it connects.
 
     After a failover, the old master may serve its connections for some seconds more, and what is written

@@ -20,6 +20,7 @@ from redis.backoff import NoBackoff
 from redis.client import Pipeline
 
 from rankmill.jobs.runtime.connection import WaitingPool, pool_for
+from rankmill.jobs.runtime.in_time import TcpConnection, TlsConnection, UnixConnection
 from rankmill.jobs.runtime.patience import Patience, end_of_command
 from rankmill.jobs.runtime.sentinel import MasterConnection, MasterFinder, TlsMasterConnection
 from rankmill.jobs.system import system
@@ -253,9 +254,9 @@ class _LoopTlsMaster(_LoopMaster, redis.asyncio.SSLConnection):
 
 
 _KINDS: dict[Any, Any] = {
-    redis.Connection: redis.asyncio.Connection,
-    redis.SSLConnection: redis.asyncio.SSLConnection,
-    redis.UnixDomainSocketConnection: redis.asyncio.UnixDomainSocketConnection,
+    TcpConnection: redis.asyncio.Connection,
+    TlsConnection: redis.asyncio.SSLConnection,
+    UnixConnection: redis.asyncio.UnixDomainSocketConnection,
     MasterConnection: _LoopMaster,
     TlsMasterConnection: _LoopTlsMaster,
 }

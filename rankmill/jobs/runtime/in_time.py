@@ -1,0 +1,47 @@
+"""Connections that wait for a silent server no longer than their caller has time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+
+from rankmill.jobs.runtime.patience import seconds_left
+
+_GRACE_SECONDS = 0.5
+"""Seconds after the end of the caller's time in which a reply may still come."""
+
+
+class InTime:
+    """The part of a connection that bounds its socket's timeout by `seconds_left`."""
+
+    _socket_timeout: Any
+
+    @property
+    def socket_timeout(self) -> float | None:
+        """Most seconds to wait now for bytes of the server."""
+        return float(min(self._socket_timeout, seconds_left() + _GRACE_SECONDS))
+
+    @socket_timeout.setter
+    def socket_timeout(self, seconds: float | None) -> None:
+        self._socket_timeout = seconds
+
+
+class TcpConnection(InTime, redis.Connection):
+    """A connection over TCP."""
+
+
+class TlsConnection(InTime, redis.SSLConnection):
+    """A connection over TLS."""
+
+
+class UnixConnection(InTime, redis.UnixDomainSocketConnection):
+    """A connection over a Unix domain socket."""
+
+
+KINDS: dict[Any, Any] = {
+    redis.Connection: TcpConnection,
+    redis.SSLConnection: TlsConnection,
+    redis.UnixDomainSocketConnection: UnixConnection,
+}
+"""The connection that is made instead of one of redis-py's."""
