@@ -32,5 +32,5 @@ def first_position(config: Any) -> int:
     """The position id of a row's first token."""
     if config.model_type not in POSITIONS_AFTER_PADDING:
         return 0
-    # MPNet's code has the number 1
+    # MPNet's code takes 1 for this id, whatever the config says
     return 1 + (1 if config.model_type == "mpnet" else int(config.pad_token_id))

@@ -77,8 +77,6 @@ class _BertLayer(LastLayer):
 
 
 class _DistilBertLayer(LastLayer):
-    """The last layer of DistilBERT."""
-
     def forward(
         self,
         hidden: torch.Tensor,

@@ -85,7 +85,6 @@ class Traceable(nn.Module):
         self.inputs = INPUTS if types else INPUTS[:2]
 
     def example(self) -> tuple[torch.Tensor, ...]:
-        """Inputs to trace the module with."""
         return tuple(torch.ones(2, 16, dtype=torch.long) for _ in self.inputs)
 
     def forward(

@@ -109,7 +109,7 @@ def timed_layer(shape: LayerShape, precision: str) -> Callable[[], object]:
     return lambda: request.infer([hidden])
 
 
-@lru_cache(maxsize=1)  # for all precisions
+@lru_cache(maxsize=1)  # one entry serves all precisions
 def _layer(shape: LayerShape) -> Any:
     from rankmill.workers.backends.layer import TimedLayer, example
 

@@ -49,7 +49,6 @@ class Smoothed(nn.Module):
 
     @property
     def bias(self) -> torch.Tensor | None:
-        """The layer's bias, ``[out]``."""
         return self.linear.bias
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -69,12 +68,10 @@ class LeftOut(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The layer's weights, ``[out, into]``."""
         return self.exact_linear.weight
 
     @property
     def bias(self) -> torch.Tensor | None:
-        """The layer's bias, ``[out]``."""
         return self.exact_linear.bias
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:

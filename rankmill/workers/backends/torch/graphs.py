@@ -114,7 +114,6 @@ class Graphs:
 
     @property
     def kept(self) -> int:
-        """The number of graphs."""
         return sum(graph is not None for graph in self._graphs.values())
 
     def begin(self, rows: PackedRows) -> torch.Tensor | None:
