@@ -9,7 +9,7 @@ from rankmill.cluster.snapshot import QueueState, RunState, Snapshot
 from rankmill.jobs.protocol.worker_report import STAGES, WorkerReport
 
 RUNS = 1000
-"""Number of runs that are read for the backlog: those with the most recent activity."""
+"""The backlog is computed from at most this many runs, those with the most recent activity."""
 
 _QUIET_SECONDS = 600
 """Seconds without a result after which a run no longer counts if its queue has jobs and workers, because its

@@ -22,7 +22,7 @@ from rankmill.jobs.contract.spec import OPEN_PRECISIONS, ScoreSpec
 from rankmill.jobs.system import system
 
 MAX_ROW_ERRORS = 200
-"""Most row errors of a run that are kept in Redis: the first ones. The list beside the output has all of
+"""Redis keeps at most this many row errors of a run, the first ones. The list beside the output has all of
 them.
 """
 

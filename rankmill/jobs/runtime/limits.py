@@ -92,7 +92,7 @@ def free_memory(cgroups: Cgroups = Cgroups()) -> int:
     import psutil
 
     free = [psutil.virtual_memory().available, *(limit - used for limit, used in cgroups.memory())]
-    with suppress(ImportError):  # not on Windows
+    with suppress(ImportError):  # Windows lacks this module
         import resource
 
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)

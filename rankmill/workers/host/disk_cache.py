@@ -81,7 +81,7 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
                 system.fsync(written.fileno())
         try:
             whole.rename(folder)
-        except OSError:  # another process was faster, and its files are as good
+        except OSError:  # another process may have been faster, and its files are as good
             if not folder.is_dir():
                 raise
     return folder

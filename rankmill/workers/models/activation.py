@@ -84,6 +84,6 @@ def _of_torch(name: str, outputs: int) -> Activation | None:
     try:
         module = kind().eval()
         apply(np.zeros((3, outputs), np.float32))
-    except Exception:  # the class needs arguments, or another input than logits
+    except Exception:  # for example, the class needs arguments
         return None
     return apply

@@ -211,7 +211,7 @@ def describe(
             check_unchanged()  # otherwise the description would be cached under the name of other files
             build_once(folder, partial(_save, _facts(description), text))
             return replace(description, copy=kept_as(folder))
-    except Exception as error:  # the tokenizer or config is unusual, or the disk is full
+    except Exception as error:  # for example, the tokenizer is unusual, or the disk is full
         logger.warning("cannot cache what %s needs, so workers import transformers: %s", source, error)
     return description
 

@@ -155,8 +155,8 @@ class PromptTokenizer:
         return np.array_equal(ours.ids, theirs.ids) and np.array_equal(ours.offsets, theirs.offsets)
 
     def _find_ending(self) -> list[int]:
-        """Find the tokens after the passage as sentence-transformers does: the common ending of two short
-        prompts.
+        """Find the tokens after the passage, which are the common ending of two short prompts, as in
+        sentence-transformers.
         """
         both = self._encoded(self.rendered(["0", "1 2 3 4"], ["0", "1 2 3 4"]))
         short, long = (part.tolist() for part in np.split(both.ids, both.offsets[1:2]))

@@ -133,7 +133,7 @@ class ReferenceModel:
         if path is None:
             of_pair = not several and self._inputs == "pairs"
             path = "torch.nn.Sigmoid" if of_pair else "torch.nn.Identity"
-        with suppress(Exception):  # the class needs arguments, or is not a function
+        with suppress(Exception):  # for example, the class needs arguments
             scores["default"] = getattr(nn, path.rpartition(".")[2])()(outputs)
             if several:
                 scores["softmax"] = scores["default"].softmax(-1)

@@ -181,7 +181,7 @@ class Joiner:
             if joiner._agrees_with(tokenizer):
                 return joiner
             why = "a text by itself gets other tokens than in its pair"
-        except Exception as error:  # the tokenizer is not in Rust, or has unknown parts
+        except Exception as error:  # for example, the tokenizer is not in Rust
             why = f"{type(error).__name__}: {error}"
         logger.info("each pair is tokenized as a whole, which is slower: %s", why)
         return None

@@ -42,10 +42,10 @@ this many seconds.
 """
 
 _NAMED = 100
-"""Most runs with wrong scores that a report names: the latest ones."""
+"""A report names at most this many runs with wrong scores, the latest ones."""
 
 _REMEMBERED = 100_000
-"""Most runs that an `Answered` remembers, so that a note can be left with them: the latest ones."""
+"""An `Answered` remembers at most this many runs, the latest ones, so that a note can be left with them."""
 
 logger = logging.getLogger(__name__)
 

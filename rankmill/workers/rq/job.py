@@ -51,7 +51,7 @@ class Executions(ExecutionRegistry):
     def get_executions(self, start: int = 0, end: int = -1) -> list[Execution]:
         executions = []
         for execution_id in self.get_execution_ids(start, end):
-            with suppress(ValueError, KeyError, OverflowError):  # gone, or damaged
+            with suppress(ValueError, KeyError, OverflowError):  # the execution is gone or damaged
                 executions.append(Execution.fetch(execution_id, self.job_id, self.connection))
         return executions
 

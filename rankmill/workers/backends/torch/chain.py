@@ -204,7 +204,7 @@ def _function(source: str | Path, config: dict[str, Any]) -> nn.Module:
 
 
 def _fill(module: nn.Module, source: str | Path, revision: str | None, step: SavedModule) -> None:
-    """Load the weights of a module: all of them, and nothing else."""
+    """Load the weights of a module; the file must have all of them, and nothing else."""
     name = f"{step.path}/model.safetensors"
     file = model_file(source, revision, name)
     if file is None:

@@ -75,7 +75,7 @@ def packs_exactly(network: Network) -> bool:
     try:
         rows = network.pack(batch)
         logits = network.packed(rows.shape.taken_apart(torch.from_numpy(rows.filled(rows.shape))))
-    except (RuntimeError, TypeError, ValueError) as error:  # the model needs another attention
+    except (RuntimeError, TypeError, ValueError) as error:  # for example, the model needs another attention
         logger.debug("rows cannot be packed: %s", error)
         return False
     expected = network(*map(torch.from_numpy, (batch.ids, batch.mask)))
