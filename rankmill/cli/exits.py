@@ -71,7 +71,6 @@ def _system_errors() -> tuple[type[Exception], ...]:
 
 
 def _fail(error: BaseException, code: ExitCode) -> NoReturn:
-    """Print the error and its notes as one line, and exit."""
     from rankmill.jobs.contract.shown import shown
     from rankmill.jobs.runtime.logs import complain
     from rankmill.jobs.runtime.passwords import mask_passwords

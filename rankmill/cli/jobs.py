@@ -34,8 +34,6 @@ def jobs(client: redis.Redis, as_json: bool) -> None:
 
 
 def _command(name: str, do: Callable[[redis.Redis, FailedJob], str], text: str) -> None:
-    """Add a command that calls `do` for some of the jobs, or for all of them."""
-
     @options.settings("redis_url")
     @click.argument("ids", metavar="[ID]...", nargs=-1)
     @click.option("--all", "every", is_flag=True, help="All jobs of the list.")

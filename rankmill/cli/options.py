@@ -375,8 +375,6 @@ def connection(settings: Settings) -> redis.Redis:
 
 
 class _FileOrObject(click.Path):
-    """A path, or the URL of an object."""
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
             return super().convert(value, param, ctx)
@@ -384,7 +382,6 @@ class _FileOrObject(click.Path):
 
 
 PATH = _FileOrObject(path_type=Path)
-"""Type of an argument or option that names a file."""
 
 
 def require_plots() -> None:

@@ -103,7 +103,6 @@ class _Stopped(Exception):
 
 
 def _why(worker: LocalWorker) -> str:
-    """Why the worker cannot be started again, in one line."""
     if worker.gave_up:
         return f"{worker.name} has given up waiting for Redis; its last lines above say why"
     died = f"has died {worker.early_deaths} times in a row at its start"

@@ -65,7 +65,6 @@ class OutputTarget:
 
     @property
     def is_ranked(self) -> bool:
-        """Whether the rows are ranked by score within their query."""
         return self.form.ranks(self.file)
 
     def place(self) -> OutputFile:
@@ -156,7 +155,6 @@ class OutputTarget:
             yield "text_columns", "all columns of CSV and TSV are text"
 
     def _unused_by_output(self) -> Iterator[tuple[str, str]]:
-        """Yield options that have no effect on this output, and why."""
         request, is_trec = self.request, self.form.of(self.file) is TREC
         if is_trec:
             if not request.reuse:
@@ -233,7 +231,6 @@ def row_options(request: FileRequest, settings: Settings) -> dict[str, object]:
 
 
 def _file_state(name: str) -> str:
-    """A text that changes when the file changes."""
     path = as_path(name)
     return f"{resolved(path)}, {fingerprint(path)}"
 

@@ -172,8 +172,8 @@ def with_inputs(request: FileRequest, settings: Settings) -> Settings:
 def _use_system_memory() -> None:
     """Make Arrow allocate from the C library, unless the environment names another allocator.
 
-    Arrow's default on Linux returns freed memory at once, and gets it back as empty pages, which costs an
-    eighth of this process's CPU time and more.
+    Arrow's default on Linux returns freed memory at once, and gets it back as empty pages, which costs CPU
+    time.
     """
     if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
         pa.set_memory_pool(pa.system_memory_pool())

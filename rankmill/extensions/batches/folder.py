@@ -73,7 +73,6 @@ class FilesFolder:
         return _blocks(open_bytes(path))
 
     def delete(self, place: str) -> None:
-        """Delete the file at a place."""
         target = self.at(place)
         target.unlink(missing_ok=True)
         record_of(target).unlink(missing_ok=True)
@@ -90,7 +89,6 @@ class LocalFolder(FilesFolder):
     path: Path
 
     def make(self, name: str) -> None:
-        """See `FilesFolder.make`."""
         try:
             (self.path / name).mkdir(exist_ok=True)
             sync(self.path)  # otherwise a power failure loses everything in it
@@ -98,18 +96,15 @@ class LocalFolder(FilesFolder):
             raise OutputError(f"the file cannot be kept: {error.strerror}") from None
 
     def expire_early(self, name: str, seconds: float) -> None:
-        """See `FilesFolder.expire_early`."""
         made = system.now() - seconds
         os.utime(self.path / name, (made, made))
 
     def delete(self, place: str) -> None:
-        """See `FilesFolder.delete`."""
         super().delete(place)
         with suppress(OSError):  # the folder has other files
             (self.path / place).parent.rmdir()
 
     def sweep(self, is_known: Callable[[str], bool], seconds: float) -> None:
-        """See `FilesFolder.sweep`."""
         for folder in self.path.iterdir():
             with suppress(OSError):
                 ours = folder.name.startswith(("file-", "batch_"))

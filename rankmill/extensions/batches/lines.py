@@ -60,7 +60,6 @@ class BatchRequest:
         return self.asked.rows() if self.asked else []
 
     def refused(self, refusal: Refusal) -> BatchRequest:
-        """The same line with a refusal."""
         return replace(self, refusal=refusal)
 
 

@@ -120,7 +120,6 @@ class BatchStore:
         self.ttl = ttl
 
     def add(self, record: FileRecord | BatchRecord) -> None:
-        """Write a record."""
         ttl = self.ttl
         if isinstance(record, FileRecord):
             ttl = max(int(record.expires - system.now()), 1)
@@ -151,7 +150,6 @@ class BatchStore:
         return records
 
     def delete(self, record: FileRecord) -> None:
-        """Delete the record of a file."""
         with self.redis.pipeline() as pipe:
             pipe.delete(record.key(record.id))
             for owner in (record.owner, EVERYBODY):

@@ -118,7 +118,6 @@ class Batches:
 
     @property
     def most_bytes(self) -> int:
-        """Most bytes of a file."""
         return self._own.gateway_file_mib << 20
 
     def upload(
@@ -249,7 +248,6 @@ class Batches:
         return self.view(batch)
 
     def view(self, batch: BatchRecord) -> dict[str, Any]:
-        """The present state of a batch."""
         try:
             run = self._runs.load(batch.run)
         except RunExpired:

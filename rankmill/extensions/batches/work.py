@@ -220,7 +220,6 @@ class BatchWork:
             raise WrongFile("the file of the batch has changed since its pairs were taken; make a new batch")
 
     def _record(self, file_id: str, partial: Path, path: AnyPath) -> None:
-        """Write the record of an output file."""
         now = system.now()
         self._store.add(
             FileRecord(
@@ -250,7 +249,6 @@ class BatchOrders:
             raise InputError(f"{output}: a batch's output is in a folder that is called for its run")
 
     def carry_out(self, run: FileRun, settings: Settings, score: Score, keep: Keep) -> None:
-        """Score a batch, and write its files."""
         with closing(client_for(settings.redis_url or "", settings.redis_wait_seconds)) as client:
             BatchWork(run, BatchStore(client, settings.of(RunnerSettings).file_run_ttl), score, keep).do()
 
@@ -268,7 +266,6 @@ class BatchOrders:
         return None if of_pairs else _scored_place(as_path(order.request.output or ""))
 
     def clear(self, order: FileOrder) -> None:
-        """Delete the intermediate files of a batch's output, even those of an earlier runner."""
         _clear_batch(as_path(order.request.output or ""))
 
 
@@ -331,7 +328,6 @@ def _scores(scored: AnyPath) -> Iterator[tuple[object, int | None]]:
 
 
 def _reasons(errors: AnyPath) -> dict[int, str]:
-    """The reasons why rows have no score, by row."""
     if not errors.exists():
         return {}
     with open_bytes(errors) as file:

@@ -175,7 +175,6 @@ class ModelArchive:
         return entries + len(self._end)
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the archive in pieces."""
         with self._held:
             for file, head in self._entries:
                 yield head

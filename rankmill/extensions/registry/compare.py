@@ -31,7 +31,6 @@ class Side:
 
     @property
     def figures(self) -> dict[str, str]:
-        """The figures as text, by their labels."""
         measured = self.measured
         where = f"{measured.backend}, {measured.device}, {measured.precision}"
         return {"runs on": where, "pairs/s": f"{self.pairs_per_second:,.0f}", **measured.figures}

@@ -215,7 +215,6 @@ class Alias(_Document):
     before: tuple[Target, ...] = Field(default=(), max_length=_MAX_BEFORE)
 
     def then(self, target: Target) -> Alias:
-        """The alias with a new target."""
         return Alias(now=target, before=(self.now, *self.before)[:_MAX_BEFORE])
 
 

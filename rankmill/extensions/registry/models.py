@@ -72,7 +72,6 @@ class RegistryModels:
         return VersionStore(cache, self._url).get(parse_reference(model), content)
 
     def kept(self, cache: Path) -> Iterator[KeptFolder]:
-        """The versions in the cache folder."""
         return kept_versions(cache)
 
 

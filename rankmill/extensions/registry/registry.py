@@ -104,7 +104,7 @@ class RegistryFolder:
                 raise RegistryError(f"{'/'.join((self.url, *path))} is not there") from None
 
     def names(self, *path: str) -> list[str]:
-        """The names in a folder; empty if the folder does not exist."""
+        """The names in a folder, without unfinished files; empty if the folder does not exist."""
         with self.opened(*path) as (system, place, _):
             try:
                 paths = system.ls(place, detail=False)

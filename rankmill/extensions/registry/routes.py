@@ -128,11 +128,9 @@ class ManagedModel:
         return f"{self.key.name} (API key {self.key.id})" if self.key else "the gateway, without a key"
 
     def version(self, version: str) -> Reference:
-        """The reference to a version of the model."""
         return Reference(self.name, check_name(version, "a version"))
 
     def alias(self, alias: str) -> Reference:
-        """The reference to an alias of the model."""
         return Reference(self.name, check_name(alias, "an alias"))
 
     def find_alias(self, alias: str) -> Alias:
@@ -143,7 +141,6 @@ class ManagedModel:
         return target
 
     def target(self, wanted: NewTarget) -> Target:
-        """The target that a caller wants for an alias."""
         version = self.version(wanted.version)
         return target(self.registry, version, wanted.split, wanted.shadow, by=self.by)
 
@@ -290,7 +287,6 @@ async def pull_version(model: TheModel, version: str) -> Response:
 
 
 def _pull(model: ManagedModel, version: str) -> ModelArchive:
-    """Fetch and verify the files of a version."""
     manifest = model.registry.manifest(model.version(version))
     with ExitStack() as stack:
         folder = stack.enter_context(workspace()) / "model"

@@ -99,11 +99,9 @@ class RegistryStore(Registry):
         return self.folder.create(manifest.written(), manifest.name, manifest.version, MANIFEST)
 
     def write_alias(self, reference: Reference, alias: Alias) -> None:
-        """Write an alias."""
         self.folder.replace(alias.written(), reference.name, ALIASES, f"{reference.tag}.json")
 
     def remove_alias(self, reference: Reference) -> None:
-        """Remove an alias."""
         self.folder.remove(reference.name, ALIASES, f"{reference.tag}.json")
 
     def remove(self, reference: Reference, note: bytes) -> None:

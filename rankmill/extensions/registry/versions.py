@@ -66,8 +66,10 @@ class VersionStore:
         self._registry = registry
 
     def get(self, reference: Reference, content: str | None) -> ModelCopy:
-        """A version, fetched now if this host lacks it, or keeps other content under its name than the
-        registry has; `content` is the digest that it must have, if that is known.
+        """The copy of a version on this host.
+
+        The version is fetched if this host lacks it, or if the registry has other content under its name.
+        `content` is the digest that the copy must have, if the caller knows it.
 
         Raises
         ------
@@ -106,8 +108,8 @@ class VersionStore:
         """The digest that the version must have: `content`, or else that in the registry; ``None`` if the
         registry cannot tell.
 
-        A kept version with other content than in the registry is removed; another registry, or an earlier one
-        at this URL, had this one. The registry is not asked if the kept version has the `content`.
+        A kept version with other content than in the registry is removed: it came from another registry, or
+        from an earlier one at this URL. The registry is not asked if the kept version has the `content`.
         """
         kept = now = None
         try:

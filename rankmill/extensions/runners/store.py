@@ -221,7 +221,6 @@ class FileRunStore:
         scripts.RECOVER.run(self.redis, places, *values)
 
     def was_cancelled(self, run_id: str) -> bool:
-        """Whether the run is cancelled."""
         return bool(self.redis.exists(keys.file_run_cancelled(run_id)))
 
     def runners(self, name: str = "", lease_seconds: int = 0) -> list[str]:

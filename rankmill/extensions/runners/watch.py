@@ -69,7 +69,6 @@ class SeenRunners(Seen):
     submitted: tuple[SeenRun, ...] = ()
 
     def queues(self) -> Iterable[str]:
-        """The queues that runners take."""
         return (queue.name for queue in self.file_queues)
 
     def runs(self) -> Iterable[SeenRun]:
@@ -95,13 +94,11 @@ class SeenRunners(Seen):
                 )
 
     def lines(self) -> Iterator[str]:
-        """Yield a sentence with the numbers of each queue."""
         for queue in self.file_queues:
             counts = f"{queue.waiting:,} waiting, {queue.running:,} running; runners: {queue.runners:,}"
             yield f"Submitted runs in queue {queue.name}: {counts}."
 
     def gauges(self) -> list[Gauge]:
-        """Runs, runners and webhooks of each queue."""
         queues = self.file_queues
         return [
             Gauge("rankmill_submitted_runs", "Submitted runs that are not finished.", ("queue", "state"),
@@ -121,7 +118,6 @@ class RunnersWatch(Watch):
     nothing: ClassVar = SeenRunners()
 
     def read(self, look: Look) -> SeenRunners:
-        """Read the queues and the runs in four round trips."""
         ((raws,),) = look.replies([""], lambda _: [("zrangebyscore", keys.file_queues(), (), "-inf", "+inf")])
         queues = sorted(look.texts(raws, keys.file_queues()))
         fresh = [run for run in _latest(look) if run.ended is None or look.now - run.ended < _ENDED_SECONDS]
@@ -136,7 +132,6 @@ class RunnersWatch(Watch):
         return _Shown(run) if run else None
 
     def runs(self, client: redis.Redis, settings: Settings) -> ListedRuns:
-        """The latest submitted runs, as a table."""
         from rankmill.extensions.runners.show import submitted_table
 
         latest = [*_latest(Look(client))]

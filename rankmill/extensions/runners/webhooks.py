@@ -26,7 +26,6 @@ _TIMEOUT = 10
 """Seconds without a byte from the receiver after which an attempt has failed."""
 
 _BACKOFF = Backoff(first=2.0, longest=3600.0)
-"""Pauses between attempts."""
 
 _LOOK_SECONDS = 1.0
 

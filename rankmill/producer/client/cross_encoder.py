@@ -50,7 +50,6 @@ _PROCESSOR = frozenset({"padding_side", "use_fast"})
 """Entries of ``model_kwargs`` and ``processor_kwargs`` that do not change scores."""
 
 _OLDER_OF_RANK = frozenset({"apply_softmax", "convert_to_numpy", "convert_to_tensor", "num_workers"})
-"""Older arguments of `rank` that have no effect here."""
 
 _OF_CALLS = "the constructor has what concerns the tokenizer, and workers decide how they compute"
 
@@ -446,7 +445,6 @@ class CrossEncoder:
         """Do nothing, because the workers continue."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; raises `ConfigError` for a public one that would have no effect."""
         if name not in _ASSIGNED and not name.startswith("_"):
             raise ConfigError(
                 f"{name} cannot be assigned: workers have the model, and would not see it; "
@@ -588,7 +586,6 @@ def _refuse_entries(name: str, given: Mapping[str, Any], allowed: Iterable[str],
 
 
 def _precision_of(model_kwargs: Mapping[str, Any]) -> dict[str, str]:
-    """The setting ``precision`` for the dtype in `model_kwargs`; empty without a dtype."""
     dtypes = {"dtype", "torch_dtype"} & model_kwargs.keys()
     reason = "workers load the model, in any precision and as fits their device"
     _refuse_entries("model_kwargs", model_kwargs, dtypes | _MODEL, reason)
@@ -610,7 +607,6 @@ def _lengths_of(processor_kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _activation_name(function: Callable[[Any], Any] | None) -> str | None:
-    """The name of an activation that workers compute themselves; ``None`` for any other."""
     kind = type(function)
     return _KNOWN_ACTIVATIONS.get(kind.__name__) if kind.__module__.startswith("torch.nn.") else None
 

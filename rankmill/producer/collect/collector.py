@@ -237,7 +237,6 @@ class Collector:
         """Number of chunks that wait only for pairs which other chunks ask for."""
         self._load = Load()
         self._payloads: dict[ChunkId, int] = {}
-        """Bytes of payload of the pieces in the load."""
         self._payload_share = 1.0
         """Bytes of payload for each byte of a table, in the latest pieces."""
 
@@ -263,7 +262,6 @@ class Collector:
 
     @property
     def has_room(self) -> bool:
-        """Whether another chunk fits into the window."""
         return self._idle < AT_ONCE and not self._window.is_full(self._load)
 
     def add(self, table: pa.Table, result: ChunkResult | None = None) -> Piece | None:
@@ -385,7 +383,6 @@ class Collector:
         return again, given_up
 
     def pop_finished(self) -> list[FinishedChunk]:
-        """The chunks that were finished since the last call."""
         finished, self._finished = self._finished, []
         return finished
 
@@ -453,7 +450,7 @@ class Collector:
                 self.scored += len(result.scores) - result.scores.null_count
 
     def rest(self) -> Amounts:
-        """The rows of the complete run that no device has scored."""
+        """Count the rows of the complete run that no device has scored, and those of them that failed."""
         failed = self.rows.progress.row_errors
         return Amounts(cached=max(self.cut - self.scored - failed, 0), failed=failed)
 

@@ -175,7 +175,6 @@ class RunDriver:
 
     @property
     def progress(self) -> Progress:
-        """How many rows are done, how many of these have no score, and the times for the speed."""
         return self.collector.rows.progress
 
     def row_errors(self) -> list[RowError]:
@@ -260,7 +259,6 @@ class RunDriver:
             raise RunFailed(self.collector.fatal.message, option=self.collector.fatal.option)
 
     def _catch_up(self) -> None:
-        """Collect the results that have arrived, without waiting."""
         with self._at_redis():
             self._collect(0)
             self._look_at_workers()

@@ -145,7 +145,6 @@ class Journal:
 
     @property
     def manifest(self) -> dict[str, str]:
-        """What the results were made from, as given to `restart`."""
         with self._at_work():
             return dict(self._db.execute("SELECT name, value FROM manifest ORDER BY rowid").fetchall())
 
@@ -191,7 +190,6 @@ class Journal:
 
     @property
     def account(self) -> Account:
-        """What must be counted of the output's usage."""
         return self._read_state("account", Account) or Account()
 
     def keep_account(self, account: Account) -> None:
@@ -280,7 +278,6 @@ class Journal:
             yield chunk, rows, scores, json.dumps(entry)
 
     def _result(self, chunk: int, rows: int | None, scores: object, written: bytes) -> ChunkResult:
-        """Read a result from its record; any damage raises `WireError`."""
         try:
             fields = from_json(written)
             entry = {name.encode(): str(value).encode() for name, value in fields.items()}
@@ -318,12 +315,12 @@ class Journal:
             raise InputError(f"{error}; start over with --restart") from None
 
     def seal(self, output: str) -> None:
-        """Record a digest of the complete output, just before it is moved into place."""
+        """Record the `identity` of the complete output, just before it is moved into place."""
         self._set_state("output", "\n".join([*self.sealed, output]))
 
     @property
     def sealed(self) -> list[str]:
-        """The digests that `seal` has recorded; if a file with one of them is in place, the run moved it
+        """The identities that `seal` has recorded; if a file with one of them is in place, the run moved it
         there and died.
         """
         return (self._state("output") or "").splitlines()

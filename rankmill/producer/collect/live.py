@@ -85,11 +85,10 @@ class LiveRun:
         return [self.run.id]
 
     def collector(self, window: WindowSize, reuse: EarlierScores | None) -> Collector:
-        """Make the run's collector; parameters as in `Collector`."""
         return Collector(self.run, window, RowCounter(0), reuse=reuse)
 
     def known(self, chunk: int, rows: int, counter: RowCounter) -> ChunkResult | None:
-        """The result of a chunk, if an earlier run has left a valid one."""
+        """The result of a chunk from an earlier run; always ``None`` for a run without a journal."""
         return None
 
     def restore(self, settled: Settled) -> None:
@@ -276,7 +275,6 @@ class JournaledRun(LiveRun):
             self.journal.add(results, account)
 
     def cancel(self, chunks: Collection[ChunkId], *, hurry: bool) -> None:
-        """Delete the run and its waiting chunks; the journal keeps its results."""
         used: Mapping[str, Usage] = self.used
         # After a signal, `used` may have results that the journal does not have; these are scored again.
         with suppress(InputError, OutputError):  # a run must end even if the journal cannot be read

@@ -74,7 +74,6 @@ class EarlierScores:
         return len(self._scores)
 
     def digests(self, table: pa.Table) -> Keys:
-        """The digest of each row's pair, ``[n, 2]``."""
         return _digests([table[name] for name in self.columns])
 
     def known(self, keys: Keys) -> pa.Array:
@@ -221,7 +220,6 @@ class ChunkPairs:
         return table.take(pa.array(self.rows[self.own]))
 
     def add(self, answers: Answers) -> None:
-        """Add answers to pairs that another chunk has asked for."""
         self.answers.update(answers.by_key)
         self.missing.difference_update(answers.by_key)
         if answers.stats:

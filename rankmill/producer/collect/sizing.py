@@ -36,7 +36,6 @@ chunks.
 """
 
 MIN_ROWS, MAX_ROWS = 16, 16_384
-"""Fewest and most rows in a chunk with ``chunk_size: auto``."""
 
 _GROWTH = 8
 """A result makes the size of chunks at most this many times as large as it was."""
@@ -103,7 +102,6 @@ class WindowSize:
         self._chunks = max((MIN_CHUNKS if sized else _FIRST_CHUNKS) // self._sharers, 1)
 
     def is_full(self, load: Load) -> bool:
-        """Whether no further piece fits beside the `load`."""
         enough = load.pieces >= self._chunks and load.rows >= self._pairs
         return enough or load.payload >= self._payload_bytes
 

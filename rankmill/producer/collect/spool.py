@@ -48,7 +48,6 @@ class Spool:
         self._memory_bytes = memory_bytes
         self._disk_bytes = disk_bytes
         self._in_memory: dict[int, tuple[ScoredTable, int]] = {}
-        """Chunks, with their numbers of bytes."""
         self._on_disk: dict[int, tuple[int, int]] = {}
         """Chunks, with their place in the file and their numbers of bytes."""
         self._used = 0

@@ -206,7 +206,7 @@ def _printable(name: str) -> str:
 
 
 def _is_left_behind(path: AnyPath) -> bool:
-    """Whether a file is in the folder of a run, or is the list of row errors beside an output."""
+    """Whether a file is in the folder of a run, or has the name of a list of row errors."""
     name = path.name.lower()
     is_list = name.endswith(".errors.jsonl") and is_output_name(name.removesuffix(".errors.jsonl"))
     return is_list or any(map(_is_workspace, path.parents))

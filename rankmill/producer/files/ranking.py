@@ -39,7 +39,6 @@ _LOOKED_AT = 1000
 """Most repeated hashes whose rows are compared, because different ids almost never have equal hashes."""
 
 Ids = tuple[str, str]
-"""The ids of a query and a passage."""
 
 Rows = npt.NDArray[np.int64]
 
@@ -198,7 +197,6 @@ class HeldRows:
                 yield table.append_column(rank, pa.array(ranks[some], pa.int32()))
 
     def _best(self, table: pa.Table, numbers: Rows) -> Rows:
-        """The rows to keep, sorted by query and score."""
         scores: npt.NDArray[np.float32] = table[self._score].to_numpy().astype(np.float32)
         ids = undictionary(table[self._passage].combine_chunks()).cast(pa.string()) if self._passage else None
         order = best_first(numbers, scores, ids)

@@ -254,7 +254,6 @@ class ScoredParts:
             self._file.finish({**metadata, **numbers})
 
     def publish(self, journal: Journal) -> None:
-        """Move the last part into place."""
         self._publish()
 
     def __enter__(self) -> ScoredParts:
@@ -272,7 +271,6 @@ class ScoredParts:
             error.add_note(f"{self._done:,} of {self._count:,} parts are in {self.path}")
 
     def _open(self) -> None:
-        """Begin the next part, unless all parts are done."""
         if self._done < self._count:
             name = self._plan.form.part_name(OutputPart(self._done + 1, self._count))
             self._file = ScoredFile(self.path / name, self._work, self._plan, self.rows, self._record)

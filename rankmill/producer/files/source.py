@@ -97,7 +97,6 @@ class PairSource(ABC):
 
     @property
     def rows(self) -> int:
-        """Number of pairs."""
         return self._stop - self._start
 
     def tables(self, sizing: Sizing, start: int = 0, names: Sequence[str] | None = None) -> OpenTables:

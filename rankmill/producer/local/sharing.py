@@ -19,7 +19,7 @@ LOOK_SECONDS = 6.0
 """Seconds between two looks at the reports; after them each worker has written a new report."""
 
 _LOOKS = 3
-"""Number of looks in a row that must agree, because a single reading of a GPU's use is accidental."""
+"""Number of looks in a row whose means decide, because a single reading of a GPU's use is accidental."""
 
 _BUSY = 0.9
 """If a GPU computes for this share of the time, the GPU is the limit, not its workers."""
@@ -146,7 +146,6 @@ class SharedGpu:
 
 
 def _has_room(reports: Mapping[str, WorkerReport]) -> bool:
-    """Whether the GPU has memory for another process like the present ones."""
     gpus = [report.gpu for report in reports.values() if report.gpu]
     used, size = max(gpu.memory_used for gpu in gpus), gpus[0].memory_size
     return used * (1 + 1 / len(reports)) <= _ROOM * size

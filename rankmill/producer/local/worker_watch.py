@@ -43,7 +43,6 @@ class WorkerWatch:
 
     @property
     def workers(self) -> int:
-        """Number of live workers at the last look."""
         return len(self._names)
 
     def check_queue(self) -> None:

@@ -185,7 +185,6 @@ def _judgements(path: AnyPath) -> pd.DataFrame:
 
 
 def _records(path: AnyPath) -> Iterator[pa.RecordBatch]:
-    """Read a ranking from a format whose columns have names."""
     schema = open_reader(path).survey(find_nulls=False).schema
     if not schema.names:
         return

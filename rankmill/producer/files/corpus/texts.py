@@ -53,7 +53,6 @@ class TextFields:
     columns: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """The columns that are read, in words."""
         *before, text = self.texts
         with_title = f" behind {' and '.join(map(repr, before))}, where there is one" if before else ""
         return f"id {self.id!r}, text {text!r}{with_title}"

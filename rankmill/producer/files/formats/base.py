@@ -51,7 +51,6 @@ class TextColumns:
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """The columns with conversations."""
         return self.names if self.inputs == "conversations" else ()
 
     @property

@@ -57,7 +57,7 @@ _MAX_COLUMNS = 10_000
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 _BREAKS = r"[\t\r\n]"
-"""Characters that a TSV file cannot hold, because it has no quotes."""
+"""Characters that TSV without quotes cannot hold."""
 
 _Types = dict[str, pa.DataType]
 

@@ -49,7 +49,7 @@ from rankmill.producer.files.stores.reading import open_stream
 _BLOCK_BYTES = 1 << 20
 
 MAX_KEYS = 10_000
-"""Limit of the number of keys in all rows together, and of the fields in a nested column."""
+"""Most different keys in all rows together, and most fields in a nested column."""
 
 _PART_ROWS = 128
 
@@ -235,7 +235,6 @@ class _Part:
         return _Part(self.path, self.lines[some], self.records[some], self.numbers[some])
 
     def values(self, name: str) -> list[Any]:
-        """The values of a key; ``None`` where it is missing."""
         return [record.get(name) for record in self.records]
 
     def values_of(self, name: str, kinds: tuple[type, ...], wanted: str) -> list[Any]:

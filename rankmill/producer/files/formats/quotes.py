@@ -46,8 +46,6 @@ def open_quoted(path: AnyPath, delimiter: str, max_field_mib: int, way_out: str)
 
 
 class _Checked:
-    """A stream that checks the quotes while it is read."""
-
     def __init__(self, path: AnyPath, quotes: Quotes, way_out: str) -> None:
         self._path = path
         self._stream = open_stream(path)

@@ -25,7 +25,6 @@ class TextWriter:
             self._stream.write(self._lines(table))
 
     def close(self, metadata: Mapping[str, str]) -> None:
-        """Complete the file; text formats have no place for `metadata`."""
         self._stream.close()
 
     def abandon(self) -> None:
@@ -88,7 +87,6 @@ def _with_durations(value: Any, kind: pa.DataType) -> Any:
 
 
 def _iso_duration(value: int, unit: str) -> str:
-    """A duration in ISO 8601, without rounding."""
     digits = {"s": 0, "ms": 3, "us": 6, "ns": 9}[unit]
     seconds, fraction = divmod(abs(value), 10**digits)
     minutes, seconds = divmod(seconds, 60)

@@ -58,7 +58,7 @@ class Roots:
         }
 
     def allow(self, path: AnyPath, use: Use) -> bool:
-        """Whether a path is in a root after its links are resolved, and is not a hidden file."""
+        """Whether a path, with links resolved, is in a root, and is neither hidden nor in a run's folder."""
         place = resolved(path)
         return any(_is_within(place, root) and not _is_hidden(place, root) for root in self._roots[use])
 

@@ -119,7 +119,6 @@ def _private_folder(target: Path | None) -> Iterator[Path]:
 
 
 def _confirm(folder: int, target: Path) -> None:
-    """Sync the folder that now contains `target`."""
     try:
         system.fsync(folder)
     except OSError as error:
