@@ -54,7 +54,6 @@ class GrpcListener(Addition):
 
 
 def _require_packages() -> None:
-    """Raise `ConfigError` if a package is missing."""
     for name in ("grpc_health", "grpc_reflection"):
         if find_spec(name) is None:
             raise ConfigError(

@@ -92,7 +92,6 @@ class TeiServices:
         self.most_bytes = gateway.own.gateway_body_mib << 20
 
     async def info(self, request: tei.InfoRequest, call: Call) -> tei.InfoResponse:
-        """Facts about the model and the gateway."""
         gateway = self._gateway
         facts = await gateway.scoring.about_model()
         scored = gateway.scoring.contracts[gateway.settings.model]
@@ -103,7 +102,6 @@ class TeiServices:
         return tei.InfoResponse(**model_info, model_type=tei.MODEL_TYPE_RERANKER)
 
     async def rerank(self, request: tei.RerankRequest, call: Call) -> tei.RerankResponse:
-        """Order texts by their score."""
         pairs = [(request.query, text) for text in request.texts]
         scored = await self._score(pairs, _spec(request), call)
         return _ranking(scored, pairs, with_text=request.return_text)
@@ -152,7 +150,7 @@ class TeiServices:
         return tokens
 
     async def _predict(self, requests: Sequence[_Predict], call: Call) -> list[tei.PredictResponse]:
-        """Score texts or pairs; those with the same options share a run."""
+        """Score texts or pairs; consecutive ones with the same options share a run."""
         replies = []
         for _, same in groupby(
             requests, lambda request: (request.raw_scores, request.truncate, request.truncation_direction)

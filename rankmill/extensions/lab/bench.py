@@ -202,7 +202,6 @@ class PeakMemory:
         self._parent = psutil.Process(pid)
 
     def look(self) -> None:
-        """Note the memory of the workers that exist now."""
         total = 0
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in self._parent.children():

@@ -18,7 +18,7 @@ from rankmill.jobs.runtime.yaml_files import read_yaml
 SHIPPED = BASE.with_name("experiments")
 
 _NOT_VARIED = {"redis_url", "queue", "run_ttl"}
-"""Settings of the server, which an experiment cannot vary: every cell has a server of its own."""
+"""Settings that an experiment cannot vary, because every cell has a server of its own."""
 
 Value = str | int | float | bool
 
@@ -94,8 +94,8 @@ Statistic = Literal[
 
 
 class Finding(_Strict):
-    """A reference result: the ``figure`` of the cells ``of``; with ``over``, divided by that of the cells
-    ``over``.
+    """A reference result. ``value`` is the ``figure`` of the cells ``of``; if ``over`` names cells, it is
+    divided by their figure.
     """
 
     claim: str
@@ -206,7 +206,6 @@ def _locate(path: Path) -> Path:
 
 
 def _first(error: ValidationError) -> str:
-    """The first validation error, with its key."""
     first = error.errors()[0]
     where = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":

@@ -90,7 +90,6 @@ class Plan:
 
     @property
     def label(self) -> str:
-        """The cell's values, in words for a person."""
         return label(self.cell)
 
     @property
@@ -154,7 +153,6 @@ def run(plans: Iterable[Plan], records: Records) -> Iterator[tuple[Plan, CellRes
 
 
 def _measured(planned: Plan, pairs: pa.Table) -> CellResult:
-    """Measure a cell with fresh workers, after a warm-up."""
     started = system.monotonic()
     record: dict[str, Any] = {
         "experiment": planned.experiment.name,

@@ -68,7 +68,6 @@ def save_chart(figure: Figure, path: Path) -> None:
 
 
 def _bars(experiment: Experiment, cells: pd.DataFrame) -> Figure | None:
-    """Panels of horizontal bars, one bar for each cell."""
     panels: list[Callable[[Axes, pd.DataFrame], None]] = []
     if cells["pairs_per_second"].notna().any():
         panels.append(_speed)
@@ -113,7 +112,6 @@ def _memory(axes: Axes, cells: pd.DataFrame) -> None:
 
 
 def _latency(experiment: Experiment, cells: pd.DataFrame) -> Figure | None:
-    """A plot of requests per second against each percentile of the latency."""
     cells = cells[cells["p50_ms"].notna()]
     if len(cells) < 2:
         return None
@@ -138,7 +136,6 @@ def _latency(experiment: Experiment, cells: pd.DataFrame) -> Figure | None:
 
 
 def _scaling(experiment: Experiment, cells: pd.DataFrame) -> Figure | None:
-    """A plot of the speed against the number of workers, with a line for perfect scaling."""
     cells = cells[cells["pairs_per_second"].notna()]
     if "workers" not in experiment.grid or len(cells) < 2:
         return None
@@ -241,7 +238,6 @@ def _table(experiment: Experiment, cells: pd.DataFrame) -> str:
 
 
 def _best(cells: pd.DataFrame) -> str:
-    """The best cell by each statistic, compared with the worst."""
     lines = []
     for name, noun, most in (
         ("pairs_per_second", "bulk throughput", True),

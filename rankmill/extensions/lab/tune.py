@@ -221,7 +221,6 @@ class Trials:
         return dataclasses.replace(scored, scores=once, seconds=scored.seconds / bench.workers)
 
     def end_others(self, winner: Changes | None) -> None:
-        """End all workers except those of `winner`."""
         for name in list(self._live):
             if winner is None or name != _name(winner):
                 self._live.pop(name).__exit__(None, None, None)
@@ -528,7 +527,7 @@ class Tuner:
         """Let the trials measure for the rest of the budget, less the time for the last comparison; raises
         `_OutOfTime` if this is too short.
 
-        A step needs about as long as the reference did: it starts workers, and scores the sample a few times.
+        A step is expected to take as long as the last comparison, or, before the first one, as the reference.
         """
         end = self._started + self.budget - self._earlier
         step = self._compare_seconds or self._reference_seconds

@@ -112,7 +112,7 @@ def _order(client: redis.Redis, name: str, order: Literal["drain", "resume"]) ->
 
 
 def _guarded(method: str, do: Callable[[WSGIEnvironment], object], key: str) -> WSGIApplication:
-    """Make an app for requests of one method that bring the key. It answers in JSON with what `do` returns,
+    """Make an app that takes requests of one method, with the key. It answers in JSON, with what `do` returns
     or with an error.
     """
 
@@ -144,7 +144,6 @@ def _check_key(environ: WSGIEnvironment, key: str) -> None:
 
 
 def _read(environ: WSGIEnvironment) -> Action:
-    """The action that the body of a request names."""
     if environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower() != "application/json":
         raise _Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send application/json")
     length = environ.get("CONTENT_LENGTH", "")

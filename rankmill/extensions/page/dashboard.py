@@ -88,7 +88,6 @@ class History:
         self.rates = Rates()
 
     def add(self, cluster: Snapshot) -> None:
-        """Add a snapshot."""
         live = {worker.name: worker.report for worker in cluster.workers if worker.report}
         for gone in self._reports.keys() - live.keys():
             del self._reports[gone]
@@ -146,7 +145,6 @@ def quantile(counts: Sequence[int], share: float) -> float | None:
 
 
 def _quantiles(counts: Sequence[int]) -> tuple[float, float, float] | None:
-    """p50, p95 and p99; ``None`` without a count."""
     p50, p95, p99 = (quantile(counts, share) for share in (0.5, 0.95, 0.99))
     return None if p50 is None or p95 is None or p99 is None else (p50, p95, p99)
 

@@ -153,10 +153,10 @@ def mine(scored: pd.DataFrame, rules: Rules, texts: TextKeys | None = None) -> I
 def _same_texts(
     scored: pd.DataFrame, texts: TextKeys | None
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Return which rows have the query's text and the passage's text of a graded passage, whose grade is
-    above 0, and which rows repeat a text.
+    """Return which rows are copies of a row with a grade above 0, and which rows repeat an earlier row.
 
-    A scored row repeats a text if an earlier scored row of its query and kind has the same text.
+    A copy has the same texts, of the query and of the passage. A scored row repeats another one if an earlier
+    scored row of its query and kind has the same passage.
     """
     if texts is None:
         return np.zeros(len(scored), bool), np.zeros(len(scored), bool)

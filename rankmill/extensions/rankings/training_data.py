@@ -58,7 +58,6 @@ class Corpus:
         return queries, _by_row(self._passage_texts, ids, "doc_id", rows)
 
     def keys_of(self, ids: pd.DataFrame) -> TextKeys:
-        """The keys of all rows' texts."""
         return TextKeys(_keys(self._query_texts, ids["query_id"]), _keys(self._passage_texts, ids["doc_id"]))
 
     @cached_property
@@ -262,7 +261,6 @@ def _by_row(index: TextIndex, ids: pd.DataFrame, name: str, rows: _Rows) -> dict
 
 
 def _keys(index: TextIndex, ids: pd.Series[str]) -> _Keys:
-    """The keys of the texts with these ids."""
     places, names = pd.factorize(ids)
     rows = index.find(pa.array(names, pa.string()))
     parts = [_hashes(index.take(rows[start : start + _ROWS])) for start in range(0, len(rows), _ROWS)]

@@ -156,7 +156,7 @@ class Runner:
             self._answer(self._heartbeat.claim.run.end("done"))
 
     def _fail(self, error: Exception, reason: str) -> None:
-        """End the run as failed; the order's kind, if it has one, puts the reason into words for the caller."""
+        """End the run as failed; the kind of the order, if it has one, words the reason for the caller."""
         run = self._heartbeat.claim.run
         if kind := kind_of(run.order):
             reason = kind.why_failed(error, run.order)

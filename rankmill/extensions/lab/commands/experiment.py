@@ -79,7 +79,6 @@ def experiment(files: tuple[str, ...], asked: ExperimentOptions, quiet: bool) ->
 
 
 def _run(plans: Sequence[Plan], folder: Path, quiet: bool) -> list[CellResult]:
-    """Measure the planned cells, and print a line for each."""
     console = Console(stderr=True, quiet=quiet, highlight=False, markup=False, emoji=False)
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     results = []
@@ -97,7 +96,6 @@ def _run(plans: Sequence[Plan], folder: Path, quiet: bool) -> list[CellResult]:
 
 
 def _outcome(result: CellResult) -> str:
-    """The result of a cell, in one line."""
     if result.status != "measured":
         return f"{result.status}: {mask_passwords(result.reason)}"
     statistics = measurements([result]).median(numeric_only=True)

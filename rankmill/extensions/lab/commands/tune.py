@@ -119,7 +119,6 @@ def _check_output(output: Path) -> None:
 def _config(
     tuned: Tuned, settings: Settings, objective: str, file: str, config: str | None, output: Path
 ) -> str:
-    """The text of a config file, with the steps of the tuning as comments."""
     values: dict[str, Any] = {"model": settings.model, **tuned.changes}
     base = config_file(config)
     if base:

@@ -135,7 +135,6 @@ def calibrate(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _copy(source: str | Path, revision: str | None, folder: Path) -> None:
-    """Copy those files of a model into a folder that have one of the endings `_KINDS`."""
     if isinstance(source, str):
         from huggingface_hub import snapshot_download
 

@@ -65,7 +65,6 @@ def _kind(description: Description) -> str:
 
 
 def _pooling(description: Description) -> str:
-    """The tokens that the score reads, in words."""
     modes = [step.config.get("pooling_mode", "as configured") for step in description.layout.steps]
     poolings = [
         mode for step, mode in zip(description.layout.steps, modes, strict=True) if step.kind == "Pooling"

@@ -87,7 +87,6 @@ class MineOptions(options.NewTable):
 
     @property
     def rules(self) -> Rules:
-        """Which negatives to take."""
         return Rules(**{field.name: getattr(self, field.name) for field in fields(Rules)})
 
     def source(self, scored: AnyPath) -> AnyPath | Corpus:
