@@ -38,7 +38,6 @@ class FilesFolder:
         self.path = path
 
     def at(self, place: str) -> AnyPath:
-        """The path of a place below the folder."""
         return self.path.joinpath(*place.split("/"))
 
     def make(self, name: str) -> None:

@@ -131,7 +131,6 @@ class BatchStore:
             pipe.execute()
 
     def find(self, kind: type[R], record_id: str) -> R | None:
-        """The record of a file or batch; ``None`` if it does not exist."""
         return self._read(kind.key(record_id), kind) if _ID.fullmatch(record_id) else None
 
     def all(self, kind: type[R], owner: str) -> list[R]:

@@ -260,8 +260,6 @@ class Batches:
         )  # fmt: skip
 
     def sweep(self) -> None:
-        """Delete the bytes of files and batches that have expired."""
-
         def is_known(name: str) -> bool:
             return name in read or bool(
                 self._store.find(FileRecord, name) or self._store.find(BatchRecord, name)

@@ -15,7 +15,6 @@ _STATES = {"waiting": "validating", "done": "completed", "failed": "failed", "ca
 _LINE = re.compile(r"line (\d+): ")
 
 ENDED = frozenset({"completed", "failed", "cancelled", "expired"})
-"""The final states of a batch."""
 
 
 def file_view(file: FileRecord) -> dict[str, Any]:

@@ -123,7 +123,6 @@ class BatchWork:
 
     @property
     def _schema(self) -> pa.Schema:
-        """The columns for the rows of all lines."""
         column = _ALONE.get(str(self._batch.asked.get("inputs")))
         if column is None:
             return _PAIRS
@@ -296,7 +295,6 @@ def _clear_batch(output: AnyPath) -> None:
 
 
 def _scored_place(output: AnyPath) -> OutputFile:
-    """The place of the scores from which the output of a batch of requests is made."""
     return OutputFile(_steps(output)[1])
 
 

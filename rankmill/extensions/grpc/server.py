@@ -181,7 +181,6 @@ def _readable() -> Iterator[None]:
 
 
 async def _only(requests: AsyncIterator[Any]) -> Any:
-    """The only message of a call."""
     try:
         async with asyncio.timeout(READ_SECONDS):
             async for request in requests:

@@ -150,7 +150,7 @@ Qrels = Mapping[str, Mapping[str, float]]
 def ndcg(
     queries: Sequence[str], documents: Sequence[str], scores: Scores, qrels: Qrels, k: int = 10
 ) -> float | None:
-    """trec_eval's ``ndcg_cut_k``, the mean over the queries that have judgments; ``None`` if no query has any.
+    """trec_eval's ``ndcg_cut_k``, the mean over the judged queries; ``None`` if no query is judged.
 
     The gain is the grade. The ideal ranking contains all judged documents, even those without a score here.
     Among equal scores the document with the larger id comes first.

@@ -115,7 +115,6 @@ class QuantizedTrial:
 
     @property
     def spearman(self) -> float:
-        """Spearman's rank correlation with fp32, the mean over the queries."""
         return self.measured.agreement.spearman
 
 

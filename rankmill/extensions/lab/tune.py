@@ -38,7 +38,6 @@ REFERENCE: Changes = {"backend": "torch", "precision": "fp32"}
 """Settings whose ranks other backends and precisions must reproduce."""
 
 MAX_ROWS = 2000
-"""Most pairs in a sample."""
 
 _MIN_ROWS = 200
 """Fewest pairs in a sample; these decide about most precisions. Of 40 samples of MS MARCO with 4 queries and

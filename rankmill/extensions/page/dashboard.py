@@ -26,7 +26,6 @@ from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.system import Periodic, system
 
 WINDOW_SECONDS = 30
-"""Rates are computed over this many seconds."""
 
 MAX_POINTS = 300
 
@@ -104,7 +103,6 @@ class History:
         self._points.append((at, *[None] * (len(_SERIES) - 1)))
 
     def series(self) -> dict[str, list[float | None]]:
-        """The points as columns, by name."""
         points = list(self._points)  # a copy, because another thread adds points
         return {name: [point[place] for point in points] for place, name in enumerate(_SERIES)}
 

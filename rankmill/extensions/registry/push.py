@@ -55,7 +55,6 @@ class LocalFile:
     changed: int
 
     def check_unchanged(self) -> None:
-        """Raise `InputError` if the file has changed since it was found."""
         status = self.source.stat()
         if (status.st_size, status.st_mtime_ns) != (self.bytes, self.changed):
             raise InputError(
@@ -174,7 +173,6 @@ class Steps:
 
     @contextmanager
     def unmeasured(self, step: str) -> Iterator[None]:
-        """Show a step of unknown length."""
         with self._progress(SpinnerColumn(), TextColumn(step)) as progress:
             progress.add_task(step, total=None)
             yield

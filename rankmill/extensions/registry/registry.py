@@ -51,9 +51,7 @@ HIDDEN = "."
 
 MANIFEST = "manifest.json"
 REMOVED = "removed.json"
-"""The file that replaces a removed version, so that its name is not used again, because versions never
-change.
-"""
+"""The file that is left of a removed version; because of it, no other version gets the same name."""
 
 
 class RegistryFolder:
@@ -207,7 +205,6 @@ class Registry:
         return self.folder.read(*reference, REMOVED) is not None
 
     def aliases(self, name: str) -> dict[str, Alias]:
-        """A model's aliases, by name."""
         files = self.folder.names(check_name(name, "a model"), ALIASES)
         names = sorted(file.removesuffix(".json") for file in files if file.endswith(".json"))
         targets = {alias: self.find_alias(Reference(name, alias)) for alias in names if _is_name(alias)}

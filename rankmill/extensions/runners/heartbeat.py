@@ -44,12 +44,10 @@ class RunnerHeartbeat:
         """The state of the lease when the record was last written."""
 
     def start(self) -> None:
-        """Announce the runner and start the thread."""
         self._beat()
         self._periodic.start()
 
     def stop(self) -> None:
-        """Stop the thread and withdraw the runner."""
         self._periodic.stop()
         with suppress(RankmillError), waiting(most=1):
             self._store.withdraw(self._name)

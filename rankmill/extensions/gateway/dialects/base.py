@@ -19,7 +19,6 @@ from rankmill.extensions.gateway.score_request import RequestScores, ScoreReques
 from rankmill.jobs.contract.spec import Long
 
 MAX_TEXT_CHARS = 1 << 20
-"""Most characters of one text."""
 
 Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
 
@@ -78,7 +77,6 @@ class Dialect:
     long: Long | None = None
 
     def status(self, refusal: Refusal) -> int:
-        """The HTTP status for a refusal."""
         return self.statuses.get(refusal.kind, KINDS[refusal.kind].http)
 
 

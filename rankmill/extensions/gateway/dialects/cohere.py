@@ -58,7 +58,6 @@ class CohereRerankV2(RerankBody):
 
 
 Value = str | int | float | bool | None
-"""The value of a field of a document."""
 
 
 class CohereRerankV1(Body):

@@ -227,7 +227,6 @@ def simple_tokens(text: str, tokens: TokensFound) -> list[JsonObject]:
 
 
 def _bytes(character: str) -> int:
-    """The number of bytes of a character in UTF-8."""
     return 1 + sum(ord(character) > last for last in (0x7F, 0x7FF, 0xFFFF))
 
 

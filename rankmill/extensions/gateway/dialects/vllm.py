@@ -73,7 +73,6 @@ def _error(refusal: Refusal, status: int) -> JsonObject:
 VLLM = Dialect("vllm", _error, {"unscorable": 400, "too_long": 400}, scale=None, long="refuse")
 
 Some = Document | list[Document]
-"""One text, or several."""
 
 ONLY_HERE = frozenset(
     {

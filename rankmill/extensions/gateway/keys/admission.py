@@ -32,7 +32,7 @@ _LOOK_SECONDS = 5.0
 """Seconds between two reads of all keys, for callers who read metrics."""
 
 _LOOK_AGAIN_SECONDS = 1.0
-"""Seconds after a read of all keys until a caller whose key it did not find causes another read."""
+"""Least seconds between two reads of all keys, if callers with unknown keys cause the second one."""
 
 logger = logging.getLogger(__name__)
 
