@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def progress_view(total: int, *, quiet: bool = False) -> AbstractContextManager[Show]:
-    """A progress line if standard error is a terminal; otherwise, or if `quiet`, a log message every 30 s."""
+    """A progress line on a terminal, unless `quiet`; otherwise log messages that are at least 30 s apart."""
     return _in_log(total) if quiet or not sys.stderr.isatty() else _in_terminal(total)
 
 

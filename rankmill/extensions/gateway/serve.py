@@ -81,7 +81,6 @@ class _LimitedHttp(H11Protocol):
         super().connection_lost(exc)
 
     def _should_upgrade(self) -> bool:
-        """Never change the protocol as a client asks; the client is answered in HTTP."""
         return False
 
     def _wait_for_head(self) -> None:

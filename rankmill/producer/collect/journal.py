@@ -340,7 +340,7 @@ class Journal:
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
-        """Run a transaction; errors are converted as in `_told`."""
+        """Run a transaction; SQLite's errors become `OutputError` or `InputError`."""
         with self._told(), self._db:
             yield
 

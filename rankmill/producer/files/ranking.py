@@ -1,7 +1,7 @@
 """Ranks the rows of each query by score, and adds the mean of several models' scores, in bounded memory.
 
-Rows wait on disk until the last one has come, in parts that are sorted by query. Beside a buffer, memory
-holds only the names of the queries.
+Rows wait on disk until the last one has come, in parts that are sorted by query. Memory holds a buffer of
+rows, and the name of each query.
 """
 
 from __future__ import annotations

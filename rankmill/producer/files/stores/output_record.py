@@ -1,4 +1,4 @@
-"""Records the files that confined processes wrote as an output; such a process changes no other files."""
+"""Records the files that confined processes wrote as an output; such processes replace no others."""
 
 from __future__ import annotations
 

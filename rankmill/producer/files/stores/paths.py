@@ -148,7 +148,6 @@ class ObjectPath(PurePosixPath):
 
 
 AnyPath = Path | ObjectPath
-"""The path of a file on this host, or of an object."""
 
 
 def _about(system: Any, name: str) -> Mapping[str, Any]:
