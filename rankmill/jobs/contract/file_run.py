@@ -64,5 +64,4 @@ class FileRunState(WireModel):
         return self.changed(state=state, reason=reason[:_MAX_REASON_CHARS], ended=system.now())
 
     def changed(self, **changes: object) -> Self:
-        """The run with other values of some fields."""
         return self.model_copy(update=changes)

@@ -108,7 +108,7 @@ def failed_attempts(run_id: str) -> str:
 
 
 def settled(run_id: str) -> str:
-    """Hash: what all chunks of a run are scored with (`Settled`), as the run's first worker has decided."""
+    """Hash: what all chunks of a run are scored with (`Settled`)."""
     return f"{PREFIX}:run:{run_id}:settled"
 
 

@@ -125,7 +125,7 @@ def tokenize_pairs(
     max_length: int,
     side: Side | None = None,
 ) -> Tokens:
-    """Tokenize pairs ``[n]`` with the Hugging Face tokenizer itself, pair by pair."""
+    """Tokenize pairs ``[n]`` with the Hugging Face tokenizer itself, each pair as a whole."""
     own = tokenizer.truncation_side
     tokenizer.truncation_side = side or own
     try:

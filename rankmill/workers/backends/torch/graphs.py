@@ -146,9 +146,7 @@ class Graphs:
                 return None
             graph = self._record(self._forward, shape, self._put(rows.filled(shape)))
             graphed, ours = self._timed(graph.replay)
-        except (
-            RuntimeError
-        ) as error:  # for example, memory is short, or the model's code waits for the device
+        except RuntimeError as error:  # for example, memory is short
             self._wait()  # this raises if the device is lost
             self._works = False
             logger.info("forwards do not become CUDA graphs: %s", error)
