@@ -52,7 +52,9 @@ Seam = Literal[
 
 @cache
 def _named(seam: Seam) -> dict[str, list[EntryPoint]]:
-    """The entry points of a seam by name, ours first; a name that several packages add has several."""
+    """The entry points of a seam by name, ours first; a name that several packages add has several entry
+    points.
+    """
     named: dict[str, list[EntryPoint]] = {}
     _ours()
     for point in sorted(
@@ -144,7 +146,7 @@ def _ours() -> EntryPoints:
         points = distribution("rankmill").entry_points
     except PackageNotFoundError:
         points = EntryPoints()
-    if not points.select(group="rankmill.backends"):  # because the core always has some
+    if not points.select(group="rankmill.backends"):  # the core always has backends
         raise ConfigError(
             "this code of rankmill is not the one that is installed, so its parts are not found: "
             f"{install_line('worker')} installs it"

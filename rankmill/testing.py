@@ -208,7 +208,9 @@ class FakeWorkers:
         return run if run and system.now() < run.asked.created + run.asked.ttl else None
 
     def _end(self, run: Run, *, left: bool, tell: bool) -> int:
-        """Forget a run; returns how many of its chunks had no result. A run is complete if not `left`."""
+        """Forget a run, which is not complete if it is `left`; returns how many of its
+        chunks had no result.
+        """
         with self._lock:
             fake_run = self._known.pop(run.id, None)
             if fake_run is None:

@@ -74,8 +74,8 @@ def _chunk_pairs(reports: Iterable[WorkerReport]) -> float:
 
 
 def _pairs(queue: QueueState, runs: Iterable[RunState], chunk_pairs: float) -> int:
-    """Pairs that are left: those of runs with a known total, even if they are not submitted yet; but at least
-    those of the queue's jobs.
+    """Pairs that are left in active runs with a known total, submitted or not; at least as many as the
+    queue's jobs have.
     """
     jobs = queue.waiting + queue.started
     limit = _QUIET_SECONDS if jobs else _ABANDONED_SECONDS

@@ -108,7 +108,6 @@ def _name(key: str) -> str:
 
 
 def _failed(queue: OrderedQueue) -> Iterator[FailedJob]:
-    """The latest jobs in RQ's registry of a queue's failed jobs, at most `MOST`."""
     connection: Any = queue.connection
     for raw in connection.zrange(queue.failed_job_registry.key, -MOST, -1):
         reason, final, at = "it has expired", "it has expired", None

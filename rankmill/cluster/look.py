@@ -12,7 +12,6 @@ from rankmill.jobs.runtime.patience import each_reply
 from rankmill.jobs.system import system
 
 MAX_DAMAGED = 100
-"""Most damaged keys that a `Look` notes."""
 
 _REASON_CHARS = 300
 

@@ -18,7 +18,6 @@ from rankmill.jobs.system import system
 _LOOK_SECONDS = 0.2
 
 TAKE_CHUNKS = frozenset({"idle", "busy"})
-"""States of workers that take new chunks."""
 
 
 class WorkerOutOfReach(RankmillError):
@@ -80,7 +79,7 @@ def reachable(workers: Iterable[WorkerState]) -> list[WorkerState]:
 
 
 def queues_without(workers: Sequence[WorkerState], drained: Sequence[str]) -> list[str]:
-    """The queues of the workers called `drained` for which no other worker takes chunks."""
+    """The queues of the workers named in `drained` whose chunks no other worker takes."""
     theirs = {queue for worker in workers if worker.name in drained for queue in worker.queues}
     rest = [worker for worker in workers if worker.name not in drained and worker.state in TAKE_CHUNKS]
     return sorted(theirs - {queue for worker in rest for queue in worker.queues})

@@ -363,7 +363,6 @@ class _Reader(Look):
 
 
 def _memory(client: redis.Redis) -> ServerMemory | None:
-    """The server's memory; ``None`` if the server does not tell it."""
     try:
         told = cast("Mapping[str, Any]", client.info())
         return ServerMemory(

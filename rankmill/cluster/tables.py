@@ -25,9 +25,7 @@ ID_CHARS = 12
 """Number of characters of a run's id in tables, which is enough to identify it."""
 
 _FRAME = 4
-"""Number of lines that the overview needs besides its parts: for the head and the count of the workers, a gap
-and the prompt.
-"""
+"""Lines that the overview needs besides its parts, for the workers' head and count, a gap and the prompt."""
 
 _FEWEST = 3
 """Fewest workers that are shown, even if the terminal has too few lines."""
@@ -235,7 +233,6 @@ def _gpu(gpu: GpuReport | None) -> str:
 
 
 def _hits(report: WorkerReport) -> str:
-    """Share of the chunks whose model was already loaded."""
     looks = report.model_hits + report.model_loads
     return f"{report.model_hits / looks:.1%}" if looks else ""
 
@@ -256,7 +253,7 @@ def _live_state(worker: WorkerState) -> Text:
 
 
 def _of_report(cell: Callable[[WorkerReport], str]) -> Callable[[WorkerState], str]:
-    """Make a cell for a worker that is empty if the worker has no report."""
+    """Make a function from a worker to its cell, which is empty without a report."""
     return lambda worker: cell(worker.report) if worker.report else ""
 
 

@@ -18,7 +18,7 @@ By = Literal["key", "model", "day"]
 NOBODY = "(none)"
 """Name of the tenant of runs that do not name one."""
 OTHER = "(other)"
-"""Name of tenant and model for usage beyond the most entries of a day, which is added up as one."""
+"""Stands for tenant and model in the entry that adds up what exceeds the most entries of a day."""
 
 _NOBODY_GROUP = group_of("")
 _LABELS = ("tenant", "model", "device")

@@ -22,7 +22,6 @@ QUIET_SECONDS = 15.0
 """Seconds without a result after which a run is stuck, if its queue has jobs and a worker is free."""
 
 MAX_REASON_CHARS = 300
-"""Most characters of a reason that a fault shows."""
 
 
 class Verdict(BaseModel):

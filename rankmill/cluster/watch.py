@@ -143,8 +143,8 @@ class Watch:
     """What an extension adds to the views of a cluster."""
 
     kinds: ClassVar[Mapping[str, str]] = {}
-    """Kinds of the extension's faults, each with the next worse kind; a kind comes last if the kind that is
-    given as worse is unknown.
+    """For each kind of the extension's faults, a kind that is worse and comes just before it. If that kind is
+    unknown, the extension's kind comes last.
     """
 
     nothing: ClassVar[Seen] = Seen()
@@ -198,8 +198,6 @@ def watches() -> dict[str, Watch]:
 
 
 class _BrokenWatch(Watch):
-    """An extension that cannot be imported."""
-
     def __init__(self, name: str, reason: str) -> None:
         self.nothing = Broken(name=name, reason=reason)  # type: ignore[misc]
 
@@ -264,7 +262,7 @@ def _reason(error: Exception) -> str:
 
 
 def find_watched(client: redis.Redis, settings: Settings, run_id: str) -> WatchedRun | None:
-    """The run with this id, or beginning of an id, that an extension's processes carry out; else ``None``."""
+    """The run of an extension whose id is or begins with `run_id`; ``None`` if no extension has one."""
     runs = ask_extensions(lambda watch: watch.find(client, settings, run_id))
     return next((run for run in runs if run), None)
 

@@ -186,7 +186,6 @@ class FileRequest(WireModel):
         return self
 
     def _check_rows(self) -> None:
-        """Check the options that apply to rows other than pairs."""
         option = "--text-column" if self.text_column else "--messages-column"
         if self.text_column and self.messages_column:
             raise ValueError("--text-column and --messages-column: rows are texts or conversations, not both")

@@ -187,7 +187,7 @@ def _chunk_named(run_id: str, entry: Mapping[bytes, bytes]) -> ChunkId | None:
 
 
 Amount = Annotated[int, Field(ge=0, lt=1 << 53)]
-"""A count in Redis: scripts there count in 64-bit floating point, which is exact below 2⁵³."""
+"""A count in Redis, whose scripts count in 64-bit floating point, which is exact below 2⁵³."""
 
 
 class Amounts(NamedTuple):

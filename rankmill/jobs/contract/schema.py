@@ -31,7 +31,6 @@ Inputs = Literal[Scored, "tokens"]
 """What the rows of a run are: something to score, or requests for tokens (`TokensAsked`)."""
 
 MAX_CHUNK_ROWS = 1 << 20
-"""Most rows of a chunk."""
 
 
 def none_if_empty(value: object) -> object:

@@ -56,7 +56,6 @@ _MAX_METADATA = 64 << 10
 """Most bytes of metadata in a message; rankmill's messages have about 200."""
 
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
-"""Kinds of Arrow messages."""
 
 
 def encode_rows(columns: Sequence[pa.Array], inputs: Inputs) -> bytes:
@@ -171,7 +170,7 @@ def names_of_texts(inputs: Inputs) -> tuple[str, ...]:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a column of this type can contain queries or passages; so can one of Arrow's type null."""
+    """Whether a column of this type, which may be Arrow's null, can contain queries or passages."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)

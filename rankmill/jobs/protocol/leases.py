@@ -22,7 +22,9 @@ from rankmill.jobs.protocol.script import Script
 from rankmill.jobs.system import system
 
 UNRENEWED_SECONDS = 120
-"""Each live process renews its leases within this time (s), as ``heartbeat_seconds`` is a minute at most."""
+"""Each live process renews its leases within this time (s), because ``heartbeat_seconds`` is a minute at
+most.
+"""
 
 BOUND = Script("jobs/protocol/lua/bound.lua")
 """A Lua function for other scripts: it lets no lease last longer from now than its length, or than

@@ -16,7 +16,7 @@ from rankmill.jobs.protocol.worker_report import LATENCY_BUCKETS
 from rankmill.jobs.system import system
 
 _MODELS = 100
-"""Most models with figures; beyond it, the model whose last chunk is oldest is forgotten."""
+"""Most models with figures; if another comes, the model whose last chunk is oldest is forgotten."""
 
 SCORE_BUCKETS = (
     -10, -5, -3, -2, -1, -0.5, 0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99,
@@ -47,8 +47,6 @@ class _Distribution:
 
 @dataclass
 class _Figures:
-    """The figures of one model: pairs and latencies by priority, and the distribution of its scores."""
-
     pairs: dict[Priority, int] = field(default_factory=dict)
     latency: dict[Priority, _Distribution] = field(default_factory=dict)
     scores: _Distribution = field(default_factory=lambda: _Distribution(SCORE_BUCKETS))

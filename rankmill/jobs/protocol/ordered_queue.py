@@ -25,7 +25,7 @@ IDLE_SECONDS = 5
 """Seconds for which a worker counts as idle, or as waiting at RQ's list, after it last said so."""
 
 _PROBES = 4
-"""Number of jobs that are looked up to detect lost lists: those that a producer needs first."""
+"""Only this many jobs are looked up to detect lost lists, those that a producer needs first."""
 
 _PUT_BACK_AT_ONCE = 1000
 """Most jobs that one script looks for; it reads whole lists, and lists of 100,000 jobs take tens of

@@ -32,7 +32,6 @@ _SECONDS = 2.0
 logger = logging.getLogger(__name__)
 
 _said: set[tuple[str, str]] = set()
-"""URLs and risks that this process has logged."""
 
 
 class Risk(BaseModel):

@@ -132,7 +132,6 @@ class JsonLines(io.TextIOBase):
         return len(text)
 
     def add(self, level: str, message: str) -> None:
-        """Write a line of this level."""
         record = logging.makeLogRecord({"name": "stderr", "levelname": level.upper(), "msg": message})
         self.plain.write(_Json().format(record) + "\n")
         self.plain.flush()

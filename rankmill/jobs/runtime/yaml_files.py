@@ -1,4 +1,4 @@
-"""Reads YAML files within limits: a damaged or hostile file is one clear error in little time and memory."""
+"""Reads YAML files within limits, so that a damaged or hostile file costs little time and memory."""
 
 from __future__ import annotations
 

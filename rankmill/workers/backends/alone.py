@@ -85,7 +85,7 @@ class RowForwards:
 
 
 def _lanes(count: int) -> Executor:
-    """Threads that compute rows at the same time; each row is computed by one of them, on its own."""
+    """Threads that compute rows at the same time, each row in one thread."""
     all_started = threading.Barrier(count)
     lanes = system.Executor(count, thread_name_prefix="lane", initializer=_without_help)
     for waiting in [lanes.submit(all_started.wait) for _ in range(count)]:

@@ -24,7 +24,6 @@ Logits = npt.NDArray[np.float32]
 
 
 DEVICES = {"cpu": "CPU", "cuda": "NVIDIA GPU", "mps": "Apple GPU"}
-"""Names of the devices in messages."""
 
 
 class OutOfMemory(Exception):
@@ -294,7 +293,7 @@ class BackendKind:
 
     @property
     def installed_by(self) -> str:
-        """The command that installs the backend's packages, in words."""
+        """How to install the backend's packages: a command, or the names of the packages."""
         return install_line(self.extra) if self.extra else f"it needs {', '.join(self.packages)}"
 
     def obstacle(self, config: Any, device: str, precision: str, *, plain: bool = True) -> str | None:

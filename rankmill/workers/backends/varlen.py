@@ -24,7 +24,6 @@ PACKED = "rankmill_packed"
 """Name under which this attention is registered with transformers."""
 
 KERNEL_DTYPES = (torch.float16, torch.bfloat16)
-"""Dtypes that the kernel supports."""
 
 _ASKS_FOR_GROUPS = "enable_gqa" in signature(varlen_attn).parameters
 """Whether the kernel must be told that keys have fewer heads: PyTorch 2.12 requires it, 2.11 does not."""
@@ -136,7 +135,7 @@ def packed_attention(
     if packed.keys is not None:
         states[1:] = [tensor[packed.keys] for tensor in states[1:]]
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    # because transformers counts the token itself
+    # transformers counts the token itself too
     reach = -1 if sliding_window is None else sliding_window - 1
     seen = _varlen(
         states, packed.starts, packed.key_starts, packed.longest, packed.longest_keys,

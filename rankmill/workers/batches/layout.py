@@ -177,7 +177,6 @@ def check_counts(source: str | Path, config: Any, name: str = "") -> None:
 def _saved(
     source: str | Path, revision: str | None, modules: list[Any], saved: dict[str, Any], older: str | None
 ) -> ModelLayout:
-    """The layout of a model that sentence-transformers saved as a cross-encoder."""
     kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
     if kinds[:1] != ["Transformer"] or modules[0]["path"] or not _KNOWN.issuperset(kinds[1:]):
         raise SpecError(

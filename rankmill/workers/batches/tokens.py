@@ -47,7 +47,6 @@ class Tokens:
 
     @classmethod
     def join(cls, pieces: Sequence[Tokens]) -> Tokens:
-        """Join the rows of all pieces, in order."""
         if len(pieces) == 1:
             return pieces[0]
         none, types = np.zeros(0, np.int32), [piece.types for piece in pieces if piece.types is not None]
@@ -77,7 +76,6 @@ class Tokens:
         return costs
 
     def take(self, rows: Rows) -> Tokens:
-        """Pick the given rows, in the given order."""
         starts, lengths = self.offsets[rows], self.lengths[rows]
         return Tokens(
             ids=pieces_of(self.ids, starts, lengths),

@@ -361,8 +361,8 @@ class BudgetSearch:
 def _choose(speeds: dict[int, list[float]], first: int) -> tuple[int, float]:
     """Choose a budget by the speeds of each; also returns the noise, the largest `_noise` of a budget.
 
-    The budget is `first` if its speed counts as equal to the best; otherwise it is the smallest whose speed
-    does.
+    The budget is `first` if its speed counts as equal to the best; otherwise it is the smallest budget whose
+    speed does.
     """
     best = {budget: max(rounds) for budget, rounds in speeds.items()}
     noise = max(_noise(rounds) for rounds in speeds.values())

@@ -257,7 +257,6 @@ class Pipeline:
 
     @property
     def working(self) -> bool:
-        """Whether a forward is in progress."""
         return self._batch_since is not None
 
     def wedged(self) -> bool:
@@ -286,7 +285,7 @@ class Pipeline:
             while self.step():
                 pass
         except ScoresChanged as error:
-            # called after all earlier answers, which may be wrong too
+            # this is called after all earlier answers, which may be wrong too
             self.answer(partial(self.changed, error.model, str(error)))
 
     def step(self, *, wait: bool = True) -> bool:

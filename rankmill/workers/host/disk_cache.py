@@ -149,7 +149,8 @@ class _Entry:
 
 
 def make_room(kept: Iterable[KeptFolder], limit: int, *, needed: int = 0, keep: Path | None = None) -> int:
-    """Remove what was unused for longest, until the rest and `needed` more bytes have at most `limit` bytes.
+    """Remove what was unused for longest, until what remains and `needed` more bytes are at most `limit`
+    bytes.
 
     What a process has locked stays, and so does the folder `keep`.
 

@@ -98,7 +98,6 @@ class Description:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the model's outputs, in order."""
         if self.layout.task == "classifier":
             names = getattr(self.config, "id2label", None) or {}
             return tuple(str(names.get(number, number)) for number in range(self.config.num_labels))

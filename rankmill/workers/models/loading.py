@@ -72,7 +72,6 @@ class Model:
     compared.
     """
     inputs: Inputs = "pairs"
-    """What the rows of a chunk are."""
     averages: bool = False
     """Whether a row's score is the mean of its windows' scores, instead of the best of them."""
     encoder: TextEncoder | None = None

@@ -130,7 +130,7 @@ _MOST_WORDS = 20_000
 
 
 def columns_of(probes: Sequence[Probe], inputs: Inputs) -> list[list[str | None]]:
-    """Put probes into the columns of a chunk with such rows."""
+    """Put probes into the columns of a chunk whose rows are `inputs`."""
 
     def column(text: Callable[[Probe], str]) -> list[str | None]:
         return [None if probe.is_null else text(probe) for probe in probes]

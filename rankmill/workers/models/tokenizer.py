@@ -98,7 +98,6 @@ class ShortPassages:
         self._most = most
 
     def cut(self, passages: Sequence[str]) -> list[str]:
-        """Cut passages ``[n]`` to at most `most` tokens each."""
         encodings = self._texts.encode_batch(list(passages), add_special_tokens=False)
         return [
             passage if len(encoding) <= self._most else self._beginning(passage, encoding.offsets)

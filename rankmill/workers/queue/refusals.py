@@ -15,7 +15,6 @@ _FORGET_SECONDS = 600.0
 """A refusal is forgotten if no chunk tests it for this many seconds after its pause."""
 
 _REMEMBERED = 1000
-"""Most refused models and runs that a worker remembers."""
 
 
 class StillRefused(WorkerError):

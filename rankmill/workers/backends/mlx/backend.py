@@ -189,7 +189,6 @@ class _Classifier(nn.Module):  # type: ignore[misc]
 
 
 _ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {"gelu": nn.gelu, "relu": nn.relu}
-"""Activation functions, by their names in transformers."""
 
 _NAMES = [
     (r"embeddings\.(word|position|token_type)_embeddings\.", r"\1s."),

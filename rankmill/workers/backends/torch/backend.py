@@ -134,7 +134,7 @@ def _device_errors(device: str) -> Iterator[None]:
     try:
         yield
     except torch.AcceleratorError as error:  # the CUDA context is broken: every later call fails
-        raise DeviceLost(str(error).partition("\n")[0]) from error  # hints for developers follow
+        raise DeviceLost(str(error).partition("\n")[0]) from error  # the other lines are hints for developers
     except RuntimeError as error:
         if not _is_out_of_memory(error):
             raise

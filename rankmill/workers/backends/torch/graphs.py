@@ -26,7 +26,7 @@ _WORTH = 8
 """A shape is recorded when it occurs for the eighth time."""
 
 _MOST = 32
-"""The most graphs: each has its own list of launches, but they share the memory for states."""
+"""Most graphs; each has a list of launches of its own, but they share the memory for states."""
 
 _STEPS = 8
 """Number of rounded token counts from a power of two to the next."""

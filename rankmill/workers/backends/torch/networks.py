@@ -132,7 +132,6 @@ class Network(nn.Module):
         return False
 
     def pack(self, batch: Batch) -> PackedRows:
-        """Put the rows of a batch end to end."""
         return PackedRows.of(batch.rows, None, self.first_position)
 
     @cached_property

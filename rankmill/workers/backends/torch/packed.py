@@ -119,7 +119,6 @@ class PackedRows:
 
     @property
     def shape(self) -> PackedShape:
-        """The shape of a buffer for these rows."""
         longest = int(self.lengths.max())
         return PackedShape(
             tokens=len(self.ids),
@@ -168,7 +167,6 @@ def last_tokens(rows: Tokens, skipped: int | None) -> Ids:
 
 
 def _positions(rows: Tokens, first: int | None) -> Ids | TokenIds:
-    """The position of each token in its row."""
     if first is None:
         starts = rows.offsets[:-1].astype(np.int32)
         return np.arange(len(rows.ids), dtype=np.int32) - np.repeat(starts, rows.lengths)
