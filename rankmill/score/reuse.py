@@ -69,7 +69,7 @@ def earlier_scores(request: FileRequest, settings: Settings) -> tuple[Settings, 
         ) from None
     texts, score = text_columns(request).sent, request.score_column
     scored = scored_rows(path, (*texts, score), "--reuse")
-    return settings, read_earlier(scored.batches, texts, score, made.get("rankmill.kind"))
+    return settings, read_earlier(scored.batches, texts, score, made)
 
 
 def _check_same(made: Mapping[str, str], wanted: Mapping[str, str], name: str) -> None:

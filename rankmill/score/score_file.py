@@ -264,7 +264,8 @@ def _check_kind(tally: Tally, earlier: EarlierScores | None) -> None:
             f"the scores of --reuse have the bits of {earlier.kind}, and the workers here those of "
             f"{', '.join(sorted(others))}: leave out --reuse, or use workers of that kind"
         )
-    tally.kinds |= {earlier.kind} if earlier and earlier.kind else set()
+    if earlier and (tally.reused_rows or tally.resumed_rows):
+        tally.add_reused(earlier.made)
 
 
 def _revision(journal: Journal, settings: Settings) -> str | None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from itertools import product
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -106,6 +107,15 @@ class Tally:
         self.kinds |= {stats.kind} if stats.kind else set()
         if stats.int8_gain is not None:
             self.int8_gain = min(stats.int8_gain, self.int8_gain or math.inf)
+
+    def add_reused(self, made: Mapping[str, str]) -> None:
+        """Count how the scores of an earlier output were made, by its metadata."""
+        names = [made.get(f"rankmill.{name}", "").split(", ") for name in ("backend", "device", "precision")]
+        self.how |= {(backend, device, precision) for backend, device, precision in product(*names)}
+        self.revisions.add(made.get("rankmill.revision", ""))
+        self.bounds.add(float(made["rankmill.bound"]) if "rankmill.bound" in made else None)
+        self.reference = made.get("rankmill.reference", self.reference)
+        self.kinds |= {made["rankmill.kind"]} if "rankmill.kind" in made else set()
 
     def made_with(self) -> dict[str, str]:
         """Backend, device and precision; joined with commas if workers differ."""

@@ -145,6 +145,30 @@ def test_the_summary_of_a_run_whose_rows_are_all_reused(
     done = score_file(write(tmp_path / "b.parquet", [1, 2]), *options, "--model", model, "--reuse", earlier)
     assert done.code == 0, done.err
     assert f"model {model}: no score was computed\n" in done.out
+    verified = score_file("--verify", tmp_path / "b.scored.parquet", *options[:2])
+    assert (verified.code, "2 of 2 rows were scored again, and all have" in verified.out) == (0, True), (
+        verified.err
+    )
+
+
+@pytest.mark.parametrize("numbers", [[1, 2], [1, 2, 60]])
+def test_how_reused_scores_were_made_is_told_of_the_output(
+    options: list[object], model: Path, earlier: Path, numbers: list[int], tmp_path: Path
+) -> None:
+    """The bound is the worse one, and nothing is said about int8 that nobody has measured."""
+    table = pq.read_table(earlier)
+    metadata = pq.read_metadata(earlier).metadata
+    made = {key: value for key, value in metadata.items() if key.startswith(b"rankmill.")}
+    changed = made | {b"rankmill.bound": b"0.5", b"rankmill.backend": b"onnx, openvino, torch"}
+    pq.write_table(table.replace_schema_metadata(changed), tmp_path / "earlier.parquet")
+    command = [write(tmp_path / "b.parquet", numbers), *options, "--model", model, "--precision", "int8"]
+    done = score_file(*command, "--reuse", tmp_path / "earlier.parquet")
+    assert done.code == 0, done.err
+    assert f"the scores are in fp32, as in {tmp_path / 'earlier.parquet'}\n" in done.out
+    assert "not worth it" not in done.out
+    found = pq.read_metadata(tmp_path / "b.scored.parquet").metadata
+    names = [f"rankmill.{name}".encode() for name in ("bound", "backend", "device", "revision", "precision")]
+    assert [found[name] for name in names] == [changed[name] for name in names]
 
 
 def test_an_interrupted_command_continues(

@@ -61,17 +61,24 @@ class EarlierScores:
         The digests of the pairs, ``[n, 2]``.
     scores
         The scores of the pairs, ``[n]``.
-    kind
-        For a deterministic output, what decides the bits of its scores (`ChunkStats.kind`).
+    made
+        How the scores were made: the metadata of the output.
     """
 
-    def __init__(self, columns: tuple[str, ...], keys: Keys, scores: Scores, kind: str | None = None) -> None:
+    def __init__(
+        self, columns: tuple[str, ...], keys: Keys, scores: Scores, made: Mapping[str, str] | None = None
+    ) -> None:
         order = np.argsort(keys[:, 0], kind="stable")
-        self.columns, self.kind = columns, kind
+        self.columns, self.made = columns, made or {}
         self._keys, self._scores = keys[order], scores[order]
 
     def __len__(self) -> int:
         return len(self._scores)
+
+    @property
+    def kind(self) -> str | None:
+        """For a deterministic output, what decides the bits of its scores (`ChunkStats.kind`)."""
+        return self.made.get("rankmill.kind")
 
     def digests(self, table: pa.Table) -> Keys:
         return _digests([table[name] for name in self.columns])
@@ -91,7 +98,10 @@ def no_earlier(columns: tuple[str, ...]) -> EarlierScores:
 
 
 def read_earlier(
-    batches: Iterable[pa.RecordBatch], columns: tuple[str, ...], score: str, kind: str | None = None
+    batches: Iterable[pa.RecordBatch],
+    columns: tuple[str, ...],
+    score: str,
+    made: Mapping[str, str] | None = None,
 ) -> EarlierScores:
     """Read the pairs and scores of an output; rows without a score are left out.
 
@@ -101,7 +111,7 @@ def read_earlier(
         The rows of the output, with the columns that are named below.
     columns, score
         The columns of query and passage, and of the scores.
-    kind
+    made
         As in `EarlierScores`.
     """
     keys, scores = [np.zeros((0, 2), np.uint64)], [np.zeros(0, np.float32)]
@@ -109,7 +119,7 @@ def read_earlier(
         kept = batch.filter(batch[score].is_valid())
         keys.append(_digests([pa.chunked_array([kept[name]]) for name in columns]))
         scores.append(np.asarray(kept[score]).astype(np.float32))
-    return EarlierScores(columns, np.concatenate(keys), np.concatenate(scores), kind)
+    return EarlierScores(columns, np.concatenate(keys), np.concatenate(scores), made)
 
 
 def _digests(columns: list[pa.ChunkedArray]) -> Keys:
