@@ -67,7 +67,6 @@ def _named(seam: Seam) -> dict[str, list[EntryPoint]]:
 
 
 def _only(points: list[EntryPoint]) -> EntryPoint:
-    """The entry point of a name; raises `ConfigError` if several packages add the name."""
     point, *others = points
     if others:
         raise ConfigError(

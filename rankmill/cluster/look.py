@@ -58,7 +58,6 @@ class Look:
         return reply
 
     def note(self, key: str, reason: object) -> None:
-        """Add a damaged key; only its first reason is kept."""
         if len(self.damaged) < MAX_DAMAGED:
             self.damaged.setdefault(key, " ".join(str(reason).split())[:_REASON_CHARS])
 

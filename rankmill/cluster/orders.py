@@ -136,7 +136,6 @@ def order_workers(
 def _state(
     report: WorkerReport | None, order: str, started: float
 ) -> tuple[Literal["done", "failed", "waiting", "gone"], str]:
-    """The outcome of an order to the process that began at `started`, by its report."""
     if report is None:
         return "gone", "has ended, or is lost"
     if report.started != started:

@@ -104,7 +104,6 @@ def _first_workers(workers: Sequence[WorkerState], most: int | None) -> Renderab
 
 
 def _is_in_trouble(worker: WorkerState) -> bool:
-    """Whether somebody should look at the worker."""
     refuses = bool(worker.report and worker.report.refusals)
     return worker.state not in {"busy", "idle"} or worker.is_slow or refuses
 

@@ -51,7 +51,6 @@ class Choice:
 
     @property
     def only(self) -> str | None:
-        """The model, if there is only one and no shadow."""
         return next(iter(self.shares)) if len(self.shares) == 1 and not self.shadow else None
 
     def one(self, given: object) -> str:

@@ -295,7 +295,6 @@ class ScoringWorker(RQWorker):
             logger.info("%s", self._doing_words())
 
     def _where(self, spec: ScoreSpec) -> str:
-        """The model, by the end of its name if that is long, and the device."""
         name = spec.model if len(spec.model) <= _SHOWN else f"…{spec.model[1 - _SHOWN :]}"
         return f"{name} on {self._device}"
 
@@ -334,7 +333,6 @@ class ScoringWorker(RQWorker):
         self._heartbeat.announce()
 
     def signalled(self, signals: int) -> None:
-        """Count the signal, for `LastResort`."""
         self._last_resort.signals = signals
 
     def stop_soon(self) -> None:

@@ -34,7 +34,6 @@ class TokensAsked(WireModel):
 
     @property
     def size(self) -> int:
-        """Number of characters, or of ids."""
         return len(self.text or self.ids or ())
 
 

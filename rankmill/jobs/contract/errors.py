@@ -218,7 +218,6 @@ class StillWaiting(RankmillError):
         self._reason = reason
 
     def of_a_cancelled_run(self) -> StillWaiting:
-        """Make the same error for a run that was cancelled after the wait."""
         return type(self)(self._reason, "the run is cancelled")
 
 

@@ -32,7 +32,6 @@ DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 
 
 def _read_shard(given: object) -> object:
-    """Read the text ``K/N``; a value that is not text is left as it is."""
     match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", given) if isinstance(given, str) else None
     if isinstance(given, str) and not match:
         raise ValueError(f"{given!r} is not a part of a whole: write K/N, such as 3/8")
@@ -201,11 +200,9 @@ class FileRequest(WireModel):
 
     @property
     def kind_of_rows(self) -> Inputs:
-        """What a row is: a pair, a text or a conversation."""
         return "texts" if self.text_column else "conversations" if self.messages_column else "pairs"
 
     def is_given(self, name: str) -> bool:
-        """Whether the option differs from its default."""
         return bool(getattr(self, name) != type(self).model_fields[name].default)
 
     @property
@@ -226,7 +223,6 @@ class FileRequest(WireModel):
 
     @property
     def relative_path(self) -> str | None:
-        """The first relative path, if the request has one."""
         given = (*self.read_names, self.output)
         return next((path for path in given if path and not _is_absolute(path)), None)
 
@@ -305,7 +301,6 @@ class FileOrder(WireModel):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The model of each run over the files' rows."""
         return self.request.run_models(self.spec.model)
 
     def arguments(self) -> tuple[dict[str, object]]:

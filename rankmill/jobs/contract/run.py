@@ -112,7 +112,6 @@ class Progress(WireModel):
     at: Seconds = 0.0
 
     def rows_per_second(self) -> float | None:
-        """The recent speed; ``None`` if it is unknown."""
         fresh = self.rows - self.since_rows
         return fresh / (self.at - self.since) if fresh > 0 and self.at > self.since else None
 

@@ -131,7 +131,6 @@ def read_accounts(client: redis.Redis, days: int, tenant: str | None = None) -> 
 
 
 def _texts(raw: Any) -> dict[str, str]:
-    """The fields of a hash; empty if the key is damaged."""
     if not isinstance(raw, dict):
         return {}
     return {name.decode(errors="replace"): value.decode(errors="replace") for name, value in raw.items()}

@@ -35,11 +35,9 @@ class LatestEntries(Generic[E]):
         pipe.expire(self.key, _TTL)
 
     def read(self, client: redis.Redis) -> list[E]:
-        """The entries, the latest first."""
         return [entry for _, entry in self._entries(client)]
 
     def forget(self, client: redis.Redis, meant: Callable[[E], bool]) -> None:
-        """Remove the entries for which `meant` is true."""
         for raw, entry in self._entries(client):
             if meant(entry):
                 client.lrem(self.key, 0, raw)

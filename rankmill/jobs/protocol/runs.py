@@ -106,14 +106,12 @@ class RunStore:
         self.redis.close()
 
     def durability(self) -> Durability | None:
-        """How the server keeps data; ``None`` if it cannot serve now."""
         return read_durability(self.redis)
 
     def workers(self, queue: str) -> QueueWorkers:
         return queue_workers(self.redis, queue)
 
     def refusal(self) -> str | None:
-        """Why the server accepts no writes now; ``None`` if it does."""
         return refuses_writes(self.redis)
 
     def restore(self, run: Run) -> None:
@@ -402,7 +400,6 @@ class RunStore:
         return [chunk for chunk, status in zip(waiting, statuses, strict=True) if status not in _UNDER_WAY]
 
     def put_back(self, run: Run, chunks: Iterable[ChunkId]) -> int:
-        """Put back the chunks whose jobs are in none of the queue's lists; returns how many."""
         return self.queue(run.queue).put_back([keys.job_id(run.id, chunk) for chunk in chunks])
 
     def cancel(self, run: Run) -> int:

@@ -119,7 +119,6 @@ def cpu_flags() -> frozenset[str]:
 
 @cache
 def _cpu_field(name: str) -> str:
-    """A field of the first core in ``/proc/cpuinfo``."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")

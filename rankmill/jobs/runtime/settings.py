@@ -88,7 +88,6 @@ HeaderKey = Annotated[
 
 
 def _names(value: Any) -> Any:
-    """Split names that are separated by commas, as in an environment variable."""
     return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
 
@@ -225,12 +224,10 @@ class WorkerSettings(BaseModel):
 
     @property
     def model_cache_bytes(self) -> int | None:
-        """Most bytes of weights that a worker keeps; ``None`` means no limit."""
         return None if self.model_cache_gib is None else int(self.model_cache_gib * 2**30)
 
     @property
     def cache_bytes(self) -> int | None:
-        """Most bytes in ``cache_dir``; ``None`` means no limit."""
         return None if self.cache_gib is None else int(self.cache_gib * 2**30)
 
 

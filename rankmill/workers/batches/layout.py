@@ -81,7 +81,6 @@ class ModelLayout(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def prompt(self) -> str:
-        """The model's default prompt; empty if it has none."""
         return self.prompts.get(self.default_prompt or "") or ""
 
 

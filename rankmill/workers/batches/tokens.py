@@ -61,7 +61,6 @@ class Tokens:
 
     @cached_property
     def lengths(self) -> Ids:
-        """Number of tokens of each row, shape ``[n]``."""
         return np.diff(self.offsets)
 
     @cached_property
@@ -122,7 +121,6 @@ class Batch:
 
     @cached_property
     def types(self) -> Ids | None:
-        """Segment ids; ``None`` for models without types."""
         return None if self.rows.types is None else self._padded(self.rows.types, 0)
 
     @cached_property
@@ -131,7 +129,6 @@ class Batch:
         return self._is_real.astype(np.int64)
 
     def named(self) -> dict[str, Ids]:
-        """The padded arrays, by the names in `INPUTS`."""
         types = np.zeros_like(self.ids) if self.types is None else self.types
         return dict(zip(INPUTS, (self.ids, self.mask, types), strict=True))
 

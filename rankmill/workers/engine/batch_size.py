@@ -245,7 +245,6 @@ class BudgetSearch:
 
     @property
     def start(self) -> int:
-        """The initial budget: the one that is cached, or else `first`."""
         return self._remembered or self._first
 
     def see(self, rows: int, tokens: int, seconds: float) -> bool:
@@ -379,7 +378,6 @@ def _noise(speeds: list[float]) -> float:
 
 
 def _like(batch: Batch, rows: int, length: int) -> Batch:
-    """Make a batch of the given shape that repeats the first row of `batch`."""
     shape = (rows, length)
     types = None if batch.types is None else np.resize(batch.types[0], shape)
     return Batch.padded(np.resize(batch.ids[0], shape), types, np.ones(shape, dtype=np.int64))

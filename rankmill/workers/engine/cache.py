@@ -206,7 +206,6 @@ class EngineCache:
         return bool(self._cached) and key not in self._cached and self._too_much(key)
 
     def unload_idle(self) -> None:
-        """Unload models that were not used for ``model_idle_seconds``."""
         if self._settings.model_idle_seconds is None:
             return
         since = system.monotonic() - self._settings.model_idle_seconds
@@ -256,7 +255,6 @@ class EngineCache:
         return Engine(model, size, length_aware=self._settings.length_aware)
 
     def _content(self, spec: ScoreSpec) -> str | None:
-        """The digest of what a model's directory contains now; ``None`` if the model is not a directory."""
         return directory_content(spec, cache_folder(self._settings.cache_dir))
 
     def _load_timed(self, spec: ScoreSpec) -> Loaded:
@@ -280,7 +278,6 @@ class EngineCache:
             self._remove(next(other for other in self._cached if other != key), metrics.model_evictions)
 
     def _too_much(self, key: WeightsKey) -> bool:
-        """Whether the loaded models, together with the model of `key`, exceed a limit."""
         together = {loaded_key: cached.loaded.backend.bytes for loaded_key, cached in self._cached.items()}
         together.setdefault(key, self._bytes_of.get(key, 0))
         most = self._settings.model_cache_bytes

@@ -186,7 +186,6 @@ class Engine:
         return self.size.see(self._planned(parts), rows_in(parts), tokens_in(parts), seconds)
 
     def adapt(self, flight: Flight) -> None:
-        """Find the best token budget by trying batches like that of `flight`, as `BatchSize.search` does."""
         self.size.search(self._batch(flight.parts))
 
     @property

@@ -42,9 +42,7 @@ logger = logging.getLogger(__name__)
 class Memory(Protocol):
     """The memory that a device's forwards use, in bytes."""
 
-    def used(self) -> int:
-        """The memory that this process uses now."""
-        ...
+    def used(self) -> int: ...
 
     def used_and_free(self) -> tuple[int, int]:
         """The memory that this process uses, and the memory that it may still take."""

@@ -306,7 +306,6 @@ class Pipeline:
         return True
 
     def _full(self) -> bool:
-        """Whether no further forward may begin now."""
         if not self._flights:
             return False
         if system.monotonic() < self._alert_until:

@@ -132,7 +132,6 @@ class Probed:
 
     @property
     def size(self) -> int:
-        """Number of tokens of all probes."""
         return int(self._tokens.lengths.sum())
 
     @property

@@ -232,7 +232,6 @@ class Proving:
         self._proof: Proof | None = None
 
     def take(self, way: Way) -> None:
-        """Make the backend score in this way from now on."""
         self._loaded.backend.packs = way == "packed"
         self._loaded.backend.shares_prefixes = self._shares_prefixes and way in ("packed", "shared")
 
@@ -593,7 +592,6 @@ def _ranks(values: Logits) -> npt.NDArray[np.float64]:
 
 
 def _of_device(device: str) -> dict[str, str]:
-    """The kind of a device, and the machine: its name, and the number of threads."""
     return {"device": device, "machine": f"{device_name(device)}, {threads()} threads"}
 
 
@@ -602,6 +600,5 @@ def _release() -> str:
 
 
 def _versions(backend: str, precision: str) -> dict[str, str]:
-    """Versions of the packages that compute and tokenize, here and in the reference."""
     packages = backends()[backend].packages_of(precision)
     return {package: version(package) for package in ("torch", "transformers", "tokenizers", *packages)}

@@ -47,7 +47,6 @@ def devices() -> list[str]:
 
 
 def _gpus() -> list[str]:
-    """``cuda`` and ``mps``, if PyTorch can use them."""
     if not may_have_gpu():
         return []
     import torch

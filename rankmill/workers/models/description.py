@@ -50,7 +50,6 @@ class KnownConfig(BaseModel, frozen=True, extra="forbid", protected_namespaces=(
 
     @classmethod
     def of(cls, config: Any) -> KnownConfig:
-        """Read the fields from a transformers config, which may lack some."""
         return cls.model_validate({name: getattr(config, name, None) for name in cls.model_fields})
 
 

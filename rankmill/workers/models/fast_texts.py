@@ -94,7 +94,6 @@ class FastTexts:
 
     @property
     def is_fast(self) -> bool:
-        """Whether the library is in use."""
         return self._fast is not None
 
     def news(self) -> str | None:

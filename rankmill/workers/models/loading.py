@@ -81,7 +81,6 @@ class Model:
 
     @property
     def texts(self) -> FastTexts | None:
-        """The `FastTexts` of the tokenizer, if it uses one."""
         return _texts_of(self.tokenizer)
 
     def no_scores(self, rows: int) -> Logits:

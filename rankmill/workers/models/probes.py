@@ -39,7 +39,6 @@ class Probe(NamedTuple):
 
     @property
     def messages(self) -> Messages:
-        """The probe as a conversation, for a reward model."""
         earlier = [{"role": role, "content": content} for role, content in self.before]
         return [*earlier, *exchange(self.query, self.passage)]
 

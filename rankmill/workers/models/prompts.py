@@ -149,7 +149,6 @@ class PromptTokenizer:
         return in_a_row(ids)
 
     def _agrees(self, texts: FastTexts) -> bool:
-        """Whether `texts` gives the tokenizer's own tokens for prompts."""
         prompts = self.rendered(*sample_pairs(self._tokenizer))
         ours, theirs = texts(prompts), self._encoded(prompts)
         return np.array_equal(ours.ids, theirs.ids) and np.array_equal(ours.offsets, theirs.offsets)

@@ -151,7 +151,6 @@ class ChunkClaim:
         return self.store.settle(run, mine)
 
     def is_wanted(self) -> bool:
-        """Whether a producer still waits for the scores."""
         return self.store.exists(self.run_id)
 
     def finish(self, result: ChunkResult | None) -> None:

@@ -67,11 +67,9 @@ class ModelQueue:
         self._waiting.append((weights_key(spec), claim))
 
     def has_group(self, spec: ScoreSpec) -> bool:
-        """Whether enough claims for a group wait for the model of `spec`."""
         return sum(model == weights_key(spec) for model, _ in self._waiting) >= GROUP
 
     def empty(self) -> list[ChunkClaim]:
-        """Take all claims out, in the order in which they came."""
         claims = [claim for _, claim in self._waiting]
         self._waiting = []
         return claims
@@ -176,7 +174,6 @@ class Claims:
 
     @property
     def waiting(self) -> bool:
-        """Whether some claims are put aside."""
         return bool(self._put_aside)
 
     def take(self, job: ScoringJob, queue: OrderedQueue) -> None:
@@ -236,7 +233,6 @@ class Claims:
             self.withdraw(claim)
 
     def withdraw(self, claim: ChunkClaim) -> None:
-        """Put the job of an unstarted claim back, if it is still unstarted."""
         if claim.work and self._pipeline.withdraw(claim.work):
             self.hand_back(claim.job.id)
 

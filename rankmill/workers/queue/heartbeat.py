@@ -71,12 +71,10 @@ class WorkerHeartbeat(Periodic):
         super().__init__("heartbeat", self._take_steps, seconds, orders.news)
 
     def announce(self) -> None:
-        """Register the worker with its report, and read its orders."""
         self._worker.write_record()
         self._report_state()
 
     def age(self) -> float:
-        """Seconds since the last heartbeat that reached the server."""
         return self._renewals.age
 
     def _take_steps(self) -> None:
@@ -123,7 +121,6 @@ class WorkerHeartbeat(Periodic):
             system.exit(1)
 
     def _sum_up(self) -> None:
-        """Tell producers how much the live workers of each queue claim ahead."""
         for queue in self._worker.queues:
             write_capacity(self._worker.connection, queue.name, self.lease_seconds)
 

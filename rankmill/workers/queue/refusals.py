@@ -47,7 +47,6 @@ class Refusals:
         return refused.reason if refused and system.monotonic() < refused.until else None
 
     def check(self, key: Hashable) -> None:
-        """Raise `StillRefused` if `key` is refused now."""
         if reason := self.why(key):
             raise StillRefused(reason, option=self._refused[key].option)
 

@@ -289,7 +289,6 @@ class HeldJob:
                 logger.debug("a connection was lost while RQ ended the job; again")
 
     def drop(self) -> None:
-        """Let go of a job whose scores nobody wants any more."""
         with self._worker.connection.pipeline() as pipe:
             self._worker.cleanup_execution(self.job, pipe, self._execution)
             pipe.execute()

@@ -167,7 +167,6 @@ class RQWorker(SimpleWorker):
         return self._stop_requested
 
     def stop(self) -> None:
-        """Stop at the next check, as after a signal."""
         self._shutdown()
 
     @property
@@ -185,7 +184,6 @@ class RQWorker(SimpleWorker):
         self.bootstrap(options.log_level, options.date_format, options.log_format)
 
     def start_scheduler(self, options: WorkOptions) -> None:
-        """Start RQ's scheduler if the options ask for it."""
         if options.with_scheduler:
             self._start_scheduler(options.burst, options.log_level, options.date_format, options.log_format)
 
@@ -226,7 +224,6 @@ class RQWorker(SimpleWorker):
         return HeldJob(self, job, queue, execution) if is_begun else None
 
     def forget(self, job: ScoringJob) -> None:
-        """Forget a job whose keys may be damaged."""
         # this is a copy, because two threads begin and end executions
         executions = list(self.executions.values())
         with self.connection.pipeline() as pipe:
@@ -284,12 +281,10 @@ class RQWorker(SimpleWorker):
         return self.run(WorkOptions(burst, *log, max_jobs, max_idle_time, with_scheduler))
 
     def request_stop(self, signum: Any, frame: Any) -> None:
-        """Stop as RQ does after the first signal, and tell the subclass."""
         self.signalled(1)
         super().request_stop(signum, frame)  # type: ignore[no-untyped-call]
 
     def request_force_stop(self, signum: int, frame: Any) -> None:
-        """Stop at once as RQ does, and tell the subclass."""
         self.signalled(2)
         super().request_force_stop(signum, frame)
 
@@ -347,7 +342,6 @@ class RQWorker(SimpleWorker):
         return ConfigError(f"a worker named {self.name!r} is running: give each worker a --name of its own")
 
     def register_death(self) -> None:
-        """Deregister as RQ does, and withdraw what `register_birth` announced."""
         withdraw_worker(self.connection, self.name)
         super().register_death()  # type: ignore[no-untyped-call]
 
@@ -360,7 +354,6 @@ class RQWorker(SimpleWorker):
         super().unsubscribe()  # type: ignore[no-untyped-call]
 
     def check_for_suspension(self, burst: bool) -> None:
-        """Check as RQ does, but at most once a second."""
         if system.monotonic() - self._suspension_seen > _SUSPENSION_SECONDS:
             super().check_for_suspension(burst)
             self._suspension_seen = system.monotonic()

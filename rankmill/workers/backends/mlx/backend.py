@@ -101,7 +101,6 @@ class MlxForward:
         self._rows = rows
 
     def result(self) -> Logits:
-        """Logits of shape ``[rows]``, in float32; raises `OutOfMemory`."""
         try:
             return np.array(self._logits)[: self._rows]
         except RuntimeError as error:
@@ -234,7 +233,6 @@ def _is_quantized(path: str, module: nn.Module) -> bool:
 
 
 def _rounded(count: int) -> int:
-    """Round `count` up by at most one part in `_FINENESS`."""
     step = max(1, (1 << count.bit_length() - 1) // _FINENESS)
     return -(-count // step) * step
 

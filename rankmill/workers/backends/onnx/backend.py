@@ -39,7 +39,6 @@ class OnnxBackend(Backend):
         self._inputs = [node.name for node in self._session.get_inputs()]
 
     def submit(self, batch: Batch) -> OnnxForward:
-        """Run a forward; raises `OutOfMemory`."""
         named = batch.named()
         try:
             logits = self._session.run(None, {name: named[name] for name in self._inputs})[0]
@@ -68,7 +67,6 @@ class OnnxForward:
         self._logits = logits
 
     def result(self) -> Logits:
-        """Logits of shape ``[rows]`` or ``[rows, outputs]``, in float32."""
         logits: Logits = np.asarray(self._logits, dtype=np.float32)
         return logits[:, 0] if logits.ndim == 2 and logits.shape[1] == 1 else logits
 

@@ -79,7 +79,6 @@ class OpenVinoForward:
         self._idle = idle
 
     def result(self) -> Logits:
-        """Logits of shape ``[rows]`` or ``[rows, outputs]``, in float32; raises `OutOfMemory`."""
         parts: list[tuple[BatchPiece, Logits]] = []
         errors: list[RuntimeError] = []
         for piece, request in self._started:

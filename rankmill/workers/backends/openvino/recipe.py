@@ -52,7 +52,6 @@ class Smoothed(nn.Module):
         return self.linear.bias
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """``[..., into]`` to ``[..., out]``."""
         smooth: torch.Tensor = self.linear(hidden * self.inverse)
         return smooth
 
@@ -75,7 +74,6 @@ class LeftOut(nn.Module):
         return self.exact_linear.bias
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """``[..., into]`` to ``[..., out]``."""
         exact: torch.Tensor = self.exact_linear(hidden)
         return exact
 

@@ -118,9 +118,6 @@ class TorchForward:
         self._ready = ready
 
     def result(self) -> Logits:
-        """Logits of shape ``[rows]`` or ``[rows, outputs]``, in float32; raises `OutOfMemory` and
-        `DeviceLost`.
-        """
         if self._ready is not None:
             with _device_errors("cuda"):
                 self._ready.synchronize()

@@ -314,7 +314,6 @@ class ChainNetwork(Network):
 
 
 def _inputs(rows: PackedInput) -> dict[str, Any]:
-    """The arguments of a transformers model for packed rows."""
     types = {} if rows.types is None else {"token_type_ids": rows.types}
     return {"input_ids": rows.ids, "position_ids": rows.positions, "packed": rows, **types}
 

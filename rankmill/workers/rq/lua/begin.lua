@@ -14,7 +14,7 @@ for _, execution in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
   end
 end
 redis.call('HSET', KEYS[3], unpack(ARGV, 5))
-if taken == 0 and redis.call('LREM', KEYS[5], 1, ARGV[2]) == 0 then -- the job was put back while its worker stood still
+if taken == 0 and redis.call('LREM', KEYS[5], 1, ARGV[2]) == 0 then  -- the job was put back while its worker stood still
   if redis.call('LREM', KEYS[6], 1, ARGV[2]) == 1 and redis.call('EXISTS', KEYS[7]) == 1 then
     redis.call('DECR', KEYS[7])
   end
