@@ -22,10 +22,11 @@ from rankmill.extensions.runners import redis_keys as keys
 from rankmill.extensions.runners.settings import RunnerSettings
 from rankmill.extensions.runners.submitted import on_server
 from rankmill.jobs.contract.errors import ConfigError, InputError, RunFailed, RunnerError
+from rankmill.producer.files.corpus.index import SUFFIX, on_disk
 from rankmill.producer.files.stores.output_record import OutputRecord
 from rankmill.producer.files.stores.own_folder import OwnFolder
 from rankmill.producer.files.stores.roots import Roots
-from rankmill.producer.files.stores.writing import delete, put, whole_file
+from rankmill.producer.files.stores.writing import clear_unfinished, delete, put, whole_file
 from tests.conftest import Server, StartRunner, wait_for
 
 PAIRS = "query,passage\nmoon,a moon\ncat,a cat\n"
@@ -119,6 +120,7 @@ def test_outside_of_the_roots_nothing_is_read_or_written(
         {"inputs": [f"{work}/../others/in.csv"]},
         {"inputs": [str(work / "link.csv")]},
         {"inputs": [f"{work}/lin*.csv"]},
+        {"inputs": [f"{work}/*/gone*.csv"]},  # nor which names are behind a link
         {"inputs": [str(work / "there" / "in.csv")]},
         {"inputs": [str(work / "there")]},
         {"inputs": [str(work / ".config" / "in.csv")]},
@@ -208,6 +210,11 @@ def test_a_batch_that_somebody_made_up_touches_no_files(client: Client, start: A
     for batch_id in ("work", "batch_x", "../work"):
         made_up = enqueued(client, asked, kind="batch", details={**batch, "id": batch_id})
         refused(made_up, "a folder that is called for its run")
+    run_id = "file-made-up"
+    (home.work / f"batch_{run_id}").symlink_to(home.work)
+    through = {**asked, "output": str(home.work / f"batch_{run_id}" / "in.jsonl")}
+    made_up = enqueued(client, through, run_id, kind="batch", details={**batch, "id": f"batch_{run_id}"})
+    refused(made_up, "a folder that is called for its run")
     for details in ({}, {**batch, "kept": "long"}):
         refused(enqueued(client, asked, kind="batch", details=details), "the order of a batch is damaged")
     assert everything_below(home.work) == before
@@ -245,6 +252,30 @@ def test_a_record_that_somebody_made_up_leads_nowhere(client: Client, start: Any
     server.shutdown()
     server.server_close()
     assert not asked
+
+
+def test_a_batch_that_somebody_declares_done_removes_no_files(client: Client, start: Any, home: Home) -> None:
+    """What is left of a batch is removed when it is done, and a record in Redis may say so of any file."""
+    unfinished = home.path / "others" / ".rankmill-5"
+    unfinished.mkdir()
+    mine, status = home.work / "in.csv", (home.work / "in.csv").stat()
+    seal = {"path": str(mine), "identity": f"{status.st_ino} {status.st_size} {status.st_mtime_ns}"}
+    made = {"output": str(mine), "rows": 1, "row_errors": 0, "resumed_rows": 0, "errors_file": None,
+            "seconds": 1, "model": "demo", "revision": None, "precision": "fp32", "retries": 0}  # fmt: skip
+    batch = {"id": "work", "owner": "", "endpoint": "/v1/score", "model": "demo", "kept": 60}
+    (home.work / "scored.parquet").touch()
+    runs = [client.submit_file(str(mine), str(home.work / f"{number}.csv")) for number in range(2)]
+    for run, folder in zip(runs, (home.work, home.path / "others"), strict=True):
+        record = json.loads(client.store.redis.get(keys.file_run(run.id)))
+        record |= {"seal": seal, "outcome": made}
+        record["order"] |= {"kind": "batch", "details": batch}
+        record["order"]["request"]["output"] = str(folder / "out.jsonl")
+        client.store.redis.set(keys.file_run(run.id), json.dumps(record))
+    start()
+    for run in runs:
+        assert run.wait(60).state == "done"
+    assert unfinished.exists()
+    assert (home.work / "scored.parquet").exists()
 
 
 @pytest.fixture
@@ -345,6 +376,7 @@ def test_what_a_link_leads_out_of_the_roots_gets_no_folder(
     (tmp_path / "work").mkdir()
     (tmp_path / "others").mkdir()
     (tmp_path / "others" / "theirs.csv").touch()
+    (tmp_path / "others" / ".rankmill-5").mkdir()
     (tmp_path / "made").write_text("scores")
     link = tmp_path / "work" / "swapped"
     link.symlink_to(tmp_path / "others")
@@ -356,10 +388,11 @@ def test_what_a_link_leads_out_of_the_roots_gets_no_folder(
         lambda: whole_file(link / "out.csv").__enter__(),
         lambda: OutputRecord(link / "out.csv").seal("run"),
         lambda: delete([link / "theirs.csv"], link),
+        lambda: clear_unfinished(link),
     ):
         with pytest.raises(RunnerError, match="runner_write"):
             attempt()
-    assert [*(tmp_path / "others").iterdir()] == [tmp_path / "others" / "theirs.csv"]
+    assert {path.name for path in (tmp_path / "others").iterdir()} == {"theirs.csv", ".rankmill-5"}
 
 
 def test_the_folder_that_is_removed_is_the_one_that_was_opened(tmp_path: Path) -> None:
@@ -375,6 +408,51 @@ def test_the_folder_that_is_removed_is_the_one_that_was_opened(tmp_path: Path) -
         opened.remove()
     assert [*own.iterdir()] == []
     assert [*(theirs / "out.csv.rankmill").iterdir()] == [theirs / "out.csv.rankmill" / "journal.db"]
+    with closing(OwnFolder(own / "out.csv.rankmill", own / "out.csv")) as opened:
+        (own / "out.csv.rankmill").rename(own / "moved")
+        (theirs / "out.csv.rankmill").rename(own / "out.csv.rankmill")
+        with pytest.raises(OSError, match="not empty"):
+            opened.remove()
+    assert [*(own / "out.csv.rankmill").iterdir()] == [own / "out.csv.rankmill" / "journal.db"]
+
+
+def test_a_folder_that_somebody_puts_in_place_of_the_new_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could hold links, to which the run would write."""
+    folder, make = tmp_path / "out.csv.rankmill", os.mkdir
+
+    def swapped(name: str, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        make(name, mode, dir_fd=dir_fd)
+        (folder / "output").symlink_to(tmp_path / "theirs")
+
+    monkeypatch.setattr("rankmill.producer.files.stores.own_folder.os.mkdir", swapped)
+    with pytest.raises(InputError, match="is a link"):
+        OwnFolder(folder, tmp_path / "out.csv")
+
+
+def test_an_index_beside_the_corpus_leads_a_runner_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may write beside the corpus could put links there, to the texts of an index elsewhere."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir(0o700)
+    corpora = [tmp_path / "work" / "corpus.tsv", tmp_path / "others" / "corpus.tsv"]
+    for corpus, text in zip(corpora, ("mine", "SECRET"), strict=True):
+        corpus.parent.mkdir()
+        corpus.write_text(f"d0\t{text}\n")
+        on_disk([corpus], ["unchanged"])
+    beside, theirs = (corpus.with_name(f"corpus.tsv{SUFFIX}") for corpus in corpora)
+    for name in ("texts", "hashes", "rows"):
+        (beside / name).unlink()
+        (beside / name).symlink_to(theirs / name)
+    before = everything_below(tmp_path / "work")
+    roots = Roots([f"{tmp_path}/work"], [f"{tmp_path}/work"])
+    monkeypatch.setattr("rankmill.producer.files.stores.roots._confined", [roots])
+    for _ in range(2):
+        index = on_disk([corpora[0]], ["unchanged"])
+        assert index.take(index.find(pa.array(["d0"]))).to_pylist() == ["mine"]
+    assert everything_below(tmp_path / "work") == before
 
 
 def test_roots_that_make_no_sense_are_refused() -> None:

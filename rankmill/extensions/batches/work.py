@@ -39,7 +39,7 @@ from rankmill.jobs.system import system
 from rankmill.producer.files.formats.table import open_reader
 from rankmill.producer.files.sink import ScoredFile
 from rankmill.producer.files.stores.output_record import record_of
-from rankmill.producer.files.stores.paths import AnyPath, as_path
+from rankmill.producer.files.stores.paths import AnyPath, as_path, resolved
 from rankmill.producer.files.stores.reading import open_bytes
 from rankmill.producer.files.stores.writing import clear_unfinished, delete, put, sync, whole_file
 from rankmill.producer.files.workspace import OutputFile, clear_workspace
@@ -244,7 +244,8 @@ class BatchOrders:
     def check(self, run: FileRun) -> None:
         """Raise `InputError` unless the batch's id and the output's folder belong to the run."""
         output = as_path(run.order.request.output or "")
-        if not BatchOrder.of(run.order).id == new_batch_id(run.id) == output.parent.name:
+        folder = resolved(output.parent)  # a link could lead to a folder with files of others
+        if not BatchOrder.of(run.order).id == new_batch_id(run.id) == folder.name:
             raise InputError(f"{output}: a batch's output is in a folder that is called for its run")
 
     def carry_out(self, run: FileRun, settings: Settings, score: Score, keep: Keep) -> None:

@@ -178,6 +178,7 @@ def drop(run: FileRun, settings: Settings) -> None:
 def clear(run: FileRun) -> None:
     """Delete the intermediate files of an output that is in its place, even those of a dead runner."""
     with suppress(RankmillError, OSError):
+        _check_order(run)  # because others can also write the record in Redis
         clear_workspace(find_target(run.order.request, ()).place())
         if kind := kind_of(run.order):
             kind.clear(run.order)

@@ -275,8 +275,8 @@ class Workspace:
         except InputError:  # the journal is damaged, or has another format
             if not self._restart:
                 raise
-            for file in self.folder.glob(f"{path.name}*"):
-                file.unlink()
+            for suffix in ("", "-wal", "-shm", "-journal"):
+                self._place.delete(path.name + suffix)
             journal = Journal(path, self.check)
         self._place.watch(path)
         return closing(journal)

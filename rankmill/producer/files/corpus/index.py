@@ -137,8 +137,9 @@ def on_disk(
 ) -> TextIndex:
     """Open the index of a corpus if it was made from the same files with the same options, else make one.
 
-    Ids that occur twice are treated as in `in_memory`. The index is beside the first file; if the file's
-    folder cannot be written, or is in an object store, the index is in the user's cache folder.
+    Ids that occur twice are treated as in `in_memory`. The index is beside the first file. It is in the
+    user's cache folder if the file's folder cannot be written or is in an object store, or if this process is
+    confined, because others could put an index or a link beside the file.
 
     Raises
     ------
@@ -155,14 +156,12 @@ def on_disk(
     cache = cache_folder("auto")
     kept = cache / "corpora" / name
     first = files[0]
-    beside = first.with_name(first.name + SUFFIX) if isinstance(first, Path) else kept
+    beside = first.with_name(first.name + SUFFIX) if isinstance(first, Path) and not confined() else kept
     for folder in (beside, kept):
         if _about(folder) == facts:
             _check_owners(folder, kept, cache)
             return _open(folder)
-    roots = confined()
-    may_write = os.access(beside.parent, os.W_OK) and (roots is None or roots.allow(first, "write"))
-    folder = beside if may_write else kept
+    folder = beside if os.access(beside.parent, os.W_OK) else kept
     _check_owners(folder, kept, cache)
     try:
         make_folder(folder.parent)

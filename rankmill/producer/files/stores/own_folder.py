@@ -72,8 +72,7 @@ class OwnFolder:
             self._above = os.dup(above)
         self._watched: dict[Path, tuple[int, int]] = {}
         try:
-            if not self.is_new:
-                self._check_content()
+            self._check_content()  # even of a new folder, in whose place somebody may have put another
             self.watch(path, os.fstat(self._descriptor))
         except BaseException:
             self.close()
@@ -112,8 +111,9 @@ class OwnFolder:
             os.unlink(name, dir_fd=self._descriptor)
 
     def remove(self) -> None:
-        """Remove the folder with its files, even if the path of the folder above leads elsewhere by now."""
-        shutil.rmtree(self.path.name, dir_fd=self._above)
+        """Remove the folder that was opened, with its files, even if its path leads elsewhere by now."""
+        shutil.rmtree(".", ignore_errors=True, dir_fd=self._descriptor)
+        os.rmdir(self.path.name, dir_fd=self._above)
 
     def close(self) -> None:
         os.close(self._descriptor)

@@ -205,11 +205,11 @@ def fixed_part(pattern: Pattern) -> Pattern:
     return type(pattern)(*parts[: wild[0]]) if wild else pattern.parent
 
 
-def matches(pattern: AnyPath) -> list[AnyPath]:
-    """The files that fit a glob, in order."""
+def matches(pattern: AnyPath, *, folders: bool = False) -> list[AnyPath]:
+    """The files that fit a glob, in order; on this host, `folders` asks for the folders instead."""
     if isinstance(pattern, Path):
         paths = map(Path, sorted(glob.glob(str(pattern), recursive=True)))  # noqa: PTH207
-        return [path for path in paths if not path.is_dir()]
+        return [path for path in paths if path.is_dir() == folders]
 
     def find(system: Any, name: str) -> list[str]:
         objects = system.glob(name, detail=True).items()

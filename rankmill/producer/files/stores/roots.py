@@ -26,6 +26,7 @@ from rankmill.producer.files.stores.paths import (
     as_path,
     guard,
     is_url,
+    matches,
     object_path,
     resolved,
 )
@@ -79,6 +80,14 @@ class Roots:
             self.check(path, use)
         elif ".." in path.parts or not self.allow(type(path)(*path.parts[:wild]), use):
             raise refusal(name, use)
+        elif isinstance(path, Path):
+            for end in range(wild + 1, len(path.parts)):
+                # otherwise the names of files behind a link would be told
+                if not all(map(self._is_inside, matches(Path(*path.parts[:end]), folders=True))):
+                    raise refusal(name, use)
+
+    def _is_inside(self, folder: AnyPath) -> bool:
+        return any(_is_within(resolved(folder), root) for root in self._roots["read"])
 
     def also_read(self, folder: Path) -> None:
         """Let files be read in a folder that this process has made itself."""

@@ -4,6 +4,7 @@ appear.
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import logging
 import os
@@ -148,13 +149,14 @@ def delete(files: Iterable[AnyPath], folder: AnyPath) -> None:
 
 
 def clear_unfinished(folder: AnyPath) -> None:
-    """Delete the unfinished files of dead processes in a folder."""
+    """Delete the unfinished files of dead processes in a folder; raises as `delete`."""
     if isinstance(folder, Path):
-        for path in folder.glob(_UNFINISHED):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+        with opened_folder(folder, folder) as opened:
+            for name in fnmatch.filter(os.listdir(opened), _UNFINISHED):  # noqa: PTH208 -- as in OwnFolder
+                try:
+                    os.unlink(name, dir_fd=opened)
+                except OSError:
+                    shutil.rmtree(name, ignore_errors=True, dir_fd=opened)
 
 
 def discard(file: Path) -> None:
