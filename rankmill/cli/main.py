@@ -76,7 +76,6 @@ def listed_commands() -> tuple[dict[str, Listed], list[str]]:
 
 
 def _is_listing(added: object) -> bool:
-    """Whether a package's commands are given as a dictionary of `Listed`."""
     return isinstance(added, dict) and all(
         isinstance(name, str) and isinstance(facts, tuple) and [*map(type, facts)] == [str] * 3
         for name, facts in added.items()

@@ -90,7 +90,6 @@ class GrpcServer:
         await self._server.stop(self._own.gateway_stop_seconds)
 
     def _add_services(self) -> list[str]:
-        """Add all services; returns their names."""
         names = [health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
         for service in DESCRIPTOR.services_by_name.values():
             names.append(service.full_name)

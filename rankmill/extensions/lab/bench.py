@@ -59,7 +59,6 @@ class Records:
             self._good += len(line)
 
     def get(self, key: str) -> Any | None:
-        """The value of a key; ``None`` if there is no record."""
         return self._values.get(self._prefix + key)
 
     def add(self, key: str, value: Any) -> None:

@@ -150,7 +150,6 @@ class Manifest(_Document):
 
     @property
     def bytes(self) -> int:
-        """The size of all files."""
         return sum(file.bytes for file in self.files)
 
     def __str__(self) -> str:

@@ -211,7 +211,6 @@ class Registry:
         return {name: alias for name, alias in targets.items() if alias}
 
     def find_alias(self, reference: Reference) -> Alias | None:
-        """An alias; ``None`` if it does not exist."""
         name, alias = reference
         raw = self.folder.read(name, ALIASES, f"{alias}.json", most=64 << 10)
         return None if raw is None else Alias.read(raw, f"alias {reference} in {self.url}")

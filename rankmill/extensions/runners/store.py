@@ -281,7 +281,6 @@ class FileRunStore:
             pipe.execute()
 
     def has(self, run_id: str) -> bool:
-        """Whether a submitted run has this id."""
         return bool(self.redis.exists(keys.file_run(run_id))) or bool(
             self.redis.hget(Job.key_for(run_id), "origin") == self.queue.name.encode()
         )

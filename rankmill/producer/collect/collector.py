@@ -54,7 +54,6 @@ class Piece:
 
     @property
     def chunk(self) -> int:
-        """The number of the whole chunk."""
         return parent_of(self.id)
 
     @property
@@ -443,7 +442,6 @@ class Collector:
         self._finished.append(FinishedChunk(number, part, result))
 
     def _count(self, chunk: UnfinishedChunk) -> None:
-        """Count what a finished chunk has used, and its scored rows."""
         for _, result in chunk.results:
             if isinstance(result, ChunkScores):
                 self._used = joined_usage(self._used, used_by(result))

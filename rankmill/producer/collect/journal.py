@@ -254,7 +254,6 @@ class Journal:
 
     @property
     def wrong(self) -> WrongScores | None:
-        """The error to raise if some results are wrong; else ``None``."""
         why = self._state("wrong")
         return None if why is None else _wrong(why)
 

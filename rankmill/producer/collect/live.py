@@ -172,7 +172,6 @@ class LiveRun:
         return {**self.used, END: {NO_DEVICE: rest}} if any(rest) else self.used
 
     def wrong(self, why: str) -> WrongScores:
-        """The error to raise if scores of the run are wrong, because of `why`."""
         return WrongScores(f"scores of run {self.run.id} are wrong: {why}; score it again")
 
     def _encode(self, pieces: Sequence[Piece], carrier: Carrier) -> dict[ChunkId, Payload]:

@@ -239,7 +239,6 @@ def _is_column(given: Any) -> bool:
 
 
 def _of_dataset(dataset: Any, columns: tuple[str, ...]) -> _Tables:
-    """Read a Hugging Face dataset, which may be streamed."""
     if set(columns) <= set(dataset.column_names):
         dataset = dataset.select_columns(list(columns))
     tables: Iterator[pa.Table] = iter(dataset.with_format("arrow").iter(_DATASET_ROWS))

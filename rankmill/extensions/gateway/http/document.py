@@ -54,7 +54,6 @@ def body(media_type: str, schema: dict[str, Any], *, required: bool = True) -> d
 
 
 def _without_references(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema in which each reference is replaced by what it stands for."""
     parts = schema.pop("$defs", {})
 
     def put(value: Any) -> Any:

@@ -135,9 +135,7 @@ class Writer(Protocol):
         From any method: the file cannot be written.
     """
 
-    def write(self, table: pa.Table) -> None:
-        """Append rows."""
-        ...
+    def write(self, table: pa.Table) -> None: ...
 
     def close(self, metadata: Mapping[str, str]) -> None:
         """Complete the file, with `metadata` where the format has a place for it."""

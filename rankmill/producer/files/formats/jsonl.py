@@ -493,7 +493,6 @@ def _plain_batch(block: bytes, schema: pa.Schema, most: int) -> pa.RecordBatch |
 
 
 def _records(path: AnyPath, lines: Sequence[str], numbers: Sequence[int]) -> list[Record]:
-    """Parse lines; raises `InputError` if one of them is not a JSON object."""
     try:
         read = [_scan(line, 0) for line in lines]
     except (ValueError, StopIteration, RecursionError):
@@ -523,7 +522,6 @@ def _record(path: AnyPath, number: int, line: str) -> Record:
 
 
 def _check_depths(path: AnyPath, first: int, block: bytes) -> None:
-    """Raise `InputError` if a line of the block is nested too deeply."""
     opened = block.translate(None, _NOT_OPENING).split(b"\n")
     if max(map(len, opened)) > MAX_DEPTH:
         for number, line in enumerate(block.split(b"\n"), first):
