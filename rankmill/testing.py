@@ -105,7 +105,6 @@ class FakeRun:
     _chunks: DetachedChunks | None = None
     _payloads: dict[ChunkId, Payload] = field(default_factory=dict)
     _waiting: dict[ChunkId, float] = field(default_factory=dict)
-    """The times at which the chunks without a result were submitted."""
     _results: dict[int, ChunkResult] = field(default_factory=dict)
     _entries: Iterator[int] = field(default_factory=lambda: count(1))
 

@@ -14,13 +14,13 @@ from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.installation import install_line
 
 TOKEN_BUDGETS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
-"""Padded tokens in a batch, by device. With fewer, the device may be idle; with more, there is more padding,
-and the CPU's caches may be too small.
+"""Most padded tokens in a batch before a better number is found, by device. With fewer, the device may be
+idle; with more, there is more padding, and the CPU's caches may be too small.
 """
 
 CLAIM_AHEAD = {"cpu": 2048, "cuda": 32_768, "mps": 8_192}
-"""Claimed pairs at which a worker claims no more, by device. With fewer, forwards may wait for pairs; with
-more, other workers may get too few jobs.
+"""Pairs that a worker claims ahead, by device. With fewer, forwards may wait for pairs; with more, other
+workers may get too few jobs.
 """
 
 _GPU_DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")

@@ -10,7 +10,6 @@ import yaml
 from rankmill.jobs.contract.errors import ConfigError
 
 MAX_BYTES = 256 << 10
-"""Largest file in bytes."""
 
 MAX_DEPTH = 32
 """Deepest nesting of lists and mappings; PyYAML recurses for each level."""

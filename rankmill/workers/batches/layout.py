@@ -138,7 +138,7 @@ _REPEATED = re.compile(
 """Matches the names of config entries that say how often a part is repeated."""
 
 _WIDE, _MOST_WIDE = re.compile(r"(^|_)(attention_window|chunk_length|block_size|buckets)$"), 1 << 14
-"""Names of entries that set a multiple to which rows are padded, or work for each token; and the largest
+"""Names of entries by which rows are padded to a multiple, or each token costs more work; and the largest
 value of such an entry.
 """
 

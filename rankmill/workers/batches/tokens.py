@@ -19,7 +19,6 @@ TokenIds = npt.NDArray[np.integer[Any]]
 """Ids or types of tokens: int32, or wider where a tokenizer has larger ids."""
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-"""Names of a model's inputs, as in transformers."""
 
 _MEMORY_SHARE = 4
 """A row counts as at least a quarter of its tokens, because a shared prefix takes memory in every row,

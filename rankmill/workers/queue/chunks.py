@@ -51,7 +51,6 @@ from rankmill.workers.rq.job import HeldJob, ScoringJob
 from rankmill.workers.rq.worker import JobTimeout, RQWorker, TooLong
 
 _RUNS = 1000
-"""Most runs whose settled spec a worker remembers."""
 
 logger = logging.getLogger(__name__)
 

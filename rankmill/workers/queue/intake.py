@@ -30,7 +30,6 @@ it the runs that it refuses.
 """
 
 _LISTEN_SECONDS = 1
-"""Seconds for which one command listens to the bell."""
 
 _RING_SECONDS = 60
 """Seconds after which the bell expires, as in `pushing.lua`."""

@@ -64,7 +64,6 @@ class Orders:
         self.known: Sequence[bytes] = ()
         """The orders of the last heartbeat, as Redis has them; the next heartbeat deletes them."""
         self.drained = False
-        """Whether the worker takes no new chunks."""
         self.cold: dict[str, str] = {}
         """Models to load at the start that are not loaded yet, each with the reason if that has failed.
 

@@ -9,7 +9,6 @@ from rankmill.jobs.contract.errors import WorkerError
 from rankmill.jobs.system import Backoff, system
 
 PAUSE = Backoff(first=1.0, longest=60.0)
-"""Pauses before a worker tries a refused model or run again."""
 
 _FORGET_SECONDS = 600.0
 """A refusal is forgotten if no chunk tests it for this many seconds after its pause."""

@@ -55,7 +55,6 @@ the signal.
 logger = logging.getLogger(__name__)
 
 JobTimeout = JobTimeoutException
-"""RQ's exception for a job that took too long."""
 
 
 class TooLong(BaseException):
