@@ -389,6 +389,39 @@ def test_what_json_cannot_hold_is_said_before_any_work(tmp_path: Path, column: p
         scored(tmp_path / "o.jsonl", opened(tmp_path / "a.arrow"))
 
 
+INTERVAL = pa.array([pa.MonthDayNano([1, 2, 3])])
+_ZERO = pa.array([0])
+UNION = pa.UnionArray.from_dense(_ZERO.cast(pa.int8()), _ZERO.cast(pa.int32()), [_ZERO, pa.array(["a"])])
+TENSOR = pa.ExtensionArray.from_storage(
+    pa.fixed_shape_tensor(pa.int32(), [2]), pa.array([[1, 2]], pa.list_(pa.int32(), 2))
+)
+
+
+@pytest.mark.parametrize(
+    ("column", "cannot", "can"),
+    [
+        (INTERVAL, ["parquet", "csv", "tsv", "jsonl"], ["arrow"]),
+        (pa.ListArray.from_arrays([0, 1], INTERVAL), ["parquet", "csv", "jsonl"], ["arrow"]),
+        (UNION, ["parquet", "csv"], ["jsonl"]),
+        (pa.array([{}], pa.struct([])), ["parquet", "csv"], ["jsonl"]),
+        (TENSOR, ["csv", "tsv"], ["parquet", "jsonl"]),
+        (pa.array([b"x"]), ["jsonl"], ["parquet"]),
+    ],
+    ids=["interval", "intervals", "union", "empty", "tensor", "bytes"],
+)
+def test_a_format_that_cannot_hold_a_column_names_those_that_can(
+    tmp_path: Path, column: pa.Array, cannot: list[str], can: list[str]
+) -> None:
+    batch = pa.record_batch({"query": ["q"], "passage": ["p"], "x": column})
+    with pa.ipc.new_file(tmp_path / "a.arrow", batch.schema) as file:
+        file.write(batch)
+    for ending in cannot:
+        with pytest.raises(InputError, match=f"cannot hold column 'x'.* ends in .{' or .'.join(can)}$"):
+            scored(tmp_path / f"o.{ending}", opened(tmp_path / "a.arrow"))
+    for ending in can:
+        scored(tmp_path / f"o.{ending}", opened(tmp_path / "a.arrow"))
+
+
 @pytest.mark.parametrize("ending", ["parquet", "arrow", "jsonl", "csv"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_categories_of_polars_are_written_in_every_format(tmp_path: Path, ending: str, stream: bool) -> None:

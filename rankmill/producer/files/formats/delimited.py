@@ -313,7 +313,9 @@ def _quoted(values: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _is_refused(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_nested(kind) or pa.types.is_interval(undictionaried(kind)))
+    kind = undictionaried(kind)
+    kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+    return bool(pa.types.is_nested(kind) or pa.types.is_interval(kind))
 
 
 class TsvWriter(TextWriter):

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.formats.base import Format, ReadOptions, Survey, check_types, count_rows, text_of
+from rankmill.producer.files.formats.text import cannot_be_parquet, refuse
 from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_random
 
@@ -50,6 +51,7 @@ class ParquetWriter:
     """Writes Parquet with zstd and checksums; the metadata is in the footer."""
 
     def __init__(self, path: Path, schema: pa.Schema, compression: str | None) -> None:
+        refuse(schema, "Parquet", cannot_be_parquet)
         self._writer = pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True)
 
     def write(self, table: pa.Table) -> None:

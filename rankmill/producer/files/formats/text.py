@@ -111,10 +111,11 @@ def refuse(schema: pa.Schema, name: str, is_bad: Callable[[pa.DataType], bool]) 
     """Raise `InputError` if a column has a type that the format `name` cannot hold."""
     for field in schema:
         if is_bad(field.type):
-            endings = ".parquet" if cannot_be_text(field.type) else ".parquet or .jsonl"
+            others = ((".parquet", cannot_be_parquet), (".jsonl", cannot_be_text))
+            endings = [ending for ending, cannot in others if not cannot(field.type)] or [".arrow"]
             raise InputError(
                 f"{name} cannot hold column {field.name!r} ({field.type}); "
-                f"name an output that ends in {endings}"
+                f"name an output that ends in {' or '.join(endings)}"
             )
 
 
@@ -150,6 +151,17 @@ def cannot_be_text(kind: pa.DataType) -> bool:
         pa.types.is_interval,
     )
     return any(test(kind) for test in tests) or any(map(cannot_be_text, inner))
+
+
+def cannot_be_parquet(kind: pa.DataType) -> bool:
+    """Whether a type holds intervals, unions or structs without fields, which Arrow does not write to
+    Parquet.
+    """
+    kind = undictionaried(kind)
+    inner = [kind.field(place).type for place in range(kind.num_fields)]
+    is_empty = pa.types.is_struct(kind) and not inner
+    bad = pa.types.is_interval(kind) or pa.types.is_union(kind) or is_empty
+    return bool(bad) or any(map(cannot_be_parquet, inner))
 
 
 def far_time(column: pa.Array) -> int | None:
