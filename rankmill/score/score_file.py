@@ -130,7 +130,7 @@ def score_file(
                 target.path, work, plan, source.rows, request.rows_per_part, output_metadata, tally.written
             )
             if request.rows_per_part
-            else ScoredFile(target.path, work.folder, plan, record=work.record)
+            else ScoredFile(target.path, work.inside, plan, record=work.record)
         )
         stack.enter_context(output)
         logger.debug("run on queue %r, %s", settings.queue, "embedded" if session.embedded else "of --redis")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,12 +21,16 @@ from rankmill import Client, SubmittedFile
 from rankmill.extensions.runners import redis_keys as keys
 from rankmill.extensions.runners.settings import RunnerSettings
 from rankmill.extensions.runners.submitted import on_server
-from rankmill.jobs.contract.errors import ConfigError, InputError, RunFailed, RunnerError
+from rankmill.jobs.contract.errors import ConfigError, InputError, OutputError, RunFailed, RunnerError
+from rankmill.jobs.contract.file_request import FileRequest
+from rankmill.jobs.runtime.settings import load_settings
 from rankmill.producer.files.corpus.index import SUFFIX, on_disk
+from rankmill.producer.files.sink import ScoredFile
 from rankmill.producer.files.stores.output_record import OutputRecord
 from rankmill.producer.files.stores.own_folder import OwnFolder
 from rankmill.producer.files.stores.roots import Roots
 from rankmill.producer.files.stores.writing import clear_unfinished, delete, put, whole_file
+from rankmill.score.score_file import score_file
 from tests.conftest import Server, StartRunner, wait_for
 
 PAIRS = "query,passage\nmoon,a moon\ncat,a cat\n"
@@ -429,6 +433,52 @@ def test_a_folder_that_somebody_puts_in_place_of_the_new_one_is_refused(
     monkeypatch.setattr("rankmill.producer.files.stores.own_folder.os.mkdir", swapped)
     with pytest.raises(InputError, match="is a link"):
         OwnFolder(folder, tmp_path / "out.csv")
+
+
+@pytest.fixture
+def leading_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """A function that puts a link, out of the roots, in place of a folder in the confined ``work``."""
+    others = tmp_path / "others"
+    for folder in (tmp_path / "work", others):
+        folder.mkdir()
+    for name in ("output", "errors.jsonl", "out.csv"):
+        (others / name).write_text(PRECIOUS)
+    before = everything_below(others)
+    monkeypatch.setattr(
+        "rankmill.producer.files.stores.roots._confined", [Roots([str(tmp_path)], [f"{tmp_path}/work"])]
+    )
+
+    def swap(pattern: str) -> None:
+        (folder,) = (tmp_path / "work").glob(pattern)
+        folder.rename(tmp_path / "work" / "moved")
+        folder.symlink_to(others)
+
+    yield swap
+    assert everything_below(others) == before
+
+
+def test_a_new_file_is_written_in_the_folder_that_was_made(
+    tmp_path: Path, leading_out: Callable[[str], None]
+) -> None:
+    with whole_file(tmp_path / "work" / "out.csv") as partial:
+        leading_out(".rankmill-*")
+        partial.write_text("mine")
+    assert (tmp_path / "work" / "out.csv").read_text() == "mine"
+
+
+def test_an_output_is_written_in_the_folder_that_was_opened(
+    tmp_path: Path, leading_out: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def swapped(*arguments: Any, **named: Any) -> ScoredFile:
+        leading_out("*.rankmill")
+        return ScoredFile(*arguments, **named)
+
+    monkeypatch.setattr("rankmill.score.score_file.ScoredFile", swapped)
+    (tmp_path / "in.csv").write_text("query,passage\n")
+    request = FileRequest(inputs=(str(tmp_path / "in.csv"),), output=str(tmp_path / "work" / "out.csv"))
+    with pytest.raises(OutputError, match="was removed or replaced"):
+        score_file(request, load_settings({"model": "demo", "redis_url": "redis://127.0.0.1:1"}))
+    assert not (tmp_path / "work" / "out.csv").exists()
 
 
 def test_an_index_beside_the_corpus_leads_a_runner_nowhere(

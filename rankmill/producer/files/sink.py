@@ -214,7 +214,7 @@ class ScoredParts:
         self.path = folder
         self.errors_path = folder / "_part-*.errors.jsonl"
         self._folder = PartsFolder(folder)
-        self._work = work.folder
+        self._work = work.inside
         self._record = work.record
         self._check = work.check
         self._plan = plan

@@ -207,6 +207,11 @@ class Workspace:
             elif error and not isinstance(error, WrongScores):
                 error.add_note(f"{rows:,} scored rows are kept in {self.folder}: the same command continues")
 
+    @property
+    def inside(self) -> Path:
+        """The path at which to write files of the folder."""
+        return self._place.inside
+
     def check(self) -> None:
         """Check that this run may still make the output; called after each write, and before publishing.
 

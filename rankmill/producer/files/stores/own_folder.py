@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rankmill.jobs.contract.errors import InputError, OutputError
 from rankmill.producer.files.stores.paths import AnyPath
-from rankmill.producer.files.stores.roots import opened_folder
+from rankmill.producer.files.stores.roots import held, opened_folder
 
 _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISLNK, "a link"),
@@ -74,6 +74,8 @@ class OwnFolder:
         try:
             self._check_content()  # even of a new folder, in whose place somebody may have put another
             self.watch(path, os.fstat(self._descriptor))
+            self.inside = held(self._descriptor, path)
+            """The path at which to write files of the folder, also if `path` leads elsewhere later."""
         except BaseException:
             self.close()
             raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -145,6 +145,19 @@ def opened_folder(folder: Path, target: Path | None = None, below: str = "") -> 
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def held(descriptor: int, path: Path) -> Path:
+    """A path of an open folder that leads to it even if `path`, where it was opened, leads elsewhere later; a
+    process that is not confined gets `path`.
+    """
+    status = os.fstat(descriptor)
+    stays = (f"/proc/self/fd/{descriptor}", f"/.vol/{status.st_dev}/{status.st_ino}")  # on Linux, on macOS
+    for place in map(Path, stays if confined() else ()):
+        with suppress(OSError):
+            if os.path.samestat(status, place.stat()):
+                return place
+    return path
 
 
 def _options_for(path: ObjectPath) -> Mapping[str, Any]:

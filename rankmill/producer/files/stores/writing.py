@@ -12,7 +12,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from rankmill.jobs.contract.errors import OutputError
 from rankmill.jobs.system import system
+from rankmill.producer.files.stores.own_folder import OwnFolder
 from rankmill.producer.files.stores.paths import WORK_SECONDS, AnyPath, ObjectPath
 from rankmill.producer.files.stores.reading import ObjectReader
 from rankmill.producer.files.stores.roots import opened_folder
@@ -86,8 +87,7 @@ def whole_file(target: AnyPath) -> Iterator[Path]:
     StoreError
         The store of `target` does not accept the file.
     """
-    local = target if isinstance(target, Path) else None
-    with as_output_error(target), _private_folder(local) as folder:
+    with as_output_error(target), _private_folder(target) as folder:
         partial = folder / target.name
         yield partial
         sync(partial)
@@ -105,18 +105,19 @@ def as_output_error(path: AnyPath) -> Iterator[None]:
 
 
 @contextmanager
-def _private_folder(target: Path | None) -> Iterator[Path]:
-    """Make a folder beside `target` for the ``with`` block; its name is random, so that nobody can put a link
-    there before.
-    """
-    above = target.parent if target else Path(tempfile.gettempdir())
+def _private_folder(target: AnyPath) -> Iterator[Path]:
+    """Make a folder beside `target`, or in the system's folder for an object, for the ``with`` block."""
+    above = target.parent if isinstance(target, Path) else Path(tempfile.gettempdir())
     name = _UNFINISHED.replace("*", secrets.token_hex(8))
-    with ExitStack() as stack:
-        opened = stack.enter_context(opened_folder(above, target))
+    with closing(OwnFolder(above / name, target)) as folder, ExitStack() as stack:
+
+        def remove() -> None:
+            with suppress(OSError):
+                folder.remove()
+
         for _ in range(2):  # twice, because a signal may interrupt the first try
-            stack.callback(shutil.rmtree, name, ignore_errors=True, dir_fd=opened)
-        os.mkdir(name, 0o700, dir_fd=opened)
-        yield above / name
+            stack.callback(remove)
+        yield folder.inside
 
 
 def _confirm(folder: int, target: Path) -> None:
