@@ -273,7 +273,10 @@ def test_files_are_submitted_and_wait_for_a_runner(side: Side) -> None:
     client = side.away(file_queue="nobody-runs")
     run = client.submit_file("in.csv", "out.csv", top_k=3)
     assert run.status().state == "waiting"
-    assert run.status().order.request.top_k == 3
+    request = run.status().order.request
+    assert (request.top_k, request.inputs, request.output) == (
+        3, (str(Path("in.csv").absolute()),), str(Path("out.csv").absolute()),
+    )  # fmt: skip
     assert side.away(file_queue="nobody-runs").attach(run.id).id == run.id
     with pytest.raises(RunTimeout, match=f"submitted run {run.id} has not ended; it goes on"):
         run.wait(timeout=0.01)
@@ -282,6 +285,8 @@ def test_files_are_submitted_and_wait_for_a_runner(side: Side) -> None:
         run.wait(timeout=1)
     with pytest.raises(ConfigError, match=r"topk: .* is top_k"):
         client.submit_file("a.csv", "b.csv", topk=3)
+    with pytest.raises(InputError, match=r"standard input \(-\) cannot be submitted"):
+        client.submit_file("-", "b.csv")
 
 
 @pytest.fixture(scope="module")

@@ -151,18 +151,16 @@ class SubmittedFiles:
     def submit(
         self, request: FileRequest, spec: ScoreSpec, settings: Settings, webhook: str | None
     ) -> SubmittedFile:
-        """Put a run of files into the queue of runners.
+        """Put a run of files into the queue of runners; the request must be `FileRequest.at_home`.
 
         Raises
         ------
-        InputError
-            The request has no input or no output, or reads standard input.
         ConfigError
             The webhook is not an http or https URL.
         """
         try:
             order = FileOrder(
-                request=request.at_home(),
+                request=request,
                 spec=spec,
                 queue=settings.queue,
                 chunk_size=settings.chunk_size,

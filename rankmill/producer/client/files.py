@@ -68,7 +68,9 @@ class FileRuns(Protocol):
     def submit(
         self, request: FileRequest, spec: ScoreSpec, settings: Settings, webhook: str | None
     ) -> FileHandle:
-        """Submit a run; raises `InputError` or `ConfigError` if the request cannot be carried out."""
+        """Submit a run of a request that is `FileRequest.at_home`; raises `ConfigError` if the webhook is not
+        a URL.
+        """
 
     def attach(self, run_id: str) -> FileHandle | None:
         """The run with an id; ``None`` if it does not exist."""

@@ -558,12 +558,13 @@ class Client:
             The files cannot be scored as requested.
         """
         spec = {name: options.pop(name) for name in list(options) if name in ScoreSpec.model_fields}
-        return self.submit_request(file_request(inputs, output, options), webhook=webhook, **spec)
+        request = file_request(inputs, output, options).at_home()
+        return self.submit_request(request, webhook=webhook, **spec)
 
     def submit_request(
         self, request: FileRequest, *, webhook: str | None = None, **spec: Unpack[SpecOptions]
     ) -> FileHandle:
-        """Submit files as `submit_file` does, from a request."""
+        """Submit files as `submit_file` does, from a request that is already `FileRequest.at_home`."""
         files = self.files
         self._warn_of_losses()
         pinned = self._names.pinned(run_spec(self.settings, spec))
