@@ -74,7 +74,7 @@ def read_job(queue: Queue, raw_id: bytes) -> Job | None:
         fields = connection.hgetall(key)
         if b"data" not in fields:
             return None  # Redis has lost the job, of which some fields may be left
-        _check_size(fields[b"data"])
+        unpacked(fields[b"data"])
         _check_numbers(fields)
         fields.pop(b"webhooks", None)  # nothing calls them, and RQ logs a traceback for damaged ones
         job, has_meta = restored(queue, job_id, fields)
@@ -100,14 +100,16 @@ def read_job(queue: Queue, raw_id: bytes) -> Job | None:
     return job
 
 
-def _check_size(data: bytes) -> None:
+def unpacked(data: bytes) -> bytes:
+    """The data of a job as RQ reads them from its hash; raises `DamagedJob` if they are too large."""
     unpack = zlib.decompressobj()
     try:
-        unpacked = unpack.decompress(data, MAX_DATA + 1)
+        plain = unpack.decompress(data, MAX_DATA + 1)
     except zlib.error:
-        unpacked = data  # RQ also accepts data that are not compressed
-    if unpack.unconsumed_tail or len(unpacked) > MAX_DATA:
+        plain = data  # RQ also accepts data that are not compressed
+    if unpack.unconsumed_tail or len(plain) > MAX_DATA:
         raise DamagedJob(f"its data is over {MAX_DATA:,} bytes")
+    return plain
 
 
 def _check_numbers(fields: Mapping[bytes, bytes]) -> None:

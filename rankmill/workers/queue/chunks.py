@@ -16,6 +16,7 @@ from opentelemetry.trace import INVALID_SPAN, Span
 from rankmill.jobs.contract.attempts import attempt
 from rankmill.jobs.contract.errors import (
     FormatError,
+    InputError,
     RankmillError,
     RedisUnavailable,
     RunFailed,
@@ -196,7 +197,14 @@ class PairsClaim(ChunkClaim):
     def finish(self, result: ChunkResult | None) -> None:
         """End the job; RQ then does the rest, such as starting jobs that depend on it."""
         try:
-            if isinstance(result, ChunkScores):
+            if isinstance(result, ChunkScores) and not self.held.asks_the_same():
+                self.fail(
+                    InputError(
+                        f"job {self.job.id} was enqueued again with other pairs or options while a worker "
+                        "scored it: give each job an id of its own"
+                    )
+                )
+            elif isinstance(result, ChunkScores):
                 assert self.run
                 self.store.count_request(self.run, used_by(result))
                 self.held.succeed(return_value(result))

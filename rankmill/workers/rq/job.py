@@ -32,6 +32,7 @@ from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.pairs_job import DAY, PAIRS_FUNCTION
 from rankmill.jobs.protocol.rq import enqueue, let_expire, record_failure
 from rankmill.jobs.protocol.script import Script
+from rankmill.jobs.protocol.set_aside import unpacked
 from rankmill.jobs.runtime.patience import sending
 from rankmill.workers.backends.base import DeviceLost
 
@@ -218,6 +219,14 @@ class HeldJob:
         connection: Any = self.job.connection
         status = connection.hget(self.job.key, "status")
         return status not in {None, JobStatus.CANCELED.value.encode()}
+
+    def asks_the_same(self) -> bool:
+        """Whether the job still asks for what this worker has read; someone may have enqueued another job
+        with its id since. Raises `DamagedJob`.
+        """
+        connection: Any = self.job.connection
+        data = connection.hget(self.job.key, "data")
+        return data is None or unpacked(data) == self.job.data
 
     def hand_back(self) -> None:
         """Put the job back, in one transaction; this does not count as an attempt.

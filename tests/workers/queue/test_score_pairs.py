@@ -24,6 +24,7 @@ from rankmill.workers.queue.chunks import PairsClaim
 from rankmill.workers.rq.job import HeldJob, ScoringJob
 from tests.conftest import QUICK_LEASE, Server, StartWorker, wait_for
 from tests.harness.environments import environment_with
+from tests.harness.held import Held
 from tests.harness.models.tiny import cross_encoder, make_bert
 from tests.workers.engine.test_engine import some_pairs
 
@@ -181,6 +182,24 @@ def test_a_job_that_is_in_the_queue_twice_is_scored_once(shared_queue: Server, t
     wait_for(lambda: not shared_queue.client.zcard("rq:wip:rankmill"))
     assert (job.get_status(), len(job.results())) == (JobStatus.FINISHED, 1)
     assert 0 < shared_queue.client.ttl(job.key) <= 500
+
+
+@pytest.mark.parametrize("again", ["hold", "river"])
+def test_another_job_with_the_id_of_one_that_is_scored_is_an_error(held: Held, again: str) -> None:
+    """Its caller got the scores of the first one's pairs. The same pairs are scored once."""
+    queue, named = queue_of(held.server), {"model": str(held.model), "job_id": "same"}
+    job = queue.enqueue("rankmill.score_pairs", [["big cat", "hold"]], **named)
+    wait_for(lambda: job.get_status() is JobStatus.STARTED)
+    queue.enqueue("rankmill.score_pairs", [["big cat", again]], **named)
+    held.go()
+    found = result_of(job)
+    after = queue.enqueue("rankmill.score_pairs", [["q", "p"]], model=str(held.model))
+    assert result_of(after).return_value["errors"] == []
+    if again == "hold":
+        assert len(found.return_value["scores"]) == 1
+    else:
+        assert "job same was enqueued again with other pairs or options" in found.exc_string
+    assert len(job.results()) == 1
 
 
 def test_what_depends_on_a_job_follows_it(shared_queue: Server, tiny_model: Path) -> None:
