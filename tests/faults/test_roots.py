@@ -21,15 +21,24 @@ from rankmill import Client, SubmittedFile
 from rankmill.extensions.runners import redis_keys as keys
 from rankmill.extensions.runners.settings import RunnerSettings
 from rankmill.extensions.runners.submitted import on_server
-from rankmill.jobs.contract.errors import ConfigError, InputError, OutputError, RunFailed, RunnerError
+from rankmill.jobs.contract.errors import (
+    ConfigError,
+    InputError,
+    OutputError,
+    RankmillError,
+    RunFailed,
+    RunnerError,
+)
 from rankmill.jobs.contract.file_request import FileRequest
 from rankmill.jobs.runtime.settings import load_settings
+from rankmill.producer.collect.journal import Journal
 from rankmill.producer.files.corpus.index import SUFFIX, on_disk
 from rankmill.producer.files.sink import ScoredFile
 from rankmill.producer.files.stores.output_record import OutputRecord
 from rankmill.producer.files.stores.own_folder import OwnFolder
 from rankmill.producer.files.stores.roots import Roots
 from rankmill.producer.files.stores.writing import clear_unfinished, delete, put, whole_file
+from rankmill.producer.files.workspace import OutputFile, Workspace
 from rankmill.score.score_file import score_file
 from tests.conftest import Server, StartRunner, wait_for
 
@@ -479,6 +488,22 @@ def test_an_output_is_written_in_the_folder_that_was_opened(
     with pytest.raises(OutputError, match="was removed or replaced"):
         score_file(request, load_settings({"model": "demo", "redis_url": "redis://127.0.0.1:1"}))
     assert not (tmp_path / "work" / "out.csv").exists()
+
+
+@pytest.mark.parametrize("moment", ["__init__", "_check_format"])
+def test_a_journal_that_is_not_in_the_folder_is_refused(
+    tmp_path: Path, leading_out: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    begin = getattr(Journal, moment)
+
+    def swapped(journal: Journal, *arguments: Any) -> None:
+        leading_out("*.rankmill")
+        begin(journal, *arguments)
+
+    monkeypatch.setattr(Journal, moment, swapped)
+    place = OutputFile(tmp_path / "work" / "out.csv")
+    with pytest.raises(RankmillError), Workspace(place, restart=False, force=False) as work:
+        work.check()
 
 
 def test_an_index_beside_the_corpus_leads_a_runner_nowhere(

@@ -96,6 +96,8 @@ class Journal:
         The database file; created if it does not exist.
     check
         Called after each write of results; raises if the file is no longer in its place.
+    place
+        The path at which to open the file; with ``None``, `path`.
 
     Raises
     ------
@@ -105,13 +107,15 @@ class Journal:
         Raised by any method: the file cannot be written or read, for instance on a full disk.
     """
 
-    def __init__(self, path: Path, check: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, path: Path, check: Callable[[], None] = lambda: None, place: Path | None = None
+    ) -> None:
         self._path = path
         self._check = check
         self.damaged_rows = 0
         """Number of rows whose result was damaged, and was deleted."""
         with self._told():
-            self._db = sqlite3.connect(path)
+            self._db = sqlite3.connect(place or path)
         try:
             self._check_format()
             with self._at_work():

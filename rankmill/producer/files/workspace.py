@@ -275,15 +275,20 @@ class Workspace:
     def _open_journal(self, at: int) -> closing[Journal]:
         """Open the journal of a model; the first model has number 0."""
         path = self._journal_path(at)
+        place = self.inside / path.name
         try:
-            journal = Journal(path, self.check)
+            journal = Journal(path, self.check, place)
         except InputError:  # the journal is damaged, or has another format
             if not self._restart:
                 raise
             for suffix in ("", "-wal", "-shm", "-journal"):
                 self._place.delete(path.name + suffix)
-            journal = Journal(path, self.check)
-        self._place.watch(path)
+            journal = Journal(path, self.check, place)
+        try:
+            for end in ("", "-wal"):  # SQLite itself follows links, and opens the second file later
+                self._place.watch(Path(f"{path}{end}"), Path(f"{place}{end}").lstat())
+        except OSError as error:
+            raise self._unwritable(error) from None
         return closing(journal)
 
     def _unwritable(self, error: OSError) -> RankmillError:
