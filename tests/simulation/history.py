@@ -181,7 +181,8 @@ class History:
         """Tell promises from now on what happens."""
         self.promises = [promise(self) for promise in promises]
         for event in ("begun", "ended", "ends_well", "forgotten", "forward", "forwarded", "loads", "look",
-                      "moves", "over", "put", "result", "second", "standstill", "taken", "turn"):  # fmt: skip
+                      "moves", "over", "put", "result", "second", "standstill", "taken", "tenants_turn",
+                      "turn"):  # fmt: skip
             told = (getattr(each, event, None) for each in self.promises)
             self._listeners[event] = [each for each in told if each]
 
@@ -409,7 +410,7 @@ class History:
 
     def _transfer(self, args: list[bytes], reply: Any) -> None:
         if reply is not None and args[1].endswith(b":intermediate"):
-            self._take(reply.decode())
+            self._take(reply.decode(), is_idle=True)
 
     def _remove(self, args: list[bytes], reply: Any) -> None:
         name = args[2].decode()
@@ -530,8 +531,11 @@ class History:
         job.state, job.holder, job.late, job.since = state, None, 0.0, self.world.now
         self.held.discard(name)
 
-    def _take(self, name: str) -> None:
-        """A worker takes a job off the queue; which others wait says whether it was its turn."""
+    def _take(self, name: str, is_idle: bool = False) -> None:
+        """A worker takes a job off the queue; which others wait says whether it was its turn.
+
+        The job of a worker that was idle is no turn of its tenant.
+        """
         worker = self._here
         if worker is None:
             return
@@ -545,9 +549,10 @@ class History:
         if not self.has_run(run) or f"rq:job:{name}".encode() not in self.data or self.leases(name):
             return  # it is dropped, and costs nothing: its run is gone, it is over, or a worker has it
         if worker not in job.holders:  # else likewise: it lost its lease while it was cut off
-            self._say(
-                "turn", name, worker, [each for each in self.waiting if self.has_run(each.rpartition("-")[0])]
-            )
+            others = [each for each in self.waiting if self.has_run(each.rpartition("-")[0])]
+            self._say("turn", name, worker, others)
+            if not is_idle:
+                self._say("tenants_turn", name, worker, others)
 
     def look(self) -> None:
         """Look at what is late; to be called once a virtual second."""

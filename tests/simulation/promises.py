@@ -443,7 +443,10 @@ class BulkIsNotStarved(Promise):
 
 
 class TenantsGetTheirShare(Promise):
-    """Tenants that wait get pairs by weight, a tenant's runs equal parts: none is far ahead of another."""
+    """Tenants that wait get pairs by weight, a tenant's runs equal parts: none is far ahead of another.
+
+    What goes to an idle worker costs no turn, and is not counted.
+    """
 
     bound = 3
     looks_at = "chunks taken while the same tenants, or runs, waited, by all workers together; by weight"
@@ -454,7 +457,7 @@ class TenantsGetTheirShare(Promise):
             lambda: (set(), Counter())
         )
 
-    def turn(self, name: str, worker: Process, others: Sequence[str]) -> None:
+    def tenants_turn(self, name: str, worker: Process, others: Sequence[str]) -> None:
         kind = "bulk" if is_bulk_job(name) else "request"
         run = name.partition("-")[0]
         runs = {run, *(each.partition("-")[0] for each in others if is_bulk_job(each) == is_bulk_job(name))}
