@@ -84,6 +84,10 @@ def main(
     if failed and tail:
         _explain(failed[0] if whole else shrink(failed[0]), tail)
     missed = [f"seed {each.seed}, {fault}" for each, outcome in played for fault in outcome.missed]
+    if found:  # a failure that was kept is lost if the product has become too fast for it
+        missed += [
+            f"seed {each.seed}, {fault}, too late" for each, outcome in played for fault in outcome.late
+        ]
     if missed:
         print(f"{len(missed)} faults found nothing to strike: {'; '.join(missed)}")
     sys.exit(bool(failed or missed))

@@ -461,6 +461,8 @@ class Outcome:
     """Changes of files, and their syncs."""
     missed: list[str] = field(default_factory=list)
     """Faults whose target nobody has sent or written."""
+    late: list[str] = field(default_factory=list)
+    """Faults that strike when all runs are over."""
 
 
 def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) -> Outcome:
@@ -501,6 +503,7 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
             try:
                 found = world.history.found
                 world.run(lambda: bool(found) or all(each.over for each in commands), seconds=seconds)
+                outcome.late = [str(each) for each in scenario.faults if each.at >= world.now]
                 lasts = max((fault.at + fault.amount for fault in scenario.faults), default=0.0)
                 quiet, most = max(world.now, lasts) + _QUIET_SECONDS, world.now + SETTLING_SECONDS
                 while not found and world.now < most:

@@ -53,6 +53,17 @@ def test_failures_that_were_found_are_mended() -> None:
     assert said.startswith(f"{len(FOUND)} seeds, 0 failed")
 
 
+def test_a_kept_failure_whose_fault_comes_too_late_is_told() -> None:
+    late = "_kept('', '', _run(1, 1.0, 'live'), Fault(100.0, 'kill')).scenario"
+    names = "from tests.simulation import __main__; from tests.simulation.found import Fault, _kept, _run"
+    script = f"{names}; __main__.FOUND = ({late},); __main__.main()"
+    command = [sys.executable, "-c", script, "--found"]
+    environ = {**os.environ, "PYTHONHASHSEED": "0"}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "1 faults found nothing to strike: seed 1, 100.00 s: kill (0.00, 0), too late" in done.stdout
+
+
 def test_a_seed_is_the_same_each_time() -> None:
     first, second = (simulate("--first", "7", "--seeds", "1")[1].rpartition("; ")[2] for _ in "ab")
     assert first == second
