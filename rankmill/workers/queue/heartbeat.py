@@ -67,7 +67,6 @@ class WorkerHeartbeat(Periodic):
         self._orders = orders
         self._renewals = Renewals(seconds, lease_seconds)
         self._server_now = 0.0  # the time at the last renewal
-        self._is_registered = False
         super().__init__("heartbeat", self._take_steps, seconds, orders.news)
 
     def announce(self) -> None:
