@@ -22,11 +22,18 @@ from rankmill.cluster.orders import order_workers, queues_without
 from rankmill.cluster.runs import cancel_run
 from rankmill.cluster.snapshot import read_cluster
 from rankmill.extensions.page.dashboard import respond
-from rankmill.jobs.contract.errors import InputError, RankmillError
+from rankmill.jobs.contract.errors import InputError, RankmillError, RedisFailed, RedisUnavailable
 from rankmill.jobs.runtime.passwords import mask_passwords
+from rankmill.jobs.runtime.patience import redis_errors
 from rankmill.jobs.runtime.settings import Settings
 
 _MOST_BYTES = 4096
+
+_STATUSES = {
+    RedisUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
+    RedisFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
+}
+"""Statuses of errors for which neither the request nor its job, run or worker is the cause."""
 
 logger = logging.getLogger(__name__)
 
@@ -122,12 +129,13 @@ def _guarded(method: str, do: Callable[[WSGIEnvironment], object], key: str) -> 
             if environ["REQUEST_METHOD"] != method:
                 raise _Refused(HTTPStatus.METHOD_NOT_ALLOWED, f"this path takes {method}")
             _check_key(environ, key)
-            answer = do(environ)
+            with redis_errors():
+                answer = do(environ)
         except _Refused as refused:
             status, text = refused.status, str(refused)
         except RankmillError as error:
-            status, text = HTTPStatus.CONFLICT, str(error)
-        except (redis.RedisError, OSError) as error:
+            status, text = _STATUSES.get(type(error), HTTPStatus.CONFLICT), str(error)
+        except OSError as error:
             status, text = HTTPStatus.SERVICE_UNAVAILABLE, f"Redis is away: {error}"
         if answer is None:
             answer = {"error": mask_passwords(" ".join(text.split()))}

@@ -21,11 +21,14 @@ from rankmill import Client
 from rankmill.cli.main import rankmill
 from rankmill.extensions.gateway.keys.api_keys import KeyStore
 from rankmill.jobs.contract.errors import ConnectionFailed
+from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import queue_workers
 from rankmill.jobs.runtime.connection import client_for, connect
 from tests.conftest import QUICK_LEASE, Server, StartExporter, StartRunner, score_file, start_worker, wait_for
+from tests.extensions.page.test_actions import KEY, act
 from tests.harness.gateways import Running, running_gateway
 from tests.harness.models.registries import put_version
+from tests.harness.runs import stored_run
 from tests.harness.servers.valkey import denied, make_users
 from tests.harness.tools import free_port, tool
 
@@ -181,6 +184,18 @@ def test_the_gateway_may_do_what_it_must(
         worker.kill()
         worker.wait()
     assert not denied(admin)
+
+
+def test_the_page_says_what_its_user_of_redis_may_not_do(
+    acl: tuple[Any, str], exporters: StartExporter
+) -> None:
+    admin, url = acl
+    run = stored_run(RunStore(admin))
+    page = exporters(url.format("exporter"), RANKMILL_PAGE_ADMIN_KEY=KEY)
+    status, said = act(page, "cancel", run.id)
+    assert status == 500, said
+    assert said.startswith("Redis has refused a command: NOPERM User exporter has no permissions"), said
+    assert RunStore(admin).load(run.id)
 
 
 def use_gateway(gateway: Running, key: str, start_runner: Callable[[], object]) -> None:
