@@ -28,7 +28,7 @@ watching = click.option("--watch", is_flag=True, help=f"Refresh every {LOOK_SECO
 
 @dataclass(frozen=True)
 class View:
-    """A view of a cluster: in a terminal, and as JSON."""
+    """A view of a cluster, as a table or as JSON."""
 
     table: Callable[[Snapshot], RenderableType]
     text: Callable[[Snapshot], str]

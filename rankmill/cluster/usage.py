@@ -1,4 +1,4 @@
-"""Shows the accounts: summed up by tenant, model or day, as JSON, and as metrics."""
+"""Sums up the accounts by tenant, model or day, and shows them as JSON and as metrics."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ def gateway_app(workers: FakeWorkers, **options: Any) -> FastAPI:
     """The application of ``rankmill serve`` over `workers`, for `fastapi.testclient.TestClient` in a ``with``
     block, so that all requests have one event loop.
 
-    Its only key is the setting ``gateway_api_key``. It cannot keep batches or usage, or give orders to
-    workers.
+    The only API key is the setting ``gateway_api_key``. The application cannot keep batches or usage, or give
+    orders to workers.
 
     Parameters
     ----------

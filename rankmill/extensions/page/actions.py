@@ -119,8 +119,8 @@ def _order(client: redis.Redis, name: str, order: Literal["drain", "resume"]) ->
 
 
 def _guarded(method: str, do: Callable[[WSGIEnvironment], object], key: str) -> WSGIApplication:
-    """Make an app that takes requests of one method, with the key. It answers in JSON, with what `do` returns
-    or with an error.
+    """Make an app that takes requests of one method, with the key. The app answers in JSON, with what `do`
+    returns or with an error.
     """
 
     def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:

@@ -40,7 +40,7 @@ def read_scored(path: AnyPath, score: str) -> tuple[pd.DataFrame, pd.DataFrame |
 
 
 def ranking_frame(path: AnyPath) -> pd.DataFrame:
-    """Read a run as a ranking: by score, or else by rank, or else in the order of the file.
+    """Read a run as a ranking by score, or else by rank, or else in the order of the file.
 
     If some rows have a score or a rank, rows without one are left out.
 

@@ -66,7 +66,7 @@ class TextKeys:
 
 
 _RELEVANT, _RELATED, _OTHER = 2, 1, 0
-"""Kinds of passages: with a grade from ``min_relevance`` on, with a lower grade above 0, and all others."""
+"""Kinds of passages: a grade from ``min_relevance`` on, a lower grade above 0, and everything else."""
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 """The key of a query is multiplied by this before it is combined with the key of a passage."""
@@ -111,8 +111,8 @@ def _of_run(path: AnyPath) -> pd.DataFrame:
 
 
 def _places(rows: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """The place of each row in the order of the run: by the run's scores, or else by its ranks, or else in
-    the order of the rows.
+    """The place of each row in the order of the run, which is that of its scores, or else of its ranks, or
+    else of the rows.
     """
     numbers = pd.factorize(rows["query_id"])[0]
     scores = run_scores(rows)

@@ -1,4 +1,4 @@
-"""Shows text that others have written: safe in a terminal, and names in the order that people expect."""
+"""Makes text that others have written safe to show in a terminal, and sorts names as people expect."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class InTime:
 
     @property
     def socket_timeout(self) -> float | None:
-        """Most seconds to wait now for bytes of the server."""
+        """Most seconds to wait now for bytes from the server."""
         return float(min(self._socket_timeout, seconds_left() + _GRACE_SECONDS))
 
     @socket_timeout.setter

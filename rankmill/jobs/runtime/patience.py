@@ -267,7 +267,7 @@ class Patience(Retry):
         Longest wait of a command (``redis_wait_seconds``).
     give_up
         Called with the error, before it is raised, when a command has waited for `seconds`, but not when a
-        shorter wait of `waiting` is over. It may end the process.
+        shorter wait of `waiting` is over. The function may end the process.
 
     Raises
     ------

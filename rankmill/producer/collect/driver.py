@@ -405,8 +405,8 @@ class RunDriver:
 
     @property
     def _patrol_seconds(self) -> float:
-        """Seconds until the next check of the run; longer if nothing came for long, because many producers
-        may wait.
+        """Seconds from one check of the run to the next, which grow while no result comes, so that many
+        waiting producers do not burden the server.
         """
         quiet = _PATROL_SHARE * self._seconds_since(self._heard)
         return max(self._store.patrol_seconds, min(quiet, _LONGEST_PATROL))

@@ -1,4 +1,4 @@
-"""The spool, which keeps finished chunks that wait for their turn: in memory up to a bound, and beyond it in
+"""The spool, which keeps finished chunks that wait for their turn, in memory up to a bound, and beyond it in
 a temporary file.
 
 The file has no name, so nothing of it remains when the process ends, however it ends.

@@ -19,7 +19,7 @@ QUERY_IDS = ("query_id", "qid", "query-id", "topic_id")
 PASSAGE_IDS = ("passage_id", "pid", "doc_id", "docid", "docno", "corpus_id", "corpus-id")
 
 PART, PARTS = "rankmill.part", "rankmill.parts"
-"""Keys in the metadata of a part: for its number, and for the number of all parts."""
+"""Keys of a part's number, and of the number of all parts, in the metadata of a part."""
 
 _NAME = re.compile(r"part-([0-9]{5,})-of-([0-9]{5,})\.[a-z0-9]+")
 _LIST = re.compile(rf"_{_NAME.pattern}\.errors\.jsonl")

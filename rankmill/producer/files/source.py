@@ -489,7 +489,7 @@ def _text_of_column(opened_file: _OpenFile, field: pa.Field) -> pa.DataType:
 
 
 def _to_ask_for(survey: Survey, schema: pa.Schema) -> pa.Schema:
-    """The columns of `schema` that a file has: with the types of `schema` if the reader can convert,
+    """The columns of `schema` that a file has, with the types of `schema` if the reader can convert,
     otherwise with the file's own types.
     """
     own = dict(zip(survey.schema.names, survey.schema, strict=True))

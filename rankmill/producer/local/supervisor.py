@@ -122,8 +122,8 @@ def _given_up(directory: Path, worker: LocalWorker) -> str:
 
 
 def _sharing(processes: WorkerProcesses, url: str | None) -> Callable[[], None]:
-    """Make a function that looks whether a GPU waits. It is made after the start, because redis-py's import
-    would double the time of the start.
+    """Make a function that looks whether a GPU waits; called after the start, because redis-py's import would
+    double the time of the start.
     """
     if url is None or not any(worker.gpu for worker in processes.workers):
         return lambda: None

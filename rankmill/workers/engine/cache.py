@@ -64,7 +64,7 @@ class EngineCache:
     load
         Loads a model on the device, as `rankmill.workers.models.loading.load` does.
     drain
-        Waits until no engine is in use. It is called before a model is unloaded, except by `unload_idle`.
+        Waits until no engine is in use; called before a model is unloaded, except by `unload_idle`.
     """
 
     def __init__(

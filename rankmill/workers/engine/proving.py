@@ -329,9 +329,9 @@ class Proving:
         return Probed(self._loaded.model(self._spec.model_copy(update={"max_length": self._length})), way)
 
     def measured(self, way: Way, rows: int | None = None, tokens: int | None = None) -> Proof:
-        """Make a new proof, even if one is kept. It includes a batch of `rows` rows and one of `tokens`
-        padded tokens, or smaller ones if the memory does not suffice; by default, their sizes are chosen by
-        the speed.
+        """Make a new proof, even if one is kept. The proof includes a batch of `rows` rows and one of
+        `tokens` padded tokens, or smaller ones if the memory does not suffice; by default, the speed decides
+        their sizes.
         """
         began, backend = system.monotonic(), self._loaded.backend
         own, off, reference = self._known = self._known or self._reference()
@@ -488,7 +488,7 @@ class Proving:
         return size > _LARGEST or size > free_memory() // 2
 
     def asked(self, *, large: bool) -> tuple[Own, float]:
-        """Ask transformers for the results of the probes: in fp32 on the CPU, or if the model is too `large`,
+        """Ask transformers for the results of the probes, in fp32 on the CPU, or if the model is too `large`,
         on the worker's device in its precision (bf16 for 8 and 4 bits).
 
         Also returns their error in the worker's precision on its device; or for a large model that is not

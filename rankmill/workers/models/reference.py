@@ -152,7 +152,7 @@ class ReferenceModel:
 
 
 def _padded(ids: list[int], beside: list[int] | None) -> list[list[int]]:
-    """A row by itself, or padded with 0 to the length of `beside`, and then `beside`."""
+    """Make a batch of one row; if a longer row `beside` is given, pad the first with 0 and add the longer."""
     return [ids] if beside is None else [ids + [0] * (len(beside) - len(ids)), beside]
 
 

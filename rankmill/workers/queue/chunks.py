@@ -296,7 +296,8 @@ class ChunkScorer:
             try:
                 claim.run = run = run.model_copy(update={"spec": self._pinned(run.spec)})
             except WorkerError as error:
-                raise SpecError(str(error)) from None  # not the fault of the model, which is unknown yet
+                # only this run is refused: its model, which a `WorkerError` would refuse, is not known
+                raise SpecError(str(error)) from None
         self._refusals.check(weights_key(self.spec(run)))
 
     def reads(self, run: Run) -> bool:

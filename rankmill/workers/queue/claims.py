@@ -180,7 +180,7 @@ class Claims:
         """Claim a job and let its chunk be scored.
 
         A job whose model would evict another one is put aside first (`ModelQueue`). A suspect job, which may
-        kill its worker, is scored by itself. It is claimed only when the pipeline is empty. Otherwise a row
+        kill its worker, is claimed only when the pipeline is empty, and is scored by itself. Otherwise a row
         of another chunk could kill the worker, and that would count as a failed attempt at the suspect job.
         """
         with self._set_aside_if_damaged(job, queue):

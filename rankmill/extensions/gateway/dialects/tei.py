@@ -204,7 +204,7 @@ def no_prompt(name: str) -> Refusal:
 
 
 def simple_tokens(text: str, tokens: TokensFound) -> list[JsonObject]:
-    """Tokens as TEI shows them: with their places in the text, counted in bytes.
+    """Tokens as TEI shows them, with their places in the text, counted in bytes.
 
     Raises
     ------

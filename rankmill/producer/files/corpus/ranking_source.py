@@ -200,7 +200,7 @@ def _present(index: TextIndex, ids: pa.Array) -> pa.StringArray:
 
 
 def _cut_queries(batches: Iterator[pa.RecordBatch], path: AnyPath, depth: int) -> Iterator[pa.RecordBatch]:
-    """Keep the best `depth` passages of each query: by score, else by rank, else in the order of the file."""
+    """Keep the best `depth` passages of each query by score, else by rank, else in the order of the file."""
     seen: set[int] = set()
     rest: pa.RecordBatch | None = None
     for batch in batches:

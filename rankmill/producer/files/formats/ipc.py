@@ -1,4 +1,4 @@
-"""Arrow's IPC files: with a footer, as in Feather's second version, or as a stream."""
+"""Arrow's IPC files, which have a footer, as in Feather's second version, or are streams."""
 
 from __future__ import annotations
 

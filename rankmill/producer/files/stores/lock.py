@@ -126,8 +126,8 @@ class ObjectLock:
         return json.dumps(holder).encode()
 
     def _create(self) -> bool:
-        """Write the lock if it does not exist; return whether it was written. Some stores cannot tell whether
-        it existed.
+        """Write the lock if it does not exist; returns whether it was written, which is false if the store
+        cannot tell whether the lock exists.
         """
 
         def create(store: Any, name: str) -> bool:

@@ -156,8 +156,8 @@ def last_places(ids: Ids, mask: Ids, skipped: int | None) -> Ids:
 
 
 def last_tokens(rows: Tokens, skipped: int | None) -> Ids:
-    """For each row, the index of the last token whose id is not `skipped`; of the row's first token, if all
-    have that id.
+    """For each row, the index of its last token whose id is not `skipped`, or of its first token if all ids
+    are `skipped`.
     """
     places = np.arange(len(rows.ids))
     if skipped is not None:
