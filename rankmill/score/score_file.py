@@ -251,7 +251,7 @@ def _score(
                     raise model_journal.distrust(why)
         return run.scoring_since
     except RunFailed as error:
-        if output.rows or isinstance(error, WrongScores):
+        if work.rows or isinstance(error, WrongScores):
             raise
         # no chunk was scored, so the model or an option is most likely wrong
         raise InputError(str(error)) from None

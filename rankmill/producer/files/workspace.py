@@ -196,7 +196,7 @@ class Workspace:
             if self._is_lost():
                 return  # the folder at this path is not this run's
             is_refused = not self._begun and not self._is_new
-            rows = self._rows if error or is_refused else 0
+            rows = self.rows if error or is_refused else 0
             if is_refused and rows:
                 return  # the folder is unchanged
             if (error or is_refused) and not rows and any(journal.is_in_redis for journal in self.journals):
@@ -265,7 +265,7 @@ class Workspace:
         return OutputBusy(f"another score-file has just made {self._target}")
 
     @property
-    def _rows(self) -> int:
+    def rows(self) -> int:
         """The number of rows with a result, for the model that has the most."""
         return max(journal.rows for journal in self.journals)
 
@@ -330,7 +330,7 @@ class Workspace:
         except OSError as error:
             raise self._unwritable(error) from None
         changed = differences(self.journal.manifest, manifest)
-        rows = self._rows
+        rows = self.rows
         if self.record and (self._restart or self._force or not rows):
             self.record.check(self._output.there())
         if self._restart or not rows:
