@@ -490,6 +490,27 @@ def test_an_output_is_written_in_the_folder_that_was_opened(
     assert not (tmp_path / "work" / "out.csv").exists()
 
 
+def test_the_folder_that_gets_the_output_is_the_one_that_was_looked_at(
+    tmp_path: Path, leading_out: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A runner may write in the other one too, but not replace what others have made there."""
+    roots = Roots([str(tmp_path)], [str(tmp_path)])
+    monkeypatch.setattr("rankmill.producer.files.stores.roots._confined", [roots])
+    note = OutputRecord.note
+
+    def swapped(*arguments: Any) -> None:
+        note(*arguments)
+        leading_out("mine")
+
+    monkeypatch.setattr(OutputRecord, "note", swapped)
+    (tmp_path / "in.csv").write_text("query,passage\n")
+    output = tmp_path / "work" / "mine" / "out.csv"
+    output.parent.mkdir()
+    request = FileRequest(inputs=(str(tmp_path / "in.csv"),), output=str(output))
+    score_file(request, load_settings({"model": "demo", "redis_url": "redis://127.0.0.1:1"}))
+    assert (tmp_path / "work" / "moved" / "out.csv").exists()
+
+
 @pytest.mark.parametrize("moment", ["__init__", "_check_format"])
 def test_a_journal_that_is_not_in_the_folder_is_refused(
     tmp_path: Path, leading_out: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, moment: str

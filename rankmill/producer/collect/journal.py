@@ -111,6 +111,7 @@ class Journal:
         self, path: Path, check: Callable[[], None] = lambda: None, place: Path | None = None
     ) -> None:
         self._path = path
+        self.folder = (place or path).parent
         self._check = check
         self.damaged_rows = 0
         """Number of rows whose result was damaged, and was deleted."""
@@ -132,10 +133,6 @@ class Journal:
     def close(self) -> None:
         """Close the database. This also works on a full disk: all results are already synced."""
         self._db.close()
-
-    @property
-    def folder(self) -> Path:
-        return self._path.parent
 
     @property
     def rows(self) -> int:

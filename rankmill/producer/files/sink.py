@@ -22,7 +22,15 @@ from rankmill.producer.files.plan import OutputPlan
 from rankmill.producer.files.score_columns import with_scores
 from rankmill.producer.files.stores.output_record import OutputRecord
 from rankmill.producer.files.stores.paths import AnyPath
-from rankmill.producer.files.stores.writing import as_output_error, delete, discard, identity, put, sync
+from rankmill.producer.files.stores.writing import (
+    as_output_error,
+    delete,
+    discard,
+    folder_of,
+    identity,
+    put,
+    sync,
+)
 from rankmill.producer.files.workspace import PartsFolder, Workspace
 
 _ROW_GROUP_BYTES = 64 << 20
@@ -120,17 +128,17 @@ class ScoredFile:
         """
         if journal:
             journal.seal(identity(self.partial, self.path))
-        with as_output_error(self.path):
+        with as_output_error(self.path), folder_of(self.path) as folder:
             if self._record:
                 listed = {} if self._errors is None else {self.errors_path: self.partial_errors}
-                self._record.check((self.path, self.errors_path))
+                self._record.check((self.path, self.errors_path), folder)
                 self._record.note({self.path: self.partial, **listed})
             if self._errors is None:
                 # an earlier run with the same output may have left a list
-                delete([self.errors_path], self.path.parent)
+                delete([self.errors_path], folder)
             else:
-                put(self.partial_errors, self.errors_path)
-            put(self.partial, self.path)
+                put(self.partial_errors, self.errors_path, folder)
+            put(self.partial, self.path, folder)
 
     def __enter__(self) -> ScoredFile:
         return self

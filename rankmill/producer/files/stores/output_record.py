@@ -37,12 +37,15 @@ class OutputRecord:
         self._record = record_of(output)
         self._folder = workspace_of(output)
 
-    def check(self, files: Iterable[AnyPath]) -> None:
-        """Raise `RunnerError` if one of `files` exists and is not in the state in which a runner left it."""
-        existing = [path for path in files if _is_link(path) or path.exists()]
+    def check(self, files: Iterable[AnyPath], folder: AnyPath | None = None) -> None:
+        """Raise `RunnerError` if one of `files` exists and is not in the state in which a runner left it;
+        `folder` is their folder, as `folder_of` gives it.
+        """
+        places = {path: folder / path.name if folder else path for path in files}
+        existing = [(path, at) for path, at in places.items() if _is_link(at) or at.exists()]
         recorded = self._read() if existing else {}
-        for path in existing:
-            if _is_link(path) or _state(path, path) not in recorded.get(path.name, ()):
+        for path, at in existing:
+            if _is_link(at) or _state(at, at) not in recorded.get(path.name, ()):
                 raise RunnerError(
                     f"{path}: no runner has left it in this state, and runners replace only their own files; "
                     "remove it, or name another output"

@@ -142,7 +142,7 @@ class OwnFolder:
 
     def _owner_here(self) -> int:
         """The owner of the files that this process makes; some file systems give all files to one user."""
-        with tempfile.TemporaryFile(dir=self.path.parent) as file:
+        with tempfile.TemporaryFile(dir=held(self._above, self.path.parent)) as file:
             return os.fstat(file.fileno()).st_uid
 
 

@@ -23,7 +23,7 @@ from rankmill.jobs.system import system
 from rankmill.producer.files.stores.own_folder import OwnFolder
 from rankmill.producer.files.stores.paths import WORK_SECONDS, AnyPath, ObjectPath
 from rankmill.producer.files.stores.reading import ObjectReader
-from rankmill.producer.files.stores.roots import opened_folder
+from rankmill.producer.files.stores.roots import held, opened_folder
 
 _WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "oss", "memory"}
 """Stores in which an object appears only when its upload is complete."""
@@ -46,13 +46,35 @@ _UNFINISHED = ".rankmill-*"
 logger = logging.getLogger(__name__)
 
 
-def put(file: Path, target: AnyPath) -> None:
-    """Move a synced file to `target`, in place of any file there; the folder is made if it does not exist.
+@contextmanager
+def folder_of(target: AnyPath) -> Iterator[AnyPath]:
+    """The folder of a file, which is made if it does not exist; in the ``with`` block, it stays this folder.
+
+    Raises
+    ------
+    RunnerError
+        The folder is outside of the roots.
+    """
+    if isinstance(target, ObjectPath):
+        yield target.parent
+        return
+    if not target.parent.exists():  # the folder of parts may not exist yet
+        with opened_folder(target.parent.parent, target, target.parent.name) as above:
+            os.mkdir(target.parent.name, dir_fd=above)
+            system.fsync(above)
+    with opened_folder(target.parent, target) as folder:
+        yield held(folder, target.parent)
+
+
+def put(file: Path, target: AnyPath, folder: AnyPath | None = None) -> None:
+    """Move a synced file to `target`, in place of any file there.
 
     Parameters
     ----------
     file, target
         The file, and its new path.
+    folder
+        The folder of `target`, as `folder_of` gives it; with ``None``, it is made if it does not exist.
 
     Raises
     ------
@@ -67,13 +89,13 @@ def put(file: Path, target: AnyPath) -> None:
         target.ask(lambda system, name: _send(system, name, file, target), WORK_SECONDS, "cannot write ")
         discard(file)
         return
-    if not target.parent.exists():  # the folder of parts may not exist yet
-        with opened_folder(target.parent.parent, target, target.parent.name) as above:
-            os.mkdir(target.parent.name, dir_fd=above)
-            system.fsync(above)
-    with opened_folder(target.parent, target) as folder:
-        os.replace(file, target.name, dst_dir_fd=folder)
-        _confirm(folder, target)
+    if not isinstance(folder, Path):
+        with folder_of(target) as made:
+            put(file, target, made)
+        return
+    with opened_folder(folder, target) as opened:
+        os.replace(file, target.name, dst_dir_fd=opened)
+        _confirm(opened, target)
 
 
 @contextmanager
@@ -141,7 +163,7 @@ def delete(files: Iterable[AnyPath], folder: AnyPath) -> None:
     if isinstance(folder, ObjectPath):
         for file in files:
             file.unlink(missing_ok=True)
-    elif present := [file.name for file in files if os.path.lexists(file)]:
+    elif present := [file.name for file in files if os.path.lexists(folder / file.name)]:
         with opened_folder(folder, folder) as opened:
             for name in present:
                 with suppress(FileNotFoundError):
