@@ -33,13 +33,13 @@ from rankmill.jobs.contract.run import Run, Settled, settled_by
 from rankmill.jobs.contract.spec import ScoreSpec, in_precision, weights_key
 from rankmill.jobs.contract.wire import as_arrow, decode_rows
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
-from rankmill.jobs.protocol.pairs_job import read_pairs, read_request, return_value
+from rankmill.jobs.protocol.pairs_job import read_pairs, read_request, return_value, survives
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.set_aside import DamagedJob
 from rankmill.jobs.runtime import tracing
 from rankmill.jobs.runtime.patience import cannot_serve
 from rankmill.jobs.system import system
-from rankmill.workers.backends.base import OutOfMemory
+from rankmill.workers.backends.base import DeviceLost, OutOfMemory
 from rankmill.workers.engine.cache import EngineCache
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.pipeline import Pipeline
@@ -223,6 +223,8 @@ class PairsClaim(ChunkClaim):
         """
         if isinstance(error, RankmillError):
             self.job.retries_left = 0
+        elif isinstance(error, DeviceLost):  # the worker ends
+            survives(self.job)
         if self.job.should_retry:
             self.held.fail(error)
         else:

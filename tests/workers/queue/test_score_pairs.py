@@ -202,6 +202,18 @@ def test_another_job_with_the_id_of_one_that_is_scored_is_an_error(held: Held, a
     assert len(job.results()) == 1
 
 
+def test_a_job_outlives_a_worker_that_loses_its_device_while_it_loads_the_model(
+    server: Server, workers: StartWorker, tiny_model: Path
+) -> None:
+    job = queue_of(server).enqueue("rankmill.score_pairs", PAIRS, model=str(tiny_model))
+    lost = "tests.harness.misbehaving.LostDeviceWorker"
+    process = workers(worker_class=lost, ready=False, environ={"PYTHONPATH": str(ROOT)})
+    assert process.wait(timeout=60) == 1
+    assert job.latest_result() is None
+    workers()
+    assert len(result_of(job).return_value["scores"]) == len(PAIRS)
+
+
 def test_what_depends_on_a_job_follows_it(shared_queue: Server, tiny_model: Path) -> None:
     first = queue_of(shared_queue).enqueue("rankmill.score_pairs", PAIRS, model=str(tiny_model))
     after = queue_of(shared_queue, "after")
