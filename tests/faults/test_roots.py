@@ -38,7 +38,7 @@ from rankmill.producer.files.stores.output_record import OutputRecord
 from rankmill.producer.files.stores.own_folder import OwnFolder
 from rankmill.producer.files.stores.roots import Roots
 from rankmill.producer.files.stores.writing import clear_unfinished, delete, put, whole_file
-from rankmill.producer.files.workspace import OutputFile, Workspace
+from rankmill.producer.files.workspace import OutputFile, PartsFolder, Workspace
 from rankmill.score.score_file import score_file
 from tests.conftest import Server, StartRunner, wait_for
 
@@ -450,7 +450,7 @@ def leading_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
     others = tmp_path / "others"
     for folder in (tmp_path / "work", others):
         folder.mkdir()
-    for name in ("output", "errors.jsonl", "out.csv"):
+    for name in ("output", "errors.jsonl", "out.csv", "part-00001-of-00001.csv"):
         (others / name).write_text(PRECIOUS)
     before = everything_below(others)
     monkeypatch.setattr(
@@ -509,6 +509,26 @@ def test_the_folder_that_gets_the_output_is_the_one_that_was_looked_at(
     request = FileRequest(inputs=(str(tmp_path / "in.csv"),), output=str(output))
     score_file(request, load_settings({"model": "demo", "redis_url": "redis://127.0.0.1:1"}))
     assert (tmp_path / "work" / "moved" / "out.csv").exists()
+
+
+def test_the_parts_that_are_deleted_are_those_that_were_looked_at(
+    tmp_path: Path, leading_out: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roots = Roots([str(tmp_path)], [str(tmp_path)])
+    monkeypatch.setattr("rankmill.producer.files.stores.roots._confined", [roots])
+    check = OutputRecord.check
+
+    def swapped(*arguments: Any) -> None:
+        check(*arguments)
+        monkeypatch.setattr(OutputRecord, "check", check)
+        leading_out("mine")
+
+    monkeypatch.setattr(OutputRecord, "check", swapped)
+    output = tmp_path / "work" / "mine"
+    output.mkdir()
+    refused = pytest.raises(RunnerError, match="no runner has left it in this state")
+    with Workspace(PartsFolder(output), restart=True, force=True) as work, refused:
+        work.begin({})
 
 
 @pytest.mark.parametrize("moment", ["__init__", "_check_format"])

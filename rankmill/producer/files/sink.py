@@ -274,7 +274,7 @@ class ScoredParts:
             self._file.__exit__(kind, error, trace)
         # some parts may be from before the change, and some from after it
         if isinstance(error, InputChanged):
-            self._folder.clear()
+            self._folder.clear(self._record)
         elif error and self._done:
             error.add_note(f"{self._done:,} of {self._count:,} parts are in {self.path}")
 

@@ -28,7 +28,7 @@ from rankmill.producer.files.stores.own_folder import OwnFolder
 from rankmill.producer.files.stores.paths import WORKSPACE, AnyPath, workspace_of
 from rankmill.producer.files.stores.places import check_replaceable
 from rankmill.producer.files.stores.roots import confined
-from rankmill.producer.files.stores.writing import delete, identity, sync
+from rankmill.producer.files.stores.writing import delete, folder_of, identity, sync
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +61,8 @@ class OutputFile:
     def check(self, journal: Journal) -> None:
         """Check that the files on which the journal relies exist; raises `InputError` if not."""
 
-    def clear(self) -> None:
-        """Delete files that would be mixed with the output of a new run."""
+    def clear(self, record: OutputRecord | None) -> None:
+        """Delete files that would be mixed with the output of a new run, if they are in the `record`."""
 
     def there(self) -> list[AnyPath]:
         """The files that a run replaces or deletes: the output, and its list of row errors."""
@@ -97,8 +97,12 @@ class PartsFolder(OutputFile):
                     "put it back, or start over with --restart"
                 )
 
-    def clear(self) -> None:
-        delete(self.there(), self.path)
+    def clear(self, record: OutputRecord | None) -> None:
+        if files := self.there():
+            with folder_of(files[0]) as folder:
+                if record:
+                    record.check(files, folder)
+                delete(files, folder)
 
     def there(self) -> list[AnyPath]:
         """All parts, and their lists of row errors."""
@@ -334,7 +338,7 @@ class Workspace:
         if self.record and (self._restart or self._force or not rows):
             self.record.check(self._output.there())
         if self._restart or not rows:
-            self._output.clear()
+            self._output.clear(self.record)
         wrong = next(filter(None, (journal.wrong for journal in self.journals)), None)
         if self._restart or ((changed or wrong) and not rows):
             # the first journal comes last, because its manifest speaks for all
