@@ -1,4 +1,4 @@
-"""A server that answers as the Hugging Face hub does, for the hub's own client: the files of a data set."""
+"""Stands in for the Hugging Face hub: a server with the files of a data set, and a model that was fetched."""
 
 from __future__ import annotations
 
@@ -10,10 +10,25 @@ import threading
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import pytest
+
 COMMIT = "c0ffee" * 6 + "c0ff"
+
+
+def fetched(folder: Path, patch: pytest.MonkeyPatch) -> Path:
+    """Make an empty folder in which the hub's client finds model some/model, and let it look nowhere else."""
+    kept = folder / "hub" / "models--some--model"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text(COMMIT)
+    (kept / "snapshots" / COMMIT).mkdir(parents=True)
+    patch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder / "hub"))
+    patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    patch.setenv("HF_HUB_OFFLINE", "1")
+    return kept / "snapshots" / COMMIT
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from rankmill.workers.engine.engine import Engine
 from rankmill.workers.host.device import use_threads
 from rankmill.workers.models import activation, conversations, description, loading
 from tests.harness.models.backends import require
+from tests.harness.models.hub import fetched
 from tests.harness.models.rerankers import PAIR_TEMPLATE, make_decoder, make_encoder
 from tests.harness.models.tiny import cross_encoder, make_bert
 from tests.harness.tools import slow_but
@@ -366,6 +367,21 @@ def test_a_proof_of_a_time_when_memory_was_short_is_made_again(
         assert [reference(), reference()] == ["own", "own"]
     assert reference() == "exact"
     monkeypatch.setattr(proving, "free_memory", lambda: 0)
+    assert reference() == "exact"
+
+
+def test_a_large_model_of_the_hub_is_large_too(tmp_path: Path, monkeypatch: Patch) -> None:
+    folder = make_bert(fetched(tmp_path, monkeypatch))
+    spec = ScoreSpec(model="some/model", precision="fp32")
+
+    def reference() -> str:
+        proof = proving.load_proven(spec, "cpu", "torch", str(tmp_path / "cache")).proof
+        assert proof is not None
+        return proof.reference
+
+    monkeypatch.setattr(proving, "_LARGEST", (folder / "model.safetensors").stat().st_size - 1)
+    assert [reference(), reference()] == ["own", "own"]
+    monkeypatch.setattr(proving, "_LARGEST", (folder / "model.safetensors").stat().st_size)
     assert reference() == "exact"
 
 

@@ -17,6 +17,7 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.producer.files.manifest import differences, manifest
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.models.loading import Model, load_model
+from tests.harness.models.hub import COMMIT, fetched
 from tests.harness.models.tiny import cross_encoder, make_bert
 from tests.workers.engine.test_cache import cache_of
 from tests.workers.engine.test_engine import engine as engine_of
@@ -118,13 +119,7 @@ def test_an_unknown_activation_is_refused_in_one_line(path: str, tanh: Path) -> 
 def test_a_model_of_the_hub_has_the_file_from_there(
     tmp_path: Path, tanh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By what huggingface_hub keeps of a model: refs to commits, and a folder for each."""
-    kept, commit = tmp_path / "hub" / "models--some--model", "0123456789abcdef" * 2 + "01234567"
-    (kept / "refs").mkdir(parents=True)
-    (kept / "refs" / "main").write_text(commit)
-    shutil.copytree(tanh, kept / "snapshots" / commit)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    kept = shutil.copytree(tanh, fetched(tmp_path, monkeypatch), dirs_exist_ok=True)
     spec = ScoreSpec(model="some/model", precision="fp32")
 
     def load(cache: str) -> Model:
@@ -132,10 +127,10 @@ def test_a_model_of_the_hub_has_the_file_from_there(
         return load_model(spec, "cpu", "torch", str(tmp_path / cache))
 
     model = load("first")
-    assert model.revision == commit
+    assert model.revision == COMMIT
     expected = engine(tanh).score(QUERIES, PASSAGES).scores
     np.testing.assert_allclose(Engine(model, 512).score(QUERIES, PASSAGES).scores, expected, atol=1e-5)
-    (kept / "snapshots" / commit / ABOUT).unlink()
+    (kept / ABOUT).unlink()
     with caplog.at_level(logging.WARNING, "rankmill.workers"):
         load("second")
     assert f"{ABOUT} of some/model was never fetched: going on without it" in caplog.text

@@ -22,6 +22,7 @@ from rankmill.producer.files.manifest import content_here
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.models.loading import load_model
 from rankmill.workers.models.reference import ReferenceModel
+from tests.harness.models.hub import COMMIT, fetched
 from tests.harness.models.rerankers import PAIR_TEMPLATE, make_chain, make_decoder, make_encoder
 from tests.harness.models.tiny import make_bert, put_weights
 
@@ -170,15 +171,9 @@ def test_a_model_on_the_hub_names_no_file_of_this_host(
 ) -> None:
     """Its commit says nothing of that file, which another host may have, too."""
     other = make_bert(tmp_path / "other")
-    kept, commit = tmp_path / "hub" / "models--some--model", "0123456789abcdef" * 2 + "01234567"
-    folder = make_bert(kept / "snapshots" / commit, seed=1)
-    (kept / "refs").mkdir()
-    (kept / "refs" / "main").write_text(commit)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    folder = make_bert(fetched(tmp_path, monkeypatch), seed=1)
     spec = ScoreSpec(model="some/model", precision="fp32")
-    assert load_model(spec, "cpu", "torch", str(tmp_path / "cache")).revision == commit
+    assert load_model(spec, "cpu", "torch", str(tmp_path / "cache")).revision == COMMIT
     place(folder, str(other / "model.safetensors"))
     with pytest.raises(SpecError, match="which is not in its directory"):
         load_model(spec, "cpu", "torch", str(tmp_path / "another-cache"))
@@ -191,16 +186,10 @@ def test_the_size_of_a_model_in_several_files_is_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What its config describes was made in memory first, and then refused."""
-    kept, commit = tmp_path / "hub" / "models--some--model", "0123456789abcdef" * 2 + "01234567"
-    folder = make_bert(kept / "snapshots" / commit)
+    folder = make_bert(fetched(tmp_path, monkeypatch))
     put_weights(folder, "model-00001-of-00001.safetensors")
-    (kept / "refs").mkdir()
-    (kept / "refs" / "main").write_text(commit)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     spec = ScoreSpec(model="some/model", precision="fp32")
-    assert load_model(spec, "cpu", "torch", str(tmp_path / "cache")).revision == commit
+    assert load_model(spec, "cpu", "torch", str(tmp_path / "cache")).revision == COMMIT
     edit(folder / "config.json", num_hidden_layers=200)
     with pytest.raises(SpecError, match=r"parameters, but its config\.json describes|describes more than"):
         load_model(spec, "cpu", "torch", str(tmp_path / "another-cache"))
