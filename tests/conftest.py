@@ -32,8 +32,8 @@ from rankmill import plugins
 from rankmill.jobs.runtime.logs import OURS, RQ, JsonLines
 from rankmill.workers.host.device import use_threads
 from tests.harness.auto import force_auto
-from tests.harness.environ import BIN, ENVIRON, QUICK_LEASE
-from tests.harness.preloaded import FORKS, install, start_forks
+from tests.harness.environ import BIN, ENVIRON, FORKS, QUICK_LEASE
+from tests.harness.preloaded import install, start_forks
 from tests.harness.processes import (
     FAILED,
     Outcome,

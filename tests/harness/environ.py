@@ -7,8 +7,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-if "PYTEST_XDIST_WORKER" not in os.environ:
-    # What is made from models goes where it is gone afterwards; processes of pytest-xdist share it.
+FORKS = "TESTS_FORKS"
+"""Where this variable is set, it is the address of the processes that fork for all of pytest-xdist's."""
+
+if not {"PYTEST_XDIST_WORKER", FORKS} & os.environ.keys():
+    # What is made from models goes where it is gone afterwards; pytest-xdist's processes and forks share it.
     _CACHE = tempfile.TemporaryDirectory(prefix="rankmill-cache-")
     os.environ["XDG_CACHE_HOME"] = _CACHE.name
 

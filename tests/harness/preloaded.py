@@ -24,7 +24,7 @@ import redis.utils
 from execnet.gateway_io import popen_bootstrapline
 
 from rankmill.jobs.system import system
-from tests.harness.environ import ENVIRON
+from tests.harness.environ import ENVIRON, FORKS
 
 _MODULES = (
     "rankmill.producer.local.supervisor",
@@ -35,9 +35,6 @@ _MODULES = (
 
 EXECUTED = "TESTS_EXECUTED"
 """Where this variable is set, rankmill's processes are executed, as its users' are: for tests of families."""
-
-FORKS = "TESTS_FORKS"
-"""Where this variable is set, it is the address of the processes that fork for all of pytest-xdist's."""
 
 OF_WORKERS = "-workers"
 """What ends the address of the process that has torch as well."""
@@ -145,8 +142,9 @@ def start_forks() -> str:
     root = Path(__file__).parents[2]
     log = Path(folder.name, "log")
     with log.open("wb") as said:
+        environ = {**ENVIRON, FORKS: address}
         server = _Popen(
-            command, stdin=subprocess.PIPE, stderr=said, cwd=root, env=ENVIRON, start_new_session=True
+            command, stdin=subprocess.PIPE, stderr=said, cwd=root, env=environ, start_new_session=True
         )
 
     def end() -> None:
