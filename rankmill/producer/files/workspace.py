@@ -62,7 +62,7 @@ class OutputFile:
         """Check that the files on which the journal relies exist; raises `InputError` if not."""
 
     def clear(self, record: OutputRecord | None) -> None:
-        """Delete files that would be mixed with the output of a new run, if they are in the `record`."""
+        """Delete files that would be mixed with the output of a new run; the `record` must have them."""
 
     def there(self) -> list[AnyPath]:
         """The files that a run replaces or deletes: the output, and its list of row errors."""
