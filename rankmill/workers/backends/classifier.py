@@ -28,7 +28,7 @@ from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.model_files import weight_files
 from rankmill.workers.backends.families import TRACEABLE, reads_first_token
 from rankmill.workers.batches.layout import check_counts, read_json
-from rankmill.workers.host.model_file import check_files, model_file
+from rankmill.workers.host.model_file import check_files, check_headers, model_file
 
 _MODULES = 20
 """Most modules of a network for each weight of its checkpoint; a usual network has one or two."""
@@ -43,14 +43,21 @@ _BUFFERS = ("position_ids", "token_type_ids")
 
 
 def check_size(kind: Any, source: str | Path, revision: str | None, config: Any) -> None:
-    """Refuse a config that describes a far larger model than the checkpoint, before memory is allocated.
+    """Refuse a config that describes a far larger model than the checkpoint, before memory is allocated; and
+    weights from the hub by their headers.
 
     Raises
     ------
     SpecError
-        The config describes more than twice the parameters of the checkpoint, or far more modules.
+        The config describes more than twice the parameters of the checkpoint, or far more modules. Or a file
+        from the hub is damaged.
+    WorkerError
+        A model of the hub does not fit into the memory of this host.
     """
-    shapes = [shape for file in _checkpoint(source, revision) for shape in _shapes(file)]
+    files = _checkpoint(source, revision)
+    if isinstance(source, str):  # a directory's were checked when it was found
+        check_headers(files, source)
+    shapes = [shape for file in files for shape in _shapes(file)]
     saved = sum(map(prod, shapes))
     if not saved:
         return
@@ -144,7 +151,7 @@ def _is_foreign(name: str, model: Any) -> bool:
     return parent != "" and not unused and name.rpartition(".")[2] not in _BUFFERS
 
 
-def _checkpoint(source: str | Path, revision: str | None) -> Iterable[Path]:
+def _checkpoint(source: str | Path, revision: str | None) -> list[Path]:
     """The files that contain the weights; for a model on the hub the single file, or those that its index
     names.
     """
@@ -259,8 +266,8 @@ def load_pretrained(kind: Any, source: str | Path, revision: str | None, config:
 
     Raises
     ------
-    SpecError
-        The weights do not fit the config.
+    SpecError, WorkerError
+        The weights do not fit the config; or as in `check_size`.
     MemoryError
         The model does not fit into the memory of this machine.
     OSError, ValueError

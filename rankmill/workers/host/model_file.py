@@ -1,17 +1,29 @@
-"""Finds single files of a model, in its directory or on the hub."""
+"""Finds single files of a model, in its directory or on the hub, and checks files before they are loaded."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import socket
+from collections.abc import Iterable
 from contextlib import suppress
+from math import prod
 from pathlib import Path
+from typing import Any
 
-from rankmill.jobs.contract.errors import SpecError
+from rankmill.jobs.contract.errors import SpecError, WorkerError
 from rankmill.jobs.model_files import check_named_files
+from rankmill.jobs.runtime.limits import total_memory
 from rankmill.jobs.system import system
 
 _HUB_SECONDS = 5.0
+
+_MOST = 100 << 20
+"""Most bytes of a header; the safetensors library refuses longer ones."""
+
+_FLOATS = ("F", "BF")
+"""Beginnings of the names of number formats that are loaded as float32."""
 
 logger = logging.getLogger(__name__)
 
@@ -139,3 +151,49 @@ def _found(source: str | Path, revision: str | None, name: str) -> Path | None:
         _raise_exceptions_for_connection_errors=False,
     )
     return Path(path) if path else None
+
+
+def check_headers(files: Iterable[Path], name: str) -> None:
+    """Refuse weights that cannot be loaded here, by their headers, which takes milliseconds.
+
+    Raises
+    ------
+    SpecError
+        A file is longer or shorter than its header says, or its header is missing or damaged.
+    WorkerError
+        The model does not fit into the memory of this host.
+    OSError
+        A file cannot be read.
+    """
+    needed = sum(_loaded_bytes(file, name) for file in files)
+    memory = total_memory()
+    if needed > memory:
+        raise WorkerError(
+            f"there is not enough memory to load model {name}: in float32 it needs "
+            f"{needed / 2**30:,.1f} GiB, and worker host {socket.gethostname()} has {memory / 2**30:,.1f} GiB"
+        )
+
+
+def _loaded_bytes(file: Path, name: str) -> int:
+    """Bytes that the file's tensors take in memory."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if not 0 < length <= min(_MOST, size - 8):
+            raise SpecError(f"{file.name} of model {name} is damaged or cut off: it has no header")
+        header = opened.read(length)
+    try:
+        tensors: dict[str, Any] = json.loads(header)
+        tensors.pop("__metadata__", None)
+        end = 8 + length + max((int(tensor["data_offsets"][1]) for tensor in tensors.values()), default=0)
+        loaded = sum(map(_in_memory, tensors.values()))
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+        raise SpecError(f"{file.name} of model {name} is damaged: its header cannot be read") from None
+    if end != size:
+        raise SpecError(f"{file.name} of model {name} has {size:,} bytes, and its header describes {end:,}")
+    return loaded
+
+
+def _in_memory(tensor: dict[str, Any]) -> int:
+    first, last = tensor["data_offsets"]
+    return 4 * prod(tensor["shape"]) if tensor["dtype"].startswith(_FLOATS) else int(last - first)

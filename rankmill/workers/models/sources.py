@@ -6,15 +6,12 @@ does that (`Reading`). The headers of safetensors are checked before the weights
 
 from __future__ import annotations
 
-import json
 import logging
 import socket
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
 from pathlib import Path
-from typing import Any
 
 from rankmill.jobs.cache import Facts
 from rankmill.jobs.contract.errors import SpecError, WorkerError
@@ -23,67 +20,14 @@ from rankmill.jobs.contract.shipped import shipped
 from rankmill.jobs.contract.spec import CONTENT, ScoreSpec
 from rankmill.jobs.model_files import model_content, model_facts, weight_files
 from rankmill.jobs.model_names import has_tag, unknown_name
-from rankmill.jobs.runtime.limits import total_memory
 from rankmill.jobs.system import system
-from rankmill.workers.host.model_file import check_files, commit_of
+from rankmill.workers.host.model_file import check_files, check_headers, commit_of
 from rankmill.workers.models.copies import ModelCopies
-
-_MOST = 100 << 20
-"""Most bytes of a header; the safetensors library refuses longer ones."""
-
-_FLOATS = ("F", "BF")
-"""Beginnings of the names of number formats that are loaded as float32."""
 
 DEMO_MODEL = shipped("examples", "demo-model")
 
 _AT_ONCE_SECONDS = 0.2
 """`Reading.goes_on` waits this many seconds for a thread that it has started."""
-
-
-def check_headers(folder: Path, name: str) -> None:
-    """Refuse weights that cannot be loaded here, by their headers, which takes milliseconds.
-
-    Raises
-    ------
-    SpecError
-        A file is longer or shorter than its header says, or its header is missing or damaged.
-    WorkerError
-        The model does not fit into the memory of this host.
-    OSError
-        A file cannot be read.
-    """
-    needed = sum(_loaded_bytes(file, name) for file in weight_files(folder))
-    memory = total_memory()
-    if needed > memory:
-        raise WorkerError(
-            f"there is not enough memory to load model {name}: in float32 it needs "
-            f"{needed / 2**30:,.1f} GiB, and worker host {socket.gethostname()} has {memory / 2**30:,.1f} GiB"
-        )
-
-
-def _loaded_bytes(file: Path, name: str) -> int:
-    """Bytes that the file's tensors take in memory."""
-    size = file.stat().st_size
-    with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        if not 0 < length <= min(_MOST, size - 8):
-            raise SpecError(f"{file.name} of model {name} is damaged or cut off: it has no header")
-        header = opened.read(length)
-    try:
-        tensors: dict[str, Any] = json.loads(header)
-        tensors.pop("__metadata__", None)
-        end = 8 + length + max((int(tensor["data_offsets"][1]) for tensor in tensors.values()), default=0)
-        loaded = sum(map(_in_memory, tensors.values()))
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
-        raise SpecError(f"{file.name} of model {name} is damaged: its header cannot be read") from None
-    if end != size:
-        raise SpecError(f"{file.name} of model {name} has {size:,} bytes, and its header describes {end:,}")
-    return loaded
-
-
-def _in_memory(tensor: dict[str, Any]) -> int:
-    first, last = tensor["data_offsets"]
-    return 4 * prod(tensor["shape"]) if tensor["dtype"].startswith(_FLOATS) else int(last - first)
 
 
 @dataclass(frozen=True)
@@ -202,9 +146,10 @@ def _checked(path: Path, name: str) -> Path:
             f"{name} is not a model: there is no config.json in it on worker host {socket.gethostname()}; "
             "is its file system mounted there?"
         )
-    if not weight_files(path):
+    weights = weight_files(path)
+    if not weights:
         raise SpecError(f"{name} has no *.safetensors: save the model with safe_serialization=True")
-    check_headers(path, name)
+    check_headers(weights, name)
     return path
 
 

@@ -18,6 +18,7 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.models.loading import load_model
 from tests.conftest import Server, StartWorker
 from tests.harness.environ import BIN, ENVIRON
+from tests.harness.models.hub import fetched
 from tests.harness.models.tiny import make_bert
 
 READING = "tests.harness.misbehaving.ReadingWorker"
@@ -74,9 +75,25 @@ def test_weights_are_refused_before_they_are_read(
 ) -> None:
     damage(make_bert(tmp_path) / "model.safetensors")
     monkeypatch.setattr(hashlib, "file_digest", None)
-    monkeypatch.setattr("rankmill.workers.models.sources.total_memory", lambda: 64 << 30)
+    monkeypatch.setattr("rankmill.workers.host.model_file.total_memory", lambda: 64 << 30)
     with pytest.raises(SpecError, match=message):
         load_model(ScoreSpec(model=str(tmp_path), precision="fp32"), "cpu", backend)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (cut_off, "bytes, and its header describes"),
+        (too_large, r"not enough memory to load model some/model: in float32 it needs 93\.1 GiB"),
+    ],
+)
+def test_weights_from_the_hub_are_refused_too(
+    damage: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage(make_bert(fetched(tmp_path, monkeypatch)) / "model.safetensors")
+    monkeypatch.setattr("rankmill.workers.host.model_file.total_memory", lambda: 64 << 30)
+    with pytest.raises(SpecError, match=message):
+        load_model(ScoreSpec(model="some/model", precision="fp32"), "cpu", "torch", str(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize("burst", [False, True])
