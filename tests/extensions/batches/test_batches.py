@@ -30,6 +30,7 @@ from rankmill.extensions.batches.work import BATCHES
 from rankmill.extensions.gateway.keys.api_keys import KeyStore
 from rankmill.extensions.gateway.refusals import Refusal, WrongFile
 from rankmill.extensions.gateway.scoring import ServedModel
+from rankmill.extensions.runners.redis_keys import file_run
 from rankmill.extensions.runners.submitted import on_server
 from rankmill.jobs.contract.errors import InputError, OutputError, RunFailed, SpecError
 from rankmill.jobs.contract.file_request import FileOrder, FileRequest
@@ -455,6 +456,19 @@ def test_a_batch_can_be_cancelled(gateway: Running) -> None:
     cancelled = gateway.post(f"/v1/batches/{made['id']}/cancel", {})
     assert cancelled.json["status"] in {"cancelling", "cancelled"}
     assert ended(gateway, made["id"])["status"] == "cancelled"
+
+
+def test_a_batch_whose_run_the_server_has_lost_is_expired(gateway: Running, shared_queue: Server) -> None:
+    """As after a submit that a full server has refused; the list has the others still."""
+    lost, kept = (submitted(gateway, "in.jsonl", lines(request(1)))["id"] for _ in range(2))
+    run = ended(gateway, lost)["id"].removeprefix("batch_")
+    assert shared_queue.client.delete(file_run(run)) == 1
+    states = {each["id"]: each["status"] for each in gateway.get("/v1/batches").json["data"]}
+    assert states[lost] == "expired"
+    assert kept in states
+    assert gateway.post(f"/v1/batches/{lost}/cancel", {}).json["status"] == "expired"
+    assert gateway.get(f"/v1/batches/{lost}/events").body.startswith(b"event: done")
+    ended(gateway, kept)
 
 
 def test_files_and_batches_belong_to_the_keys_of_a_name(gateway: Running, shared_queue: Server) -> None:
