@@ -117,8 +117,7 @@ def _how_it_died(worker: LocalWorker, words: str) -> str:
 
 def _given_up(directory: Path, worker: LocalWorker) -> str:
     words = _last_words(directory, worker.name)
-    failure = f"worker {worker.name} cannot start: {words}" if worker.refuses else _how_it_died(worker, words)
-    return f"{failure}; the other workers go on without it"
+    return f"{words if worker.refuses else _how_it_died(worker, words)}; the other workers go on without it"
 
 
 def _sharing(processes: WorkerProcesses, url: str | None) -> Callable[[], None]:
@@ -219,10 +218,15 @@ def _emit(**event: Any) -> None:
 
 
 def _last_words(directory: Path, name: str) -> str:
-    """The last line of the log of a worker or the server; after a Python error, this is the error."""
+    """The last message in the log of a worker or the server; after a Python error, this is the error."""
     log = (directory / f"{name}.log").read_text(errors="replace")
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    return lines[-1] if lines else "nothing in its log"
+    if not lines:
+        return "nothing in its log"
+    try:
+        return str(json.loads(lines[-1])["message"])
+    except (ValueError, TypeError, LookupError):  # the line is plain text
+        return lines[-1]
 
 
 def _failures() -> tuple[type[Exception], ...]:
