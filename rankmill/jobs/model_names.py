@@ -43,11 +43,14 @@ class Choice:
         The share of each model, by its name; they add up to 1.
     shadow
         A model that scores the same queries, but whose scores are not returned.
+    content
+        The digest of the content of `only`, if it is known; workers with other content leave a run to others.
     """
 
     name: str
     shares: Mapping[str, float]
     shadow: str | None = None
+    content: str | None = None
 
     @property
     def only(self) -> str | None:
@@ -253,5 +256,11 @@ class ModelNames:
         return model if choice is None else choice.one(model)
 
     def pinned(self, spec: ScoreSpec) -> ScoreSpec:
-        """`spec` with the model that its name stands for now; raises as `pin` does."""
-        return spec.model_copy(update={"model": self.pin(spec.model)})
+        """`spec` with the model that its name stands for now, and the content that it must have; raises as
+        `pin` does.
+        """
+        choice = self.choice(spec.model)
+        if choice is None:
+            return spec
+        facts = {"model": choice.one(spec.model), "revision": spec.revision or choice.content}
+        return spec.model_copy(update=facts)

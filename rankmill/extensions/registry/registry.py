@@ -236,14 +236,14 @@ class Registry:
                 return self._checked(reference, alias.now)
             (tag,) = alias.now.versions
         try:
-            self.manifest(Reference(name, tag))
+            content = self.manifest(Reference(name, tag)).content
         except NotInRegistry:
             if not followed:
                 raise
             raise RegistryError(
                 f"alias {reference} in {self.url} names {tag}, which is not a version"
             ) from None
-        return Choice(name, {f"{name}@{tag}": 1.0})
+        return Choice(name, {f"{name}@{tag}": 1.0}, content=content)
 
     def version(self, reference: Reference) -> Reference:
         """The version that a version's name or an alias stands for; raises as `resolve` and `Choice.one`."""

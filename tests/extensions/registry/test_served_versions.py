@@ -6,11 +6,16 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from rankmill import Client
 from rankmill.extensions.registry.documents import Alias, Reference, target_of
 from rankmill.extensions.registry.store import RegistryStore
+from rankmill.extensions.registry.versions import VersionStore
+from rankmill.jobs.contract.errors import RankmillError
+from rankmill.jobs.runtime.settings import load_settings
 from rankmill.producer.client.joined import version_of
+from rankmill.workers.models.copies import ModelCopies
 from tests.conftest import QUICK_LEASE, Server, StartWorker, wait_for
 from tests.harness.gateways import Running, running_gateway
 from tests.harness.models.registries import put_version
@@ -91,3 +96,29 @@ def test_an_alias_a_split_and_a_shadow_answer_as_their_versions(
         assert f"rankmill_gateway_model_pairs_total{{{labels}}}" in counted
         assert f"rankmill_gateway_model_latency_seconds_count{{{labels}}}" in counted
     assert 'rankmill_gateway_model_score_bucket{le="+Inf",model="reranker@v2"' in counted
+
+
+def test_a_worker_with_another_registry_s_version_leaves_it_to_others(
+    server: Server, workers: StartWorker, tmp_path: Path
+) -> None:
+    """The worker has no registry, and its cache holds a version of another one under the same name."""
+    models = [make_bert(tmp_path / f"model-{seed}", seed=seed) for seed in range(2)]
+    own, other = tmp_path / "own", tmp_path / "other"
+    for folder, model in zip((own, other), models, strict=True):
+        folder.mkdir()
+        put_version(folder, model, "reranker")
+    settings = load_settings({"cache_dir": str(tmp_path / "cache")}, environ={})
+    copy = VersionStore(ModelCopies(settings), str(other)).get(Reference("reranker", "v1"), None)
+    assert copy.held
+    copy.held.close()
+    exact = {"RANKMILL_BACKEND": "torch", "RANKMILL_PRECISION": "fp32", **QUICK_LEASE}
+    workers(environ={"RANKMILL_CACHE_DIR": str(tmp_path / "cache"), **exact})
+    client = Client(server.url, registry=str(own), precision="fp32")
+    pairs = [(query, text) for query in QUERIES for text in TEXTS]
+    with pytest.raises(RankmillError, match="is RANKMILL_REGISTRY the same everywhere"):
+        client.score(pairs, model="reranker@v1", timeout=60)
+    workers(
+        environ={"RANKMILL_REGISTRY": str(own), "RANKMILL_CACHE_DIR": str(tmp_path / "own-cache"), **exact}
+    )
+    scores = client.score(pairs, model="reranker@v1", timeout=120)
+    assert np.allclose(scores, client.score(pairs, model=str(models[0])), atol=1e-5)
