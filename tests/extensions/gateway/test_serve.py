@@ -55,7 +55,7 @@ def test_a_model_under_another_name_and_a_key_from_the_environment(
     given = {"x-api-key": key}
     environ = {"RANKMILL_GATEWAY_API_KEY": f"{key}\n", "RANKMILL_GATEWAY_OPEN_METRICS": "true",
                "RANKMILL_GATEWAY_DIALECT": "vllm"}  # fmt: skip
-    models = ["--model", "rerank-v3.5=demo"]
+    models = ["--model", "*", "--model", "rerank-v3.5=demo"]
     with running_gateway(shared_queue.url, tmp_path, *models, environ=environ) as gateway:
         query, texts = PAIR
         body = {"model": "rerank-v3.5", "query": query, "documents": texts}

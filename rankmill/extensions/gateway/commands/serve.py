@@ -73,7 +73,8 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
         "gateway_open": asked.is_open or None,
     }
     if models:
-        flags |= {"model": models[0].rpartition("=")[2], "gateway_models": ",".join(models)}
+        first = next((model for model in models if model != "*"), None)  # `*` is no model, but allows all
+        flags |= {"model": first and first.rpartition("=")[2], "gateway_models": ",".join(models)}
     settings = load_settings(flags, config)
     own = settings.of(GatewaySettings)
     set_up(settings.log_level, settings.log_format)
