@@ -216,12 +216,9 @@ def describe(summary: Summary, request: FileRequest, wanted: Precision = "auto")
         why = f"; {summary.errors_file} says which and why" if summary.errors_file else ""
         lines.append(f"{summary.row_errors:,} rows have no score{why}")
     if wanted == "int8" and summary.precision in {"bf16", "fp32"}:
+        scores = f"the scores are in {summary.precision}"
         why = "int8 is not worth it on these workers, so"
-        lines.append(
-            f"the scores are in {summary.precision}, as in {request.reuse}"
-            if request.reuse
-            else f"{why} the scores are in {summary.precision}"
-        )
+        lines.append(f"{scores}, as in {request.reuse}" if request.reuse else f"{why} {scores}")
     if summary.int8_gain is not None and summary.int8_gain >= _WORTH_A_HINT:
         lines.append(f"int8 would be about {summary.int8_gain:.1f} times as fast here; {_HOW_GOOD}")
     return "\n".join(lines)
