@@ -17,7 +17,7 @@ from rankmill.producer.files.manifest import content_here
 from rankmill.producer.files.stores.paths import as_path
 from rankmill.score.input import text_columns
 from rankmill.score.output import named_columns
-from rankmill.score.summary import Tally, metadata
+from rankmill.score.summary import Tally, bound_of, metadata
 
 _OF_SCORES = {
     f"rankmill.{name}"
@@ -59,6 +59,7 @@ def earlier_scores(request: FileRequest, settings: Settings) -> tuple[Settings, 
     if settings.precision in OPEN_PRECISIONS:
         wanted["rankmill.precision"] = ""
     _check_same(made, wanted, str(path))
+    bound_of(made, str(path))  # it is used only after all rows are scored
     taken = {"precision": made.get("rankmill.precision"), "revision": made.get("rankmill.revision") or None}
     try:
         settings = settings.changed(taken)

@@ -19,6 +19,28 @@ from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.files.sink import ScoredFile, ScoredParts
 
 
+def bound_of(made: Mapping[str, str], name: str) -> float | None:
+    """The bound that the metadata of the output `name` tell; ``None`` if they tell none.
+
+    Raises
+    ------
+    InputError
+        The metadata are damaged: the bound is not a finite number of at least 0.
+    """
+    written = made.get("rankmill.bound")
+    if written is None:
+        return None
+    try:
+        bound = float(written)
+    except ValueError:
+        bound = math.nan
+    if not 0 <= bound < math.inf:
+        raise InputError(
+            f"{name}: its metadata are damaged: rankmill.bound is {written!r:.60}; score it again"
+        )
+    return bound
+
+
 class Summary(RunOutcome):
     """Result of the command, as printed with ``--json``.
 
@@ -113,7 +135,7 @@ class Tally:
         names = [made.get(f"rankmill.{name}", "").split(", ") for name in ("backend", "device", "precision")]
         self.how |= {(backend, device, precision) for backend, device, precision in product(*names)}
         self.revisions.add(made.get("rankmill.revision", ""))
-        self.bounds.add(float(made["rankmill.bound"]) if "rankmill.bound" in made else None)
+        self.bounds.add(bound_of(made, "the output of --reuse"))
         self.reference = made.get("rankmill.reference", self.reference)
         self.kinds |= {made["rankmill.kind"]} if "rankmill.kind" in made else set()
 

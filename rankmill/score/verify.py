@@ -24,6 +24,7 @@ from rankmill.producer.files.manifest import content_here
 from rankmill.producer.files.stores.paths import AnyPath, as_path
 from rankmill.producer.local.embedded import EmbeddedCluster
 from rankmill.score.session import Session
+from rankmill.score.summary import bound_of
 
 
 class Verification(BaseModel):
@@ -79,7 +80,7 @@ class ScoredBefore:
     @property
     def bound(self) -> float | None:
         """How far the file's scores may be from the model's own; ``None`` if its metadata do not say."""
-        return float(self.metadata["rankmill.bound"]) if "rankmill.bound" in self.metadata else None
+        return bound_of(self.metadata, str(self.path))
 
 
 def read_scored(name: str, settings: Settings, given: Mapping[str, Any]) -> ScoredBefore:
