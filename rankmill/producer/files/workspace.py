@@ -62,7 +62,11 @@ class OutputFile:
         """Check that the files on which the journal relies exist; raises `InputError` if not."""
 
     def clear(self, record: OutputRecord | None) -> None:
-        """Delete files that would be mixed with the output of a new run; the `record` must have them."""
+        """Delete files that would be mixed with the output of a new run. The `record` must have all files
+        that the run replaces or deletes.
+        """
+        if record:
+            record.check(self.there())
 
     def there(self) -> list[AnyPath]:
         """The files that a run replaces or deletes: the output, and its list of row errors."""
@@ -335,10 +339,10 @@ class Workspace:
             raise self._unwritable(error) from None
         changed = differences(self.journal.manifest, manifest)
         rows = self.rows
-        if self.record and (self._restart or self._force or not rows):
-            self.record.check(self._output.there())
         if self._restart or not rows:
             self._output.clear(self.record)
+        elif self.record and self._force:
+            self.record.check(self._output.there())
         wrong = next(filter(None, (journal.wrong for journal in self.journals)), None)
         if self._restart or ((changed or wrong) and not rows):
             # the first journal comes last, because its manifest speaks for all
