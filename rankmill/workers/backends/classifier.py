@@ -25,10 +25,9 @@ from transformers.models.auto.modeling_auto import (
 from transformers.utils import logging as transformers_logging
 
 from rankmill.jobs.contract.errors import SpecError
-from rankmill.jobs.model_files import weight_files
 from rankmill.workers.backends.families import TRACEABLE, reads_first_token
-from rankmill.workers.batches.layout import check_counts, read_json
-from rankmill.workers.host.model_file import check_files, check_headers, model_file
+from rankmill.workers.batches.layout import check_counts
+from rankmill.workers.host.model_file import check_files, check_headers, checkpoint, read_json
 
 _MODULES = 20
 """Most modules of a network for each weight of its checkpoint; a usual network has one or two."""
@@ -54,7 +53,7 @@ def check_size(kind: Any, source: str | Path, revision: str | None, config: Any)
     WorkerError
         A model of the hub does not fit into the memory of this host.
     """
-    files = _checkpoint(source, revision)
+    files = checkpoint(source, revision)
     if isinstance(source, str):  # a directory's were checked when it was found
         check_headers(files, source)
     shapes = [shape for file in files for shape in _shapes(file)]
@@ -149,19 +148,6 @@ def _is_foreign(name: str, model: Any) -> bool:
         parent = parent.rpartition(".")[0]
     unused = name.startswith(f"{body}.pooler.") and parent == body
     return parent != "" and not unused and name.rpartition(".")[2] not in _BUFFERS
-
-
-def _checkpoint(source: str | Path, revision: str | None) -> list[Path]:
-    """The files that contain the weights; for a model on the hub the single file, or those that its index
-    names.
-    """
-    if isinstance(source, Path):
-        return weight_files(source)
-    if file := model_file(source, revision, "model.safetensors"):
-        return [file]
-    index = read_json(source, revision, "model.safetensors.index.json", dict) or {}
-    names = sorted(set(index.get("weight_map", {}).values()))
-    return [file for name in names if (file := model_file(source, revision, name))]
 
 
 def _shapes(file: Path) -> list[list[int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from rankmill.jobs.contract.errors import SpecError
-from rankmill.workers.host.model_file import model_file
+from rankmill.workers.host.model_file import read_json
 
 Task = Literal["classifier", "chain", "causal"]
 """In this order: a sequence classifier of transformers, a model without a head with modules after it, and a
@@ -112,17 +111,6 @@ def read_layout(source: str | Path, revision: str | None, config: Any) -> ModelL
         first = (getattr(config, "architectures", None) or [""])[0]
         return ModelLayout(task="causal" if first.endswith("ForCausalLM") else "classifier", activation=older)
     return _saved(source, revision, modules, saved, older)
-
-
-def read_json(source: str | Path, revision: str | None, name: str, kind: type[Any]) -> Any:
-    """Read a JSON file of the model, which must be of type `kind`; ``None`` if the model lacks it."""
-    file = model_file(source, revision, name)
-    if file is None:
-        return None
-    content = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(content, kind):
-        raise SpecError(f"model {source}: {name} is not a JSON {kind.__name__}")
-    return content
 
 
 _MOST_LABELS, _MOST_REPEATED = 1 << 14, 1000

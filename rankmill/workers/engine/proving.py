@@ -26,7 +26,6 @@ from rankmill.jobs.contract.errors import SpecError, WorkerError
 from rankmill.jobs.contract.proof import Proof, Way
 from rankmill.jobs.contract.shipped import shipped
 from rankmill.jobs.contract.spec import ScoreSpec
-from rankmill.jobs.model_files import weight_files
 from rankmill.jobs.runtime.hosts import TOKEN_BUDGETS, cpu_flags
 from rankmill.jobs.runtime.limits import free_memory
 from rankmill.jobs.system import system
@@ -38,7 +37,7 @@ from rankmill.workers.engine.proof_time import ProofTime
 from rankmill.workers.engine.spec_check import SpecCheck
 from rankmill.workers.host.device import device_name, forced_kernels, threads
 from rankmill.workers.host.disk_cache import digest, try_to_keep, version
-from rankmill.workers.host.model_file import model_file
+from rankmill.workers.host.model_file import checkpoint
 from rankmill.workers.models.copies import ModelCopies
 from rankmill.workers.models.loading import CannotConvert, Loaded, find_max_length, load, one_line
 from rankmill.workers.models.probes import SCORED, over_the_limit, scored_length
@@ -483,8 +482,8 @@ class Proving:
 
     def _is_large(self) -> bool:
         """Whether the model is too large to be run in fp32 beside the loaded one."""
-        config = model_file(self._loaded.source, self._loaded.revision, "config.json")
-        size = sum(file.stat().st_size for file in weight_files(config.parent)) if config else 0
+        files = checkpoint(self._loaded.source, self._loaded.revision)
+        size = sum(file.stat().st_size for file in files)
         return size > _LARGEST or size > free_memory() // 2
 
     def asked(self, *, large: bool) -> tuple[Own, float]:

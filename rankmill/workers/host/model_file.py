@@ -1,4 +1,4 @@
-"""Finds single files of a model, in its directory or on the hub, and checks files before they are loaded."""
+"""Finds files of a model, in its directory or on the hub, and checks files before they are loaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rankmill.jobs.contract.errors import SpecError, WorkerError
-from rankmill.jobs.model_files import check_named_files
+from rankmill.jobs.model_files import check_named_files, weight_files
 from rankmill.jobs.runtime.limits import total_memory
 from rankmill.jobs.system import system
 
@@ -136,6 +136,30 @@ def model_file(source: str | Path, revision: str | None, name: str) -> Path | No
             "the hub does not answer, and %s of %s was never fetched: going on without it", name, source
         )
     return None
+
+
+def read_json(source: str | Path, revision: str | None, name: str, kind: type[Any]) -> Any:
+    """Read a JSON file of the model, which must be of type `kind`; ``None`` if the model lacks it."""
+    file = model_file(source, revision, name)
+    if file is None:
+        return None
+    content = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(content, kind):
+        raise SpecError(f"model {source}: {name} is not a JSON {kind.__name__}")
+    return content
+
+
+def checkpoint(source: str | Path, revision: str | None) -> list[Path]:
+    """The files that contain the weights; for a model on the hub the single file, or those that its index
+    names.
+    """
+    if isinstance(source, Path):
+        return weight_files(source)
+    if file := model_file(source, revision, "model.safetensors"):
+        return [file]
+    index = read_json(source, revision, "model.safetensors.index.json", dict) or {}
+    names = sorted(set(index.get("weight_map", {}).values()))
+    return [file for name in names if (file := model_file(source, revision, name))]
 
 
 def _found(source: str | Path, revision: str | None, name: str) -> Path | None:
