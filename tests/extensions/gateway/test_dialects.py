@@ -205,8 +205,9 @@ def test_vllm_scores_one_to_many_and_many_to_many(one: str, many: str) -> None:
         ],
         "usage": {"prompt_tokens": 30, "total_tokens": 30},
     }
-    with pytest.raises(Refusal, match="2 texts cannot be scored with 3"):
+    with pytest.raises(Refusal, match="has 2 texts, and the second 3: give 1 text first, or two lists"):
         asked("/score", **{one: ["x", "y"], many: TEXTS})
+    assert asked("/score", **{one: "x", many: []}).rows() == []  # which is refused as nothing to score
     with pytest.raises(Refusal, match="the texts to score are missing"):
         asked("/score", **{one: "q"})
 

@@ -187,12 +187,13 @@ class VllmScore(VllmOptions, _VllmBody):
     def score_request(self, owner: Dialect) -> ScoreRequest:
         first, second = self._sides()
         queries, passages = _texts(first), _texts(second)
-        if len(queries) == 1 and passages:
+        if len(queries) == 1:
             return ScoreRequest(queries[0], passages, self.model, self.spec(owner))
         if len(queries) != len(passages):
             raise Refusal(
                 "invalid",
-                f"{len(queries)} texts cannot be scored with {len(passages)}: give 1 or {len(passages)}",
+                f"the first list has {len(queries)} texts, and the second {len(passages)}: give 1 text first,"
+                " or two lists of equal length",
             )
         return ScoreRequest(queries, passages, self.model, self.spec(owner))
 
