@@ -12,8 +12,8 @@ from rankmill.jobs.contract.errors import SpecError
 from rankmill.workers.host.model_file import read_json
 
 Task = Literal["classifier", "chain", "causal"]
-"""In this order: a sequence classifier of transformers, a model without a head with modules after it, and a
-language model.
+"""A ``classifier`` is a sequence classifier of transformers, a ``chain`` is a model without a head that has
+modules after it, and a ``causal`` model is a language model.
 """
 
 _TASKS: dict[str, Task] = {
@@ -34,7 +34,7 @@ _FOLLOWED = frozenset(
 
 
 class SavedModule(BaseModel, frozen=True, extra="forbid"):
-    """A module that sentence-transformers runs after the transformer: its class, folder and config."""
+    """The class, folder and config of a module that sentence-transformers runs after the transformer."""
 
     kind: str
     path: str
@@ -126,8 +126,8 @@ _REPEATED = re.compile(
 """Matches the names of config entries that say how often a part is repeated."""
 
 _WIDE, _MOST_WIDE = re.compile(r"(^|_)(attention_window|chunk_length|block_size|buckets)$"), 1 << 14
-"""Names of entries by which rows are padded to a multiple, or each token costs more work; and the largest
-value of such an entry.
+"""Matches the names of config entries that pad rows to a multiple, or make each token cost more work. The
+number is the largest allowed value of such an entry.
 """
 
 

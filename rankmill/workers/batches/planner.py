@@ -1,4 +1,4 @@
-"""Cuts rows into batches by their lengths: the rows of one work, or of all waiting works."""
+"""Cuts the rows of one work, or of all waiting works, into batches by their lengths."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ Rows = npt.NDArray[np.intp]
 Owner = TypeVar("Owner")
 
 _Batch = npt.NDArray[np.int64]
-"""Shape ``[4, rows]``: for each row, the number of its work, its index in that work, its length in tokens and
-its group.
-"""
+"""An array ``[4, rows]`` with each row's work, index in that work, length in tokens, and group."""
 
 _NUMBER, _LENGTH, _GROUP = 0, 2, 3
 
@@ -160,9 +158,7 @@ class WaitingRows(Generic[Owner]):
         self._cut_next()
 
     def take(self) -> list[tuple[Owner, Rows]]:
-        """Take the next batch: each work in it, with the indices of the work's rows. At least one batch must
-        wait.
-        """
+        """Take the next batch, as works with the indices of their rows. At least one batch must wait."""
         numbers, rows, *_ = self._batches.popleft()
         parts = []
         for number in np.unique(numbers).tolist():

@@ -299,7 +299,7 @@ class Engine:
 
 
 class ScoresChanged(DeviceLost):
-    """Probes have wrong scores, which were right when the model was loaded or in smaller batches."""
+    """Probes have wrong scores now; they had right ones when the model was loaded, or in smaller batches."""
 
     def __init__(self, model: Model, figures: str) -> None:
         super().__init__(figures)

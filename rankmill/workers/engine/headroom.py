@@ -145,8 +145,7 @@ class Headroom:
 
     The weight of a batch is its number of padded tokens, times a factor that grows with the length of its
     rows. A batch is expected to need memory in proportion to its weight, at the rate of the heaviest batches
-    so
-    far, or of lighter ones that needed more. Only the thread that runs forwards uses this object.
+    so far, or of lighter ones that needed more. Only the thread that runs forwards uses this object.
 
     Parameters
     ----------
@@ -159,9 +158,7 @@ class Headroom:
         self._floor = 0
         """Bytes in use without any batch."""
         self._weight = self._heaviest = 0.0
-        """Total weight of the batches in progress, and the most that it has been since
-        none was in progress.
-        """
+        """Total weight of the batches in progress, and its highest value since none was in progress."""
         self._known_weight, self._known_bytes = 0.0, 0
         """Weight and bytes of the heaviest batches so far that were in progress together, or of lighter ones
         that needed more memory; the bytes do not include the model.

@@ -104,8 +104,8 @@ class Pipeline:
     """Scores the work of several chunks together, and answers each chunk when its last row is scored.
 
     Requests come before bulk work, except that bulk work gets a quarter of the pairs if requests always wait
-    (`PriorityTurns`). A request waits for the forwards in progress: for one while requests keep coming,
-    otherwise for up to `Backend.depth`.
+    (`PriorityTurns`). A request waits for the forwards in progress. While requests keep coming, one forward
+    is in progress at a time; otherwise up to `Backend.depth` are.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """Proves a model: checks its scores before a worker serves them, and keeps the result on this host.
 
 The worker's own way (`probing`) is compared with transformers' model (`models/reference.py`). If a way does
-not pass, the next is tried, at last batches of rows with equal lengths. If no way passes, another backend or
-precision is tried.
+not pass, the next is tried; the last is to score rows of equal lengths together. If no way passes, another
+backend or precision is tried.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Shipped(BaseModel, frozen=True, extra="forbid"):
 
 
 class Kept(BaseModel, frozen=True, extra="forbid"):
-    """What a host keeps of a check: everything on which the check depends, the proof, and the reference."""
+    """A check that a host keeps, with all that it depends on, the proof, and transformers' own results."""
 
     about: dict[str, Any]
     proof: Proof
@@ -409,9 +409,7 @@ class Proving:
         return None, most
 
     def _other_bits(self, companies: list[Logits]) -> str | None:
-        """Why a model that must be deterministic is not: the bits of its scores depend on more than the pair.
-        Otherwise ``None``.
-        """
+        """Why a model that must be deterministic is not; otherwise ``None``."""
         first, *others = companies
         if self._loaded.kind is None or all(_same_bits(first, logits) for logits in others):
             return None

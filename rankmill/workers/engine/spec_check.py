@@ -1,5 +1,4 @@
-"""Compares the tokens that a spec's own options give with those from transformers; the options are the
-length, side, instruction and windows.
+"""Compares tokens with those from transformers, if a spec sets a length, a side, an instruction or windows.
 
 The scores of a model are compared when it is loaded (`proving`). This module compares only token ids, when a
 spec first comes to this host.

@@ -1,4 +1,4 @@
-"""The work of an engine: the tokenized pairs of a chunk, and their scores so far."""
+"""Holds the work of an engine, which is the tokenized pairs of a chunk with their scores so far."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class PairScores:
 
 @dataclass(eq=False)
 class Work:
-    """The pairs of a chunk for the engine: their tokens, and their scores so far.
+    """The pairs of a chunk, with their tokens and their scores so far.
 
     Attributes
     ----------

@@ -408,7 +408,7 @@ class ChunkScorer:
             try:
                 engine = self._engines.get(spec)
             except WorkerError as error:
-                # only this run is refused, because another one may be settled as this host has it
+                # only this run is refused, because this host may have what another run settles on
                 raise SpecError(str(error)) from None
             own = engine.model.backend.precision
             if settled.precision not in {None, own}:
@@ -424,7 +424,6 @@ class ChunkScorer:
         return engine
 
     def result(self, claim: ChunkClaim) -> ChunkScores:
-        """The result of a claim whose work is done."""
         assert claim.run
         assert claim.engine
         assert claim.work

@@ -75,7 +75,7 @@ class ModelQueue:
         return claims
 
     def take(self, more_to_come: Callable[[], bool], reading: Callable[[Run], bool]) -> list[ChunkClaim]:
-        """Take the claims of the model that has waited longest; none if it is too early.
+        """Take the claims of the model that has waited longest, or none if it is too early.
 
         It is too early while more jobs come (`more_to_come`), fewer than `GROUP` claims are ready, whatever
         their models, and the oldest of these has waited less than `GROUP_SECONDS`. A claim is ready if the
@@ -104,7 +104,6 @@ class Answered:
     runs: dict[str, int] = field(default_factory=dict)
 
     def add(self, run: str, ttl: int) -> None:
-        """Note an answer to a run as the latest; the run whose answer is oldest may be forgotten."""
         self.runs.pop(run, None)
         self.runs[run] = ttl
         if len(self.runs) > _REMEMBERED:
@@ -131,7 +130,7 @@ class Claims:
     store
         The store of runs.
     scorer, pipeline
-        What turns a chunk into work and puts it into the pipeline; and the pipeline.
+        The scorer turns a chunk into work, and puts the work into the pipeline.
     order
         The order of claims, which learns what is claimed.
     refusals

@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class Connection(redis.Redis):
-    """Connects to Redis as rankmill's own commands do; for RQ's option ``--connection-class``::
+    """Connects to Redis as rankmill's own commands do. It is given to RQ's option ``--connection-class``::
 
         RQ_CONNECTION_CLASS=rankmill.Connection rq worker rankmill --worker-class rankmill.ScoringWorker …
 

@@ -78,10 +78,7 @@ class Bell:
                         self._rung()
                     elif ring:
                         self._pass_on(ring[0])
-            except (
-                redis.RedisError,
-                RedisUnavailable,
-            ):  # the worker's own commands report such an error, and the worker looks every second
+            except (redis.RedisError, RedisUnavailable):  # the main thread's commands report such an error
                 system.sleep(_LISTEN_SECONDS)
 
     def _pass_on(self, key: bytes) -> None:

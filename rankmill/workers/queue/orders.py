@@ -73,7 +73,6 @@ class Orders:
         metrics.drained.set_function(lambda: self.drained)
 
     def deliver(self, raw_orders: Sequence[bytes]) -> None:
-        """Take the orders that a heartbeat has read."""
         self.known = raw_orders
         for raw in raw_orders:
             try:

@@ -1,4 +1,4 @@
-"""Refusals: which models and runs a worker refuses, and for how long."""
+"""Keeps the models and runs that a worker refuses, and for how long."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class _Refused:
 class Refusals:
     """A circuit breaker for each model or run that a worker cannot score, named by `key`.
 
-    While it is closed, the worker takes chunks. A refusal opens it: the worker puts chunks back until a pause
-    is over; each pause is twice as long as the last, up to a minute, but not shorter than the attempt. After
-    the pause, the next chunk closes the breaker or opens it again. A breaker that no chunk has tested for
-    long is forgotten.
+    While a breaker is closed, the worker takes chunks. A refusal opens the breaker, and the worker puts
+    chunks back until a pause is over; each pause is twice as long as the last, up to a minute, but not
+    shorter than the attempt. After the pause, the next chunk closes the breaker or opens it again. A breaker
+    that no chunk has tested for long is forgotten.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,4 @@
-"""The RQ jobs of a ScoringWorker, which can ask only for scores, and how a worker ends a job that it
-holds.
-"""
+"""Defines the RQ jobs of a ScoringWorker, which can ask only for scores, and how the worker ends a job."""
 
 from __future__ import annotations
 
@@ -99,7 +97,7 @@ class ScoringJob(Job):
 
     @property
     def run_ttl(self) -> int:
-        """The expiry of the job's run in seconds, which is also the job's; a day if the job sets none."""
+        """The run's expiry in seconds, by the job's ``failure_ttl``, or a day if that is not positive."""
         ttl = int(self.failure_ttl or 0)
         return ttl if ttl > 0 else DAY
 
@@ -130,8 +128,8 @@ class ScoringJob(Job):
     def retry(self, queue: Queue, pipeline: Pipeline) -> None:
         """Retry as RQ does, but entirely within the pipeline.
 
-        RQ writes the new status before the pipeline, even for a job that the server has lost, and what it
-        writes never expires.
+        RQ writes the new status before the pipeline runs, even for a job that the server has lost, and what
+        it writes never expires.
         """
         if not (interval := self.get_retry_interval()):
             super().retry(queue, pipeline)
@@ -215,7 +213,6 @@ class HeldJob:
         self._execution = execution
 
     def is_wanted(self) -> bool:
-        """Whether the job still exists and is not cancelled."""
         connection: Any = self.job.connection
         status = connection.hget(self.job.key, "status")
         return status not in {None, JobStatus.CANCELED.value.encode()}
@@ -243,7 +240,8 @@ class HeldJob:
         self._move(put_back)
 
     def finish(self, write: Callable[[Pipeline], object]) -> None:
-        """End the job in one transaction with what `write` adds; without WATCH, so that it can be repeated.
+        """End the job, and do what `write` adds, in one transaction that watches no keys and so can be
+        repeated.
 
         Raises
         ------

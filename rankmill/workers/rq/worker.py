@@ -145,7 +145,7 @@ class RQWorker(SimpleWorker):
     # What a subclass defines.
 
     def run(self, options: WorkOptions) -> bool:
-        """Work until asked to stop; return whether it took a job."""
+        """Work until a signal or the options say to stop; return whether a job was taken."""
         raise NotImplementedError
 
     def announce(self) -> None:
@@ -232,7 +232,7 @@ class RQWorker(SimpleWorker):
             pipe.execute(raise_on_error=False)  # any of these keys may be damaged too
 
     def write_record(self) -> None:
-        """Write the worker's record at each heartbeat, because the server may have lost it."""
+        """Write RQ's record of this worker again, because the server may have lost it."""
         connection: Any = self.connection
         connection.hset(self.key, mapping=self.serialize())
         worker_registration.register(self)
@@ -296,9 +296,6 @@ class RQWorker(SimpleWorker):
         return self.lease_seconds
 
     def serialize(self) -> dict[str, Any]:
-        """RQ's record of this worker, which also says that it is a ScoringWorker, even after the worker's
-        end.
-        """
         return {**super().serialize(), SCORING_FIELD: 1}
 
     def register_birth(self) -> None:
@@ -345,8 +342,8 @@ class RQWorker(SimpleWorker):
         super().register_death()  # type: ignore[no-untyped-call]
 
     def unsubscribe(self) -> None:
-        """Unsubscribe as RQ does, but first tell the thread to end; otherwise it would wait for one message
-        more after the last.
+        """Unsubscribe as RQ does, but first tell the thread to end; otherwise the thread would wait for one
+        more message.
         """
         if self.pubsub_thread:
             self.pubsub_thread.stop()
