@@ -82,7 +82,7 @@ def choose_backend(
     without: Collection[Combination] = (),
     alone: bool = False,
 ) -> BackendChoice:
-    """Choose the backend and precision for a model; for ``auto``, the fastest that can run it.
+    """Choose the backend and precision for a model.
 
     On a CPU ``auto`` measures speeds, and never chooses int8. Where int8 is measured, the precision ``int8``
     means a kind that is worth it, or else what ``auto`` would choose. On a GPU ``auto`` takes the first of

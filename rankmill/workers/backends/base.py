@@ -100,7 +100,7 @@ class ModelFiles:
     layout
         How the model is applied.
     answers
-        The token ids of a language model's answers: yes and, if the score is the log-odds, no.
+        The token ids of a language model's answers yes and no; the second is ``None`` if only yes counts.
     load_network
         The function that `network` calls.
     check_unchanged

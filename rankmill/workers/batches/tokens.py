@@ -178,7 +178,7 @@ def _together(parts: Sequence[Ids | None]) -> Ids | None:
 
 
 def ends(lengths: Ids) -> Ids:
-    """Where pieces with these lengths begin and end in an array, ``[n + 1]``: 0, and the end of each."""
+    """Offsets ``[n + 1]`` of pieces with these lengths in an array; piece ``i`` ends at offset ``i + 1``."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
@@ -225,8 +225,8 @@ def rows_alone(batch: Batch) -> Iterator[Batch]:
 def cut_batch(batch: Batch, most: int) -> list[BatchPiece]:
     """Cut a batch into up to `most` pieces of about equal work, the longest rows first.
 
-    Every row is in exactly one piece; a small batch is one piece. Pieces of a batch that is cut
-    have no groups.
+    Every row is in exactly one piece; a small batch is one piece. The pieces of a batch that is cut do not
+    keep its groups.
 
     >>> mask = np.repeat([[1, 0, 0], [1, 1, 1], [1, 1, 0]], 200, axis=1)
     >>> [piece.rows.tolist() for piece in cut_batch(Batch.padded(mask, None, mask), 2)]

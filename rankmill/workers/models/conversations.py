@@ -1,4 +1,4 @@
-"""Conversations for reward models: the model's own chat template turns the messages into a text."""
+"""Tokenizes conversations for reward models, with the model's own chat template."""
 
 from __future__ import annotations
 

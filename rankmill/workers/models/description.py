@@ -152,7 +152,7 @@ class PlainTokenizer:
         max_length: int = 0,
         **_: Any,
     ) -> Encoded:
-        """Tokenize pairs ``[n]``, or single texts; without `truncation`, at full length."""
+        """Tokenize pairs ``[n]``, or single texts; they are cut only if `truncation` is given."""
         if truncation is None:
             self.backend_tokenizer.no_truncation()
         else:
@@ -178,8 +178,7 @@ def describe(
     cache: Path,
     check_unchanged: Callable[[], None] = lambda: None,
 ) -> Description:
-    """Describe a model from the cache. Otherwise transformers describes it, and if possible the description
-    is cached.
+    """Describe a model from the cache, or else with transformers, and then cache the description if possible.
 
     Parameters
     ----------

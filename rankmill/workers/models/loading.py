@@ -156,7 +156,7 @@ class Loaded:
 
 
 def load_model(spec: ScoreSpec, device: str, backend: str = "auto", cache_dir: str = "auto") -> Model:
-    """Load a model for one spec; parameters as in `load`."""
+    """Load a model for one spec; the parameters are as in `load`."""
     return load(spec, device, backend, cache_dir).model(spec)
 
 
@@ -337,7 +337,7 @@ _LONGEST = 300
 def find_max_length(spec: ScoreSpec, description: Description) -> int:
     """Most tokens of a pair: the spec's limit, or else that of the model's files, or else `ANY_LENGTH`.
 
-    It is never more than the model has positions.
+    The result is never more than the model's number of positions.
 
     Raises
     ------

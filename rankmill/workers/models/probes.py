@@ -1,4 +1,5 @@
-"""The probe pairs of a proof: short, long, empty, in many scripts, some equal, and some over every limit.
+"""Defines the probe pairs of a proof: some are short, long, empty, equal or over every limit; many scripts
+occur.
 
 For a model of single texts the passages are the probes. For a reward model each probe is a question and its
 answer, in some probes after other messages.

@@ -248,7 +248,7 @@ def prompt_template(spec: ScoreSpec, description: Description) -> str | None:
 
 
 def answers(spec: ScoreSpec, description: Description) -> tuple[int, int | None]:
-    """The token ids of a language model's answers, yes and no; ``None`` for no if the score is one logit.
+    """The token ids of a language model's answers yes and no; the second is ``None`` if only yes counts.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """Finds a model's files in a folder, on the hub or by an extension, and checks the files of a folder.
 
-Importing this module loads no torch. Reading 100 GB of weights for their digest takes minutes, so a thread
-does that (`Reading`). The headers of safetensors are checked before the weights are read.
+Importing this module does not load torch. Reading 100 GB of weights for their digest takes minutes, so a
+thread does that (`Reading`). The headers of safetensors are checked before the weights are read.
 """
 
 from __future__ import annotations

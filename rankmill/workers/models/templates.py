@@ -1,5 +1,5 @@
-"""Bounds what chat templates may do, because they may come from anywhere: their work, the text that they
-write, and what this text depends on.
+"""Bounds the work of chat templates, which may come from anywhere, the text that they write, and what this
+text depends on.
 
 Jinja's sandbox protects the process from a template, but lets it run forever, fill the memory, and write text
 that differs between days or processes. Here a copy of transformers' own environment renders all prompts, and
@@ -45,7 +45,7 @@ because each row has a prompt.
 """
 
 _FIRST_SECONDS, _PROMPT_SECONDS = 10.0, 0.02
-"""CPU time in seconds that all prompts of a template may take together: a fixed number of seconds, and some
+"""All prompts of a template together may take the first number of seconds of CPU time, and the second number
 more for each prompt.
 """
 
