@@ -193,11 +193,11 @@ def _rounded(width: int) -> int:
 
 
 ROW, MATRIX = 0, -1
-"""Values for the fields of `Rounding`: one scale for a row of a matrix, or one for the whole matrix."""
+"""In a field of `Rounding`, `ROW` means one scale for a row of a matrix, and `MATRIX` one for all of it."""
 
 
 class Rounding(NamedTuple):
-    """How a backend rounds to 8 and 4 bits: the number of values that share a scale.
+    """How many values share a scale where a backend rounds to 8 or 4 bits.
 
     Each field is a number, `ROW` or `MATRIX`; ``None`` means that these values are not rounded.
     """
@@ -213,9 +213,9 @@ def is_rounded(precision: str) -> bool:
 
 @dataclass(frozen=True)
 class BackendKind:
-    """Description of a backend, which imports none of the backend's packages.
+    """Describes a backend, without importing the backend's packages.
 
-    An entry point of ``rankmill.backends`` names it. The module with it must import nothing heavy itself; the
+    An entry point of ``rankmill.backends`` names a `BackendKind`, whose module must import nothing heavy; the
     functions below may.
 
     Attributes
@@ -293,13 +293,13 @@ class BackendKind:
 
     @property
     def installed_by(self) -> str:
-        """How to install the backend's packages: a command, or the names of the packages."""
+        """A command that installs the backend's packages, or a line that names the packages."""
         return install_line(self.extra) if self.extra else f"it needs {', '.join(self.packages)}"
 
     def obstacle(self, config: Any, device: str, precision: str, *, plain: bool = True) -> str | None:
         """Why the backend cannot run a model on this device in this precision; ``None`` if it can.
 
-        ``plain``: the model is a sequence classifier of transformers with one output.
+        `plain` says whether the model is a sequence classifier of transformers with one output.
         """
         if device not in self.precisions:
             places = " and ".join(f"{DEVICES[name]}s" for name in self.precisions)

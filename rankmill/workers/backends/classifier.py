@@ -42,13 +42,13 @@ _BUFFERS = ("position_ids", "token_type_ids")
 
 
 def check_size(kind: Any, source: str | Path, revision: str | None, config: Any) -> None:
-    """Refuse a config that describes a far larger model than the checkpoint, before memory is allocated; and
-    weights from the hub by their headers.
+    """Refuse a config that describes a far larger model than the checkpoint, before memory is allocated, and
+    refuse weights from the hub whose headers are damaged.
 
     Raises
     ------
     SpecError
-        The config describes more than twice the parameters of the checkpoint, or far more modules. Or a file
+        The config describes more than twice the parameters of the checkpoint, or far more modules; or a file
         from the hub is damaged.
     WorkerError
         A model of the hub does not fit into the memory of this host.

@@ -136,7 +136,6 @@ class _ModernBertLayer(LastLayer):
 
 
 def _first(states: torch.Tensor, packed: PackedInput | None) -> torch.Tensor:
-    """Pick the first tokens out of states ``[rows, tokens, width]``, or out of those of packed rows."""
     return states[:, :1] if packed is None else packed.first(states)
 
 
@@ -190,7 +189,7 @@ def _attend(
 
 
 def _by_head(states: torch.Tensor, heads: int) -> torch.Tensor:
-    """``[rows, tokens, width]`` to ``[rows, heads, tokens, width of a head]``."""
+    """Turn ``[rows, tokens, width]`` into ``[rows, heads, tokens, width of a head]``."""
     return states.reshape(*states.shape[:2], heads, -1).transpose(1, 2)
 
 
@@ -227,7 +226,8 @@ class _DebertaLayer(LastLayer):
     def _positions(
         self, query: torch.Tensor, key: torch.Tensor, relative: torch.Tensor, places: torch.Tensor
     ) -> torch.Tensor:
-        """Scores of the first token's query against relative positions, and of the keys against its position.
+        """Scores of the first token's query against relative positions, and of the keys against the first
+        token's position.
 
         Shape ``[rows, heads, 1, tokens]``; `relative` is ``[1, tokens, tokens]``, and `places` is
         ``[2 * span, width]``.

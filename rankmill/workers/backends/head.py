@@ -1,4 +1,4 @@
-"""The last projection (head), which is computed in float32 whatever the precision of the rest.
+"""Computes the last projection (head) in float32, whatever the precision of the rest.
 
 In bf16 a score has 8 significant bits: of 2,000 pairs, about half would have the same score as another pair.
 """
@@ -59,7 +59,7 @@ class ExactHead(nn.Module):
         self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().float().clone())
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """``[..., width]``, of any dtype, to ``[..., outputs]``."""
+        """Turn ``[..., width]``, of any dtype, into ``[..., outputs]``."""
         if len(self.weight) == 1:
             logits = (hidden.float() * self.weight).sum(-1, keepdim=True)
         else:

@@ -25,7 +25,7 @@ class TimedLayer(nn.Module):
         self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states ``[rows, tokens, width]`` to those after this layer, of the same shape."""
+        """Compute the hidden states ``[rows, tokens, width]`` after this layer."""
         heads = [
             matrix(hidden).view(*hidden.shape[:2], -1, HEAD_WIDTH).transpose(1, 2)
             for matrix in (self.query, self.key, self.value)

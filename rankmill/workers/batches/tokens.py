@@ -111,7 +111,6 @@ class Batch:
 
     @property
     def groups(self) -> Ids | None:
-        """A number for each row, equal for rows that may share a prefix."""
         return self.rows.groups
 
     @cached_property

@@ -343,7 +343,6 @@ class BudgetSearch:
         return speeds
 
     def _speed(self, batch: Batch) -> float:
-        """Tokens per second, with `Backend.depth` forwards in progress."""
         started = time.perf_counter()
         pending = [self._backend.submit(batch) for _ in range(self._backend.depth)]
         for forward in pending:

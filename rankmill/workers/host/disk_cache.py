@@ -202,7 +202,7 @@ def _remove(entry: _Entry) -> bool:
 
 
 def cache_name(source: str | Path, revision: str | None, *inputs: str) -> str:
-    """A name for files that are derived from a model: a digest of its commit or of its files' content, and of
+    """A name for files that are derived from a model, made from the model's commit or content and from
     `inputs`.
 
     Parameters

@@ -41,8 +41,8 @@ def serve_health(address: str, client: redis.Redis, obstacle: Callable[[], str |
 
 
 def _reachable(host: str, client: redis.Redis) -> str:
-    """The host to put into a URL for other hosts: `host`, or for a wildcard address this host's address
-    towards Redis.
+    """The host to put into a URL for other hosts. For a wildcard address, this is the address of this host
+    towards Redis; otherwise it is `host`.
     """
     if host not in {"0.0.0.0", "::"}:  # noqa: S104
         return f"[{host}]" if ":" in host else host

@@ -192,7 +192,7 @@ class _CpuUse:
         self._cores: float | None = None
 
     def cores(self) -> float | None:
-        """The mean since the last measurement; within half a second after that, the same result again."""
+        """The mean since the last measurement; within half a second, the last result is returned again."""
         at, seconds = system.monotonic(), time.process_time()
         if at - self._at >= 0.5:
             # the CPU time of a forked process starts at 0

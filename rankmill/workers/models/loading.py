@@ -113,7 +113,6 @@ class Loaded:
 
     @property
     def kind(self) -> str | None:
-        """As in `Model`."""
         return self.backend.kind if isinstance(self.backend, Alone) else None
 
     def model(self, spec: ScoreSpec) -> Model:

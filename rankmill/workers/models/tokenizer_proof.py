@@ -127,8 +127,7 @@ def _words(slow: Tokenizer) -> list[str]:
 
 
 def _random_texts(words: list[str], characters: str) -> Iterator[str]:
-    """Texts of words, pieces of words, spaces, signs and characters of all scripts; the long ones come last.
-    """
+    """Texts of words, pieces of words, spaces, signs and characters of all scripts. Long ones come last."""
     chance = random.Random(0)  # noqa: S311 (no secret)
     near = [characters[start : start + 256] for start in range(0, len(characters), 256)]
 

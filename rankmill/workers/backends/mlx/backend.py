@@ -170,7 +170,7 @@ class _Classifier(nn.Module):  # type: ignore[misc]
         self._begin = first_position(config)
 
     def __call__(self, ids: mx.array, types: mx.array, mask: mx.array | None = None) -> mx.array:
-        """Ids to logits; ``mask``, ``[rows, 1, 1, tokens]``, is false for tokens without attention."""
+        """Compute logits; ``mask``, ``[rows, 1, 1, tokens]``, is false for tokens without attention."""
         # The rounded length may exceed the number of positions; beyond the last one is only padding.
         end = self.positions.weight.shape[0] - 1
         hidden = self.words(ids) + self.positions(mx.minimum(mx.arange(ids.shape[1]) + self._begin, end))

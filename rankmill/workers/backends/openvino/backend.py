@@ -114,6 +114,5 @@ def compile_graph(graph: Any, precision: str, options: Mapping[str, Any] | None 
 
 
 def _explained(error: RuntimeError) -> Exception:
-    """`OutOfMemory` if the error means that memory ran out; otherwise the error itself."""
     out_of_memory = any(sign in str(error) for sign in ("bad_alloc", "allocate"))
     return OutOfMemory(str(error)) if out_of_memory else error

@@ -92,7 +92,6 @@ def graph_of(module: Any, example: tuple[Any, ...], precision: str) -> Any:
 
 
 def _in_groups(graph: Any, precision: str) -> Any:
-    """The graph, with weights in 8 bits for a kind of int8, and unchanged for other precisions."""
     group, _ = INT8.get(precision, (None, precision))
     if group is not None:
         shrink(graph, group)

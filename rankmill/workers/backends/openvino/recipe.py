@@ -1,5 +1,5 @@
-"""Reads the files that ``rankmill quantize`` adds to a model: the layers that stay out of 8 bits, and
-smoothing factors.
+"""Reads the files that ``rankmill quantize`` adds to a model, with smoothing factors and the names of the
+layers that stay out of 8 bits.
 
 Some channels of a hidden state are many times as large as others. In 8 bits a group of channels shares a
 scale, so the small channels lose precision. Smoothing divides the channels by factors and multiplies the
@@ -79,7 +79,7 @@ class LeftOut(nn.Module):
 
 
 class _Recipe(BaseModel):
-    """The part of `RECIPE` that workers read: its version, and the names of layers left out of 8 bits."""
+    """The version in `RECIPE`, and the names of the layers that stay out of 8 bits."""
 
     format: int = Field(ge=RECIPE_FORMAT, le=RECIPE_FORMAT)
     left_out: tuple[str, ...]

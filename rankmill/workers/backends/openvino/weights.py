@@ -1,4 +1,4 @@
-"""Weights in 8 bits for OpenVINO: whole numbers, and a scale for each group of a row.
+"""Puts weights into 8 bits for OpenVINO, as whole numbers with a scale for each group of a row.
 
 OpenVINO quantizes the inputs of linear layers when the model runs, in groups of the same size. NNCF writes
 one scale for a whole row; with groups, scores differ by a quarter less from those of fp32, at the same speed.
@@ -19,7 +19,7 @@ contain this name.
 """
 
 _TAKEN = {("MatMul", 1), ("Gather", 0)}
-"""Kinds of nodes that take weights in 8 bits, with the number of the input: linear layers and embeddings."""
+"""The nodes of linear layers and embeddings, which take weights in 8 bits, and the number of that input."""
 
 _LEAST = np.float32(1e-30)
 """A group of zeros counts as if this were its largest value, so that its scale is not 0."""

@@ -36,9 +36,8 @@ def _without(*packages: str) -> Iterator[None]:
 
 
 def _load(files: ModelFiles, device: str, precision: str) -> Backend:
-    with _without(
-        "scipy", "sklearn"
-    ):  # transformers needs these only in training, and they take half of the time of its import
+    # transformers needs these only in training, and they take half of the time of its import
+    with _without("scipy", "sklearn"):
         from rankmill.workers.backends.torch.backend import DTYPES, TorchBackend
     from rankmill.workers.backends.torch.networks import LanguageModel, load_network
     from rankmill.workers.backends.torch.ways import kernel_lacks, pack_if_faster, packs_exactly

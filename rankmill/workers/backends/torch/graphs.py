@@ -158,7 +158,6 @@ class Graphs:
         return graph if graphed < _AS_GOOD * eager else None
 
     def _timed(self, run: Callable[[], torch.Tensor]) -> tuple[float, torch.Tensor]:
-        """Run twice; returns the shorter time in seconds, and the output."""
         times = []
         for _ in range(2):
             self._wait()

@@ -1,6 +1,4 @@
-"""Models as PyTorch runs them, from token ids to logits: classifiers, language models and chains of
-modules.
-"""
+"""Runs classifiers, language models and chains of modules in PyTorch, from token ids to logits."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ class AnswerProjection(nn.Module):
     whole
         The projection to the whole vocabulary.
     tokens
-        The token ids of yes and, if the score is the log-odds, no.
+        The token ids of the answers yes and no; the second is ``None`` if only yes counts.
     """
 
     def __init__(self, whole: Any, tokens: tuple[int, int | None]) -> None:
@@ -46,7 +44,7 @@ class AnswerProjection(nn.Module):
         self._bias = nn.Buffer(added.view(torch.int32))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """``[..., width]``, of any dtype, to ``[..., answers]``."""
+        """Turn ``[..., width]``, of any dtype, into ``[..., answers]``."""
         weight, bias = self._weight.view(torch.float32), self._bias.view(torch.float32)
         return nn.functional.linear(hidden.float(), weight, bias)
 
@@ -217,7 +215,7 @@ class LanguageModel(Network):
         return PackedRows.of(batch.rows, last_tokens(batch.rows, self.skipped), self.first_position)
 
     def pack_shared(self, prefixes: SharedPrefixes) -> PackedRows:
-        """Pack rows with shared prefixes for one forward: each prefix once, and the rest of each row."""
+        """Pack each shared prefix once, and the rest of each row, for one forward."""
         return PackedRows.sharing(prefixes, self.skipped)
 
     def packed(self, rows: PackedInput) -> torch.Tensor:

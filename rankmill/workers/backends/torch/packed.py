@@ -17,7 +17,7 @@ Buffer = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class PackedShape:
-    """The sizes that are needed to take a `Buffer` apart: tokens, rows, scores, keys, and the longest row.
+    """The sizes with which a `Buffer` is taken apart.
 
     ``keys`` is ``None`` if each row reads only its own tokens. A buffer may have tokens and rows that nothing
     reads.
@@ -98,9 +98,7 @@ class PackedRows:
 
     @classmethod
     def sharing(cls, shared: SharedPrefixes, skipped: int | None) -> PackedRows:
-        """Pack rows with shared prefixes: each prefix once, then the rest of each row, whose tokens also read
-        the prefix.
-        """
+        """Pack each shared prefix once, and then the rest of each row, whose tokens also read the prefix."""
         before, after = shared.mask.astype(bool), shared.rest_mask.astype(bool)
         prefixes, rests = before.sum(axis=1), after.sum(axis=1)
         starts = np.cumsum(prefixes) - prefixes
@@ -149,7 +147,7 @@ class PackedRows:
 
 
 def last_places(ids: Ids, mask: Ids, skipped: int | None) -> Ids:
-    """In each row, the place of the last token whose id is not `skipped`; 0 if all have that id."""
+    """In each row, the place of the last token whose id is not `skipped`, or 0 if all have that id."""
     real = mask if skipped is None else mask * (ids != skipped)
     places: Ids = (real * np.arange(ids.shape[1])).argmax(axis=1)
     return places

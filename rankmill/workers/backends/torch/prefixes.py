@@ -16,7 +16,7 @@ keys and values, and without packing it runs the model twice.
 
 @dataclass(frozen=True)
 class SharedPrefixes:
-    """A batch in two parts: the shared prefixes, and the rest of each row.
+    """A batch as its shared prefixes and the rest of each row.
 
     Attributes
     ----------

@@ -106,7 +106,7 @@ def pack_if_faster(backend: TorchBackend, network: Network) -> None:
 
 
 def _both_ways(backend: TorchBackend, batch: Batch) -> tuple[dict[bool, Logits], dict[bool, float]]:
-    """Score a batch packed (``True``) and padded: the logits, and the shortest time in seconds, of each."""
+    """Score a batch packed (``True``) and padded (``False``); returns the logits and the shortest seconds."""
     logits: dict[bool, Logits] = {}
     seconds: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(_ROUNDS + 1):
