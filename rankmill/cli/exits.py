@@ -36,7 +36,7 @@ def clean_exit(interrupted: str = "") -> Callable[[Callable[P, None]], Callable[
     Parameters
     ----------
     interrupted
-        Text for the line printed after an interruption: what remains of the command's work.
+        Text that the line after an interruption adds, about what remains of the command's work.
     """
 
     def wrap(command: Callable[P, None]) -> Callable[P, None]:

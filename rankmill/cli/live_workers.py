@@ -178,7 +178,7 @@ def _chosen(client: redis.Redis, names: tuple[str, ...]) -> list[WorkerState]:
 
 
 def _model(name: str) -> str:
-    """The model as runs name it: for a directory, its whole path."""
+    """The model as runs name it; a directory is named by its whole path."""
     return str(expanded(name).resolve()) if name != "demo" and expanded(name).is_dir() else name
 
 

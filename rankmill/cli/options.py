@@ -1,4 +1,4 @@
-"""Options that commands share, each declared once; and options that are made from the fields of a model."""
+"""Declares the options that commands share, and makes options from the fields of a model."""
 
 from __future__ import annotations
 

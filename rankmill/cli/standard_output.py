@@ -54,7 +54,7 @@ def in_temporary_folder(request: FileRequest) -> Iterator[FileRequest]:
 
 
 def pass_on(summary: Summary, *, quiet: bool) -> Summary:
-    """Copy the output to standard output, and report rows without a score; returns its summary."""
+    """Copy the output to standard output, and report rows without a score; returns the changed summary."""
     _copy(Path(summary.output), quiet=quiet)
     return summary.model_copy(update={"output": STANDARD_STREAM, "errors_file": None})
 
@@ -63,14 +63,16 @@ def pass_on(summary: Summary, *, quiet: bool) -> Summary:
 def new_table(
     asked: NewTable, source: Format | None, why: str, *, force: bool
 ) -> Iterator[tuple[AnyPath, OutputFormat]]:
-    """The file of rows that a command writes, and its format; ``-`` is a file that is copied at the end.
+    """The file to which a command writes rows, and its format. For ``-`` this is a temporary file, which is
+    copied to standard output at the end.
 
     Raises
     ------
     UsageError
-        The output is standard output, and neither an option nor `source` gives its format.
+        The output is standard output, and its format is unknown, a terminal cannot show the format, or
+        `force` is set.
     InputError
-        The file cannot be written, or would be a TREC run; `why` says why it must not be one.
+        The file exists or cannot be written, or would be a TREC run; `why` says why it must not be one.
     """
     # imported here, because pyarrow is slow to import
     from rankmill.producer.files.outputs import OutputFormat

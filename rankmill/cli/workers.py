@@ -66,7 +66,7 @@ def keep(processes: WorkerProcesses, share_gpus: Callable[[], None]) -> None:
     Raises
     ------
     WorkersFailed
-        A worker cannot start, or has given up waiting for Redis.
+        A worker cannot start, has died several times at its start, or has given up waiting for Redis.
     RedisUnavailable
         The jobs that a dead worker had claimed cannot be returned to the queue.
     """

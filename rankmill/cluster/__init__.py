@@ -1,1 +1,1 @@
-"""Views of the cluster for people and for Prometheus: snapshot, tables, live page, exporter."""
+"""Shows the state of the cluster to people and to Prometheus, and gives orders to workers."""

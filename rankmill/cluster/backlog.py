@@ -1,4 +1,4 @@
-"""The backlog: how much work is left for each queue's workers, in pairs and in seconds, for autoscalers."""
+"""Computes each queue's backlog, which is the work left for its workers, in pairs and in seconds."""
 
 from __future__ import annotations
 

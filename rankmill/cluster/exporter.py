@@ -1,6 +1,4 @@
-"""The exporter: serves metrics of the cluster, read from Redis, and the addresses of the workers' own
-metrics.
-"""
+"""Serves metrics of the cluster, read from Redis, and the addresses of the workers' own metrics."""
 
 from __future__ import annotations
 
@@ -80,7 +78,7 @@ def exporter_app(client: redis.Redis, settings: Settings) -> WSGIApplication:
 
 
 def exporter_registry(view: ClusterView) -> CollectorRegistry:
-    """All metrics of the exporter: the cluster's and its own."""
+    """All metrics of the exporter, about the cluster and about itself."""
     registry = CollectorRegistry()
     registry.register(ClusterMetrics(view))
     build = Info("rankmill_exporter_build", "Version of rankmill.", registry=registry)
@@ -99,7 +97,7 @@ def discovery(cluster: Snapshot) -> list[dict[str, list[str]]]:
 
 
 class ClusterView:
-    """A snapshot that is used again for a second; threads may share the object."""
+    """A snapshot of the cluster, read again only after a second; threads may share the object."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""Jobs that have failed for good, and jobs that were set aside: lists, retries and clears them."""
+"""Lists, retries and clears jobs that have failed for good or were set aside."""
 
 from __future__ import annotations
 

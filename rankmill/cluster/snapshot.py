@@ -1,5 +1,4 @@
-"""A snapshot of the cluster, read from Redis: queues, workers and runs, in a few round trips whatever its
-size.
+"""Reads a snapshot of queues, workers and runs from Redis, in a few round trips for any size of the cluster.
 
 A damaged key is listed with the reason, and all other keys are still shown.
 """
@@ -90,8 +89,7 @@ class WorkerState(_Frozen):
 
 
 class QueueState(_Frozen):
-    """A queue: the numbers of its waiting, started and finally failed jobs, and the number of its live
-    ScoringWorkers.
+    """The numbers of a queue's waiting, started and finally failed jobs, and of its live ScoringWorkers.
 
     ``workers`` counts the workers that take chunks, and ``drained`` those that are drained.
     ``oldest_seconds`` is the age of the oldest of the jobs that are first in their lists; ``None`` if no job
@@ -128,8 +126,8 @@ class RunState(RunFigures):
     """An unfinished run.
 
     ``quiet_seconds`` is the time since the last result, or since the run's creation if no result has come.
-    ``waiting`` is the number of its chunks that wait in its queue; for requests, which wait in one list, it
-    is 0.
+    ``waiting`` is the number of the run's chunks that wait in its queue, or 0 for a request, because all
+    requests wait in one list.
     """
 
     quiet_seconds: float
@@ -170,7 +168,7 @@ def read_cluster(client: redis.Redis, *, page: int = 0, page_size: int = PAGE_RU
     client
         A client of the server, whose responses are bytes.
     page, page_size
-        The page of runs to read: ``page_size`` runs from position ``page * page_size`` on.
+        The page of runs to read, which is ``page_size`` runs from position ``page * page_size`` on.
 
     Raises
     ------

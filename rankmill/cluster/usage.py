@@ -18,7 +18,7 @@ By = Literal["key", "model", "day"]
 NOBODY = "(none)"
 """Name of the tenant of runs that do not name one."""
 OTHER = "(other)"
-"""Stands for tenant and model in the entry that adds up what exceeds the most entries of a day."""
+"""Name of tenant and model in the entry that adds up everything beyond a day's most entries."""
 
 _NOBODY_GROUP = group_of("")
 _LABELS = ("tenant", "model", "device")
@@ -93,7 +93,7 @@ class UsageMetrics:
         self._days: dict[int, dict[tuple[str, ...], Amounts]] = {}
 
     def families(self, entries: Iterable[Entry] | None) -> Iterable[CounterMetricFamily]:
-        """The metrics; without values if `entries` is ``None``."""
+        """The metrics, which lack values if `entries` is ``None``."""
         counters = [
             CounterMetricFamily(f"rankmill_usage_{name}", text, labels=_LABELS)
             for name, text in _COUNTED.items()

@@ -1,6 +1,4 @@
-"""The verdict: one sentence on whether all is well in a cluster, and its faults, the worst first, with
-advice.
-"""
+"""Says in one sentence whether all is well in a cluster, and lists faults with advice, the worst first."""
 
 from __future__ import annotations
 
@@ -54,7 +52,7 @@ def with_verdict(cluster: Snapshot) -> Told:
 
 
 def verdict(cluster: Snapshot) -> Verdict:
-    """Judge a cluster; a cluster that does not answer has no snapshot, and so no verdict."""
+    """Judge a cluster by its snapshot."""
     kinds = fault_kinds()
     faults = tuple(sorted(_faults(cluster), key=lambda fault: kinds.index(fault.kind)))
     if not faults:

@@ -1,4 +1,4 @@
-"""What extensions add to what is shown of a cluster, by entry points of ``rankmill.watch``.
+"""Lets extensions add to what is shown of a cluster, by entry points of ``rankmill.watch``.
 
 An extension subclasses `Watch`, and `Seen` for what it reads of the cluster. Methods that it does not
 override add nothing.
@@ -43,7 +43,7 @@ class ClusterFault(BaseModel):
 
 
 class Gauge(NamedTuple):
-    """A metric of the exporter: its name, help text and label names, and its values by the labels' values."""
+    """A metric of the exporter; ``samples`` has its values by the values of its labels."""
 
     name: str
     text: str
@@ -68,8 +68,7 @@ class RunFigures(BaseModel):
 
 
 class SeenRun(RunFigures):
-    """A run that processes of an extension carry out: its state, where its scores go, and which process works
-    on it.
+    """A run that processes of an extension carry out; ``runner`` is the process that works on it.
 
     ``reason`` is why the run failed, or why it waits again; otherwise it is empty.
     """
@@ -107,8 +106,8 @@ class Seen(BaseModel):
 
 
 class RunStatus(NamedTuple):
-    """The state of a run, in words for people and as JSON for ``--json``; and the number of its rows without
-    a score.
+    """The state of a run, in words for people and as JSON for ``--json``, with the number of rows without a
+    score.
     """
 
     text: str
@@ -132,7 +131,7 @@ class WatchedRun(Protocol):
 
 
 class ListedRuns(NamedTuple):
-    """Runs for ``rankmill runs``: their key in the JSON, their JSON, and a table for people."""
+    """Runs for ``rankmill runs``, as JSON under the key ``name`` and as a table for people."""
 
     name: str
     data: Sequence[BaseModel]
@@ -170,7 +169,7 @@ class Watch:
 
 
 class Broken(Seen):
-    """What is shown for an extension that fails: a fault."""
+    """Shows a fault for an extension that fails."""
 
     name: str
     reason: str

@@ -1,1 +1,1 @@
-"""The worker's environment: its device, cached files, models' files, health and metrics."""
+"""Finds the worker's device and a model's files, keeps cached files, and serves health and metrics."""

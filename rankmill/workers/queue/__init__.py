@@ -1,1 +1,1 @@
-"""A worker's side of the queue: claiming jobs, leases, refusals, and stopping."""
+"""Claims jobs from the queue, renews their leases, and hands back what the worker does not score."""
