@@ -1,1 +1,1 @@
-"""What plugs into the core: each folder is complete, and is found by the entry points of pyproject.toml."""
+"""Extensions, one in each folder; the core finds them by the entry points in pyproject.toml."""

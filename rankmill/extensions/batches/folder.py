@@ -90,7 +90,7 @@ class LocalFolder(FilesFolder):
     def make(self, name: str) -> None:
         try:
             (self.path / name).mkdir(exist_ok=True)
-            sync(self.path)  # otherwise a power failure loses everything in it
+            sync(self.path)  # otherwise a power failure may lose the new folder
         except OSError as error:
             raise OutputError(f"the file cannot be kept: {error.strerror}") from None
 

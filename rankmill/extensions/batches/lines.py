@@ -1,4 +1,4 @@
-"""Lines of a batch: the requests of OpenAI's batches, the pairs in them, and their answers."""
+"""Reads the lines of a batch, which are requests in OpenAI's form, and writes their answers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _FIELDS = RequestLine.model_fields.keys()
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """A line that was read: its request, or the reason for refusing it."""
+    """A line that was read, with its request or with the reason for refusing it."""
 
     number: int
     line: RequestLine

@@ -92,7 +92,7 @@ class BatchRecord(_Owned):
 
 
 class BatchCounts(WireModel):
-    """Numbers of a batch: all lines, lines with an answer, and lines with an error instead."""
+    """The number of a batch's lines, of those with an answer, and of those with an error instead."""
 
     total: Count
     completed: Count = 0

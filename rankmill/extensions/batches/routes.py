@@ -158,7 +158,7 @@ def create_batch(
 ) -> dict[str, Any]:
     """Submit a batch, which a runner then scores."""
     if wanted.model:
-        gateway.served.resolve(wanted.model)  # an unknown model is refused even if the requests name theirs
+        gateway.served.resolve(wanted.model)  # an unknown model is refused even if each request names one
     return batches.create(key, wanted, gateway.served.resolve)
 
 
@@ -190,13 +190,15 @@ def cancel_batch(key: Caller, batches: TheBatches, batch_id: Id) -> dict[str, An
     responses={200: {"content": {"text/event-stream": {}}}},
 )  # fmt: skip
 async def follow_batch(gateway: TheGateway, key: Caller, batches: TheBatches, batch_id: Id) -> Response:
-    """Events with the batch: one each time that it changes, until it ends."""
+    """Send the batch as an event whenever it changes, until it ends."""
     batch = await asyncio.to_thread(batches.find, BatchRecord, key, batch_id)
     return event_stream(_events(gateway, batches, batch), AsyncExitStack())
 
 
 async def _events(gateway: Gateway, batches: Batches, batch: BatchRecord) -> AsyncGenerator[bytes]:
-    """Yield each state of a batch as an event ``batch``, and the last state as ``done``; or an ``error``."""
+    """Yield each state of a batch as an event ``batch``, and the last state as ``done``; an ``error`` ends
+    them, too.
+    """
     last = None
     while not gateway.is_stopping:  # the client will ask another gateway, or this one after its restart
         try:

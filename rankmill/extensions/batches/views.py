@@ -116,8 +116,8 @@ def _state(run: FileRun | None, *, cancelling: bool) -> str:
 
 
 def _counts(run: FileRun | None, counts: BatchCounts | None) -> dict[str, int]:
-    """The counts of a batch's lines. Until its end they are estimated from the share of its rows that are
-    done.
+    """The counts of a batch's lines; until the batch ends, they are estimated from the share of its rows that
+    are done.
     """
     rows = (run and run.rows) or 0
     total = counts.total if counts else rows

@@ -52,7 +52,6 @@ _ALONE = {"texts": "text", "conversations": "messages"}
 _OPTION = re.compile(r"--([a-z][a-z-]*)")
 
 _TOKENS = "tokens"
-"""The column with the number of tokens of each row, beside the scores."""
 
 
 class BatchWork:
@@ -162,7 +161,6 @@ class BatchWork:
             )
 
     def _write_answers(self, scored: AnyPath, endpoint: str) -> None:
-        """Write the file of answers, and a file of errors if a request has one."""
         errors_path = self._output.with_name("errors.jsonl")
         with whole_file(self._output) as partial:
             partial_errors = partial.with_name(errors_path.name)
@@ -300,7 +298,7 @@ def _scored_place(output: AnyPath) -> OutputFile:
 
 
 def _steps(output: AnyPath) -> tuple[AnyPath, AnyPath]:
-    """The files of a batch of requests: its pairs, and the same with their scores."""
+    """The paths of a batch's pairs, and of its pairs with their scores."""
     return output.with_name("pairs.parquet"), output.with_name("scored.parquet")
 
 

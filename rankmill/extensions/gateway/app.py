@@ -96,9 +96,7 @@ class _App(FastAPI):
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    """The answer to an error, in the dialect of the request, or in that of its path if the former is not
-    known.
-    """
+    """The answer to an error, in the request's dialect if that is known, or else in that of its path."""
     path = request.url.path
     dialect = dialects().get(observation(request.scope).dialect) or dialect_at(path)
     if isinstance(error, RequestValidationError):

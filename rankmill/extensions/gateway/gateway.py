@@ -34,7 +34,6 @@ _END_SECONDS = 5.0
 """Most seconds that the gateway waits, at its end, for requests that cancel their runs."""
 
 Right = Literal["admin", "manage_models"]
-"""Rights of a key besides scoring."""
 
 _RIGHTS: dict[Right, str] = {
     "admin": FOR_ADMINS,
@@ -53,13 +52,14 @@ class Addition:
     Attributes
     ----------
     router
-        Its paths. Make it by `rankmill.extensions.gateway.http.dependencies.new_router`, so that requests are
-        counted by path. A function of a path gets the gateway in a parameter of the type ``TheGateway``.
+        The router of the addition's paths, made by
+        `rankmill.extensions.gateway.http.dependencies.new_router`, so that requests are counted by path. A
+        path's function gets the gateway in a parameter of the type ``TheGateway``.
     hosts
         The hosts on which the addition itself listens. If other hosts can reach one of them, requests need
         keys, unless the setting ``gateway_open`` is true.
     keeps_data
-        Whether it keeps data in Redis that exists nowhere else.
+        Whether the addition keeps data in Redis that exists nowhere else.
 
     Parameters
     ----------
@@ -151,8 +151,7 @@ class Gateway:
         A client whose commands wait in the event loop; and one for threads, whose commands do not wait for a
         server that cannot serve.
     names
-        What messages show to callers in place of private paths and URLs, by the path or URL; extensions add
-        to it.
+        The text that messages to callers show in place of each private path or URL; extensions add to it.
     """
 
     def __init__(

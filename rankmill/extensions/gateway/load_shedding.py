@@ -216,7 +216,7 @@ class LoadShedder:
         if tokens and chars:
             self._has_scored, self._reported = True, None
             more = tokens / chars - self._tokens_per_char
-            # If there were fewer tokens than expected, long texts may have been cut.
+            # fewer tokens than expected tell little, because long texts may have been cut
             share = min(chars / _TELLING_CHARS, 1.0) if more > 0 else 0.0
             self._tokens_per_char += max(share, _SHARE) * more
             self._tokens_per_pair += _SHARE * (tokens / pairs - self._tokens_per_pair)

@@ -18,7 +18,6 @@ from rankmill.jobs.system import system
 
 HEADER = "x-request-id"
 SCOPE_KEY = "rankmill.observation"
-"""Key in a request's scope under which its `Observation` is kept."""
 
 _VALID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 

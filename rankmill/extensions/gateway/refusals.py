@@ -40,9 +40,9 @@ Kind = Literal[
 ``method``: the path takes other methods. ``conflict``: something that exists already prevents the change.
 ``gone``: the client has closed the connection. ``slow``: the body does not arrive in time. ``busy``: the
 caller has reached a limit of its key. ``overloaded``: all callers together send too much. ``too_long``: a row
-has more tokens than are taken. ``unscorable``: a row has no score for another reason. ``backend``: the
-workers cannot score the run, or the gateway itself fails. ``unavailable``: workers or Redis do not answer, or
-Redis refuses the gateway.
+has too many tokens. ``unscorable``: a row has no score for another reason. ``backend``: the workers cannot
+score the run, or the gateway itself fails. ``unavailable``: workers or Redis do not answer, or Redis refuses
+the gateway.
 """
 
 
@@ -135,7 +135,7 @@ def unscorable(row: int, reason: str) -> Refusal:
 def row_reason(reason: str) -> str:
     """The reason why a row has no score, for callers; details about a worker's host are left out.
 
-    Only the log's level ``debug`` has them, because they may quote the row's text.
+    The log has these details only at the level ``debug``, because they may quote the row's text.
     """
     kind, _, rest = reason.partition(": ")
     is_of_worker = kind.startswith("given up after attempt") and rest != "its worker died"
@@ -183,14 +183,14 @@ _CODE = re.compile(r"\.(?:py|cc|cpp|cu|hpp|so)\b")
 def refusal_of(error: Exception, names: Mapping[str, str] | None = None) -> Refusal:
     """The refusal for one of the errors in `EXPECTED`.
 
-    The message describes errors that the caller can fix. Other errors are for the operator, and are logged.
+    If the caller can fix the error, the message describes it. Any other error is logged for the operator.
 
     Parameters
     ----------
     error
         The error.
     names
-        What the message shows in place of private paths and URLs, by the path or URL.
+        The text that the message shows in place of each private path or URL.
     """
     if isinstance(error, Refusal):
         return error
@@ -218,8 +218,8 @@ def _kind(error: RankmillError) -> Kind:
 
 
 def told(error: Exception, names: Mapping[str, str]) -> str:
-    """The message of an error for a caller; if callers must not see the error's own text, it is only logged.
-    `names` is as in `refusal_of`.
+    """The message of an error for a caller. If callers must not see the error's own text, that is only
+    logged. `names` is as in `refusal_of`.
     """
     whole = message = " ".join("; ".join([str(error), *getattr(error, "__notes__", [])]).split())
     if isinstance(error, WrongFile):

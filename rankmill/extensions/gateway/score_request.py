@@ -45,7 +45,7 @@ class ScoreRequest:
 
 
 def alone(texts: Sequence[str], model: str | None, spec: Mapping[str, str | int | None]) -> ScoreRequest:
-    """A request to score single texts, without the settings for pairs."""
+    """A request to score single texts, for which the gateway's settings for pairs do not count."""
     of_pairs = dict.fromkeys(("instruction", "prompt_template", "max_passage_tokens"))
     return ScoreRequest(None, texts, model, {**of_pairs, "inputs": "texts", **spec})
 
@@ -63,7 +63,7 @@ def within(settings: Settings, spec: Mapping[str, str | int | None]) -> SpecFiel
     """The fields of a request's spec, without those that the gateway's settings decide.
 
     If the settings split long texts into windows, a request cannot choose what happens to texts that are too
-    long. It can for conversations, because they are never split.
+    long. A request with a conversation can, because conversations are never split.
 
     Raises
     ------

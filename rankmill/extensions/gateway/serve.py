@@ -23,11 +23,10 @@ PORT = 9809
 """The port for an address that does not name one."""
 
 _MOST_HEAD_BYTES = 64 << 10
-"""Most bytes of a request's first line and headers."""
 
 _HEAD_SECONDS = 60.0
-"""Most seconds until a request's first line and headers have arrived; a new connection that sends nothing is
-closed after them, too.
+"""Most seconds until a request's first line and headers have arrived; for the first request, they count from
+the start of the connection.
 """
 
 

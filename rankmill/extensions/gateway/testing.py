@@ -72,7 +72,7 @@ def served(app: FastAPI) -> Iterator[str]:
 
 
 class _FakeGateway(Gateway):
-    """A gateway that asks no server."""
+    """A gateway without a server."""
 
     def __init__(self, settings: Settings, workers: FakeWorkers) -> None:
         super().__init__(settings, URL, "if there are any")

@@ -21,7 +21,7 @@ _SPAN_SECONDS = 30
 """Length in seconds of the spans of time in which gateways count; the last two spans are read."""
 
 _SHARE = 0.01
-"""If a larger share of the requests than this is refused or fails, that is a fault."""
+"""Share of the requests above which refusals, or failures, are a fault."""
 
 _FAULTS: tuple[tuple[Outcome, str, str, str], ...] = (
     (

@@ -1,4 +1,4 @@
-"""Adds gRPC to the gateway: a second address on which it listens."""
+"""Adds gRPC to the gateway, on an address of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gRPC server: services, health, reflection and TLS; calls are admitted and counted as requests."""
+"""The gRPC server, with health, reflection and TLS; it admits and counts calls as HTTP requests are."""
 
 from __future__ import annotations
 

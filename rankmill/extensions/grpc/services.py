@@ -44,7 +44,7 @@ _Answer: TypeAlias = "Callable[[TeiServices, Sequence[M], Call], Awaitable[list[
 
 @dataclass(frozen=True)
 class Call:
-    """A call: its observation, and its key."""
+    """The observation and the key of a call."""
 
     note: Observation
     key: ApiKey | None

@@ -1,4 +1,4 @@
-"""Rankings: hard negatives, and the measures of information retrieval."""
+"""Chooses hard negatives from rankings, and measures rankings."""
 
 COMMANDS = {
     "evaluate": (
@@ -12,6 +12,6 @@ COMMANDS = {
         "rankmill.extensions.rankings.commands.mine:mine_negatives",
     ),
 }
-"""The commands, by name; an entry point of ``rankmill.commands`` points here. Each has its group in the help,
-the first line of its help, and its function.
+"""The commands by name, each with its group in the help, the first line of its help, and its function; an
+entry point of ``rankmill.commands`` points here.
 """

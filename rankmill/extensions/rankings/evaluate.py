@@ -1,4 +1,4 @@
-"""``rankmill evaluate``: measures of a ranking, before and after reranking, by ir-measures."""
+"""Measures a ranking before and after reranking, by ir-measures."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Result:
-    """Values of one measure: means over all judged queries, and by query.
+    """The values of one measure, as means over all judged queries and by query.
 
     ``before`` is the mean of the ranking to compare with; ``None`` without such a ranking. ``better`` and
     ``worse`` are numbers of queries. ``p_value`` is the p-value of a two-sided paired t-test over all judged

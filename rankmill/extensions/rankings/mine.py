@@ -1,4 +1,4 @@
-"""Hard negatives from a scored run, chosen as sentence-transformers' `mine_hard_negatives` chooses them."""
+"""Chooses hard negatives from a scored run as sentence-transformers' `mine_hard_negatives` does."""
 
 from __future__ import annotations
 
@@ -44,8 +44,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Mined:
-    """Numbers of rows of the scored file for one query: its relevant passages, and its negatives, hardest
-    first.
+    """The row numbers in the scored file of a query's relevant passages, and of its negatives, hardest first.
 
     ``copies`` is the number of passages that were not candidates because they have the text of a graded
     passage, and ``repeats`` is the number of those that have the text of an earlier candidate.
@@ -66,10 +65,12 @@ class TextKeys:
 
 
 _RELEVANT, _RELATED, _OTHER = 2, 1, 0
-"""Kinds of passages: a grade from ``min_relevance`` on, a lower grade above 0, and everything else."""
+"""Kinds of passages, which have a grade from ``min_relevance`` on, a lower grade above 0, or neither."""
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
-"""The key of a query is multiplied by this before it is combined with the key of a passage."""
+"""The key of a query is multiplied by this before it is combined with the key of a passage, so that the two
+texts of a pair cannot be swapped.
+"""
 
 
 def read_scored(path: AnyPath, score: str = "score", qrels: AnyPath | None = None) -> pd.DataFrame:
@@ -77,8 +78,8 @@ def read_scored(path: AnyPath, score: str = "score", qrels: AnyPath | None = Non
 
     Returns columns ``query_id``, ``doc_id``, ``score``, ``relevance``, ``in_run`` and ``place`` (in the run's
     order), with a row for each row of the file. Judgements come from `qrels`, or else from the table's
-    ``relevance``. Without a column ``in_run``, all rows belong to the run. Passages that have a grade above 0
-    in `qrels`, and that the file lacks, follow as rows without a score.
+    ``relevance``. Without a column ``in_run``, all rows belong to the run. For the file's queries, passages
+    that have a grade above 0 in `qrels` but are not in the file follow as rows without a score.
 
     Raises
     ------

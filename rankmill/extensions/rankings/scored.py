@@ -1,6 +1,4 @@
-"""Reads scored files: the ids and scores of their rows, and the ranks and scores of the run that was
-scored.
-"""
+"""Reads the ids and scores in scored files, and the ranks and scores of the run that was scored."""
 
 from __future__ import annotations
 
@@ -38,8 +36,8 @@ def is_table(path: AnyPath, score: str) -> bool:
 
 
 def read_rows(path: AnyPath, score: str, *, has_labels: bool = False) -> pd.DataFrame:
-    """Read a scored table: the columns ``query_id``, ``doc_id`` and ``score``, and if they exist ``in_run``,
-    ``run_score``, ``run_rank`` and, with `has_labels`, ``relevance``.
+    """Read the columns ``query_id``, ``doc_id`` and ``score`` of a scored table, and if they exist
+    ``in_run``, ``run_score``, ``run_rank`` and, with `has_labels`, ``relevance``.
 
     `score` is the name of the file's column of scores. Without a column ``in_run``, all rows belong to the
     run; a row with null in this column does not.

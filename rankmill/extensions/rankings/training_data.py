@@ -27,7 +27,6 @@ Form = Literal[
 
 _ROWS = 16_384
 _IN_SCORED = pa.schema([("query", pa.string()), ("passage", pa.string())])
-"""Columns of the scored file with the texts."""
 
 _WAY_OUT = "make it with score-file --with-texts, or name --queries and --corpus"
 
@@ -128,9 +127,9 @@ def training_rows(
 ) -> pa.Table:
     """Make the rows of mined queries, a table in the layout of `form`; `mined` must come from `with_rows`.
 
-    `ids` are the rows of the scored file, as `mine.read_scored` returns them. `source` says where the texts
-    are: in the scored file, or in files of texts. `with_scores` adds scores to distil from, which replace
-    labels; FlagEmbedding's and pylate's rows always have them.
+    `ids` are the rows of the scored file, as `mine.read_scored` returns them. `source` is the scored file, if
+    it has the texts, or the files of texts. `with_scores` adds scores to distil from, which replace labels;
+    FlagEmbedding's and pylate's rows always have them.
 
     Raises
     ------

@@ -7,6 +7,6 @@ COMMANDS = {
         "rankmill.extensions.registry.commands.models:models",
     ),
 }
-"""The commands, by name; an entry point of ``rankmill.commands`` points here. Each has its group in the help,
-the first line of its help, and its function.
+"""The commands by name, each with its group in the help, the first line of its help, and its function; an
+entry point of ``rankmill.commands`` points here.
 """

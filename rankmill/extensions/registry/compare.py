@@ -22,7 +22,9 @@ _WARM_ROWS = 64
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two models: its name, agreement with the first, speed (pairs/s) and scores ``[n]``."""
+    """The name of one of the two models, its agreement with the first, its speed (pairs/s) and scores
+    ``[n]``.
+    """
 
     model: str
     measured: Measured

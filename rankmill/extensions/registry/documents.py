@@ -73,7 +73,7 @@ class _Document(BaseModel):
 
     @classmethod
     def read(cls, raw: bytes, subject: str) -> Self:
-        """Read JSON; raises `RegistryError`, which names it by `subject`, if it is damaged or has another
+        """Read JSON; raises `RegistryError`, which calls the JSON `subject`, if it is damaged or has another
         format.
         """
         try:
@@ -104,7 +104,7 @@ def check_path(path: str) -> str:
 
 
 class ModelFile(_Document):
-    """A file of a version: its path in the model's folder, its size and its SHA-256."""
+    """The path of a version's file in the model's folder, its size and its SHA-256."""
 
     path: str
     bytes: Count
@@ -130,9 +130,9 @@ class Manifest(_Document):
     family
         Transformers' model type.
     by, at
-        The person who pushed it, and the time (seconds since 1970).
+        The person or API key that pushed the version, and the time (seconds since 1970).
     notes
-        Notes of the person who pushed it.
+        Notes on the version.
     precision
         The result of ``rankmill check-precision --json``; ``None`` if it was not given.
     """
@@ -207,7 +207,7 @@ class Target(_Document):
 
 
 class Alias(_Document):
-    """An alias: its present target, and its earlier targets, latest first."""
+    """The present target of an alias, and its earlier targets, the latest first."""
 
     format: Literal[1] = 1
     now: Target

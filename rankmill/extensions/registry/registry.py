@@ -201,7 +201,6 @@ class Registry:
         return manifest
 
     def was_removed(self, reference: Reference) -> bool:
-        """Whether the version existed and was removed."""
         return self.folder.read(*reference, REMOVED) is not None
 
     def aliases(self, name: str) -> dict[str, Alias]:
@@ -294,7 +293,7 @@ def fetch_files(
     Parameters
     ----------
     registry, manifest
-        The registry with the version, and its manifest.
+        The registry, and the manifest of the version.
     target, parts
         Folders of complete files and of unfinished files, on one file system.
     on_bytes
@@ -333,7 +332,7 @@ def fetch_files(
 def _fetch(
     registry: Registry, manifest: Manifest, file: ModelFile, part: Path, on_bytes: Callable[[int], None]
 ) -> str:
-    """Fetch the rest of a file that `part` has the beginning of; returns the digest of the whole file."""
+    """Fetch the rest of a file whose beginning is in `part`; returns the digest of the whole file."""
     path = (manifest.name, manifest.version, files_folder(manifest.content), *file.path.split("/"))
     digest = hashlib.sha256()
     with part.open("a+b") as out:

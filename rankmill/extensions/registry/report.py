@@ -1,4 +1,4 @@
-"""The report of a comparison: a page in Markdown with a plot."""
+"""Writes the report of a comparison, a page in Markdown with a plot."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class Promotion(NewTarget):
 
 
 class Rollback(BaseModel):
-    """A body without fields. It must be JSON, because a page of another site cannot send JSON without
+    """A body without fields, which must be JSON, because a page of another site cannot send JSON without
     permission.
     """
 
@@ -267,7 +267,7 @@ def find_version(model: TheModel, version: str) -> dict[str, Any]:
 def delete_version(model: TheModel, version: str) -> dict[str, Any]:
     """Remove a version, unless an alias stands for it or a run uses it."""
     reference = model.version(version)
-    model.registry.manifest(reference)  # raises if it does not exist
+    model.registry.manifest(reference)  # raises if the version does not exist
     remove_version(model.registry, reference, model.gateway.plain_redis, by=model.by)
     logger.info("%s was removed by %s", reference, model.by)
     return {"name": model.name, "version": version, "deleted": True}

@@ -86,7 +86,7 @@ class WritableFolder(RegistryFolder):
 
 
 class RegistryStore(Registry):
-    """A registry that can be written; parameters as in `Registry`."""
+    """A registry that can be written, with the parameters of `Registry`."""
 
     folder: WritableFolder
 

@@ -1,4 +1,4 @@
-"""Asks a process of this host with a worker's packages to describe, try or prove a model."""
+"""Lets a process with a worker's packages describe, try or prove a model on this host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from rankmill.jobs.runtime.settings import Settings
 
 
 class TriedModel(BaseModel):
-    """The result for a model that can be scored: transformers' model type, and what ran it here."""
+    """Transformers' model type of a model that can be scored, and the backend and precision that scored it
+    here.
+    """
 
     family: str
     backend: str
@@ -51,7 +53,7 @@ class ModelReport(BaseModel):
     model, revision
         The model's name, and its commit on the hub or the digest of its files.
     family, kind
-        Transformers' model type, and how it makes a score.
+        Transformers' model type, and how the model makes a score.
     pooling
         Which tokens the score reads.
     outputs

@@ -74,8 +74,8 @@ class VersionStore:
         Raises
         ------
         WorkerError
-            This host lacks the version and cannot fetch it, it has other content, or other content is in use
-            here. Another worker may have the version.
+            This host lacks the version and cannot fetch it, the version has other content, or other content
+            of this name is in use here. Another worker may have the version.
         """
         name, version = reference
         folder, file = version_folder(self._cache, name, version), version_lock(self._cache, name, version)
@@ -117,7 +117,7 @@ class VersionStore:
                 kept = Manifest.read((folder / _MANIFEST).read_bytes(), "a manifest").content
             if self._registry is not None and (kept is None or kept != content):
                 now = Registry(self._registry).manifest(reference).content
-        except (InputError, RegistryAway, RegistryError):  # whoever fetches the version is told
+        except (InputError, RegistryAway, RegistryError):  # `_fetch` raises this, if it is called
             return content
         if kept is not None and now not in {None, kept}:
             self._remove(reference, folder, file, f"{kept:.12}")

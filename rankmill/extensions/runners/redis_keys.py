@@ -11,7 +11,7 @@ def file_run(run_id: str) -> str:
 
 
 def file_run_cancelled(run_id: str) -> str:
-    """String: exists if the submitted run is cancelled; its runner looks for it."""
+    """String: tells the runner of a submitted run that the run is cancelled, by existing."""
     return f"{PREFIX}:file-run:{run_id}:cancelled"
 
 

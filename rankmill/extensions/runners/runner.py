@@ -60,8 +60,8 @@ class Runner:
         self._news = system.Event()
         self._stopping = self._working = False
         self._left: dict[str, tuple[float, int]] = {}
-        """For each run that this runner leaves to others: the time until which it does (monotonic, s), and
-        how many times it has left the run.
+        """The time (monotonic, s) until which this runner leaves a run to others, and how many times it has
+        left the run, by the run's id.
         """
 
     def work(self) -> None:

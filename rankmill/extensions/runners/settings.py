@@ -24,7 +24,7 @@ def read_secret(value: object) -> str | None:
 
 
 def secret_key(secret: str) -> bytes:
-    """The bytes of a webhook's secret; empty if the secret is not valid."""
+    """The bytes of a webhook's secret; empty if the secret is not ``whsec_`` and base64."""
     try:
         return b64decode(secret.removeprefix("whsec_"), validate=True) if secret.startswith("whsec_") else b""
     except ValueError:

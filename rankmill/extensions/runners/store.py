@@ -72,7 +72,7 @@ class FileRunStore:
         self._pauses = self.queue.scheduled_job_registry.key
         self._runners = keys.runners(queue)
         self._left: dict[str, float] = {}
-        """For each run of another format: the time (monotonic, s) until which it is left to other runners."""
+        """The time (monotonic, s) until which each run of another format is left to other runners, by id."""
 
     def submit(self, order: FileOrder, run_id: str | None = None) -> FileRun:
         """Put a run into the queue; `run_id` is its new id, if the caller has made one."""
@@ -189,7 +189,7 @@ class FileRunStore:
         return held
 
     def end(self, claim: RunLease) -> bool:
-        """Write the end of a run if its runner still holds it; returns whether it did."""
+        """Write the end of a run if its runner still holds it; returns whether the runner held it."""
         run = claim.run
         places = [
             self._leases, keys.file_run(run.id), Job.key_for(run.id), keys.file_run_cancelled(run.id),
@@ -302,7 +302,6 @@ class FileRunStore:
         return new_file_run(order, run_id)
 
     def _leave_to_others(self, raw: bytes, token: str) -> None:
-        """Put back a run of another format, for a runner that can read it."""
         with self.redis.pipeline() as pipe:
             pipe.rpush(self.queue.key, raw)
             pipe.zrem(self._leases, raw + f":{token}".encode())

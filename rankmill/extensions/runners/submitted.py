@@ -151,7 +151,7 @@ class SubmittedFiles:
     def submit(
         self, request: FileRequest, spec: ScoreSpec, settings: Settings, webhook: str | None
     ) -> SubmittedFile:
-        """Put a run of files into the queue of runners; the request must be `FileRequest.at_home`.
+        """Put a run of files into the queue of runners; the request must come from `FileRequest.at_home`.
 
         Raises
         ------

@@ -39,7 +39,9 @@ _MOST_LISTED = 100
 
 _LATE_SECONDS = 15.0
 _SENT_SECONDS = 10.0
-"""If a runner took a webhook within the last 10 s, it may still be sending it, so the webhook is not late."""
+"""Seconds after a runner has taken a webhook in which it may still be sending it, so that the webhook is not
+late.
+"""
 
 _ENDED_SECONDS = 3600.0
 """Seconds for which a run is shown after its end."""

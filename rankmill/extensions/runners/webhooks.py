@@ -55,7 +55,6 @@ class WebhookSender:
         self._periodic = Periodic("webhooks", self._send_due, _LOOK_SECONDS)
 
     def start(self) -> None:
-        """Start the thread, if this runner can send webhooks."""
         if self._secret and self._hosts:
             self._periodic.start()
 
@@ -65,7 +64,6 @@ class WebhookSender:
         self._periodic.stop(seconds=0)
 
     def wake(self) -> None:
-        """Look for webhooks now, because a run has ended."""
         self._periodic.wake()
 
     def _send_due(self) -> None:
@@ -74,7 +72,6 @@ class WebhookSender:
                 self._deliver(run)
 
     def _deliver(self, run: FileRun) -> None:
-        """Try to send a webhook once, and write the result."""
         problem = self._problem(run)
         attempts = (run.notice.attempts if run.notice else 0) + 1
         waited = system.now() - (run.ended or 0)

@@ -73,7 +73,7 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
         "gateway_open": asked.is_open or None,
     }
     if models:
-        first = next((model for model in models if model != "*"), None)  # `*` is no model, but allows all
+        first = next((model for model in models if model != "*"), None)  # `*` is not a model; it allows all
         flags |= {"model": first and first.rpartition("=")[2], "gateway_models": ",".join(models)}
     settings = load_settings(flags, config)
     own = settings.of(GatewaySettings)
@@ -124,9 +124,7 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
 
 
 def _warn_of_losses(url: str, concerns: Concerns) -> None:
-    """Warn of data that the server's settings put at risk; this does not wait for a server that does not
-    answer.
-    """
+    """Warn of data that the server's settings put at risk; do not wait for a server that does not answer."""
     client = impatient(client_for(url, 0))
     warn_of_risks(read_durability(client), url, concerns)
     client.close()
@@ -134,7 +132,8 @@ def _warn_of_losses(url: str, concerns: Concerns) -> None:
 
 @contextmanager
 def _watched(cluster: EmbeddedCluster) -> Iterator[list[EmbeddedError]]:
-    """Stop serving when the embedded server or its workers cannot be kept alive; yields the list of errors.
+    """Stop serving when the embedded server or its workers cannot be kept alive; yields a list that then gets
+    the error.
 
     The watch ends with the ``with`` block: the end of the cluster, which follows, must not cause a signal.
     """

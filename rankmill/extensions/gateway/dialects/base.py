@@ -64,7 +64,7 @@ class Dialect:
     statuses
         HTTP statuses that differ from those in `KINDS`.
     scale
-        The scale of its scores, unless a body asks for another.
+        The scale of the scores, unless a body asks for another.
     long
         What to do with pairs that are too long, unless a body asks for something else; with ``None``, the
         gateway's setting decides.
@@ -159,12 +159,12 @@ class ScorePath:
     bodies
         The bodies that the path takes.
     dialect
-        The dialect that owns the path. Its scale of scores and its rule for pairs that are too long hold for
-        every form of body. Errors have its form until the body has been read.
+        The dialect that owns the path, whose scale of scores and rule for pairs that are too long hold for
+        every form of body. Until the body has been read, errors have the form of this dialect.
     choose
-        Finds the kind of body that a JSON object is, if the path takes several.
+        Finds which of the bodies a JSON object is; ``None`` if the path takes only one.
     options
-        Fields that have the same meaning in every body here.
+        Options whose fields mean the same in every body here.
     """
 
     path: str

@@ -77,7 +77,9 @@ def score_paths(owner: str | None = None) -> tuple[ScorePath, ...]:
 
 
 def certain(path: str, owner: str | None) -> str:
-    """The path that has the same meaning without an owner; a path of the owner gets the owner's prefix."""
+    """The path, with the owner's prefix if it is a path of the owner, so that it means the same at every
+    gateway.
+    """
     mine = any(path in body.paths and body.dialect.name == owner for body in bodies())
     return f"/{owner}{path}" if mine else path
 

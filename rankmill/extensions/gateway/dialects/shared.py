@@ -1,6 +1,7 @@
 """The paths that several of our dialects have.
 
-The body decides in which dialect the gateway answers; if it does not, the answer fits all of them.
+The body decides in which dialect the gateway answers. `SharedRerankV1` answers bodies that several dialects
+could have sent.
 """
 
 from __future__ import annotations

@@ -248,7 +248,9 @@ class VllmClassify(VllmTextOptions, _VllmBody):
         return alone(texts or [], self.model, spec)
 
     def _check(self) -> None:
-        """Refuse input beside messages, neither of them, and options that would change the scored text."""
+        """Refuse a body with both input and messages or with neither, and options that would change the
+        scored text.
+        """
         if (self.input is None) == (self.messages is None):
             raise wrong("input", "give either input or messages")
         if self.add_special_tokens is (self.messages is not None):

@@ -82,7 +82,7 @@ ModelManager = Annotated[ApiKey | None, _holder_of("manage_models")]
 
 
 def from_json(kind: type[T], absent: bytes = b"") -> Any:
-    """The body of the request, read as a body of `kind`; `absent` replaces an empty body."""
+    """A dependency that reads the body of the request as a `kind`; `absent` replaces an empty body."""
 
     async def read(request: Request, gateway: TheGateway, key: Caller) -> T:
         async with gateway.admission.admitted(key):

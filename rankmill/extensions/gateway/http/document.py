@@ -1,4 +1,4 @@
-"""The OpenAPI document: this adds refusals and bodies, which FastAPI cannot find by itself."""
+"""Adds what FastAPI cannot find by itself to the OpenAPI document, such as refusals and bodies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     "5XX": {"description": "No server or no worker can do it at the moment.",
             "content": {"application/json": {}}},
 }  # fmt: skip
-"""The answers that all paths share."""
 
 
 _KEYS = {

@@ -1,4 +1,4 @@
-"""Middleware of every HTTP request: observes it, and refuses requests for other hosts' names."""
+"""Middleware that observes every HTTP request, and refuses requests for the names of other hosts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 
 class Observed:
-    """Outermost middleware: returns a request's id in a header, and lets no traceback out.
+    """The outermost middleware, which observes each request, returns its id in a header, and never answers
+    with a traceback.
 
     Parameters
     ----------
@@ -78,7 +79,7 @@ class Observed:
                 scope = {**scope, "method": "GET"}
             try:
                 await self._app(scope, read, answer)
-            except asyncio.CancelledError:  # the request took longer than gateway_stop_seconds
+            except asyncio.CancelledError:  # at its stop, the gateway waits only gateway_stop_seconds
                 if not begun:
                     await fail(Refusal("unavailable", "the gateway stops: ask again"), 503)
             except Exception:

@@ -98,7 +98,7 @@ async def find_model(
 def _model(gateway: Gateway, name: str, request: Request) -> dict[str, Any]:
     requests = gateway.load.requests
     prefix = request.url.path.lstrip("/").partition("/")[0]
-    # infinity's client expects its own name here
+    # infinity's client expects the name "infinity" here
     owner = prefix if prefix in dialects() else gateway.own.gateway_dialect
     return {
         "id": name, "object": "model", "created": gateway.created, "owned_by": owner or "rankmill",

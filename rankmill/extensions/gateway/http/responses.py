@@ -57,7 +57,7 @@ class Stream(StreamingResponse):
 
 
 def event_stream(events: AsyncGenerator[bytes], ends: AsyncExitStack) -> Stream:
-    """Server-sent events, sent as they come."""
+    """An answer that sends each server-sent event as it comes."""
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return Stream(_with_comments(events), ends, headers, "text/event-stream")
 
@@ -92,8 +92,8 @@ async def _with_comments(events: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
 def download(
     pieces: Iterator[bytes], ends: AsyncExitStack, headers: Mapping[str, str], media_type: str
 ) -> Stream:
-    """Send a file in pieces. `ends` is closed before the last piece is sent, because the client's next
-    request may come right after that piece.
+    """An answer that sends a file in pieces. `ends` is closed before the last piece is sent, because the
+    client's next request may come right after that piece.
     """
 
     async def until_ended() -> AsyncIterator[bytes]:

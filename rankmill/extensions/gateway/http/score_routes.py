@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 def score_router(owner: str | None) -> APIRouter:
-    """The router of all dialects' paths; `owner` as in `score_paths`."""
+    """The router of all dialects' paths; `owner` is as in `score_paths`."""
     router = APIRouter()
     scores = {"description": "The scores", "content": {"application/json": {}, "text/event-stream": {}}}
     for path in score_paths(owner):

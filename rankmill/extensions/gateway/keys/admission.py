@@ -191,7 +191,7 @@ class Admission:
 
 
 async def _asked(ask: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Call `ask`, which asks the server; a request waits for it at most `MOST_WAIT` seconds."""
+    """Call `ask`, which waits at most `MOST_WAIT` seconds for a server that cannot serve."""
 
     def within() -> T:
         with redis_errors(), waiting(most=MOST_WAIT):

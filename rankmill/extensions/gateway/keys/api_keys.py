@@ -1,7 +1,7 @@
 """API keys in Redis, which say who may use the gateway, with which models, and how much.
 
-A key's text is shown once, when it is made. Redis has only its SHA-256; the text has 192 random bits, so
-nobody can find it by trying.
+A key's text is shown once, when the key is made. Redis has only the text's SHA-256, and nobody can find a
+text with 192 random bits by trying.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class KeyStore:
         return list(chosen)
 
     def any(self) -> bool:
-        """Whether a key exists that has not expired."""
+        """Whether the server has a key that has not expired."""
         return bool(self.redis.zcount(keys.api_keys(), system.now(), "+inf"))
 
     def _load(self, key_id: str) -> ApiKey | None:

@@ -93,7 +93,6 @@ def _p(result: Result) -> str:
 
 
 def _queries(results: list[Result]) -> list[str]:
-    """One line for each query and measure, with tabs between the fields."""
     lines = ["query\tmeasure\tbefore\tafter"]
     for result in results:
         for query, (before, after) in result.by_query.items():

@@ -1,4 +1,4 @@
-"""``rankmill mine``: hard negatives from a scored run."""
+"""``rankmill mine``: choose hard negatives from a scored run."""
 
 from __future__ import annotations
 

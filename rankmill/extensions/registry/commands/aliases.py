@@ -1,6 +1,4 @@
-"""``rankmill models alias``, ``promote``, ``rollback`` and ``remove``: the commands that change a
-registry.
-"""
+"""``rankmill models alias``, ``promote``, ``rollback`` and ``remove``: change a registry."""
 
 from __future__ import annotations
 
@@ -86,7 +84,7 @@ def promote(
 ) -> None:
     """Load a version on all live workers, then let ALIAS stand for it.
 
-    If a worker cannot load it, ALIAS stays as it is. Runs that have begun keep their version.
+    If a worker cannot load the version, ALIAS stays as it is. Runs that have begun keep their version.
     """
     registry = RegistryStore.of(settings)
     version = registry.version(reference(model))
@@ -117,8 +115,8 @@ def rollback(alias: str, settings: Settings) -> None:
 def remove(model: str, settings: Settings) -> None:
     """Remove a version, or an alias.
 
-    A version is not removed while an alias stands for it or a run of the server uses it. Its name is not
-    used again.
+    A version is not removed while an alias stands for it or a run of the server uses it. The name of a
+    removed version is not used again.
     """
     registry = RegistryStore.of(settings)
     named = reference(model)

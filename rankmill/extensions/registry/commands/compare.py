@@ -1,4 +1,4 @@
-"""``rankmill models compare``: two models side by side on a file."""
+"""``rankmill models compare``: compare two models on a file."""
 
 from __future__ import annotations
 

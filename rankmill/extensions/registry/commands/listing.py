@@ -1,4 +1,4 @@
-"""``rankmill models list`` and ``show``: what is in a registry."""
+"""``rankmill models list`` and ``show``: show what is in a registry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``rankmill models``: what workers make of a model, and the registry of models."""
+"""``rankmill models``: describe and prove models, and keep them in a registry."""
 
 from __future__ import annotations
 

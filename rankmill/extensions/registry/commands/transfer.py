@@ -1,4 +1,4 @@
-"""``rankmill models push`` and ``pull``: versions into a registry and out of it."""
+"""``rankmill models push`` and ``pull``: copy versions into a registry and out of it."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def push(
     """Put the model in DIR into the registry.
 
     The model is loaded and scores the shipped pairs first; its weights must be *.safetensors, and its folder
-    must not contain code. Without VERSION, the name is the next of v1, v2, ... A version never changes. It
-    becomes visible when all of its files are there; an interrupted push continues with the same command.
+    must not contain code. Without VERSION, the name is the next of v1, v2, ... A version never changes, and
+    it becomes visible when all of its files are there; an interrupted push continues with the same command.
     """
     registry = RegistryStore.of(settings)
     model, _, version = name.partition("@")

@@ -33,9 +33,9 @@ def runner(config: str | None, asked: RunnerOptions, **flags: Any) -> None:
     """Score submitted files, one after the other.
 
     Start any number of runners on hosts that see the files. A runner reads the files, gives the pairs to live
-    workers, and writes the output as rankmill score does; it needs no GPU. If it dies, another runner
-    continues its run within lease_seconds + heartbeat_seconds. After SIGTERM or Ctrl-C, its run goes back to
-    the queue at once.
+    workers, and writes the output as rankmill score does; it needs no GPU. If a runner dies, another one
+    continues its run within lease_seconds + heartbeat_seconds. After SIGTERM or Ctrl-C, a runner puts its run
+    back into the queue at once.
 
     Everybody who can write to the Redis server can name files. So a runner reads and writes only below the
     folders and URLs of --read and --write, and never hidden files; it replaces only files that runners have

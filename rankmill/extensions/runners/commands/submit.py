@@ -28,7 +28,7 @@ def submit(request: FileRequest, settings: Settings, webhook: str | None, as_jso
     scores them with live workers, even if this process ends. The command prints the run's id, which rankmill
     wait, status and cancel take.
     """
-    request = request.at_home()  # what cannot be submitted is told without a server
+    request = request.at_home()  # before the server is asked, because this may refuse the request
     options.server(settings)
     client = Client(settings=settings)
     run = client.submit_request(request, webhook=webhook)
