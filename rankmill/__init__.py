@@ -1,7 +1,6 @@
 """Score query-passage pairs with cross-encoders, at any scale, through a queue.
 
-This module has the names that services import and that RQ looks up. Each name is imported on its first use,
-so that a command which only starts workers imports none of them.
+This module has the names that services import and that RQ looks up. Each name is imported on its first use.
 """
 
 from __future__ import annotations

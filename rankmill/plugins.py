@@ -1,4 +1,4 @@
-"""Plugins: finds what extends rankmill by the entry points of installed packages, ours and others'.
+"""Finds plugins, which extend rankmill, by the entry points of installed packages, rankmill's own included.
 
 A package names what it adds in its metadata, as here in a ``pyproject.toml``::
 

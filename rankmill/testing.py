@@ -73,7 +73,7 @@ def shared_words(*texts: Any) -> float:
     """The share of the query's words that the passage has, from 0 to 1, plus a tiny number that differs
     between rows.
 
-    For a text or a conversation it is a number from 0 to 1 that depends on the characters.
+    For a text or a conversation, the result is a number from 0 to 1 that depends on the characters.
     """
     if len(texts) == 1:
         return _by_chance(*texts)
@@ -117,7 +117,7 @@ class FakeWorkers:
     score
         Gets a query and a passage, a text, or a list of messages. Returns the score, or a text with the
         reason why the row has no score; if it raises `RunFailed`, the run fails. By default it returns the
-        share of the query's words in the passage.
+        share of the query's words in the passage, or with `labels` a number from 0 to 1 for each.
     labels
         Names of the model's outputs, if it has several; `score` returns a number for each.
     count
@@ -147,7 +147,7 @@ class FakeWorkers:
         self.files: dict[str, FileRunState] = {}
         self._known: dict[str, FakeRun] = {}
         self._told: set[str] = set()
-        """Ids of runs that were cancelled; their collectors look here."""
+        """Ids of cancelled runs, whose collectors look here."""
         self._words: dict[int, str] = {}
         self._lock = system.RLock()
 
@@ -207,9 +207,7 @@ class FakeWorkers:
         return run if run and system.now() < run.asked.created + run.asked.ttl else None
 
     def _end(self, run: Run, *, left: bool, tell: bool) -> int:
-        """Forget a run, which is not complete if it is `left`; returns how many of its
-        chunks had no result.
-        """
+        """Forget a run, which is not complete if it is `left`; returns how many chunks had no result."""
         with self._lock:
             fake_run = self._known.pop(run.id, None)
             if fake_run is None:

@@ -17,8 +17,8 @@ from rankmill.jobs.contract.home import of_user
 from rankmill.jobs.system import system
 
 _ACL_ENTRY = struct.Struct("<HHI")
-"""Layout of an entry of Linux's access control lists: its tag, rights and number. A version of 4 bytes
-precedes the entries.
+"""An entry of Linux's access control lists has a tag, rights and a number; 4 bytes with a version precede the
+entries.
 """
 
 _ACL_USER, _ACL_GROUP = 0x02, 0x08
@@ -41,7 +41,7 @@ def cache_folder(setting: str) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder of the cache and those above it; strangers cannot write there. Raises `OSError`."""
+    """Make a folder of the cache and those above it; strangers cannot write to them. Raises `OSError`."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -50,7 +50,7 @@ def make_folder(folder: Path) -> None:
 
 
 def strangers(folder: Path, top: Path | None = None, setting: str = "cache_dir") -> str | None:
-    """Why a stranger may have written what is in a folder, in one line; ``None`` if no stranger can.
+    """One line that says why strangers may have written what is in a folder; ``None`` if they cannot.
 
     A stranger is any user except root and this process's user, and any group that the process is not in. So
     the group of a pod (``fsGroup``) may write. Whoever can write to a folder above can replace this folder,
@@ -101,10 +101,10 @@ def _groups() -> set[int]:
 
 
 def _in_its_list(folder: Path) -> str | None:
-    """A stranger who may write by the folder's POSIX access control list; ``None`` if it names none."""
+    """A stranger whom the folder's POSIX access control list lets write; ``None`` without such a stranger."""
     try:
         listed = os.getxattr(folder, "system.posix_acl_access")
-    except (OSError, AttributeError):  # the folder has no list, or the system knows no such lists
+    except (OSError, AttributeError):  # the folder or the system does not have such lists
         return None
     for tag, rights, number in _ACL_ENTRY.iter_unpack(listed[4:]):
         if rights & os.W_OK and tag == _ACL_USER and number not in {0, os.geteuid()}:
@@ -163,7 +163,7 @@ _SETTLED_SECONDS = 2.0
 """A file that changed this recently may change again without a new time, because clocks are coarse."""
 
 _SMALL = 1 << 20
-"""Smaller files (bytes) are always read, because remembering their digest would take as long."""
+"""Files of fewer bytes are always read, because remembering their digest would take as long."""
 
 
 def facts_of(status: os.stat_result) -> Facts:
@@ -222,7 +222,7 @@ class Locked:
 
 
 def lock(path: Path, *, shared: bool = False, wait: bool = True) -> Locked | None:
-    """Lock a file, which is made if necessary; ``None`` if another process holds it and `wait` is false."""
+    """Lock a file, which is made if necessary; ``None`` if another lock prevents this and `wait` is false."""
     make_folder(path.parent)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)
     locked = Locked(descriptor)

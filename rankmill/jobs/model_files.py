@@ -65,7 +65,7 @@ def model_files(folder: Path) -> dict[str, Path]:
     """The files of a model's directory on which its scores may depend, by relative path, in order.
 
     These are all files except hidden ones, checkpoints of a training, texts for people, code, and, in the top
-    folder, weights in formats that are not read. Such a file is included too if a JSON file of the model
+    folder, weights in formats that are not read. An excepted file is included if a JSON file of the model
     names it.
 
     Raises
@@ -89,7 +89,7 @@ def model_files(folder: Path) -> dict[str, Path]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files of a model's weights: safetensors in the top folder, and those that an index names.
+    """The safetensors files of a model, which lie in the top folder or are named by an index.
 
     Raises
     ------
@@ -143,9 +143,7 @@ def check_named_files(file: Path) -> None:
 
 @dataclass(frozen=True)
 class _Names:
-    """The names in a JSON file: those of weights, if it is an index, and those of files that `_walk` leaves
-    out.
-    """
+    """The names in a JSON file of weights, if it is an index, and of files that `_walk` leaves out."""
 
     weights: frozenset[str] = frozenset()
     left_out: frozenset[str] = frozenset()

@@ -1,8 +1,8 @@
 """Models with names of their own: an extension says what such a name stands for, and where the files are.
 
-A package adds such names by an entry point of the group ``rankmill.models``, which names a class of
-`NamedModels` that is made from the settings. Such names have an ``@`` or a ``:``. Ids on the hub and ``demo``
-have neither, and a path is known by its beginning, so no extension is imported for them.
+A package adds such names by an entry point of the group ``rankmill.models``, which names a class that has the
+methods of `NamedModels` and is made from the settings. Such names have an ``@`` or a ``:``. Ids on the hub
+and ``demo`` have neither, and a path is known by its beginning, so no extension is imported for them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Choice:
-    """What a name stands for: models with their shares of the queries, and a shadow.
+    """The models that a name stands for, with their shares of the queries, and perhaps a shadow.
 
     Attributes
     ----------
@@ -99,7 +99,7 @@ class NamedModels(Protocol):
         """Whether a model's name has the form of this extension's names; this reads nothing."""
 
     def choice(self, model: str) -> Choice:
-        """For producers: what the name stands for now.
+        """What the name stands for now; producers ask this.
 
         Raises
         ------
@@ -110,7 +110,7 @@ class NamedModels(Protocol):
         """
 
     def copy(self, model: str, content: str | None, cache: CacheRoom) -> ModelCopy:
-        """For workers: the model's files, fetched now if they are not here.
+        """The model's files, which are fetched now if they are not here; workers ask for them.
 
         Parameters
         ----------
@@ -130,7 +130,7 @@ class NamedModels(Protocol):
         """
 
     def kept(self, cache: Path) -> Iterable[KeptFolder]:
-        """For workers: the folders that the extension keeps in the cache folder, and that may be removed."""
+        """The folders of the extension in a worker's cache folder that may be removed."""
 
 
 MakeModels = Callable[[WorkerSettings], NamedModels]

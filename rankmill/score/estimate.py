@@ -23,9 +23,7 @@ from rankmill.score.score_file import with_inputs
 from rankmill.score.session import Session
 
 _LOOK_ROWS, _AT_ONCE = 100_000, 1000
-"""The sample is drawn from this many rows at the beginning of the input, and they are read in parts of this
-size.
-"""
+"""The sample is drawn from this many first rows of the input, which are read in parts of this many rows."""
 
 
 class Estimate(BaseModel):

@@ -56,9 +56,7 @@ class OutputTarget:
 
     @property
     def file(self) -> AnyPath:
-        """The output's file, whose name tells the format; for a folder, the only part if all rows fit into
-        one.
-        """
+        """The file whose name tells the output's format; in a folder, the part that would have all rows."""
         if not self.request.rows_per_part:
             return self.path
         return self.path / self.form.part_name(OutputPart(1, 1))

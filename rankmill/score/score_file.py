@@ -64,12 +64,12 @@ def score_file(
     request, settings
         What to score, and how.
     cluster
-        An embedded server with workers, in use; by default as in `Session`.
+        An `EmbeddedCluster` that was entered; by default as in `Session`.
     view
         Makes a view of the progress for the number of rows; called when the scoring begins.
     confirm
         Called with the complete output and the summary before the output is moved into place; an exception
-        prevents the move. For an output in parts, this gets the last file, unless it is in place already.
+        prevents the move. An output in parts gives the last file, or ``None`` if that is in place already.
     tokens_column
         Name of a further column with the number of tokens of each row; null where no worker has counted them.
     made
@@ -258,7 +258,9 @@ def _score(
 
 
 def _check_kind(tally: Tally, earlier: EarlierScores | None) -> None:
-    """Raise `InputError` if bits of one kind would be mixed with those of another kind from ``--reuse``."""
+    """Raise `InputError` if bits of one kind would be mixed with those of another kind from ``--reuse``;
+    otherwise note in `tally` how the reused scores were made.
+    """
     if earlier and earlier.kind and (others := tally.kinds - {earlier.kind}):
         raise InputError(
             f"the scores of --reuse have the bits of {earlier.kind}, and the workers here those of "
@@ -295,7 +297,7 @@ def _end_last_run(store: RunStore, journal: Journal) -> None:
 def drop_last_run(output: OutputFile, models: int, store: RunStore) -> None:
     """Delete from Redis the run that a dead process has begun for an output that nobody will continue.
 
-    The output's folder stays as it is if it has scored rows. Raises what `Workspace` raises.
+    The output's working folder stays as it is if it has scored rows. Raises what `Workspace` raises.
     """
     if workspace_of(output.path).exists():
         with Workspace(output, restart=False, force=True, models=models) as work:

@@ -30,7 +30,7 @@ from rankmill.producer.local.worker_watch import WorkerWatch
 
 @dataclass(frozen=True)
 class RunScores:
-    """Scores of a run, float32 of shape ``[n]``, NaN for rows without one; its duration and statistics."""
+    """The scores of a run, float32 ``[n]`` with NaN for rows without one, its duration, and its statistics."""
 
     scores: npt.NDArray[np.float32]
     seconds: float
@@ -49,7 +49,8 @@ class Session:
     settings
         The settings, with the server, the model, and those of embedded workers.
     cluster
-        An embedded server with workers, in use; by default the session's own, if the settings name no server.
+        An `EmbeddedCluster` that was entered; by default the session enters one of its own, if the settings
+        do not name a server.
 
     Attributes
     ----------

@@ -68,8 +68,9 @@ Delimiter = Annotated[Name, AfterValidator(_check_delimiter), Field(title="TEXT"
 class FileRequest(WireModel):
     """The files to score, and how to score them.
 
-    Each field but the first is an option of ``score-file`` and ``rankmill submit``, in this order. The
-    field's text is the option's help, except for ``models``. Some are options of the gateway's batches too.
+    Each field but the first is an option of ``score-file`` and ``rankmill submit``, in this order. A field's
+    docstring is the option's help, except for ``models``. The gateway's batches also have some of these
+    options.
     """
 
     model_config = ConfigDict(use_attribute_docstrings=True)

@@ -18,7 +18,7 @@ _MAX_REASON_CHARS = 2000
 
 
 class RunOutcome(WireModel):
-    """The result of a run: its output, its rows, and how they were scored; a part of score-file's summary."""
+    """The output of a run, its rows, and how they were scored, as in score-file's summary."""
 
     output: str
     rows: Count

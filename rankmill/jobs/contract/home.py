@@ -19,7 +19,8 @@ def of_user(folder: str | Path, remedy: str) -> Path:
     Raises
     ------
     ConfigError
-        The path begins with ``~``, and that home is not known, as in containers with a uid of their own.
+        The path begins with ``~``, and that home folder is not known, as in containers with a uid of their
+        own.
     """
     try:
         return Path(folder).expanduser()

@@ -18,7 +18,7 @@ _JOB_ID = re.compile(f"(r?[0-9A-Fa-f]+)-({_CHUNK})", re.ASCII)
 
 
 class PieceId(NamedTuple):
-    """Names a piece: some rows of a chunk, the ``parent``, that are sent as a chunk of their own.
+    """A piece is some rows of a chunk, its ``parent``, that are sent as a chunk of their own.
 
     ``start`` is the number of the piece's first row among the rows that are sent for the parent; ``rows`` is
     how many rows it has.
@@ -33,8 +33,8 @@ class PieceId(NamedTuple):
 
 
 ChunkId: TypeAlias = int | PieceId
-"""Names a chunk within its run: a whole chunk by its first row in the input, a piece by its `PieceId`. `str`
-gives the name in Redis, and `read_chunk_id` reads it.
+"""A whole chunk is named by its first row in the input, and a piece by its `PieceId`. `str` gives the name in
+Redis, and `read_chunk_id` reads it.
 """
 
 

@@ -1,7 +1,8 @@
 """The priority and the tenant of a run, which its id tells.
 
-Requests, whose caller waits for them, come before bulk work. Tenants get equal parts, or parts by weight. The
-ids of a run's jobs begin with the run's id, so a queue can be kept in order by job ids only.
+Requests, whose caller waits for them, come before bulk work. Tenants get shares of the workers by their
+weights. The ids of a run's jobs begin with the run's id, so a job's id is enough to find its place in a
+queue.
 """
 
 from __future__ import annotations

@@ -85,7 +85,6 @@ class Proof(BaseModel):
 
     @property
     def holds(self) -> bool:
-        """Whether the proof holds, so that the scores may be served."""
         return self.wrong is None and max(self.difference, self.company) <= self.bound
 
     def __str__(self) -> str:

@@ -39,7 +39,7 @@ class ChunkStats(WireModel):
     tokenize_seconds, forward_seconds
         Parts of that time: tokenizing, and the batches that had rows of the chunk.
     device_seconds
-        Time of the device for this chunk's tokens: their share of the time of their batches.
+        The chunk's share, by its tokens, of the device's time for its batches.
     int8_gain
         How many times as fast int8 is on this worker as this precision, if that was measured.
     windows
@@ -81,8 +81,8 @@ class ChunkScores:
     """A scored chunk: float32 ``scores`` and text ``errors``, both ``[n]``; each row has exactly one of them.
 
     If the statistics have labels, a row's score is a list with one score for each label. If the job asks for
-    tokens (`rankmill.jobs.contract.job.asks_for_row_tokens`), ``tokens`` has their number in each row, int32
-    ``[n]``, null if unknown. If rows are requests for tokens, it has the answers as JSON.
+    tokens (`rankmill.jobs.contract.job.asks_for_row_tokens`), ``tokens`` has the number of tokens of each
+    row, int32 ``[n]``, null if unknown. If rows are requests for tokens, ``tokens`` has the answers as JSON.
     """
 
     chunk: ChunkId

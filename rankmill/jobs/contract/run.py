@@ -1,4 +1,4 @@
-"""A run, which is one submission, and its progress; how both are read from Redis."""
+"""A run, which is one submission, its progress, and how both are read from Redis."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def settled_by(spec: ScoreSpec, precision: str, revision: str | None, kind: str 
 
 
 class Progress(WireModel):
-    """Number of rows of a run that are done, which are those of finished chunks.
+    """How many rows of a run are done, which they are when their chunk is finished.
 
     ``at`` is when the latest rows were done. At ``since``, about half a minute earlier, or less at the start
     of a run, ``since_rows`` were done. Both times are in seconds since 1970, and 0 until the run's first

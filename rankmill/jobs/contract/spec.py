@@ -82,8 +82,8 @@ class ScoreSpec(BaseModel):
         registry, the digest of its content; ``None`` accepts any content.
     precision
         Number format of the forward pass; ``auto`` means the best one for the device. ``int8`` means the kind
-        of int8 with the smallest groups that is fast enough there: groups of 64 or 128 inputs share a scale,
-        and the rest is in fp32 or bf16.
+        of int8 with the smallest groups that is fast enough on the device: groups of 64 or 128 inputs share a
+        scale, and the rest is in fp32 or bf16.
     max_length
         Longest pair in tokens, special tokens included; of longer pairs, the longer text is cut first.
         ``None`` is the model's own limit.
@@ -186,7 +186,7 @@ def choose_output(label: str | None, labels: Sequence[str], model: str) -> int |
     Raises
     ------
     SpecError
-        The model does not have this output, or has several and none was asked for.
+        The model does not have this output, or it has several outputs and `label` is ``None``.
     """
     names = ", ".join(f"{number}: {name}" for number, name in enumerate(labels[:_SHOWN_OUTPUTS]))
     names += ", and more" if len(labels) > _SHOWN_OUTPUTS else ""
@@ -227,9 +227,7 @@ def complaint(error: ValidationError, names: Iterable[str]) -> str:
 
 
 def in_precision(spec: ScoreSpec, precision: str) -> ScoreSpec:
-    """`spec` with an open precision replaced by `precision`, as a backend names it; raises `WireError` if
-    there is no such precision.
-    """
+    """`spec` with another precision, as a backend names it; raises `WireError` if `precision` is unknown."""
     try:
         return ScoreSpec.model_validate({**spec.model_dump(), "precision": precision.partition(" ")[0]})
     except ValidationError:

@@ -33,7 +33,7 @@ where tokens end. Tokenizing a text of this length takes 10 to 30 s and 0.6 to 2
 
 MAX_CHUNK_BYTES = 64 << 20
 """Largest payload in bytes, compressed and decompressed. This is also the most bytes of text in a chunk,
-where a repeated query counts in every row; a worker has at most one token for each of these bytes.
+where a repeated query counts in every row.
 """
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())
@@ -59,8 +59,7 @@ _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 
 
 def encode_rows(columns: Sequence[pa.Array], inputs: Inputs) -> bytes:
-    """Encode the columns of rows, text arrays of shape ``[n]``: queries and passages, or the only column of
-    other rows.
+    """Encode rows from text arrays ``[n]``, which are queries and passages, or the only column of other rows.
 
     Accepts string, large_string, string_view and dictionary arrays, chunked or not, with nulls.
 
@@ -80,7 +79,7 @@ def encode_rows(columns: Sequence[pa.Array], inputs: Inputs) -> bytes:
 
 
 def decode_rows(payload: bytes, inputs: Inputs) -> tuple[list[str | None], ...]:
-    """Decode and validate a payload of `encode_rows` into its columns, lists of ``[n]``.
+    """Decode and validate a payload of `encode_rows` into lists ``[n]``, one for each column.
 
     Equal queries share one Python object.
 
@@ -165,7 +164,7 @@ def text_fault(texts: Mapping[str, str | None]) -> tuple[RowFault, str] | None:
 
 
 def names_of_texts(inputs: Inputs) -> tuple[str, ...]:
-    """The names of a row's texts, as in the reasons why it has no score."""
+    """The names of a row's texts, as errors show them."""
     return ("query", "passage") if inputs == "pairs" else (inputs.removesuffix("s"),)
 
 
@@ -236,7 +235,7 @@ def _simple(texts: pa.Array) -> pa.Array:
 def _clip(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Cut texts to one character more than allowed, so that workers see which texts are too long.
 
-    Raise `WireError` if together they exceed a chunk's limit.
+    Raise `WireError` if the texts together exceed a chunk's limit.
     """
     texts = _simple(texts)
     longest = pc.max(pc.binary_length(texts)).as_py() or 0
@@ -302,8 +301,8 @@ def _check_messages(stream: memoryview, dictionaries: int) -> None:
     """Refuse a stream that needs more memory than its own bytes, before Arrow reads it.
 
     A valid stream is a schema, the given number of dictionaries (or none) and one batch; none of its messages
-    is compressed. Each message starts with a marker and the size of its metadata, a flatbuffer with the
-    body's size.
+    is compressed. Each message has a marker, the size of its metadata, the metadata and a body; the metadata
+    are a flatbuffer that tells the body's size.
     """
     kinds, at = [], 0
     while True:

@@ -1,8 +1,8 @@
 """Accounts: what each tenant has used, by day, model and device, for 400 days.
 
 A result's usage is counted in the step that deletes its entry from the run's stream. If the entry stays, the
-step notes that it is counted. So a repeated transaction counts nothing twice. If the server loses accounts,
-they are lost.
+step notes that it is counted. So a repeated transaction counts nothing twice. Nothing restores accounts that
+the server has lost.
 """
 
 from __future__ import annotations

@@ -78,6 +78,6 @@ def _leave_to_others(job: Job) -> bool:
     has_others = bool(queue_workers(job.connection, job.origin).scoring)
     if has_others:
         job.retries_left = (job.retries_left or 0) + 1
-        # after a pause, the worker that has waited longest would take the job, and that is this one
+        # after a pause this worker would take the job again, because it would have waited longest
         job.retry_intervals = None
     return has_others

@@ -3,7 +3,7 @@
 A lease in Redis is an entry of a sorted set, with the time at which it lapses by the server's clock, so hosts
 never compare their clocks. `Leases` are forgotten when they lapse. Leases of chunks and submitted runs, in
 RQ's registries of started jobs, stay until another process takes the work. `rankmill.workers.queue.heartbeat`
-renews those of a worker's chunks.
+renews the leases of a worker's chunks.
 
 The server's clock may jump when another host takes over. If it jumps ahead, all leases lapse at once: see
 `Renewals`. If it jumps back, leases of dead processes would last longer by the jump: see `BOUND`.
@@ -54,12 +54,10 @@ def move(
     do: Callable[[Pipeline], object],
     until: float = math.inf,
 ) -> bool:
-    """Move a job by the commands of `do`, and end its lease or pause, in one transaction; returns whether the
-    server
-    has confirmed this.
+    """Move a job by the commands of `do`, and end its lease or pause, in one transaction.
 
-    If the reply was lost, or another process has moved the job, the entry is gone and the job is not moved
-    again.
+    Returns whether the server has confirmed this. If the reply was lost, or another process has moved the
+    job, the entry is gone and the job is not moved again.
 
     Parameters
     ----------
@@ -70,7 +68,7 @@ def move(
     do
         Adds the commands to a pipeline.
     until
-        The job is not moved if the entry ends later than this (s since 1970), because it was renewed
+        The job is not moved if the entry ends later than this (s since 1970), because the lease was renewed
         meanwhile.
     """
     connection: Any = client

@@ -1,5 +1,5 @@
-"""RQ's queue with a waiting list for each run. Tenants and runs take turns by the number of pairs that they
-have had.
+"""RQ's queue with a waiting list for each run. Tenants and runs take turns by how many of their pairs workers
+have taken.
 
 RQ's own list contains the jobs that callers enqueue by name, and a chunk for each worker that waits at that
 list. All other chunks wait in the list of their run, or, for requests, in the list of their tenant.
@@ -25,7 +25,7 @@ IDLE_SECONDS = 5
 """Seconds for which a worker counts as idle, or as waiting at RQ's list, after it last said so."""
 
 _PROBES = 4
-"""Only this many jobs are looked up to detect lost lists, those that a producer needs first."""
+"""Lost lists are detected by a look for this many jobs, which are those that a producer needs first."""
 
 _PUT_BACK_AT_ONCE = 1000
 """Most jobs that one script looks for; it reads whole lists, and lists of 100,000 jobs take tens of
@@ -113,7 +113,7 @@ class OrderedQueue(RQQueue):
         return requests, {tenant.decode(errors="replace") for tenant in tenants}
 
     def put_back(self, job_ids: Sequence[str]) -> int:
-        """Put back the jobs of a run that are in no list, although by their hashes they wait, pause or run.
+        """Put back the jobs of a run that are in no list, although their hashes say that they wait or run.
 
         Returns how many were put back.
 

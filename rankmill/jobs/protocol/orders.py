@@ -25,7 +25,7 @@ OrderName = Literal["drain", "resume", "warm", "unload"]
 class Order(WireModel):
     """An order to one process; ``model`` is given only for ``warm`` and ``unload``.
 
-    ``started`` is the start of that process, as in its report. Another process of the same name ignores the
+    ``started`` is when that process started, as in its report. Another process of the same name ignores the
     order.
     """
 

@@ -59,7 +59,7 @@ def write_capacity(client: redis.Redis, queue: str, ttl: int) -> None:
 
 
 def read_capacity(client: redis.Redis, queue: str) -> QueueCapacity:
-    """Read what `write_capacity` wrote; an empty sum if it has expired or is damaged."""
+    """Read what `write_capacity` wrote; returns an empty sum if that has expired or is damaged."""
     try:
         raw = cast("bytes | None", client.get(keys.capacity(queue)))
         return QueueCapacity() if raw is None else QueueCapacity.read_json(raw, "the capacity of the queue")

@@ -182,7 +182,7 @@ class RunStore:
         return bool(self.redis.exists(keys.run(run_id)))
 
     def enqueue(self, run: Run, payloads: Mapping[ChunkId, Payload], *, new: bool = False) -> None:
-        """Put chunks and their jobs into Redis in one transaction; also the run itself if it is `new`.
+        """Put chunks, their jobs and, if it is `new`, the run itself into Redis in one transaction.
 
         Raises
         ------
@@ -302,8 +302,8 @@ class RunStore:
     ) -> list[tuple[str, ChunkResult | BadResult]]:
         """Read the results after entry `after` (``"0"`` for all), waiting up to `block_ms` for the first.
 
-        Each result is complete and of the right types, or is a `BadResult`. The caller checks whether the run
-        has its chunk, and whether its number of rows is right.
+        Each result is complete and of the right types, or is a `BadResult`. The caller checks that the chunk
+        is one of the run's, and that the number of rows is right.
         """
         reply = self.redis.xread({keys.results(run.id): after}, block=block_ms or None)
         # the two versions of Redis's protocol have different replies
@@ -361,9 +361,7 @@ class RunStore:
 
     def row_errors(self, run_id: str) -> tuple[list[RowError], int]:
         """The first rows without a score of a run that a producer collects, and the number of damaged
-        entries.
-
-        Together these are at most `rankmill.jobs.contract.run.MAX_ROW_ERRORS`.
+        entries; together at most `rankmill.jobs.contract.run.MAX_ROW_ERRORS`.
         """
         errors: dict[int, RowError] = {}
         damaged = 0
@@ -403,7 +401,7 @@ class RunStore:
         return self.queue(run.queue).put_back([keys.job_id(run.id, chunk) for chunk in chunks])
 
     def cancel(self, run: Run) -> int:
-        """Delete the run and inform its producer; returns how many chunks were waiting."""
+        """Delete the run and inform its producer; returns how many chunks waited or paused."""
         return self.delete(run, self.chunks(run), tell=True).waiting
 
     def was_cancelled(self, run: Run) -> bool:
@@ -421,7 +419,7 @@ class RunStore:
         tell: bool = False,
         used: Mapping[str, Usage] = NOTHING_USED,
     ) -> Deleted:
-        """Delete the run and the waiting jobs of `chunks`, but not a note that its scores are wrong.
+        """Delete the run and the waiting or paused jobs of `chunks`, but not a note about wrong scores.
 
         This takes many short commands, so that other clients are served meanwhile; call this again if one
         fails. Claimed jobs stay with their workers, which find that the run is gone and write no result.

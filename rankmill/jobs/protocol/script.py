@@ -41,9 +41,9 @@ class Script:
         """Run the script and return its reply; if `client` is a pipeline, add the script to it and return the
         pipeline.
 
-        A server that has not run the script since its start gets its text. A pipeline always contains the
-        text: redis-py would ask the server before each pipeline which scripts it knows, and within a
-        transaction it is too late to send the text.
+        A server that does not know the script gets its text. A pipeline always contains the text: redis-py
+        would ask the server before each pipeline which scripts it knows, and within a transaction it is too
+        late to send the text.
         """
         parameters = (len(keys), *keys, *arguments)
         if isinstance(client, Pipeline):

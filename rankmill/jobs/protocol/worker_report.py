@@ -87,7 +87,7 @@ class WorkerReport(WireModel):
     drained
         Whether the worker takes no new chunks.
     doing, doing_words
-        Why the worker does not score yet, as a key; and in words, with model, device and, if known, time.
+        Why the worker does not score yet, as a key and in words that name model, device and, if known, time.
     pace
         Padded tokens that were scored in a second of forwards lately; ``None`` if none were scored.
     answers

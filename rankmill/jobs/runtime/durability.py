@@ -172,7 +172,7 @@ def _number(value: object) -> int | None:
 
 
 def warn_of_risks(durability: Durability | None, url: str, concerns: Concerns) -> None:
-    """Log what a server's settings put at risk for a kind of run, once in this process for each server."""
+    """Log each risk of a server's settings for a kind of run, once for each server in this process."""
     for risk in durability.concerning(concerns) if durability else ():
         if (url, risk.text) not in _said:
             _said.add((url, risk.text))

@@ -61,8 +61,8 @@ def thread_environ(threads: int) -> dict[str, str]:
     """Environment variables for a process with this many CPU threads; libraries read these when they are
     imported.
 
-    Threads that spin while they wait take the cores of other processes, so they are told not to, unless
-    OMP_WAIT_POLICY is already set.
+    Threads that spin while they wait take the cores of other processes, so OMP_WAIT_POLICY tells threads not
+    to spin, unless this process's environment sets it.
     """
     count = str(threads)
     policy = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
@@ -79,7 +79,7 @@ def visible_gpus() -> list[str]:
 
 
 def may_have_gpu() -> bool:
-    """Whether PyTorch may find a GPU here. If it cannot, PyTorch need not be imported."""
+    """Whether PyTorch may find a GPU here; otherwise nobody needs to import PyTorch to look for one."""
     if platform.system() != "Linux":
         return True
     return any(Path(path).exists() for path in _GPU_DRIVERS)

@@ -30,7 +30,7 @@ MANY_PORTS = 100
 """Number of successive ports that a process tries, if several such processes may run on a host."""
 
 SERVICE_PORTS = frozenset({9807, 9809, 9810})
-"""Ports of the exporter and the gateway (HTTP, gRPC), which other processes do not take."""
+"""Ports of the exporter and the gateway (HTTP, gRPC), which `serve` skips when it tries successive ports."""
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def serve(
         ``HOST:PORT``; port 0 means any free port.
     names
         Names of this host, in addition to ``localhost``, all IP addresses and the host of `address`. ``None``
-        allows any name unless `address` is a loopback address, because other hosts can reach it anyway.
+        allows any name, unless `address` is a loopback address, which other hosts cannot reach directly.
     usual
         The port if the address does not name one; without `usual`, the address must name one.
     ports
@@ -269,7 +269,7 @@ def shown_address(host: str, port: int) -> str:
 
 
 def split_address(setting: str, address: str, usual: int | None = None) -> tuple[str, int]:
-    """Split the address in a setting into host and port; `usual` is the port if it does not name one.
+    """Split the address in a setting into host and port; `usual` is the port if the address lacks one.
 
     Raises
     ------

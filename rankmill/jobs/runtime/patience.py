@@ -37,7 +37,7 @@ then, so a new wait begins.
 """
 
 _LOOK_SECONDS = 0.5
-"""Seconds between two calls of the caller's `look` during a wait."""
+"""Most seconds between two calls of the caller's `look` in a pause between two attempts."""
 
 _LEAST_SECONDS = 0.01
 
@@ -110,9 +110,9 @@ def _is_broken(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class _Wait:
-    """How the current thread waits: for at most `most` seconds; meanwhile `look` is called, also at `until`.
+    """How the current thread waits; `look`, `most` and `until` are as in `waiting`.
 
-    The thread's command has a value of `value` bytes; `ask` asks the server for a sign of life.
+    `value` is the size (bytes) of the largest value in its command; `ask` asks the server for a sign of life.
     """
 
     look: Callable[[], None] = lambda: None
@@ -134,13 +134,13 @@ def waiting(
     Parameters
     ----------
     look
-        Called at least every second of a wait; an exception from it ends the wait. Redis commands in it do
-        not wait.
+        Called at least every half second between two attempts; an exception from it ends the wait. Redis
+        commands in it do not wait.
     most
         Longest wait of each command in seconds, if less than the client's and an enclosing block's.
     until
-        When the caller's time ends, in `time.monotonic` seconds, if earlier than an enclosing block's: the
-        latest time to call `look`, and to wait for a silent server.
+        When the caller's time ends, in `time.monotonic` seconds, if earlier than an enclosing block's. A
+        pause calls `look` then, and commands give up a silent server soon after.
     """
     outer = _WAIT.get()
     token = _WAIT.set(_Wait(look, min(most, outer.most), min(until, outer.until)))
@@ -174,7 +174,7 @@ def sending(client: redis.Redis, pipe: Pipeline) -> Iterator[None]:
 def end_of_command() -> float:
     """When a command that begins now must be given up, in `time.monotonic` seconds; `waiting` sets this.
 
-    ``most=0`` of `waiting` allows one attempt, but does not limit how long that takes.
+    ``most=0`` of `waiting` allows one attempt, but does not limit how long the attempt takes.
     """
     wait = _WAIT.get()
     now = system.monotonic()
@@ -306,7 +306,7 @@ class Patience(Retry):
 
     @property
     def trouble(self) -> str | None:
-        """Why commands wait now; ``None`` if none waits."""
+        """Why commands wait now; ``None`` if no command waits."""
         with self._lock:
             return next(iter(self._waiting.values()), None)
 

@@ -35,7 +35,6 @@ _SENTINELS_OWN = {"sentinel_username", "sentinel_password"}
 """Options of the URL that are only for connections to the Sentinels."""
 
 Address = tuple[str, int]
-"""Host and port."""
 
 
 def names_sentinels(url: str) -> bool:
@@ -160,7 +159,7 @@ class MasterFinder:
 
 
 class MasterConnection(InTime, redis.Connection):
-    """A connection to the master that `finder` reports; it asks again whenever it connects.
+    """A connection to the master, for which it asks `finder` whenever it connects.
 
     After a failover, the old master may serve its connections for some seconds more, and what is written
     there is lost. So a connection is closed between two commands if the master has moved.

@@ -1,7 +1,7 @@
 """Settings, from options, the environment, a config file and ``configs/base.yaml``, in order of precedence.
 
-The defaults of the core are only in ``configs/base.yaml``. Workers are started by RQ's command line, so they
-read the same settings from the environment (``RANKMILL_DEVICE=cpu`` and so on).
+The defaults of the core are only in ``configs/base.yaml``. Workers that RQ's command line starts read the
+same settings from the environment (``RANKMILL_DEVICE=cpu`` and so on).
 """
 
 from __future__ import annotations
@@ -110,9 +110,9 @@ class Sourced:
 class ExtensionSettings(BaseModel):
     """Base of an extension's settings.
 
-    A package names its model in an entry point of the group ``rankmill.settings``; `WorkerSettings.of` reads
-    the settings where they are used. A field without a default has one in ``configs/base.yaml``. The
-    description of a field is the help of its option, if a command has one.
+    A package names its subclass in an entry point of the group ``rankmill.settings``; `WorkerSettings.of`
+    reads the settings where they are used. A field without a default has one in ``configs/base.yaml``. The
+    description of a field is the help of its option, if a command has that option.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -190,8 +190,8 @@ class WorkerSettings(BaseModel):
         Raises
         ------
         ConfigError
-            A setting is not valid, and the message names it and where it was set; or two settings have one
-            name.
+            A setting is not valid, and the message names it and where it was set; or two settings have the
+            same name.
         """
         _check_names(kind)
         defaults = {key: Sourced(value, BASE.name) for key, value in _base().items()}
@@ -410,8 +410,8 @@ def _check_names(kind: type[ExtensionSettings], others: Collection[str] = ()) ->
 
 
 def _is_setting(key: str) -> bool:
-    """Whether the core or an extension has a setting of this name; `_base` also has those of our extensions
-    that are not installed.
+    """Whether the core or an extension has a setting of this name; `_base` also has the settings of
+    rankmill's extensions that are not installed.
     """
     return key in Settings.model_fields or key in _base() or key in extension_settings()
 
@@ -423,7 +423,7 @@ def _all_settings() -> set[str]:
 def validate(merged: Mapping[str, Sourced]) -> Settings:
     """Validate merged settings of the core; raises `ConfigError` for the first that is not valid.
 
-    `WorkerSettings.of` validates those of an extension.
+    `WorkerSettings.of` validates the settings of an extension.
     """
     others = {key: entry for key, entry in merged.items() if key not in Settings.model_fields}
     for key, entry in others.items():
@@ -488,9 +488,7 @@ def config_layers(path: Path) -> list[tuple[str, dict[str, Any]]]:
 
 @cache
 def _base() -> dict[str, Any]:
-    """The defaults, read only once, because parsing them takes longer than anything else at a client's
-    start.
-    """
+    """The defaults, read only once, because parsing them slows a client's start."""
     return _read(BASE)
 
 

@@ -2,8 +2,8 @@
 
 The module uses only OpenTelemetry's API, which does nothing until the process sets up an SDK, for example
 with ``opentelemetry-instrument``. A chunk's span begins when the chunk is submitted and ends when the
-producer has its result. The span's context travels in the job's metadata, so the worker's spans are its
-children.
+producer has its result. The worker's spans are children of the chunk's span, whose context travels in the
+job's metadata.
 """
 
 from __future__ import annotations

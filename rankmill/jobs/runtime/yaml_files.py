@@ -15,10 +15,10 @@ MAX_DEPTH = 32
 """Deepest nesting of lists and mappings; PyYAML recurses for each level."""
 
 MAX_PLAIN = 1024
-"""Longest value without quotes, in characters; Python could not even print a longer number."""
+"""Longest value without quotes, in characters."""
 
 _LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""YAML's loader, in C if possible: that is twelve times as fast, and every process reads the defaults."""
+"""PyYAML's loader in C, if it is installed, because it is twelve times as fast."""
 
 _OPENS = (yaml.SequenceStartEvent, yaml.MappingStartEvent)
 _CLOSES = (yaml.SequenceEndEvent, yaml.MappingEndEvent)

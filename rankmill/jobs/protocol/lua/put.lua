@@ -1,4 +1,4 @@
--- Lets jobs of a run wait, or a job by name. New jobs wait behind the run's other jobs, and returning jobs before them.
+-- Lets jobs of a run, or a job by name, wait. New jobs wait behind the run's other jobs, and returning jobs before them.
 -- KEYS: see waiting.lua. ARGV: 1 for the front, else 0; 1 to give back their turn, else 0; the jobs' ids. Returns
 -- nothing.
 for at = 3, #ARGV do

@@ -1,4 +1,4 @@
--- Renews leases; a lease that was forgotten stays so.
+-- Renews leases, but does not begin forgotten ones again.
 -- KEYS: the leases. ARGV: their length (s), the holders. Returns nothing.
 local clock = redis.call('TIME')
 for place = 2, #ARGV do

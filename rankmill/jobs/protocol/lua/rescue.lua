@@ -1,4 +1,4 @@
--- Puts back a job that left the queue and was not begun, if an earlier call saw it so, long enough ago.
+-- Puts back a job that left the queue and was not begun, if an earlier call saw it in this state long enough ago.
 -- KEYS: see waiting.lua; then the jobs in transit, the time at which the job was first seen. ARGV: the job's id, now (s
 -- since 1970), how long ago it must have been seen (s). Returns nothing.
 local transit, seen, id, now = KEYS[4], KEYS[5], ARGV[1], tonumber(ARGV[2])
