@@ -30,7 +30,7 @@ from rankmill.producer.local.worker_watch import WorkerWatch
 
 @dataclass(frozen=True)
 class RunScores:
-    """The scores of a run, float32 ``[n]`` with NaN for rows without one, its duration, and its statistics."""
+    """A run's scores, float32 ``[n]`` with NaN for rows without a score, its duration, and its statistics."""
 
     scores: npt.NDArray[np.float32]
     seconds: float

@@ -20,7 +20,7 @@ from rankmill.producer.files.sink import ScoredFile, ScoredParts
 
 
 def bound_of(made: Mapping[str, str], name: str) -> float | None:
-    """The bound that the metadata of the output `name` tell; ``None`` if they tell none.
+    """The bound in the metadata of the output `name`; ``None`` if the metadata lack it.
 
     Raises
     ------
@@ -50,11 +50,11 @@ class Summary(RunOutcome):
     is ``pairs_per_second``. ``real_token_share`` is the share of the computed tokens that were not padding.
     ``int8_gain`` is the speed of int8 divided by the speed of the precision used, if workers have measured
     it. ``windows`` is the number of windows that long texts were cut into. ``reused_rows`` took their
-    score from an earlier output. ``bound`` is the largest difference between a logit and the model's own that
-    the workers have proven (of all workers the largest; ``None`` if a worker has not proven one), and
-    ``reference`` is ``own`` if the model was too large for one of them to compare it in fp32. ``kind`` is
-    what decides the bits of the scores, if they are ``deterministic``. ``taken`` names the columns of the ids
-    and texts of a run's queries and corpus.
+    score from an earlier output. ``bound`` is the largest bound that a worker has proven for the difference
+    between its logits and the model's own; ``None`` if a worker has not proven one. ``reference`` is ``own``
+    if a worker could not compare the model in fp32, because it is too large. ``kind`` is what decides the
+    bits of the scores, if they are ``deterministic``. ``taken`` names the columns of the ids and texts of a
+    run's queries and corpus.
     """
 
     startup_seconds: float
@@ -140,7 +140,7 @@ class Tally:
         self.kinds |= {made["rankmill.kind"]} if "rankmill.kind" in made else set()
 
     def made_with(self) -> dict[str, str]:
-        """Backend, device and precision; joined with commas if workers differ."""
+        """Backend, device and precision, each joined with commas if workers differ."""
         names = ("backend", "device", "precision")
         return {name: ", ".join(sorted({kind[at] for kind in self.how})) for at, name in enumerate(names)}
 
@@ -158,8 +158,8 @@ class Tally:
 
     @property
     def revision(self) -> str | None:
-        """The model's commit or the digest of its content, of several models in their order; ``None`` if one
-        is not known, or no chunk was scored.
+        """The model's commit or the digest of its content, or those of several models in order; ``None`` if
+        one is not known, or no chunk was scored.
         """
         if self.each:
             known = [own.revision or "" for own in self.each]

@@ -31,9 +31,9 @@ class Verification(BaseModel):
     """The result of a verification, as printed with ``--json``.
 
     Of the ``rows`` in the ``file``, ``sampled`` rows were scored again, and ``differ`` of these have wrong
-    scores: in a ``deterministic`` file other bits, in another file scores that differ by more than
-    ``allowed``. ``largest`` is the largest difference; ``first`` is the number (from 0) of the first row that
-    differs.
+    scores. In a ``deterministic`` file, a score is wrong if its bits differ, and in other files if it differs
+    by more than ``allowed``. ``largest`` is the largest difference; ``first`` is the number (from 0) of the
+    first row that differs.
     """
 
     file: str
@@ -60,7 +60,7 @@ class Verification(BaseModel):
 
 @dataclass(frozen=True)
 class ScoredBefore:
-    """A file to verify: its metadata, and the settings with which it would be made again."""
+    """A file to verify, its metadata, and the settings with which it would be made again."""
 
     path: AnyPath
     metadata: Mapping[str, str]
@@ -187,7 +187,9 @@ def _bits(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.uint32]:
 
 
 def _sampled(before: ScoredBefore, sample: int) -> tuple[npt.NDArray[np.int64], pa.Table, int]:
-    """A random sample of scored rows: their numbers, a table of texts and scores, and the total of rows."""
+    """The numbers of random rows with a score, a table of their texts and scores, and the file's total of
+    rows.
+    """
     *_, score = before.columns
     scored = scored_rows(before.path, before.columns, "--verify")
     chance = np.random.default_rng(int(system.unique_id(), 16))

@@ -55,8 +55,8 @@ class RunCleaner:
 
         Returns
         -------
-        The result of `RunStore.delete`; ``None`` if the run will be deleted later, unless
-        this process ends first.
+        The result of `RunStore.delete`; ``None`` if the run will be deleted later, unless this process ends
+        first.
 
         Raises
         ------

@@ -67,10 +67,9 @@ class RankingFiles:
     """The files of a ranking to score.
 
     ``depth`` is the number of best passages to take for each query, or ``None`` for all. Judgements
-    (``qrels``) add two columns:
-    ``relevance``, which is null for a passage that is not judged, and ``in_run``. For the queries of the
-    ranking, ``qrels`` also add the relevant passages that the ranking lacks, or has only below ``depth``;
-    these passages come after the rows of the ranking.
+    (``qrels``) add the columns ``relevance``, which is null for a passage that is not judged, and ``in_run``,
+    which is false for an added passage. For the queries of the ranking, ``qrels`` also add the relevant
+    passages that the ranking lacks, or has only below ``depth``, after the rows of the ranking.
     """
 
     ranking: InputFile

@@ -27,7 +27,7 @@ _LIST = re.compile(rf"_{_NAME.pattern}\.errors\.jsonl")
 
 @dataclass(frozen=True)
 class OutputPart:
-    """A part that a file's name describes: its number (from 1), and the number of all parts."""
+    """The number (from 1) of a part, and the number of all parts, as a file's name has them."""
 
     number: int
     count: int
@@ -124,7 +124,7 @@ class OutputFormat:
         return self.top_k is not None or self.of(path) is TREC
 
     def group(self, schema: pa.Schema, query: str) -> str:
-        """The column that tells queries apart: that of the ids, or else `query`, which has the texts."""
+        """The column of ids that tells queries apart, or else `query`, the column of their texts."""
         return _id_column(schema, self.query_id, QUERY_IDS, "--query-id-column") or query
 
     def ids(self, schema: pa.Schema) -> tuple[str, str]:

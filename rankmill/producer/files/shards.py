@@ -33,7 +33,7 @@ _ROWS = 65_536
 
 @dataclass(frozen=True)
 class MergeSummary:
-    """The result of a merge: ``rows`` in all, of which ``row_errors`` have no score."""
+    """The result of a merge; ``rows`` is the number of all rows, and ``row_errors`` that without a score."""
 
     rows: int
     row_errors: int

@@ -47,7 +47,7 @@ class ScoredFile:
     path
         The file to create.
     folder
-        Folder for the incomplete file; on the same file system as `path`, unless that is an object.
+        Folder for the incomplete file, on the same file system as `path` unless that is an object.
     plan
         The columns and the order of the rows.
     first_row
@@ -198,7 +198,7 @@ class ScoredParts:
     folder
         The folder to create.
     work
-        The run's folder, with its journal, in which every chunk ends within its part.
+        The run's folder with its journal, each of whose chunks lies within one part.
     plan
         The columns of the rows; rows in parts are not ranked.
     rows, rows_per_part

@@ -54,13 +54,13 @@ Shard = tuple[int, int]
 
 
 def shard_range(rows: int, shard: Shard | None) -> tuple[int, int]:
-    """The first row of a shard of `rows` rows, and the row after its last; without a shard, all rows."""
+    """The shard's first row among `rows` rows, and the row after its last; without a shard, 0 and `rows`."""
     number, shards = shard or (1, 1)
     return rows * (number - 1) // shards, rows * number // shards
 
 
 def cut_range(batches: Iterator[pa.RecordBatch], start: int, stop: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows from `start` to before `stop`; batches after these are not read."""
+    """Yield the rows from `start` to before `stop`; later batches are not read."""
     row = 0
     while row < stop and (batch := next(batches, None)) is not None:
         first, last = max(start - row, 0), min(stop - row, len(batch))

@@ -154,7 +154,7 @@ class RankingSource(PairSource):
             yield pa.RecordBatch.from_pylist(rows, schema=self._id_schema)
 
     def _texts(self) -> list[tuple[str, str, TextIndex, str]]:
-        """For queries and passages: the columns of text and id, the texts, and the names of their files."""
+        """The columns of text and id, the texts, and the names of their files, for queries and passages."""
         queries, corpus = (
             ", ".join(str(file.path) for file in files) for files in (self._input.queries, self._input.corpus)
         )

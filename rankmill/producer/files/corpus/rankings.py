@@ -74,9 +74,9 @@ _QRELS = LineFormat(
 def read_ranking(path: AnyPath) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a ranking in order, as batches of `SCHEMA`.
 
-    Text has fields between tabs or spaces. The fields are query and passage, followed by the rank or the
-    score (`_third_field`) or both; or the six fields of TREC; or those that a header names. A row of JSON or
-    Parquet may hold lists of passages, ranks and scores.
+    In text, tabs or spaces separate the fields. These are those that a header names, or the six of TREC, or
+    query and passage, perhaps with the rank, the score (`_third_field`) or both. A row of JSON or Parquet may
+    hold lists of passages, ranks and scores.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def read_qrels(path: AnyPath) -> pd.DataFrame:
     Raises
     ------
     InputError
-        The file has none of these forms, or judges a passage twice with different grades.
+        The file does not exist, has another form, or judges a passage twice with different grades.
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file")

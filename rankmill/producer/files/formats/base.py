@@ -26,9 +26,9 @@ NOT_UTF8 = "not valid UTF-8; convert the file first, for example: iconv -f latin
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 ROW = "\0"
-"""The column with whole rows as they are in their file, if a format has it.
+"""Name of the column that has whole rows as they are in their file, if a format has it.
 
-This and a column's name stand for the column as text: strings as they are, and other values as JSON.
+Followed by a column's name, it stands for that column as text, with other values than strings as JSON.
 """
 
 

@@ -106,7 +106,7 @@ class _DelimitedReader:
         return Survey(schema, *count_rows(batches, self._texts), typed=False)
 
     def _stream(self, types: _Types) -> Iterator[pa.RecordBatch]:
-        """Yield the columns of `types` that the file has; if it has none of these, its first column."""
+        """Yield the columns of `types` that the file has, or only its first column if it has none of them."""
         names = self._columns
         # the first column is read only to count the rows
         wanted = [name for name in names if name in types] or names[:1]
@@ -246,10 +246,9 @@ class CsvReader(_DelimitedReader):
 
 
 class TsvReader(_DelimitedReader):
-    """Reads TSV; a quote is an ordinary character, unless the beginning shows CSV's quotes, as in DPR's
-    files.
+    """Reads TSV, in which a quote is an ordinary character, unless the file's beginning shows CSV's quotes.
 
-    In such files, a column has quotes around every value, and quotes inside a value are doubled.
+    It shows them if a column has quotes around every value, and doubled quotes inside a value.
     """
 
     def _shows_quotes(self, beginning: str) -> bool:

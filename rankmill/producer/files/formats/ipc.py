@@ -129,8 +129,8 @@ def _plain_array(array: pa.Array) -> pa.Array:
 
 
 class ArrowWriter:
-    """Writes Arrow's file with zstd; metadata cannot be added at the end, because the file begins with its
-    schema.
+    """Writes an Arrow file, compressed with zstd; metadata cannot be added at the end, because the file
+    begins with its schema.
 
     Columns with dictionaries are written as plain values, because a file has one dictionary for all rows.
     """

@@ -76,8 +76,7 @@ Record = dict[str, Any]
 
 
 class JsonlReader:
-    """Reads JSON Lines, one object on each line; in .json also an array of objects, whose items count as
-    lines.
+    """Reads JSON Lines, or an array of objects in a .json file, whose items count as lines.
 
     A column is converted to the type that the caller asks for. In a column of text, strings stay as they are,
     and other values become their JSON, but the texts of pairs must be strings. The column `ROW` holds the
@@ -221,7 +220,7 @@ def value_as_text(value: object) -> str | None:
 
 @dataclass(frozen=True)
 class _Part:
-    """Consecutive rows: their lines, the parsed records, and the numbers of the lines."""
+    """The lines, the parsed records and the line numbers of consecutive rows."""
 
     path: AnyPath
     lines: Sequence[str]
@@ -318,7 +317,7 @@ class _Columns:
 
 
 def _present(records: Sequence[Record], wanted: set[str], *, is_uniform: bool) -> Mapping[str, Sequence[Any]]:
-    """The values of columns, without the rows that lack them."""
+    """The values of the `wanted` columns, each without the rows that lack the column."""
     if is_uniform:
         columns = zip(records[0], zip(*map(dict.values, records), strict=True), strict=True)
         return {name: values for name, values in columns if name in wanted}
@@ -360,7 +359,7 @@ def _unified(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 
 def unified(kinds: Sequence[pa.DataType]) -> pa.DataType | None:
-    """A type that fits the values of all types; ``None`` if no type does."""
+    """A type that fits the values of all `kinds`; ``None`` if no type does."""
     if len(set(kinds)) > 1:  # because Arrow cannot unify a dictionary with plain values
         kinds = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in kinds]
     try:

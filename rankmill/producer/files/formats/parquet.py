@@ -74,9 +74,7 @@ def metadata_of(path: AnyPath) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """Columns of an earlier output: their schema, their number of rows, and their batches, which can be read
-    only once.
-    """
+    """Schema, number of rows and batches of columns of an earlier output; batches can be read only once."""
 
     schema: pa.Schema
     rows: int

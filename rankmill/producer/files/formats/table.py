@@ -1,7 +1,4 @@
-"""Finds the installed formats of files by the endings of files' names.
-
-Formats are the entry points of ``rankmill.formats``: ours, and those of other packages.
-"""
+"""Finds installed formats (entry points of ``rankmill.formats``) by the endings of files' names."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ def formats() -> tuple[Format, ...]:
 
 @cache
 def of_ending(ending: str) -> Format | None:
-    """The format of an ending such as ``.csv``; if it is also the format's name, no others are imported."""
+    """The format of an ending such as ``.csv``; if that is also the format's name, only it is imported."""
     try:
         named: Format = plugins.load("rankmill.formats", ending.removeprefix("."))
     except KeyError:
@@ -45,7 +42,7 @@ def written_formats() -> tuple[Format, ...]:
 
 
 def format_of(path: AnyPath) -> Format | None:
-    """The format that the ending of a file's name gives; ``None`` if it gives none."""
+    """The format that a file's name tells; ``None`` if the name does not tell one."""
     ending, compression = split_ending(path)
     form = of_ending(ending)
     return None if form and compression and not form.is_text else form

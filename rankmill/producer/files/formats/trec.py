@@ -24,9 +24,9 @@ _SPACES = re.compile(rb"[ \t]+")
 class LineFormat:
     """A kind of file with one row on each line.
 
-    ``schema`` has the columns. ``by_count`` gives the names of the fields by their number; a field that is
-    not used has an empty name. ``header`` are the words with which a header may begin. ``kinds`` says what
-    the lines may be, for messages.
+    ``schema`` has the columns. ``by_count`` has, for each number of fields on a line, the names of the
+    fields; a field that is not used has an empty name. ``header`` are the words with which a header may
+    begin. ``kinds`` says what the lines may be, for messages.
     """
 
     schema: pa.Schema
@@ -45,7 +45,7 @@ def read_lines(
     Raises
     ------
     InputError
-        A line has another number of fields, or a value of the wrong type.
+        The file is empty or cannot be read, or a line has another number of fields or a wrong value.
     """
     fields: Sequence[str] = ()
     try:

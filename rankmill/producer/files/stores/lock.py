@@ -160,7 +160,7 @@ class ObjectLock:
 
 
 def _owner(folder: Path) -> str:
-    """The id of a run's folder on this host; it is made if the folder does not have one."""
+    """The id of a run's folder on this host; a folder without an id gets one."""
     file = folder / "owner"
     with suppress(FileNotFoundError):
         return file.read_text()

@@ -1,4 +1,4 @@
-"""Records the files that confined processes wrote as an output; such processes replace no others."""
+"""Records the files that confined processes wrote as an output; such processes replace only these files."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class OwnFolder:
     """Opens a folder of this user without following a link; the folder is made if it does not exist.
 
     The folder belongs to this process's user, and from now on no other user may write in it, so its files
-    stay as they were when they were checked here. Close it at the end.
+    stay as they were when they were checked here. Call `close` at the end.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class OwnFolder:
             self._check_content()  # even of a new folder, in whose place somebody may have put another
             self.watch(path, os.fstat(self._descriptor))
             self.inside = held(self._descriptor, path)
-            """The path at which to write files of the folder, also if `path` leads elsewhere later."""
+            """The path at which to write files of the folder, even if `path` leads elsewhere later."""
         except BaseException:
             self.close()
             raise

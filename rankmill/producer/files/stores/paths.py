@@ -119,8 +119,9 @@ class ObjectPath(PurePosixPath):
     def names(
         self, question: Callable[[Any, str], Iterable[str]], above: ObjectPath | None = None
     ) -> list[ObjectPath]:
-        """The paths of the names that `question` returns, which are below `above`; they begin as `above` is
-        spelled here, because the store may spell it in another way.
+        """The paths of the names that `question` returns, which are below `above` (default: this path).
+
+        The paths begin with `above` as it is spelled here, because the store may spell it in another way.
         """
         above = above or self
         names = self.ask(

@@ -1,4 +1,4 @@
-"""Reads files and objects; objects are read ahead in blocks, and a broken connection is opened again."""
+"""Reads files and objects; objects are read ahead in blocks, and a block that failed is read again."""
 
 from __future__ import annotations
 

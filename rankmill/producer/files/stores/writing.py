@@ -31,9 +31,7 @@ _WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "oss", "memory"
 _READ_BYTES = 4 << 20
 
 _IN_PIECES = {"s3", "s3a"}
-"""Stores to which s3fs sends an object in pieces that it holds in memory: ten of 50 MiB, unless it is told
-otherwise.
-"""
+"""Stores to which s3fs sends an object in pieces; by default it holds ten pieces of 50 MiB in memory."""
 
 _PIECE_BYTES, _MOST_PIECES = 16 << 20, 10_000
 """Least size of a piece; and the most pieces of an object that S3 accepts."""
@@ -48,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def folder_of(target: AnyPath) -> Iterator[AnyPath]:
-    """The folder of a file, which is made if it does not exist; in the ``with`` block, it stays this folder.
+    """A path of a file's folder, which is made if necessary; until the block ends, the path leads there.
 
     Raises
     ------
