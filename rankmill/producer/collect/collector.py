@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Piece:
-    """Rows that one job scores: a whole chunk, or some of its rows.
+    """The rows that one job scores, which are those of a whole chunk or a part of them.
 
     ``failed`` counts the failed attempts; a ``suspect`` piece may kill its worker.
     """
@@ -85,8 +85,8 @@ class UnfinishedChunk:
 
     table: pa.Table
     pairs: ChunkPairs | None = None
-    """The chunk's pairs: those that it asks for, and those that another chunk asks for; ``None`` if the chunk
-    asks for all of its rows.
+    """Which pairs this chunk asks for, and which another chunk asks for; ``None`` if this chunk asks for all
+    of its rows.
     """
     results: list[tuple[Piece, ChunkResult]] = field(default_factory=list)
 
@@ -124,7 +124,7 @@ class Accepted(NamedTuple):
 
 
 class HowScored:
-    """How all chunks of a run are scored, as the first one tells: precision, model's content, bits, labels.
+    """The precision, model's content, bits and labels of all chunks of a run, as the first chunk tells.
 
     Parameters
     ----------

@@ -266,7 +266,7 @@ class RunDriver:
     def _look_at_workers(self) -> None:
         """Note from time to time how much workers claim ahead, and the progress.
 
-        Also end the run if they have left a note that scores are wrong.
+        Also end the run if a worker has left a note that scores are wrong.
         """
         now, window, sized = system.monotonic(), self._window, self._sizing.is_known
         just_known = window.follows_workers and sized and not self._sized

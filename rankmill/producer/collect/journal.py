@@ -1,9 +1,8 @@
-"""The journal, which keeps a run's results on disk.
+"""The journal, a small SQLite database in the run's folder, which keeps the run's results on disk.
 
-It is a small SQLite database beside the output. A chunk's result is written and synced before the
-producer deletes it from Redis. So if this process or its machine dies, only the chunks in flight
-must be scored again. The journal holds scores, errors and statistics. It does not hold the input's
-columns, because they can be read again from the input.
+A chunk's result is written and synced before the producer deletes the result from Redis. So if this process
+or its machine dies, only the chunks in flight must be scored again. The journal holds scores, errors and
+statistics, but not the input's columns, which can be read again.
 """
 
 from __future__ import annotations
@@ -209,7 +208,7 @@ class Journal:
         self._set_state("model", model)
 
     def get(self, chunk: int, rows: int | None = None) -> ChunkResult | None:
-        """Read the result of a chunk; ``None`` if it has none, or a damaged one.
+        """Read the result of a chunk; ``None`` if the chunk does not have one, or a damaged one.
 
         `rows` is the chunk's number of rows, if it is known. A damaged result is deleted, so that the chunk
         is scored again.

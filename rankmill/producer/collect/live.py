@@ -292,8 +292,8 @@ class JournaledRun(LiveRun):
         return super().used_in_all(collector)
 
     def wrong(self, why: str) -> WrongScores:
-        """The error to raise if scores of the run are wrong, because of `why`; no run continues the journal
-        then.
+        """The error to raise if scores of the run are wrong, because of `why`; no run can then continue the
+        journal.
         """
         return self.journal.distrust(why)
 
