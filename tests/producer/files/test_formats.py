@@ -21,6 +21,7 @@ from rankmill.producer.files.formats.table import formats, is_output_name, open_
 from rankmill.producer.files.formats.trec import TREC
 from rankmill.producer.files.inputs import find_files
 from rankmill.producer.files.outputs import OutputFormat
+from rankmill.producer.files.ranking import HeldRows
 from rankmill.producer.files.source import open_source
 
 COLUMNS = TextColumns("query", "passage")
@@ -105,6 +106,39 @@ def test_arrow_files_of_other_libraries_are_read(tmp_path: Path, ending: str) ->
         write(path)
         assert read_all(path).to_pylist() == frame.to_dicts()
     assert open_reader(path, ["query"]).survey(find_nulls=True).first_null == 1
+
+
+@pytest.mark.parametrize("ending", [".arrow", ".arrows", ".parquet"])
+def test_views_of_text_are_ranked_and_unrolled_as_plain_text(tmp_path: Path, ending: str) -> None:
+    """Polars writes views, and Arrow can neither take rows of them nor compare them by a pattern."""
+    text, data = pa.string_view(), pa.binary_view()
+    table = pa.table(
+        {
+            "query": pa.array(["q", "r", "q"], text),
+            "passage": pa.array([["x", "y"], [], [None]], pa.list_(text)),
+            "doc_id": pa.array(["a", "b", "c"], text),
+            "raw": pa.array([b"x", None, b""], data),
+            "more": pa.array(
+                [{"a": ["x", None]}, None, {"a": None}], pa.struct([("a", pa.large_list(text))])
+            ),
+        }
+    )
+    path = tmp_path / f"a{ending}"
+    if ending == ".parquet":
+        pq.write_table(table, path)
+    else:
+        with (pa.ipc.new_file if ending == ".arrow" else pa.ipc.new_stream)(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=2)
+    options = ReadOptions(lists=["passage"])
+    source = open_source(find_files([str(path)]), COLUMNS, allow_nulls=True, options=options)
+    first, _, last = table.to_pylist()
+    unrolled = [{**first, "passage": "x"}, {**first, "passage": "y"}, {**last, "passage": None}]
+    read = pa.concat_tables(source.tables(Sizing(2)))
+    assert read.to_pylist() == unrolled
+    held = HeldRows(tmp_path, "query", ["score"], rank="rank", passage="doc_id")
+    held.add(read.append_column("score", pa.array([1.0, 2.0, 2.0], pa.float32())))
+    ranked = pa.concat_tables(held.finish()).drop_columns(["score", "rank"])
+    assert ranked.to_pylist() == [unrolled[2], unrolled[1], unrolled[0]]
 
 
 @pytest.mark.parametrize("cut", [8, 200])

@@ -87,6 +87,15 @@ def test_line_ends_and_quotes_inside_fields_stay_as_they_are(tmp_path: Path) -> 
     assert read(tmp_path / "a.csv") == rows
 
 
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_the_last_field_of_a_file_is_null_whatever_ends_the_file(tmp_path: Path, end: str) -> None:
+    """Arrow takes an empty field there for one in quotes if the field before it is in quotes."""
+    path = tmp_path / "a.csv"
+    with path.open("w", newline="") as file:
+        file.write(f'query,passage\n"q, r","p"\n"q, r",{end}')
+    assert read(path) == [{"query": "q, r", "passage": "p"}, {"query": "q, r", "passage": None}]
+
+
 def test_the_bound_of_a_field_is_an_option(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     passage = "word\n" * 500_000

@@ -232,6 +232,42 @@ def _is_uncastable(kind: pa.DataType) -> bool:
     return any(test(kind) for test in tests) or any(map(_is_uncastable, inner))
 
 
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema of what `plain_batch` makes."""
+    return pa.schema([_plain_field(field) for field in schema], schema.metadata)
+
+
+def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with plain text and bytes in place of views, at any depth. Polars writes views, and Arrow
+    cannot take rows of them.
+    """
+    schema = plain_schema(batch.schema)
+    return batch if schema == batch.schema else batch.cast(schema)
+
+
+def _plain_field(field: pa.Field) -> pa.Field:
+    return field.with_type(_plain_type(field.type))
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind) and pa.types.is_string_view(kind.value_type):
+        return pa.dictionary(kind.index_type, pa.string(), kind.ordered)
+    if pa.types.is_struct(kind):
+        return pa.struct([_plain_field(field) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_plain_field(kind.key_field), _plain_field(kind.item_field), kind.keys_sorted)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_plain_field(kind.value_field), kind.list_size)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        return make(_plain_field(kind.value_field))
+    return _OF_VIEWS.get(kind, kind)
+
+
+_OF_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+"""A batch may hold more text in views than fits into plain text with 32-bit offsets."""
+
+
 def is_empty(path: AnyPath) -> InputError:
     """The error for a file without any content, not even the names of its columns."""
     return InputError(f"{path}: is empty; write it again, or leave it out of the input")

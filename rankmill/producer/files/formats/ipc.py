@@ -9,7 +9,16 @@ from pathlib import Path
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.formats.base import Format, ReadOptions, Survey, check_types, count_rows, text_of
+from rankmill.producer.files.formats.base import (
+    Format,
+    ReadOptions,
+    Survey,
+    check_types,
+    count_rows,
+    plain_batch,
+    plain_schema,
+    text_of,
+)
 from rankmill.producer.files.formats.text import refuse, undictionaried
 from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_random
@@ -71,8 +80,7 @@ class ArrowReader:
                 # one column is read, because without columns there would be no rows to count
                 first_column = [*range(len(schema))][:1]
                 options = pa.ipc.IpcReadOptions(included_fields=places or first_column, use_threads=False)
-                plain = pa.schema([_plain_field(field) for field in schema], schema.metadata)
-                yield plain, map(_plain_batch, _batches(file, is_file, options))
+                yield plain_schema(schema), map(plain_batch, _batches(file, is_file, options))
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise InputError(
                 f"{self._path}: not a whole Arrow file (truncated or damaged?): {text_of(error)}"
@@ -90,42 +98,6 @@ def _batches(file: pa.NativeFile, is_file: bool, options: pa.ipc.IpcReadOptions)
         file.seek(max(end - len(_END), 0))
         if file.read(len(_END)) != _END or end != file.size():
             raise pa.ArrowInvalid("the stream does not end where the file does")
-
-
-def _plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    fields = [_plain_field(field) for field in batch.schema]
-    return pa.record_batch([_plain_array(column) for column in batch.columns], schema=pa.schema(fields))
-
-
-def _plain_field(field: pa.Field) -> pa.Field:
-    return field.with_type(_plain_type(field.type))
-
-
-def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type with text in place of string views in dictionaries, which Polars writes and Arrow cannot
-    write.
-    """
-    if pa.types.is_dictionary(kind) and pa.types.is_string_view(kind.value_type):
-        return pa.dictionary(kind.index_type, pa.string(), kind.ordered)
-    if pa.types.is_struct(kind):
-        return pa.struct([_plain_field(field) for field in kind])
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
-        return make(_plain_field(kind.value_field))
-    return kind
-
-
-def _plain_array(array: pa.Array) -> pa.Array:
-    kind = _plain_type(array.type)
-    if kind == array.type:
-        return array
-    if pa.types.is_dictionary(kind):
-        words = array.dictionary.cast(pa.string())
-        return pa.DictionaryArray.from_arrays(array.indices, words, ordered=kind.ordered)
-    if pa.types.is_struct(kind):
-        inner = [_plain_array(array.field(place)) for place in range(kind.num_fields)]
-        return pa.StructArray.from_arrays(inner, fields=list(kind), mask=array.is_null())
-    return type(array).from_arrays(array.offsets, _plain_array(array.values), type=kind, mask=array.is_null())
 
 
 class ArrowWriter:

@@ -11,7 +11,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.formats.base import Format, ReadOptions, Survey, check_types, count_rows, text_of
+from rankmill.producer.files.formats.base import (
+    Format,
+    ReadOptions,
+    Survey,
+    check_types,
+    count_rows,
+    plain_batch,
+    plain_schema,
+    text_of,
+)
 from rankmill.producer.files.formats.text import cannot_be_parquet, refuse
 from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_random
@@ -33,7 +42,7 @@ class ParquetReader:
     def survey(self, *, find_nulls: bool) -> Survey:
         """See `Reader.survey`; reads the text columns only if `find_nulls` is set."""
         with _open(self._path) as file, _reading(self._path):
-            schema = file.schema_arrow
+            schema = plain_schema(file.schema_arrow)
             present = [name for name in self._texts if name in schema.names] if find_nulls else []
             null = count_rows(file.iter_batches(columns=present), present)[1] if present else None
             return Survey(schema, file.metadata.num_rows, null)
@@ -44,7 +53,9 @@ class ParquetReader:
             names = set(schema.names)
             wanted = [name for name in own if name in names]
             columns = None if len(wanted) == len(own) else wanted
-            yield from file.iter_batches(batch_size=rows, columns=columns, use_threads=False)
+            yield from map(
+                plain_batch, file.iter_batches(batch_size=rows, columns=columns, use_threads=False)
+            )
 
 
 class ParquetWriter:

@@ -41,6 +41,9 @@ def open_quoted(path: AnyPath, delimiter: str, max_field_mib: int, way_out: str)
     Quotes are wrong if a closing quote is followed by anything but a delimiter or a line end, if a quote is
     never closed, or if a field in quotes is longer than `max_field_mib` MiB. `way_out` tells the user what to
     do about a field that is meant to be longer.
+
+    A last line without an end gets one, because Arrow takes an empty field at the end of a file for one in
+    quotes if the field before it is in quotes.
     """
     return pa.PythonFile(_Checked(path, Quotes(delimiter, max_field_mib << 20), way_out), mode="r")
 
@@ -51,6 +54,7 @@ class _Checked:
         self._stream = open_stream(path)
         self._quotes = quotes
         self._way_out = way_out
+        self._last = b"\n"
 
     @property
     def closed(self) -> bool:
@@ -69,6 +73,8 @@ class _Checked:
         except Misquoted as error:
             more = f"; if it is whole, {self._way_out}" if error.is_long else ""
             raise InputError(f"{self._path}, line {_line(self._path, error.place)}: {error}{more}") from None
+        data = data or (b"" if self._last in b"\r\n" else b"\n")
+        self._last = data[-1:] or self._last
         return data
 
 
