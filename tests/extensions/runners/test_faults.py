@@ -107,8 +107,11 @@ def test_it_is_scored_as_score_file_does(
     assert damage(output, undisturbed) == UNHARMED
     listed = json.loads(run_command("rankmill", "runs", "--json", "--redis", queue.url).out)
     assert [(run["id"], run["state"]) for run in listed["submitted"]] == [(run_id, "done")]
-    again = run_command("rankmill", "submit", source, "-o", output, *options)
-    failed = run_command("rankmill", "wait", again.out.strip(), "--json", "--redis", queue.url)
+    refused = run_command("rankmill", "submit", source, "-o", output, *options)
+    assert (refused.code, refused.out) == (2, "")
+    assert f"{output} exists already; replace it with --force" in refused.err
+    again = client.submit_file(str(source), str(output))  # whose paths are those of the runners' hosts
+    failed = run_command("rankmill", "wait", again.id, "--json", "--redis", queue.url)
     assert json.loads(failed.out)["state"] == "failed"
     assert (failed.code, failed.err.count("\n")) == (1, 1), failed.err
     assert f"{output} exists already; replace it with --force" in failed.err

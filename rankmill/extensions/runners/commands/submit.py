@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 
 import click
 
 from rankmill.cli import options
 from rankmill.cli.request import GROUPS, SETTINGS, file_options
 from rankmill.extensions.runners.store import open_store
+from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.file_request import FileRequest
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.client.sync_client import Client
@@ -29,6 +31,9 @@ def submit(request: FileRequest, settings: Settings, webhook: str | None, as_jso
     wait, status and cancel take.
     """
     request = request.at_home()  # before the server is asked, because this may refuse the request
+    there = os.path.isfile(request.output or "")  # noqa: PTH113 -- false if this user may not look
+    if there and not request.force:
+        raise InputError(f"{request.output} exists already; replace it with --force or name another with -o")
     options.server(settings)
     client = Client(settings=settings)
     run = client.submit_request(request, webhook=webhook)
