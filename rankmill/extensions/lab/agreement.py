@@ -1,4 +1,4 @@
-"""How two sets of scores rank the same rows: agreement within each query, and nDCG by labels."""
+"""Measures how far two sets of scores rank the rows of each query alike, and the nDCG of scores by labels."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Agreement:
         Of the queries with more than `TOP` rows, the share whose first `TOP` rows are the same set in both
         rankings; ``None`` without such queries.
     top_overlap
-        The mean over these queries of the share of the first `TOP` rows that both rankings have in common;
-        ``None`` without such queries.
+        The mean, over the queries with more than `TOP` rows, of the share of the first `TOP` rows that both
+        rankings have in common; ``None`` without such queries.
     """
 
     spearman: float

@@ -30,7 +30,7 @@ def ask(
     environ: Mapping[str, str] = MappingProxyType({}),
     seconds: float | None = None,
 ) -> dict[str, Any]:
-    """Let the process answer a request; request and answer have JSON's types.
+    """Let the other process answer a request; request and answer have JSON's types.
 
     Parameters
     ----------

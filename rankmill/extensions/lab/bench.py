@@ -1,6 +1,4 @@
-"""A bench: it starts fresh workers with given settings and measures them; records keep the measurements on
-disk.
-"""
+"""Starts fresh workers with given settings, measures them, and keeps the measurements on disk."""
 
 from __future__ import annotations
 

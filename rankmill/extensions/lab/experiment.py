@@ -1,4 +1,4 @@
-"""The experiment file: the grid of settings, the measurement, and reference findings."""
+"""Reads experiment files, each of which has a grid of settings, the measurement, and reference findings."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ Statistic = Literal[
 
 
 class Finding(_Strict):
-    """A reference result. ``value`` is the ``figure`` of the cells ``of``; if ``over`` names cells, it is
-    divided by their figure.
+    """A reference result. ``value`` is the ``figure`` of the cells ``of``; if ``over`` names cells, ``value``
+    is that figure divided by the figure of the cells ``over``.
     """
 
     claim: str

@@ -1,4 +1,4 @@
-"""Run the grids: plan all cells of all rounds, measure those without a record, and record the results."""
+"""Plans all cells of all rounds of grids, measures those without a record, and records the results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TokenCounts(BaseModel):
 
 
 class Repeat(BaseModel):
-    """One measurement: a bulk run of ``rows`` pairs, and requests with the latency of each."""
+    """One measurement, which is a bulk run of ``rows`` pairs, and requests with the latency of each."""
 
     rows: int = 0
     bulk_seconds: float = 0.0
@@ -55,8 +55,8 @@ class Repeat(BaseModel):
 class CellResult(BaseModel):
     """Result of a cell in one round.
 
-    ``status`` is ``impossible`` if the settings are not valid, or workers cannot start or score with them;
-    ``failed`` if workers died or took too long.
+    ``status`` is ``impossible`` if the settings are not valid, or workers cannot start or score with them. It
+    is ``failed`` if workers died or took too long.
     """
 
     experiment: str
@@ -109,7 +109,7 @@ def label(cell: Mapping[str, Value]) -> str:
 def plan(
     experiments: Iterable[Experiment], flags: Mapping[str, Any], measure: Mapping[str, Any], scale: float
 ) -> list[Plan]:
-    """All cells to measure, in order: for each experiment, for each round, all cells of its grid.
+    """All cells to measure, ordered by experiment, then by round, and then as in the grid.
 
     `flags` and `measure` are the command's options; `scale` multiplies the numbers of rows and requests.
 

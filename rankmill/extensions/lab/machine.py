@@ -1,4 +1,4 @@
-"""Parts that all reports of measurements share: the description of the machine, and Markdown tables."""
+"""Describes the machine and makes Markdown tables, for all reports of measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pairs for measurements: a sample of a file, or pairs made from the shipped example."""
+"""Draws pairs for measurements from a file or from the shipped pairs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ queries, and queries differ. For samples of 100 pairs of MS MARCO with 25, 50 an
 """
 
 _OF_QUERIES = 5
-"""The pairs of one in this many queries are for calibration."""
+"""The pairs of one query in this many are for calibration."""
 
 _CALIBRATED = 128
 """Most pairs to calibrate on: a few are enough to find the largest value of each channel."""
@@ -49,10 +49,9 @@ def sample(pairs: str, rows: int, columns: tuple[str, str] = COLUMNS) -> pa.Tabl
     Parameters
     ----------
     pairs
-        ``example``: the shipped pairs, in random order. ``varied``: the shipped pairs with passages of 4 to
-        400 words, made by cutting and joining, with the length distribution of web passages. Otherwise a
-        file, which is sampled by `draw`: queries in random order, each with up to 50 random pairs. The pairs
-        are random because ranks are compared within a query, and its first pairs may be the best ones.
+        ``example`` means the shipped pairs in random order. ``varied`` means the shipped pairs with passages
+        of 4 to 400 words, which are made by cutting and joining, and whose lengths are distributed like those
+        of passages of the web. Any other value is a file, from which `draw` chooses the pairs.
     rows
         Number of pairs.
     columns
@@ -110,8 +109,8 @@ def file_sample(inputs: Sequence[str], rows: int, columns: TextColumns, label: s
 def draw(queries: Sequence[str], rows: int) -> list[int]:
     """Indices of up to `rows` rows to sample, given the query of each row.
 
-    The sample takes the queries in random order, with up to 50 random rows of each. If these are too few, it
-    takes up to 50 more rows of each query, and so on.
+    The sample takes the queries in random order, with up to 50 random rows of each, because the first rows of
+    a query may be the best ones. If these are too few, it takes up to 50 more rows of each query, and so on.
     """
     random = np.random.default_rng(0)
     places: dict[str, list[int]] = {}
@@ -196,7 +195,7 @@ def read_pairs(file: str | None, columns: TextColumns, label: str | None, rows: 
     label
         Name of another column to keep, which must hold numbers.
     rows
-        Most pairs to measure with; `rankmill.extensions.lab.pairs.draw` chooses them.
+        Most pairs to measure with; `draw` chooses them.
 
     Raises
     ------

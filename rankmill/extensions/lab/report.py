@@ -1,4 +1,4 @@
-"""The report: a section for each experiment with its tables, reference findings and plots."""
+"""Writes the report, with tables, reference findings and plots for each experiment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statistics of results: a table of all measurements, and a summary of each cell."""
+"""Makes a table of all measurements, and a summary of each cell."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def measurements(results: Iterable[CellResult]) -> pd.DataFrame:
 
 
 def summary(experiment: Experiment, results: Iterable[CellResult]) -> pd.DataFrame:
-    """A row for each measured cell, in the grid's order: medians, and the range of the speed.
+    """A row with medians and the range of the speed for each measured cell, in the grid's order.
 
     The latencies of all measurements of a cell count as one sample for its percentiles.
     """

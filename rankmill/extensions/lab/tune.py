@@ -40,9 +40,9 @@ REFERENCE: Changes = {"backend": "torch", "precision": "fp32"}
 MAX_ROWS = 2000
 
 _MIN_ROWS = 200
-"""Fewest pairs in a sample; these decide about most precisions. Of 40 samples of MS MARCO with 4 queries and
-50 rows each, 37 keep bf16 at 0.999 (it has 0.9997 on all rows), 3 are undecided, and none refuses it. With 20
-queries and 10 rows each, 29 are undecided.
+"""Fewest pairs in a sample, which are enough to decide about most precisions. Of 40 samples of MS MARCO with
+4 queries and 50 rows each, 37 keep bf16 at 0.999 (it has 0.9997 on all rows), 3 are undecided, and none
+refuses it. With 20 queries and 10 rows each, 29 are undecided.
 """
 _ROUNDS = 3
 _CLEAR = 1.5
@@ -65,16 +65,19 @@ _SAMPLE_SHARE = 1 / 30
 
 
 class ReferenceScores(BaseModel):
-    """Scores of the sample's first pairs with the `REFERENCE` settings; the allowed time decides how many."""
+    """Scores of the sample's first pairs with the `REFERENCE` settings; the allowed time decides how many
+    pairs these are.
+    """
 
     scores: list[float]
     device: str
 
 
 class PrecisionProbe(BaseModel):
-    """A backend and precision: seconds for the sample, and rank agreement with the reference.
+    """The seconds that a backend and precision took for the sample, and their rank agreement with the
+    reference.
 
-    ``reason`` says why they cannot run here; it is empty if they can.
+    ``reason`` says why the two cannot run here, and is empty if they can.
     """
 
     backend: str
@@ -86,7 +89,7 @@ class PrecisionProbe(BaseModel):
 
 class PairedCosts(BaseModel):
     """The costs of two settings that were measured in turn; less is better. ``reason`` says why one of them
-    failed; it is empty if both were measured.
+    failed, and is empty if both were measured.
     """
 
     first: list[float] = []
@@ -111,7 +114,8 @@ class Trials:
     pairs
         The sample; `use` shortens it to the rows that the reference has scored.
     objective
-        The cost: seconds of a bulk run, p95 seconds of single requests, or bytes of peak memory.
+        What a cost is, which may be the seconds of a bulk run, the p95 seconds of single requests, or the
+        bytes of peak memory.
     timeout
         Seconds for all measurements, unless `until` sets another end.
 
@@ -139,8 +143,8 @@ class Trials:
             bench.deadline = deadline
 
     def reference(self, seconds: float) -> ReferenceScores:
-        """Score with the `REFERENCE` settings as many rows of the sample as take about `seconds`; at least
-        `_MIN_ROWS`.
+        """Score with the `REFERENCE` settings as many rows of the sample as take about `seconds`, but at
+        least `_MIN_ROWS`.
         """
         with self._bench(REFERENCE) as bench:
             few = self.pairs.slice(0, 2 * _WARM_UP)
@@ -280,7 +284,8 @@ class _OutOfTime(Exception):
 
 @dataclass
 class Tuned:
-    """The best settings found: ``changes`` to the settings that tuning began with, and its steps (``story``).
+    """The best settings found, as ``changes`` to the settings that tuning began with, and the steps of the
+    tuning (``story``).
 
     ``gain`` is the cost of the first settings over the cost of the best ones, measured in turn at the end;
     ``None`` if one of them failed, or there was no time. If ``gain`` is below 1, only the backend and the
@@ -415,7 +420,7 @@ class Tuner:
                 self._try({"backend": probe.backend, "precision": probe.precision})
 
     def _probe(self, backend: str, reference: ReferenceScores) -> list[PrecisionProbe]:
-        usual = tuple(name for name in get_args(Precision) if not name.startswith("int8-"))  # int8 picks one
+        usual = tuple(name for name in get_args(Precision) if not name.startswith("int8-"))  # int8 picks one of these
         self._partial = []
         for probe in self.trials.probe(backend, self._open("precision", usual), reference):
             self._partial.append(probe)

@@ -1,1 +1,1 @@
-"""The live page: the state of the cluster in a browser."""
+"""The live page, which shows the state of the cluster in a browser."""

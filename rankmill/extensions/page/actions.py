@@ -1,4 +1,4 @@
-"""Actions on jobs, runs and workers that the page offers to the holder of the admin's key.
+"""Carries out the actions on jobs, runs and workers that the page offers to the holder of the admin's key.
 
 The key comes in the header Authorization. The page uses no cookie, so a page of another site cannot act
 through the browser.

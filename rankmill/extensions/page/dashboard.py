@@ -1,4 +1,4 @@
-"""The live page: the state of the cluster in a browser, and rates computed from successive snapshots."""
+"""Serves the live page and its data, with rates computed from successive snapshots."""
 
 from __future__ import annotations
 
@@ -215,9 +215,7 @@ def _look(client: redis.Redis, history: History) -> None:
 
 
 def _cluster_json(client: redis.Redis, history: History, has_admin: bool) -> WSGIApplication:
-    """Make an app that serves the history, and with it a snapshot of the requested page of runs, or an
-    error.
-    """
+    """Make an app that serves the history, and a snapshot with the requested page of runs or an error."""
 
     def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         number = parse_qs(environ.get("QUERY_STRING", "")).get("page", ["0"])[0]

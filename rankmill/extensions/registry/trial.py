@@ -24,7 +24,7 @@ class TriedModel(BaseModel):
 
 
 def try_model(folder: Path, settings: Settings, *, seconds: float | None = None) -> TriedModel:
-    """Load the model in a folder, and score the shipped pairs, within `seconds`.
+    """Load the model in a folder, and score some of the shipped pairs, within `seconds`.
 
     Raises
     ------

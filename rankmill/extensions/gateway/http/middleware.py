@@ -91,8 +91,8 @@ class Observed:
 
 
 class KnownHosts:
-    """Middleware that answers 403 to requests whose Host is neither an IP address, nor ``localhost``, nor in
-    `names`.
+    """Middleware that answers 403 to requests with a Host that is neither an IP address, nor ``localhost``,
+    nor in `names`.
 
     A web page elsewhere could otherwise read all answers through a browser on this host, by resolving its own
     name to a loopback address (DNS rebinding).

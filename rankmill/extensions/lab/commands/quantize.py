@@ -1,4 +1,4 @@
-"""``rankmill quantize``: a model directory for 8 bits, calibrated and measured."""
+"""``rankmill quantize``: make a model directory for 8 bits."""
 
 from __future__ import annotations
 

@@ -38,7 +38,9 @@ The same command continues after an interruption."""
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds of a duration such as ``90s``, ``90``, ``2m`` or ``1h``; else raises `ValueError`."""
+    """Seconds of a duration such as ``90s``, ``90``, ``2m`` or ``1h``; raises `ValueError` for any other
+    text.
+    """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
     if not match:
         raise ValueError(f"{text!r} is not a duration; write 90s, 2m or 1h")

@@ -1,7 +1,7 @@
 """Answers a request about a model: ``python -m rankmill.extensions.lab.offline TASK``.
 
 Each TASK is a module of this package. The request is JSON on standard input, and the answer is JSON on
-standard output. If the model cannot be used, the answer is ``{"error": "..."}`` and the exit status 1.
+standard output. If the model cannot be used, the answer is ``{"error": "..."}``, and the exit status is 1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calibration: observes the inputs of a model's linear layers, and writes a copy with smoothing factors."""
+"""Observes the inputs of a model's linear layers, and writes a copy of the model with smoothing factors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _KINDS = (".json", ".jinja", ".txt", ".model", ".safetensors")
 
 
 class Watched:
-    """The observed inputs of a linear layer: the largest value of each channel ``[into]``, and the number of
+    """The largest observed input of each channel ``[into]`` of a linear layer, and the number of observed
     tokens.
     """
 
@@ -111,7 +111,7 @@ def calibrate(request: Mapping[str, Any]) -> dict[str, Any]:
     OSError
         The folder cannot be written.
     """
-    # All labels, because another choice is refused with options that quantize does not have.
+    # with all labels, because another choice is refused with options that quantize does not have
     spec = ScoreSpec.model_validate({**request["spec"], "precision": "fp32", "all_labels": True})
     settings = load_settings()
     loaded = load(spec, "cpu", "openvino", settings.cache_dir, ModelCopies(settings))

@@ -1,4 +1,4 @@
-"""A trial of a model: loads it as a worker does, and scores the shipped pairs."""
+"""Tries a model by loading it as a worker does and scoring some of the shipped pairs."""
 
 from __future__ import annotations
 

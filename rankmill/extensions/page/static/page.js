@@ -265,7 +265,7 @@ const cancel = ({id}) =>
 
 const ENDS = {done: "good", failed: "bad", cancelled: "warn"};
 
-// A run that processes of an extension carry out.
+// A row for a run that processes of an extension carry out.
 function seenRow(run, now) {
   const share = run.rows ? run.rows_done / run.rows : undefined;
   const runs = run.state === "running";
@@ -342,7 +342,7 @@ function urgency({state, report, is_slow}) {
   return state === "lost" ? 0 : report?.refusals.length ? 1 : is_slow ? 2 : URGENCY[state] ?? 5;
 }
 
-// Sorts names as people do: 2 before 10.
+// Sorts names as people do, with 2 before 10.
 const natural = new Intl.Collator("en", {numeric: true}).compare;
 const hostOf = (worker) => worker.host ?? "unknown";
 
@@ -350,7 +350,7 @@ function bytes(n) {
   return n >= 2 ** 30 ? (n / 2 ** 30).toFixed(1) + " GiB" : count(n / 2 ** 20) + " MiB";
 }
 
-// Lines about a worker's GPU: figures of its driver, and its memory.
+// Lines with the figures of a worker's GPU and its memory.
 function graphics(gpu) {
   if (!gpu) return [];
   const told = [gpu.use === null ? "" : percent(gpu.use), gpu.celsius === null ? "" : Math.round(gpu.celsius) + " °C"];
@@ -581,7 +581,7 @@ function showVerdict({sentence, faults}) {
   for (const mark of document.querySelectorAll(".stale")) mark.textContent = "";
 }
 
-// Without a state of the cluster, the cards say why, and from when their figures are.
+// While the state of the cluster cannot be read, the cards say why, and how old their figures are.
 function showAway(short, series, text) {
   showPlots(series, `${short}.`);
   const since = lastGood ? `${short}, as of ${lastGood}` : short;

@@ -43,7 +43,7 @@ def push(
 ) -> None:
     """Put the model in DIR into the registry.
 
-    The model is loaded and scores the shipped pairs first; its weights must be *.safetensors, and its folder
+    The model is loaded and scores some shipped pairs first; its weights must be *.safetensors, and its folder
     must not contain code. Without VERSION, the name is the next of v1, v2, ... A version never changes, and
     it becomes visible when all of its files are there; an interrupted push continues with the same command.
     """
