@@ -1,1 +1,3 @@
-"""Producers, recipes, plugins; example pairs, a demo model, and the scripts that trained and measure it."""
+"""Producers, recipes and plugins, with example pairs, a demo model, and the scripts that train and measure
+it.
+"""

@@ -1,4 +1,4 @@
-"""Many requests at once from one asyncio process, over a few connections.
+"""Sends many requests at once from one asyncio process, over a few connections.
 
 python examples/asyncio_producer.py redis://localhost:6379/0
 """

@@ -1,9 +1,7 @@
-"""A batch by OpenAI's client: a file of requests in, a file of answers out.
+"""Submits a file of requests as a batch by OpenAI's client, and writes a file of answers.
 
-pip install '.[gateway,worker]' openai
-mkdir batches
-RANKMILL_GATEWAY_FILES=batches rankmill serve --embedded --model demo
-rankmill runner --redis …    # serve prints this line; in another terminal, as the next one
+pip install '.[gateway,worker]' openai mkdir batches RANKMILL_GATEWAY_FILES=batches rankmill serve --embedded
+--model demo rankmill runner --redis … # serve prints this line; run it and the next one in other terminals
 python examples/batch.py http://127.0.0.1:9809 requests.jsonl answers.jsonl
 """
 
@@ -22,7 +20,7 @@ QUESTIONS = ["how far is the moon", "what is cheese made from", "what is the sun
 
 
 def write_requests(path: Path) -> None:
-    """A line for each question: which passages answer it best."""
+    """Write a request for each question, which asks which passages answer the question best."""
     with path.open("w", encoding="utf-8") as file:
         for number, question in enumerate(QUESTIONS):
             body = {"query": question, "documents": PASSAGES}
@@ -37,7 +35,7 @@ def main(url: str, requests: Path, answers: Path, key: str = "none") -> None:
     client = OpenAI(base_url=f"{url}/v1", api_key=key)
     with requests.open("rb") as file:
         kept = client.files.create(file=file, purpose="batch")
-    endpoint: Any = "/v1/rerank"  # the types of this client know OpenAI's paths only
+    endpoint: Any = "/v1/rerank"  # the types of this client know only OpenAI's paths
     batch = client.batches.create(input_file_id=kept.id, endpoint=endpoint, completion_window="24h")
     while batch.status not in {"completed", "failed", "cancelled", "expired"}:
         time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""What ``make demo`` runs: score the example pairs with the demo model and show the best passages."""
+"""Scores the example pairs with the demo model and shows the best passages; ``make demo`` runs this."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     python examples/evaluate.py examples/demo-model
 
-Word overlap and BM25 are measured beside it. A passage that ties with the best one counts as ranked before
-it, for every method.
+Word overlap and BM25 are measured, too. A passage with the score of the best passage counts as ranked before
+the best passage.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def overlap(query: str, passages: list[str]) -> list[float]:
 
 
 def bm25(query: str, passages: list[str], k1: float = 1.2, b: float = 0.75) -> list[float]:
-    """Score with BM25, the statistics taken from the query's own passages."""
+    """Score with BM25, whose statistics are those of the query's own passages."""
     counts = [Counter(words(passage)) for passage in passages]
     mean = sum(c.total() for c in counts) / len(counts)
     scores = [0.0] * len(passages)

@@ -34,7 +34,7 @@ class Query(BaseModel):
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """One client for all requests, for as long as the service runs."""
+    """Keep one client for all requests while the service runs."""
     async with AsyncClient(model=os.environ.get("MODEL", "demo")) as app.state.client:
         yield
 
@@ -56,7 +56,7 @@ async def rerank(asked: Query, request: Request) -> list[dict[str, Any]]:
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Wait for `work`. If the caller goes first, cancel it, and with it its run."""
+    """Wait for `work`; if the caller disconnects first, cancel `work` and thereby its run."""
 
     async def caller_goes() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -75,5 +75,5 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 @app.exception_handler(RankmillError)
 async def unavailable(request: Request, error: RankmillError) -> JSONResponse:
-    """No workers, no server, no time: one line says which."""
+    """Say in one line what is missing, such as workers, the server or time."""
     return JSONResponse({"error": str(error)}, status_code=503)

@@ -1,4 +1,4 @@
-"""Scores over HTTP, without a client library: a ranking, and a stream of scores.
+"""Gets a ranking and a stream of scores over HTTP, without a client library.
 
 pip install '.[gateway,worker]'
 rankmill serve --embedded --model demo

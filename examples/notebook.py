@@ -1,4 +1,4 @@
-"""The cells of a notebook: a server and workers of its own, a data frame, scores, a ranking.
+"""The cells of a notebook that starts a server and workers, scores a data frame, and ranks passages.
 
 pip install '.[worker]'
 """
@@ -12,10 +12,10 @@ from rankmill import Client
 
 client = Client.embedded(model="demo")
 
-# %% Pairs from anywhere: here the example that comes with rankmill
+# %% Pairs from anywhere, such as the example that comes with rankmill
 pairs = pd.read_json(Path(__file__).parent / "pairs.jsonl", lines=True)
 
-# %% Their scores, a column more
+# %% Their scores as another column
 run = client.submit(pairs[["query", "passage"]])
 pairs["score"] = run.scores(timeout=300)
 print(f"{run.stats.rows} pairs, {run.stats.tokens} tokens, in {run.stats.precision}; errors: {run.errors}")

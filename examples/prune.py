@@ -1,4 +1,4 @@
-"""Make a smaller BERT from a large one: fewer word pieces and feed-forward units, the rest adjusted."""
+"""Make a smaller BERT from a large one, with fewer word pieces and feed-forward units."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Batch = dict[str, torch.Tensor]
 def choose_vocabulary(tokenizer: Any, texts: list[str], size: int) -> list[str]:
     """Pick the special tokens, the single characters and the pieces that are likely to be used.
 
-    A piece's use is its frequency in the texts averaged with a Zipf guess from its place in the
-    teacher's vocabulary, which is roughly sorted by frequency, so that ordinary words stay whole.
+    A piece's use is the sum of its frequency in the texts and a guess by Zipf's law from its place in the
+    teacher's vocabulary, which is roughly sorted by frequency. So ordinary words stay whole.
     """
     ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
     counts = Counter(i for text in ids for i in text)
@@ -48,8 +48,8 @@ def save_tokenizer(vocabulary: list[str], out: Path) -> Any:
 def keep_units(inputs: torch.Tensor, weight: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose the columns of a linear layer to keep, and the weights that best replace the whole.
 
-    Removes one column at a time, the one whose removal costs least after the others are adjusted by least
-    squares: the Optimal Brain Surgeon (Hassibi and Stork, 1993) for whole columns.
+    The function removes one column at a time. This is the column whose removal costs least after the others
+    are adjusted by least squares, as in the Optimal Brain Surgeon (Hassibi and Stork, 1993).
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def keep_units(inputs: torch.Tensor, weight: torch.Tensor, count: int) -> tuple[
     Returns
     -------
     tuple
-        The indices of the columns kept and their new weights (rows by count).
+        The indices of the kept columns, and their new weights (rows by count).
     """
     kept = torch.arange(len(inputs))
     ridge = 1e-4 * inputs.diagonal().mean()

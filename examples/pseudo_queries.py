@@ -31,7 +31,9 @@ def keywords(sentence: str, count: int, idf: dict[str, float], rng: random.Rando
 
 
 def pseudo_query(text: str, idf: dict[str, float], rng: random.Random) -> tuple[str, str] | None:
-    """Make a query from a sentence of a passage; return it with the passage that answers it."""
+    """Make a query from a sentence of a passage; returns the query and the passage that answers it, or
+    ``None``.
+    """
     sentences = [s for s in re.split(r"(?<=[.!?])\s+", text) if len(s.split()) >= 5]
     if not sentences:
         return None
@@ -57,7 +59,7 @@ def pseudo_query(text: str, idf: dict[str, float], rng: random.Random) -> tuple[
 
 
 def distractor(query: str, text: str, rng: random.Random) -> str:
-    """A passage on something else that has the query's words: scattered, or all in one place.
+    """A passage on something else, with the query's words scattered in it or all in one place.
 
     Without such pairs a small student learns to count shared words.
     """
@@ -73,7 +75,9 @@ def distractor(query: str, text: str, rng: random.Random) -> str:
 
 
 def add_distractors(pairs: pd.DataFrame, count: int, seed: int) -> pd.DataFrame:
-    """`count` distractors for every query of `pairs`, made from passages of other queries."""
+    """`pairs`, and `count` distractors for each of their queries, which are made from random passages of
+    `pairs`.
+    """
     rng = random.Random(seed)  # noqa: S311
     texts = pairs["passage"].drop_duplicates().tolist()
     queries = pairs["query"].drop_duplicates().tolist()

@@ -1,4 +1,4 @@
-"""Scores for a service that has only ``rq``: no rankmill, no Arrow, no torch.
+"""Gets scores in a service that has only ``rq``, without rankmill, Arrow and torch.
 
     pip install rq
     python examples/rq_producer.py redis://localhost:6379/0
@@ -26,7 +26,7 @@ def main(url: str, queue_name: str = "rankmill", model: str = "demo") -> None:
     queue = Queue(queue_name, connection=connection, serializer=JSONSerializer)
     pairs = [[QUERY, passage] for passage in PASSAGES]
     job = queue.enqueue("rankmill.score_pairs", pairs, model=model, ttl=SECONDS, result_ttl=SECONDS)
-    found: Any = job.latest_result(timeout=SECONDS)  # waits for it
+    found: Any = job.latest_result(timeout=SECONDS)
     if found is None:
         job.delete()  # so that no worker scores it in vain
         raise SystemExit(f"no scores within {SECONDS} s")

@@ -1,4 +1,4 @@
-"""Make training pairs from WordNet: queries that mean one sense of a word, passages on all of them.
+"""Make training pairs from WordNet, with queries that mean one sense of a word, and passages on its senses.
 
 WordNet is a dictionary by meaning; its folder holds the files ``data.noun`` to ``data.adv`` (Debian's
 package ``wordnet-base``).  A passage explains one sense and its surroundings in a few sentences, so
@@ -29,7 +29,7 @@ KINDS = ("data.noun", "data.verb", "data.adj", "data.adv")
 
 @dataclass
 class Synset:
-    """One meaning: the words for it, its definition, example sentences and related meanings."""
+    """The words for one meaning, its definition, example sentences and related meanings."""
 
     words: list[str]
     definition: str
@@ -61,7 +61,7 @@ def read_wordnet(folder: Path) -> dict[str, Synset]:
 
 
 def passage(synset: Synset, synsets: dict[str, Synset], rng: random.Random) -> str:
-    """Explain a meaning: its definition, its examples and one or two meanings near it."""
+    """Explain a meaning by its definition, its examples and up to two related meanings."""
     near = [synsets[key] for key in synset.related if key in synsets]
     parts = [f"{synset.words[0]}: {synset.definition}", *synset.examples]
     parts += [
@@ -74,7 +74,7 @@ def passage(synset: Synset, synsets: dict[str, Synset], rng: random.Random) -> s
 
 
 def ask(word: str, synset: Synset, synsets: dict[str, Synset], rng: random.Random) -> str:
-    """A query for one meaning of a word: the word and a few more from what is said about it."""
+    """A query for one meaning of a word, with the word and up to four others from its explanation."""
     near = [synsets[key] for key in synset.related if key in synsets]
     text = " ".join([synset.definition, *synset.examples, *(other.words[0] for other in near[:3])])
     content = [w for w in dict.fromkeys(words(text)) if w not in STOP_WORDS and w != word and len(w) > 2]
@@ -84,7 +84,7 @@ def ask(word: str, synset: Synset, synsets: dict[str, Synset], rng: random.Rando
 
 
 def build_sense_pairs(folder: Path, queries: int, seed: int) -> pd.DataFrame:
-    """Pairs of `queries` queries, each with up to six senses of its word and three texts that share words."""
+    """Pairs of `queries` queries, each with up to six senses of its word and three that share words."""
     rng = random.Random(seed)  # noqa: S311
     synsets = read_wordnet(folder)
     senses: dict[str, list[str]] = defaultdict(list)

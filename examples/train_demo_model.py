@@ -1,9 +1,9 @@
 r"""Train the demo cross-encoder in ``demo-model/`` by distillation.
 
-A small BERT cross-encoder learns to repeat the logits of a larger one (the teacher). It starts as the
-teacher itself with fewer word pieces and feed-forward units (``prune.py``). The training text is a parquet
-file with the columns ``query`` and ``passage``, more queries and passages made from those
-(``pseudo_queries.py``), and the senses of words in WordNet (``sense_pairs.py``).
+A small BERT cross-encoder learns to repeat the logits of a larger one (the teacher). The small one starts as
+the teacher with fewer word pieces and feed-forward units (``prune.py``). The training pairs come from a
+parquet file with the columns ``query`` and ``passage``, from more queries and passages made of those
+(``pseudo_queries.py``), and from the senses of words in WordNet (``sense_pairs.py``).
 
     python -m examples.train_demo_model --teacher TEACHER_DIR --pairs PAIRS.parquet \
         --wordnet /usr/share/wordnet --out OUT_DIR
@@ -67,7 +67,7 @@ def encode(tokenizer: Any, frame: pd.DataFrame, max_length: int) -> Any:
 
 @torch.inference_mode()
 def add_labels(teacher: Path, frame: pd.DataFrame) -> pd.DataFrame:
-    """Add the teacher's logit and its pooled vector (fp16 bytes) to every pair, longest first."""
+    """Add the teacher's logit and pooled vector (fp16 bytes) to every pair."""
     tokenizer = AutoTokenizer.from_pretrained(teacher)
     model = AutoModelForSequenceClassification.from_pretrained(teacher).eval().bfloat16()
     order = np.argsort(-(frame["query"].str.len() + frame["passage"].str.len()).to_numpy())
@@ -86,7 +86,9 @@ def add_labels(teacher: Path, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def make_student(teacher: Path, tokenizer: Any, frame: pd.DataFrame, args: argparse.Namespace) -> Any:
-    """The teacher cut down to the tokenizer's pieces and `--intermediate` units, or `--continue-from`."""
+    """The teacher, cut down to the tokenizer's pieces and `--intermediate` units, or the model
+    `--continue-from`.
+    """
     if args.continue_from:
         options = {"dtype": torch.float32, "attn_implementation": "eager"}
         return AutoModelForSequenceClassification.from_pretrained(args.continue_from, **options)
@@ -127,7 +129,7 @@ def batches(groups: list[pd.DataFrame], args: argparse.Namespace) -> Iterator[li
 def distillation_loss(
     student: Any, tokenizer: Any, cuts: list[pd.DataFrame], args: argparse.Namespace
 ) -> torch.Tensor:
-    """Logit error, pooled vector error and, within each query, the KL divergence."""
+    """The weighted sum of the errors of logits and pooled vectors and of the KL divergence within queries."""
     part = pd.concat(cuts)
     batch = encode(tokenizer, part, args.max_length)
     target = torch.from_numpy(part["logit"].to_numpy(dtype=np.float32, copy=True))
@@ -173,7 +175,7 @@ def train(student: Any, tokenizer: Any, groups: list[pd.DataFrame], args: argpar
 
 @torch.inference_mode()
 def report(name: str, student: Any, tokenizer: Any, groups: list[pd.DataFrame]) -> None:
-    """Print the rank correlation with the teacher: over all held-out pairs, and mean within a query."""
+    """Print the rank correlation with the teacher, over all held-out pairs and as the mean within a query."""
     scored = []
     for group in groups:
         parts = [group.iloc[i : i + 64] for i in range(0, len(group), 64)]
@@ -189,7 +191,7 @@ def report(name: str, student: Any, tokenizer: Any, groups: list[pd.DataFrame]) 
 
 
 def labelled_pairs(args: argparse.Namespace) -> pd.DataFrame:
-    """Read the labelled pairs if they were kept, else make them."""
+    """Read the labelled pairs if they were kept, or else make them."""
     if args.labels and args.labels.exists():
         return pd.read_parquet(args.labels)
     pairs = pd.read_parquet(args.pairs, columns=["query", "passage"])
@@ -228,7 +230,7 @@ def main() -> None:
     student = make_student(args.teacher, tokenizer, frame, args)
     frame = frame.assign(pooled=frame["pooled"].map(lambda raw: np.frombuffer(raw, dtype=np.float16)))
     groups = make_groups(frame)
-    random.Random(7).shuffle(groups)  # noqa: S311  # whatever the seed: the same are held out
+    random.Random(7).shuffle(groups)  # noqa: S311  # with any seed, the same are held out
     count = int(len(groups) * args.held_out)
     parameters = sum(p.numel() for p in student.parameters())
     print(f"{parameters} parameters, {len(frame)} pairs, {len(groups)} queries, {count} held out", flush=True)

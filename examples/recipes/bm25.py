@@ -1,8 +1,8 @@
-"""What the other recipes start from: a corpus, queries, judgements and a BM25 run, of the shipped pairs.
+"""Writes a corpus, queries, judgements and a BM25 run of the shipped pairs, for the other recipes.
 
 python examples/recipes/bm25.py FOLDER
 
-In their place come your own files: TREC runs of any engine, and texts as BEIR has them.
+Your own files can replace these, such as TREC runs of any engine and texts in BEIR's form.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Scores of two teachers for a student, in one pass: distil.sh FOLDER FIRST SECOND (of bm25.py; two models).
-# `score_mean` is the mean of both, each standardized within its query; MarginMSE and KL losses take such rows.
+# Scores pairs with two teachers in one pass, for a student: distil.sh FOLDER FIRST SECOND
+# FOLDER is that of bm25.py, and FIRST and SECOND are models. `score_mean` is the mean of both scores, each
+# standardized within its query; MarginMSE and KL losses take such rows.
 set -eu
 cd "$1"
 

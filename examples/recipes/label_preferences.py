@@ -1,10 +1,10 @@
-"""Label preference data: which of two answers is better, and how sure the model is.
+"""Label preference data with the scores of both answers, and with their difference.
 
 python examples/recipes/label_preferences.py preferences.jsonl labelled.jsonl MODEL [redis://…]
 
 MODEL is a reward model, such as Skywork/Skywork-Reward-V2-Qwen3-0.6B. Each line has `prompt`, `chosen` and
-`rejected`. The lines come out with `chosen_score`, `rejected_score` and `margin`; with a margin under 0
-the model prefers the answer that was rejected: look at these first.
+`rejected`. The lines come out with `chosen_score`, `rejected_score` and `margin`; with a margin under 0 the
+model prefers the answer that was rejected. Look at these lines first.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Hard negatives for three trainers, from one scored run: mine_for_trainers.sh FOLDER (of bm25.py).
-# The run is scored once; each trainer gets its own form, and other margins cost no scoring.
+# Mines hard negatives for three trainers from one scored run: mine_for_trainers.sh FOLDER
+# FOLDER is that of bm25.py. The run is scored once; each trainer gets its own form, and other margins need no
+# new scores.
 set -eu
 cd "$1"
 

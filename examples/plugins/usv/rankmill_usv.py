@@ -1,4 +1,4 @@
-"""A format of files: fields between ASCII's unit separators, in records that end in its record separator."""
+"""A format with fields between ASCII's unit separators, in records that end in its record separator."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ UNIT, RECORD = "\x1f", "\x1e"
 
 
 class UsvReader:
-    """Reads a file as a whole: the first record names the columns, and all are text."""
+    """Reads a file as a whole; the first record names the columns, and all columns are text."""
 
     def __init__(self, path: AnyPath, texts: Sequence[str], options: ReadOptions) -> None:
         self._path = path

@@ -420,7 +420,7 @@ class Tuner:
                 self._try({"backend": probe.backend, "precision": probe.precision})
 
     def _probe(self, backend: str, reference: ReferenceScores) -> list[PrecisionProbe]:
-        usual = tuple(name for name in get_args(Precision) if not name.startswith("int8-"))  # int8 picks one of these
+        usual = tuple(name for name in get_args(Precision) if not name.startswith("int8-"))  # int8 picks one
         self._partial = []
         for probe in self.trials.probe(backend, self._open("precision", usual), reference):
             self._partial.append(probe)
