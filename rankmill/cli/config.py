@@ -55,7 +55,7 @@ for command in (show, schema):
 
 
 def config_schema() -> dict[str, Any]:
-    """Make the JSON schema of a config file: all settings, none of them required, and ``extends``."""
+    """Make the JSON schema of a config file, with all settings, none of them required, and ``extends``."""
     made = Settings.model_json_schema()
     for model in dict.fromkeys(extension_settings().values()):
         made["properties"] |= model.model_json_schema()["properties"]

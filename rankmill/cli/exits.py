@@ -1,4 +1,4 @@
-"""How commands report failure: one line on standard error, and an exit code."""
+"""Makes commands report failure by one line on standard error and an exit code."""
 
 from __future__ import annotations
 

@@ -126,9 +126,9 @@ def resume(client: redis.Redis, names: tuple[str, ...], **given: Any) -> None:
 def warm(client: redis.Redis, model: str, names: tuple[str, ...], **given: Any) -> None:
     """Load a model before chunks need it.
 
-    MODEL is a hub id, a directory on the workers' hosts, a name in the registry, or 'demo'. It is loaded with
-    the workers' own settings (precision, …). If necessary, it replaces the least recently used model. NAME is
-    a worker's name or the beginning of it; without NAME all workers load the model.
+    MODEL is a hub id, a directory on the workers' hosts, a name in the registry, or 'demo'. The model is
+    loaded with the workers' own settings (precision, …). If necessary, the least recently used model is
+    unloaded. NAME is a worker's name or the beginning of it; without NAME all workers load the model.
     """
     _order(client, _chosen(client, names), "warm", _model(model), **given)
 
@@ -137,7 +137,7 @@ def warm(client: redis.Redis, model: str, names: tuple[str, ...], **given: Any) 
 def unload(client: redis.Redis, model: str, names: tuple[str, ...], **given: Any) -> None:
     """Free the memory of a model.
 
-    MODEL is the name that rankmill workers shows. A worker first scores the chunks that it has claimed. It
+    MODEL is the name that rankmill workers shows. A worker first scores the chunks that it has claimed, and
     loads the model again when another chunk needs it: drain the worker to prevent that. NAME is a worker's
     name or the beginning of it; without NAME all workers unload the model.
     """
@@ -169,7 +169,6 @@ workers.add_command(forget)
 
 
 def _chosen(client: redis.Redis, names: tuple[str, ...]) -> list[WorkerState]:
-    """The workers with these names; without names, all workers that take orders."""
     every = read_cluster(client, page_size=0).workers
     chosen = [find_worker(every, name) for name in dict.fromkeys(names)] or reachable(every)
     if not chosen:

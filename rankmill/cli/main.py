@@ -1,6 +1,4 @@
-"""``rankmill``: the command group. A command is imported when it is used; listing commands imports none of
-them.
-"""
+"""Defines the command group ``rankmill``. A command is imported when it is used, not when it is listed."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from rankmill.jobs.contract.errors import ConfigError
 from rankmill.plugins import load_each
 
 Listed = tuple[str, str, str]
-"""Facts about a command: its purpose, the first line of its help, and ``MODULE:FUNCTION``."""
+"""The purpose of a command, the first line of its help, and its ``MODULE:FUNCTION``."""
 
 _PURPOSES = ("Score", "Serve", "Cluster", "Models", "Measure")
 """Purposes of commands, in the order in which --help lists them."""

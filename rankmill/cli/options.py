@@ -101,8 +101,6 @@ DEFAULTS = {name: setting.value for name, setting in merge_settings(environ={}).
 
 
 class _Grouped(OneKindOfLine):
-    """A command whose options are listed in groups."""
-
     groups: Mapping[str, str] = {}
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -140,7 +138,7 @@ def command(
 
 
 def group(name: str) -> Callable[[Function], click.Group]:
-    """A `click.group` that also runs without a command's name; otherwise like `command`.
+    """A `click.group` that also runs without a subcommand, and reports failures as `command` does.
 
     The group's function gets a connection to the server. A subcommand gets the group's ``--redis`` and
     ``--config`` as defaults.
@@ -213,7 +211,6 @@ def flags(*names: str, **defaults: str) -> Option:
 
 
 def _field(name: str) -> FieldInfo | None:
-    """The field of a setting; ``None`` if the setting belongs to an extension that is not installed."""
     if name in Settings.model_fields:
         return Settings.model_fields[name]
     added = extension_settings()
@@ -237,7 +234,7 @@ def _setting(name: str, field: FieldInfo, default: str | None) -> Option:
 
 
 def _values(annotation: Any) -> tuple[list[str], bool]:
-    """The words that a setting accepts, and whether it accepts a number; only for --help and completion."""
+    """The words that a setting accepts, and whether it accepts a number, for --help and completion."""
     if get_origin(annotation) is Literal:
         return [str(word) for word in get_args(annotation)], False
     parts = [_values(part) for part in get_args(annotation)]
@@ -270,7 +267,7 @@ class SampleOptions(CommandOptions):
     label_column: Column | None = None
     """Column with the relevance as a number; with it, the report has nDCG@10."""
     sample: Annotated[int, Field(ge=2)] = 2000
-    """Number of random rows to score; more than 50 of a query only if there are too few others."""
+    """Number of random rows to score, at most 50 of a query if there are enough others."""
     query_column: Column = "query"
     """Column with the query."""
     passage_column: Column = "passage"

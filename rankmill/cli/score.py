@@ -225,7 +225,6 @@ def describe(summary: Summary, request: FileRequest, wanted: Precision = "auto")
 
 
 def _how(summary: Summary) -> str:
-    """How the scores were computed, in words, or that no score was computed."""
     if not summary.backend or summary.reused_rows == summary.rows:
         return "no score was computed"
     beside = " of the model in its own precision" if summary.reference else ""

@@ -134,7 +134,6 @@ def _copy(output: Path, *, quiet: bool) -> None:
 
 
 def _kind_of_input(request: FileRequest) -> str:
-    """The format for standard output that the input's files decide; raises as `_one_kind` does."""
     from rankmill.producer.files.inputs import find_files
 
     is_found = request.inputs and not request.reads_stdin

@@ -38,7 +38,7 @@ class View:
         if not watch:
             self._print(read_cluster(client), as_json)
             return
-        with suppress(KeyboardInterrupt):  # Ctrl-C ends the view
+        with suppress(KeyboardInterrupt):
             self._watch(client, as_json)
 
     def _watch(self, client: redis.Redis, as_json: bool) -> None:
@@ -64,7 +64,6 @@ class View:
 
 
 def _look(client: redis.Redis) -> Snapshot | str:
-    """A snapshot of the cluster, or the reason why the server does not answer now."""
     try:
         return read_cluster(client)
     except (redis.RedisError, RedisUnavailable) as error:

@@ -67,7 +67,6 @@ def _speed(report: WorkerReport) -> float | None:
 
 
 def _chunk_pairs(reports: Iterable[WorkerReport]) -> float:
-    """Mean number of pairs in the chunks that the workers have scored; 1 if they have scored none."""
     listed = list(reports)
     chunks = sum(report.chunks for report in listed)
     return max(sum(report.pairs for report in listed) / chunks, 1.0) if chunks else 1.0

@@ -115,7 +115,6 @@ class ClusterView:
             return self._seen
 
     def usage(self) -> list[Entry] | None:
-        """The usage of today and yesterday; ``None`` while Redis does not answer."""
         try:
             return read_accounts(self._client, 2)
         except (redis.RedisError, OSError):

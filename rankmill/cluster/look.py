@@ -38,7 +38,7 @@ class Look:
     ) -> list[list[Any]]:
         """The replies to the `commands` of each item; the commands only read, and are sent in one round trip.
 
-        A command is a tuple: its name, its key, the reply to use if the key holds a value of another type,
+        A command is a tuple of its name, its key, the reply to use if the key holds a value of another type,
         and its other arguments.
         """
         reads = [commands(item) for item in items]

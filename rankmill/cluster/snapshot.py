@@ -67,9 +67,9 @@ class Damaged(_Frozen):
 class WorkerState(_Frozen):
     """A worker; ``report`` is its own report, ``None`` if it has none, or it has expired or cannot be read.
 
-    ``host`` is the name of its host, and ``pid`` its process's id there. ``relative_pace`` is its pace
-    divided by the usual pace of workers with the same device and models (``None`` if no other such worker
-    scores).
+    ``host`` is the name of the worker's host, and ``pid`` its process id there. ``relative_pace`` is the
+    worker's pace divided by the usual pace of workers with the same device and models (``None`` if no other
+    such worker scores).
     """
 
     name: str
@@ -215,7 +215,6 @@ class _Reader(Look):
         )
 
     def _workers(self, names: list[str]) -> tuple[WorkerState, ...]:
-        """The workers of RQ's list that have not ended."""
         nothing = [None] * len(_WORKER_FIELDS)
         replies = self.replies(
             names,
@@ -374,7 +373,6 @@ def _memory(client: redis.Redis) -> ServerMemory | None:
 
 
 def _compared(workers: tuple[WorkerState, ...]) -> tuple[WorkerState, ...]:
-    """The workers, each with its pace relative to that of its peers."""
     peers: dict[object, list[float]] = {}
     for worker in workers:
         if (report := worker.report) and report.pace is not None:

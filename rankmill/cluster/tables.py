@@ -1,4 +1,4 @@
-"""Tables of a snapshot, for a terminal."""
+"""Makes tables of a snapshot for a terminal."""
 
 from __future__ import annotations
 
@@ -93,7 +93,6 @@ class Overview:
 
 
 def _first_workers(workers: Sequence[WorkerState], most: int | None) -> RenderableType:
-    """The first `most` workers, and the number of the others in each state."""
     ordered = sorted(workers, key=lambda worker: (not _is_in_trouble(worker), natural_order(worker.name)))
     # a line for one more worker needs no more room than a line that counts it
     if most is None or len(ordered) <= most + 1:
@@ -252,12 +251,10 @@ def _live_state(worker: WorkerState) -> Text:
 
 
 def _of_report(cell: Callable[[WorkerReport], str]) -> Callable[[WorkerState], str]:
-    """Make a function from a worker to its cell, which is empty without a report."""
     return lambda worker: cell(worker.report) if worker.report else ""
 
 
 def _kept(durability: Durability) -> str:
-    """How a server keeps data, in the words of its settings."""
     facts = {
         "maxmemory-policy": durability.maxmemory_policy,
         "maxmemory": {None: None, 0: "0"}.get(durability.maxmemory, size(durability.maxmemory or 0)),

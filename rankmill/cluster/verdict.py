@@ -173,7 +173,6 @@ def _of_worker(worker: WorkerState) -> Iterator[ClusterFault]:
 
 
 def _is_stuck(run: RunState, queues: Iterable[QueueState], workers: Iterable[WorkerState]) -> bool:
-    """Whether the run gets no results although its queue has jobs and a worker of the queue is free."""
     if run.quiet_seconds < QUIET_SECONDS:
         return False
     is_there = any(queue.name == run.queue and (queue.waiting or queue.started) for queue in queues)

@@ -16,7 +16,7 @@ share the following, under these locks:
   numbers.
 - Answered runs (`Claims`): the writer adds, forward forgets those of a model whose probes are right.
 - RQ's ``executions``: main adds, main and writer remove. Loops over them take a copy (`list`) first.
-- `EngineCache`, `ClaimOrder`, `Intake`, `ChunkScorer`, `Reading`: only main; but the writer calls
+- `EngineCache`, `ClaimOrder`, `Intake`, `ChunkScorer`, `Reading`: only main uses these; but the writer calls
   `ChunkScorer.result`, which changes nothing. Metrics read values, not views.
 - `Orders`: its lock protects answers and drains; new orders are a deque; ``cold`` is replaced, never changed.
 - `Refusals`: only main writes; loops of other threads take a copy first.
@@ -74,9 +74,7 @@ from rankmill.workers.queue.refusals import Refusals
 from rankmill.workers.rq.worker import POLL_SECONDS, DeathPenalty, RQWorker, TooLong, WorkOptions
 
 LOAD_SECONDS = 1800
-"""Most seconds to load a model and prove its scores, including the download; then the worker refuses the
-model.
-"""
+"""A worker refuses a model that takes more than this many seconds to download, load and prove."""
 
 _READING_SECONDS = 0.05
 """Seconds between two checks, in a burst, whether a model can be loaded."""
@@ -302,7 +300,9 @@ class ScoringWorker(RQWorker):
         return self._copies.pinned(self._settings.spec(model))
 
     def _report(self) -> WorkerReport:
-        """The worker's report. The answers are read first, so that the figures are at least as new."""
+        """The worker's report. The answers are read first, so that the figures are at least as new as the
+        answers.
+        """
         return metrics.report(
             answers=self._orders.answers(),
             device=self._device,

@@ -1,4 +1,4 @@
-"""Scores deterministically: computes each row in a forward of its own, without padding, on one thread.
+"""Scores deterministically, with each row in a forward of its own, without padding and on one thread.
 
 A library chooses its kernel by the shape of the input and by the number of threads, and kernels add up in
 different orders. If a row is computed by itself on one thread, only the row decides the bits of its logits.
@@ -45,7 +45,6 @@ class Alone(Backend):
         self.depth = 2 if self._lanes else backend.depth
 
     def submit(self, batch: Batch) -> RowForwards:
-        """Begin a forward of each row; raises as the backend does."""
         started: list[Any] = []
         try:
             for row in rows_alone(batch):

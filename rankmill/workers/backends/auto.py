@@ -202,7 +202,7 @@ def _precisions(precision: str, device: str, kind: BackendKind) -> list[str]:
 
 
 def _fastest(able: list[Combination], config: Any, device: str, cache: Path) -> Combination:
-    """The fastest combination that can run a model; the first one if none can be measured."""
+    """The fastest combination that can run a model, or the first one if none can be measured."""
     if device != "cpu" or len(able) == 1 or any(precision not in CPU_PRECISIONS for _, precision in able):
         return able[0]
     return _speeds(able, config, cache).fastest(able) or able[0]
@@ -226,7 +226,6 @@ def _speeds(able: list[Combination], config: Any, cache: Path) -> Speeds:
 
 
 def _automatic(device: str) -> list[BackendKind]:
-    """The backends that ``auto`` tries on a device, in order of preference."""
     return [
         kind for kind in backends().values() if device in kind.precisions and device not in kind.for_tests
     ]

@@ -57,8 +57,8 @@ class Backend(Protocol):
     Attributes
     ----------
     depth
-        The best number of forwards in progress: 1 if `submit` itself computes, more if the device computes
-        while the worker prepares the next batch.
+        The best number of forwards in progress, which is 1 if `submit` itself computes, and more if the
+        device computes while the worker prepares the next batch.
     bytes
         Size of the weights.
     shares_prefixes
@@ -147,7 +147,7 @@ class LayerShape:
     Attributes
     ----------
     hidden
-        Width of the hidden states; a multiple of `HEAD_WIDTH`.
+        Width of the hidden states, which is a multiple of `HEAD_WIDTH`.
     inner
         Width inside the feed-forward part.
     rows

@@ -93,8 +93,6 @@ class _DistilBertLayer(LastLayer):
 
 
 class _ModernBertLayer(LastLayer):
-    """The last layer of ModernBERT, with global or local attention."""
-
     def __init__(self, layer: Any) -> None:
         super().__init__(layer)
         self.attention_type = layer.attention_type

@@ -13,7 +13,7 @@ from torch import nn
 
 
 def heads_of(classifier: Any) -> list[str]:
-    """The name of a classifier's last projection, in a list; an empty list if it is not linear."""
+    """A list with the name of a classifier's last projection, or an empty list if that is not linear."""
     body = f"{classifier.base_model_prefix}."
     heads = [
         name

@@ -91,7 +91,7 @@ class Speeds:
         return min(good, key=lambda choice: CPU_PRECISIONS.index(choice[1]), default=None)
 
     def int8(self, backend: str, over: Combination, without: Collection[Combination] = ()) -> str | None:
-        """The kind of int8 to use on `backend`: of the kinds that are enough faster than `over`, those with
+        """The kind of int8 to use on `backend`. Of the kinds that are enough faster than `over`, those with
         the smallest groups are taken, and of these the fastest.
 
         ``None`` if no kind is fast enough or was measured.

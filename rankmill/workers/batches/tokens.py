@@ -16,7 +16,7 @@ from rankmill.workers.batches.planner import Rows
 
 Ids = npt.NDArray[np.int64]
 TokenIds = npt.NDArray[np.integer[Any]]
-"""Ids or types of tokens: int32, or wider where a tokenizer has larger ids."""
+"""Ids or types of tokens, as int32, or wider where a tokenizer has larger ids."""
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -88,7 +88,7 @@ class Tokens:
 class Batch:
     """Rows of tokens that a model scores together.
 
-    A backend reads them end to end (``rows``), or as arrays ``ids``, ``types`` and ``mask`` of shape
+    A backend reads the rows end to end (``rows``), or as arrays ``ids``, ``types`` and ``mask`` of shape
     ``[rows, longest]``, padded on the right. These arrays are made when they are first read. Rows with equal
     ``groups`` ``[rows]`` may share a prefix; ``None`` means that this is unknown.
     """

@@ -56,8 +56,8 @@ class EngineCache:
     Parameters
     ----------
     settings
-        The worker's settings. They limit the number of models, the bytes of weights and the seconds without
-        use, and they set the size of batches. The model in use stays loaded even if it exceeds the limits by
+        The worker's settings, which limit the number of models, the bytes of weights and the seconds without
+        use, and set the size of batches. The model in use stays loaded even if it exceeds the limits by
         itself.
     device
         The device of the models.

@@ -1,4 +1,4 @@
-"""The pipeline: a worker's threads that score claimed work and write the results.
+"""Runs a worker's threads that score claimed work and write the results.
 
 During a forward, the worker's main thread claims, fetches and tokenizes the next chunks, and the writing
 thread writes finished ones. So forwards need not wait for that work.
@@ -342,7 +342,7 @@ class Pipeline:
             return lane, parts
 
     def _next_lane(self) -> tuple[int, Priority]:
-        """The key of the next lane: the one that has waited longest, of the priority whose turn it is."""
+        """The key of the lane that has waited longest, of the lanes with the priority whose turn it is."""
         first: dict[Priority, tuple[int, Priority]] = {}
         for key in self._lanes:
             first.setdefault(key[1], key)

@@ -1,4 +1,4 @@
-"""Scores the probes with a loaded model as it scores all pairs: beside others, and in several batches."""
+"""Scores the probes as a worker scores all pairs, beside other rows and in several batches."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Probed:
     Attributes
     ----------
     tokens
-        Digests of the probes' token ids; for a probe without tokens, the digest of an empty list.
+        Digests of the probes' token ids; a probe without tokens has the digest of an empty list.
     errors
         The reason for each probe without a score, by the probe's index.
     """
@@ -68,8 +68,8 @@ class Probed:
             self.tokens[row] = digest(ids)
 
     def companies(self, time: ProofTime, then: float) -> list[Logits]:
-        """Logits ``[probes, outputs]`` for each of several sets of batches: those that the engine plans,
-        batches of unlike rows, and the shortest probes by themselves.
+        """Logits ``[probes, outputs]`` for each of several sets of batches, which are those that the engine
+        plans, batches of unlike rows, and the shortest probes by themselves.
 
         If rows share prefixes, one more batch has rows that begin alike. If rows are packed, the planned
         batches are scored again several times. NaN stands for a probe that was not scored. `time` is told how

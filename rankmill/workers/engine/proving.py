@@ -1,4 +1,4 @@
-"""Proves a model: checks its scores before a worker serves them, and keeps the result on this host.
+"""Checks a model's scores before a worker serves them, and keeps the result on this host.
 
 The worker's own way (`probing`) is compared with transformers' model (`models/reference.py`). If a way does
 not pass, the next is tried; the last is to score rows of equal lengths together. If no way passes, another
@@ -65,8 +65,8 @@ come.
 """
 
 _FACTOR, _ROWS = 4, 1024
-"""Limits of the largest batch that is compared at load: a multiple of the device's first token budget, and a
-number of rows.
+"""Limits of the largest batches that are compared at load, as a multiple of the device's first token budget
+and as a number of rows.
 """
 
 DEMO_FIGURES = shipped("examples", "demo-model.json")
@@ -106,7 +106,7 @@ class Own(BaseModel, frozen=True, extra="forbid"):
 class Shipped(BaseModel, frozen=True, extra="forbid"):
     """Transformers' results for a shipped model, and their error in bf16 on a CPU.
 
-    ``of`` is the value of `Proving.of_model` for which they were made.
+    ``of`` is the value of `Proving.of_model` for which the results were made.
     """
 
     of: str
@@ -390,9 +390,9 @@ class Proving:
     def _repeated(
         self, probed: Probed, rows: int, tokens: int, bound: float | None = None
     ) -> tuple[str | None, float]:
-        """Why rows of large batches have other scores than from transformers, or ``None``; and the largest
-        difference in batches that pass. `bound` is the largest allowed difference; ``None`` means that of the
-        proof.
+        """Returns why rows of large batches have other scores than from transformers (otherwise ``None``),
+        and the largest difference in batches that pass. `bound` is the largest allowed difference; ``None``
+        means that of the proof.
         """
         assert self._known
         bound = self._proof.bound if bound is None and self._proof else bound
@@ -473,8 +473,8 @@ class Proving:
 
     @property
     def of_model(self) -> str:
-        """A digest of what transformers' figures depend on: the model, its template, the kind of its rows,
-        the probes, and their limit in tokens.
+        """A digest of all that transformers' figures depend on, which is the model, its template, the kind of
+        its rows, the probes, and their limit in tokens.
         """
         return digest(sorted(self._model.items()))
 
@@ -488,8 +488,8 @@ class Proving:
         """Ask transformers for the results of the probes, in fp32 on the CPU, or if the model is too `large`,
         on the worker's device in its precision (bf16 for 8 and 4 bits).
 
-        Also returns their error in the worker's precision on its device; or for a large model that is not
-        rounded to 8 or 4 bits, how much padding changes them.
+        Also returns the error of these results in the worker's precision on its device. For a large model
+        that is not rounded to 8 or 4 bits, this is how much padding changes the results.
         """
         # the module `reference` imports torch, which a kept proof does not need
         from rankmill.workers.models.reference import ReferenceModel
@@ -544,8 +544,8 @@ def _rounded_up(size: int) -> int:
 
 
 def _choices(labels: tuple[str, ...]) -> Iterator[tuple[str | None, slice]]:
-    """Yield labels of a spec and the outputs that they name: all outputs for ``None``, then some by name and
-    by number, if these are unambiguous.
+    """Yield labels of a spec with the outputs that they name. ``None`` names all outputs; some outputs
+    follow, by name and by number, if these are unambiguous.
     """
     yield None, slice(None)
     lower = [label.lower() for label in labels]

@@ -56,7 +56,7 @@ def _gpus() -> list[str]:
 
 
 def gpu_precision(device: str, supported: Sequence[str]) -> str:
-    """The best supported precision on a GPU: bf16 if the hardware has it, else fp16, else fp32."""
+    """The best supported precision on a GPU, which is bf16 if the hardware has it, else fp16, else fp32."""
     best = "fp16"
     if device == "cuda":
         import torch
@@ -115,7 +115,7 @@ def forced_kernels() -> list[str]:
 
 
 def int8_overflows() -> bool:
-    """Whether sums of 8-bit products overflow on this CPU, because it is not an ARM CPU and lacks VNNI."""
+    """Whether sums of 8-bit products can overflow on this CPU, which is so without VNNI, except on ARM."""
     is_arm = platform.machine() in {"aarch64", "arm64"}
     return not is_arm and not cpu_flags() & {"avx512_vnni", "avx_vnni"}
 

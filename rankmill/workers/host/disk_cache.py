@@ -1,4 +1,4 @@
-"""Cached files that are derived from models, on disk, under names that depend on all of their inputs."""
+"""Caches files that are derived from models on disk, under names that depend on all inputs of the files."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ logger = logging.getLogger(__name__)
 
 @cache
 def version(package: str) -> str:
-    """Version of an installed package, read from its files only once; cached files depend on it.
+    """Version of an installed package, read from its files only once.
 
-    `package` is the name by which it is imported; it may be installed under another name, such as
+    `package` is the name in imports; the package may be installed under another name, such as
     ``onnxruntime-gpu``.
 
     Raises
@@ -88,10 +88,10 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
 
 
 def is_kept(folder: Path, cache: Path) -> bool:
-    """Whether `folder` in the folder `cache` is still as `build_once` made it; if not, it is removed.
+    """Whether `folder` in the folder `cache` is still as `build_once` made it.
 
-    The folder is marked as in use. Several threads may call this. The first time, reading large files takes a
-    while.
+    If so, the folder is marked as in use; if not, it is removed. Several threads may call this. The first
+    time, reading large files takes a while.
 
     Raises
     ------

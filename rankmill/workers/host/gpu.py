@@ -1,4 +1,4 @@
-"""Metrics of this worker's NVIDIA GPU: use, memory and temperature, from the driver's library (NVML)."""
+"""Reads use, memory and temperature of this worker's NVIDIA GPU from the driver's library (NVML)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's HTTP endpoints: metrics, health and readiness."""
+"""Serves a worker's metrics, health and readiness over HTTP."""
 
 from __future__ import annotations
 

@@ -150,8 +150,8 @@ def read_json(source: str | Path, revision: str | None, name: str, kind: type[An
 
 
 def checkpoint(source: str | Path, revision: str | None) -> list[Path]:
-    """The files that contain the weights; for a model on the hub the single file, or those that its index
-    names.
+    """The files that contain the weights. A model on the hub has a single file, or an index that names
+    several.
     """
     if isinstance(source, Path):
         return weight_files(source)
@@ -199,7 +199,6 @@ def check_headers(files: Iterable[Path], name: str) -> None:
 
 
 def _loaded_bytes(file: Path, name: str) -> int:
-    """Bytes that the file's tensors take in memory."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")

@@ -2,8 +2,8 @@
 
 Hugging Face's tokenizer costs at least 90 µs of CPU for a pair, so a GPU waits for it. `nanotoken` (for
 WordPiece) and `fastokens` (for byte pairs) cost a twentieth of that, but are young. So each tokenizer is
-proven: a thread compares the two libraries. For a GPU this begins when the model is loaded, and for a CPU
-when tokenizing has cost as much time as a proof does. The result is kept in the cache folder for all workers
+proven: a thread compares the two libraries. For a GPU the proof begins when the model is loaded, and for a
+CPU when tokenizing has taken as long as a proof does. The result is kept in the cache folder for all workers
 of this host. A text with an unproven character goes to Hugging Face's tokenizer, and a sample of all texts
 goes to both. The first difference, in any process of this host, ends the use of the fast library for this
 tokenizer.
@@ -228,7 +228,6 @@ class FastTexts:
         held.close()
 
     def _read(self) -> None:
-        """Read and use what is known on this host about the library."""
         self._seen, kept = _stamp(self._file), read_json(self._file)
         if "wrong" in kept:
             self._make = None

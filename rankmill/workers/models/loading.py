@@ -334,7 +334,7 @@ _LONGEST = 300
 
 
 def find_max_length(spec: ScoreSpec, description: Description) -> int:
-    """Most tokens of a pair: the spec's limit, or else that of the model's files, or else `ANY_LENGTH`.
+    """Most tokens of a pair, by the spec, or else by the model's files, or else `ANY_LENGTH`.
 
     The result is never more than the model's number of positions.
 

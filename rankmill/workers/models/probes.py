@@ -143,9 +143,7 @@ def columns_of(probes: Sequence[Probe], inputs: Inputs) -> list[list[str | None]
 
 
 def scored_length(config: Any) -> int:
-    """Most tokens of a scored probe if the model has no limit; for BigBird, enough for attention to be
-    sparse.
-    """
+    """Most tokens of a scored probe if the model has no limit. BigBird gets enough for sparse attention."""
     if getattr(config, "attention_type", None) == "block_sparse":  # BigBird
         return max(LONGEST, (5 + 2 * int(config.num_random_blocks)) * int(config.block_size) + 8)
     return LONGEST

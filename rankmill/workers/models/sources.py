@@ -39,7 +39,7 @@ class ModelSource:
     files
         The folder on this host, or the hub id.
     revision
-        Commit on the hub; for a directory or an extension's model, the digest of its content.
+        Commit on the hub, or the digest of the content of a directory or an extension's model.
     held
         An object that keeps an extension's copy on this host as long as it exists.
     facts

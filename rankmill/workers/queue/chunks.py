@@ -69,8 +69,8 @@ class ChunkClaim:
     fast
         Whether a fast tokenizer library may have tokenized the chunk.
     claimed, started
-        Monotonic times in seconds: when the job was claimed, and when its scoring began, moved later by the
-        time that loading its model took.
+        Monotonic times in seconds at which the job was claimed, and at which its scoring began. ``started``
+        is moved later by the time that loading the model took.
     """
 
     in_redis: ClassVar[bool] = True
@@ -126,7 +126,8 @@ class ChunkClaim:
         return self.run
 
     def columns(self, run: Run) -> Sequence[Texts] | None:
-        """Read the rows: queries and passages, ``[n]`` each, or texts, conversations or requests for tokens.
+        """Read the rows, which are queries and passages, ``[n]`` each, or texts, conversations or requests
+        for tokens.
 
         Returns ``None`` if no producer waits for the scores any more.
 

@@ -1,4 +1,4 @@
-"""A worker's connection to Redis: how long it waits for a server that cannot serve, and how it then ends."""
+"""Connects a worker to Redis, waits for a server that cannot serve, and ends the worker after too long."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class Connection(redis.Redis):
-    """Connects to Redis as rankmill's own commands do. It is given to RQ's option ``--connection-class``::
+    """Connects to Redis as rankmill's own commands do, if RQ's ``--connection-class`` names this class::
 
         RQ_CONNECTION_CLASS=rankmill.Connection rq worker rankmill --worker-class rankmill.ScoringWorker …
 

@@ -1,4 +1,4 @@
-"""A worker's heartbeat: renews its leases, recovers the jobs of dead workers, and reports its state."""
+"""Renews a worker's leases, recovers the jobs of dead workers, and reports the worker's state."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class WorkerHeartbeat(Periodic):
     handle_failure
         From `failure_handler`; called for the jobs of dead workers.
     on_beat
-        Called with each heartbeat.
+        Called at each heartbeat.
     orders
         Receives the orders that operators have left for this worker.
     """

@@ -1,4 +1,4 @@
-"""Takes jobs from the queues: which job a worker claims, how it waits, and what it gives to idle workers."""
+"""Takes jobs from the queues for a worker, waits for jobs, and gives jobs to idle workers."""
 
 from __future__ import annotations
 
@@ -137,7 +137,6 @@ class Intake:
         return self._order.kinds(requests, bulk, hungry=self._pipeline.hungry)
 
     def _readable(self, take: Callable[[], Found | None]) -> tuple[ScoringJob, OrderedQueue] | None:
-        """Take jobs until one is valid; jobs that cannot be read are set aside."""
         while not self._worker.stopping:
             taken = take()
             if taken is None:
@@ -192,7 +191,7 @@ class Intake:
         return seen
 
     def _wait_for_any(self) -> Found | None:
-        """Wait for a job as RQ's workers do; from a single queue, its id moves to an intermediate list."""
+        """Wait for a job as RQ's workers do. With one queue, the job's id moves to an intermediate list."""
         queues, connection = self._queues, cast("Any", self._worker.connection)
         with _naming(queues):
             if len(queues) == 1:
@@ -204,7 +203,6 @@ class Intake:
             return None if popped is None else (popped[1], by_key[popped[0]])
 
     def _give(self, queue: OrderedQueue, idle: int) -> None:
-        """Give unstarted chunks to up to `idle` workers of a queue that have no work."""
         claims = [claim for claim in self._claims.unstarted() if claim.queue == queue]
         pairs = [len(claim.work.rows) for claim in claims if claim.work]
         most = chunks_to_give(pairs, self._pipeline.pending, idle)

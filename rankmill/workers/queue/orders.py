@@ -1,4 +1,4 @@
-"""Orders that operators give to this worker: the heartbeat reads them, the main thread carries them out."""
+"""Takes operators' orders to this worker; the heartbeat reads them, and the main thread carries them out."""
 
 from __future__ import annotations
 
@@ -89,7 +89,6 @@ class Orders:
             self._arrived.set()
 
     def answers(self) -> tuple[Answer, ...]:
-        """The state of each of the last orders, such as begun or done."""
         with self._lock:
             held = len(self._claims.unanswered)
             for drain in self._drains:

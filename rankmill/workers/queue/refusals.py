@@ -52,8 +52,8 @@ class Refusals:
     def open(self, key: Hashable, reason: str, option: str | None = None, *, took: float = 0.0) -> bool:
         """Refuse `key` for its next pause; returns whether this is the first time.
 
-        `option` is that of the `SpecError`, if there is one. `took` is how long the attempt took in seconds;
-        the refusal lasts at least as long, so that other runs get at least half of the worker's time.
+        `option` is the option that a `SpecError` names. `took` is how long the attempt took in seconds; the
+        refusal lasts at least as long, so that other runs get at least half of the worker's time.
         """
         before = self._refused.get(key)
         now = system.monotonic()
@@ -71,7 +71,7 @@ class Refusals:
         self._refused.pop(key, None)
 
     def reasons(self) -> tuple[str, ...]:
-        """Why this worker leaves chunks to others: a reason for each model or run that is refused now."""
+        """The reason for each model or run that is refused now."""
         now = system.monotonic()
         return tuple(entry.reason for entry in list(self._refused.values()) if now < entry.until)
 

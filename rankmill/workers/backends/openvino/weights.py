@@ -2,7 +2,7 @@
 
 OpenVINO quantizes the inputs of linear layers when the model runs, in groups of the same size. NNCF writes
 one scale for a whole row; with groups, scores differ by a quarter less from those of fp32, at the same speed.
-Inputs are not calibrated on a sample, because that made scores worse than every precision here, and each
+Inputs are not calibrated on a sample, because that made scores worse than in every precision here, and each
 worker would have another sample.
 """
 
@@ -19,7 +19,7 @@ contain this name.
 """
 
 _TAKEN = {("MatMul", 1), ("Gather", 0)}
-"""The nodes of linear layers and embeddings, which take weights in 8 bits, and the number of that input."""
+"""Kinds of nodes for linear layers and embeddings, with the number of the input that takes 8-bit weights."""
 
 _LEAST = np.float32(1e-30)
 """A group of zeros counts as if this were its largest value, so that its scale is not 0."""

@@ -33,7 +33,7 @@ class TorchBackend(Backend):
     network
         From `rankmill.workers.backends.torch.networks.load_network`.
     device
-        ``cpu``, ``cuda`` or ``mps``: PyTorch's name of the device.
+        PyTorch's name of the device, ``cpu``, ``cuda`` or ``mps``.
     precision
         A key of `DTYPES` that the device supports.
     """
@@ -86,7 +86,7 @@ class TorchBackend(Backend):
         return logits
 
     def _put(self, array: npt.NDArray[np.integer[Any]]) -> torch.Tensor:
-        """Copy the array to the device; on CUDA through pinned memory, so that the copy is asynchronous."""
+        """Copy the array to the device. On CUDA, pinned memory makes the copy asynchronous."""
         tensor = torch.from_numpy(array)
         if self.device == "cuda":
             tensor = tensor.pin_memory()

@@ -1,4 +1,4 @@
-"""The modules that sentence-transformers runs after a transformer: pooling, dense layers and norms."""
+"""Defines the poolings, dense layers and norms that sentence-transformers runs after a transformer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear layers with weights and inputs in 8-bit floating point (e4m3), by torchao."""
+"""Lets torchao round the weights and inputs of linear layers to 8-bit floating point (e4m3)."""
 
 from __future__ import annotations
 

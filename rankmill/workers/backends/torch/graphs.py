@@ -34,8 +34,8 @@ _STEPS = 8
 _LEAST_LONGEST = 32
 
 _LONG = 0.02
-"""A forward that takes more than this many seconds is not recorded: its launches cost no time, and recording
-would delay others too much.
+"""A forward that takes more than this many seconds is not recorded: its launches cost hardly any time, and
+recording would delay others too much.
 """
 
 _AS_GOOD = 1.02

@@ -83,8 +83,8 @@ def packs_exactly(network: Network) -> bool:
 
 
 def pack_if_faster(backend: TorchBackend, network: Network) -> None:
-    """Let a backend pack rows if the scores stay right, and packing is about as fast on its device or faster.
-    If packing is impossible, only a line for debugging says so.
+    """Let a backend pack rows if the scores stay right, and packing is not much slower on its device. If
+    packing is impossible, only a line for debugging says so.
     """
     tokens = _TOKENS
     try:
