@@ -50,8 +50,8 @@ T = TypeVar("T")
 _PROBE_SECONDS = 5
 _PATROL_SECONDS = 0.2
 _PATROL_SECONDS_PER_RUN = 0.01
-"""A waiting run checks the server at most once in the first number of seconds, and at most once in the second
-number times the number of waiting runs.
+"""A waiting run checks the server at most once in `_PATROL_SECONDS`, and if many runs wait, at most once in
+`_PATROL_SECONDS_PER_RUN` seconds for each of them.
 """
 
 _BEGINNING = 32

@@ -1,4 +1,4 @@
-"""Cuts pairs, in any form that callers have, into tables: one for each chunk."""
+"""Cuts pairs, in any form that callers have, into one table for each chunk."""
 
 from __future__ import annotations
 

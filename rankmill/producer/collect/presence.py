@@ -51,7 +51,7 @@ class WorkerPresence:
         Raises
         ------
         NoWorkers
-            No worker has listened for the allowed number of seconds.
+            No worker was seen for more than the allowed number of seconds.
         RunFailed
             Only plain RQ workers listen, which cannot score.
         """

@@ -1,5 +1,5 @@
-"""The progress that a producer publishes about its run: the number of rows that are done, and the rows
-without a score.
+"""What a producer publishes about its run, which is the number of rows that are done, and the rows without a
+score.
 """
 
 from __future__ import annotations

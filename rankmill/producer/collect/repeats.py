@@ -1,4 +1,4 @@
-"""Pairs whose scores need no work: pairs of an earlier output, and pairs that another row asks for.
+"""Pairs whose scores need no work, because an earlier output has the scores or another row asks for them.
 
 If several rows in the window have the same pair, one chunk asks for its score on behalf of all.
 """
@@ -62,7 +62,7 @@ class EarlierScores:
     scores
         The scores of the pairs, ``[n]``.
     made
-        How the scores were made: the metadata of the output.
+        The output's metadata, which say how the scores were made.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class EarlierScores:
         return _digests([table[name] for name in self.columns])
 
     def known(self, keys: Keys) -> pa.Array:
-        """The known score of each pair, by its digest; null if it has none."""
+        """The known score of each pair, by the pair's digest; null if the score is not known."""
         if not len(self):
             return pa.nulls(len(keys), pa.float32())
         places = np.minimum(np.searchsorted(self._keys[:, 0], keys[:, 0]), len(self) - 1)
@@ -142,8 +142,9 @@ def _bytes(text: bytes | None) -> bytes:
 def pair_keys(table: pa.Table, columns: tuple[str, ...]) -> Keys:
     """A multiple of four for each row's pair, equal for equal pairs.
 
-    It is made from the lengths of the texts and from their first and last eight bytes, which is several times
-    as fast as a hash of everything. So pairs whose texts differ only elsewhere have the same number.
+    The number is made from the lengths of the texts and from their first and last eight bytes, which is
+    several times as fast as a hash of everything. So pairs whose texts differ only elsewhere have the same
+    number.
     """
     return _joined(*(_of_places(as_bytes(table[name])) for name in columns))
 
