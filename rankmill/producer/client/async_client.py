@@ -112,7 +112,7 @@ class LoopClient(Client):
         return LoopStore(LoopRedis(url, self.settings.redis_wait_seconds))
 
     def _opened(self) -> None:
-        self._beginning = asyncio.Semaphore(_BEGINNING)  # the first call asks whether the server answers
+        self._beginning = asyncio.Semaphore(_BEGINNING)  # the server is asked at the first call
 
     def start(self, *args: Any, **options: Any) -> ScoringRun:
         bridge.wait(self._beginning.acquire())
@@ -137,7 +137,7 @@ class AsyncScoringRun(Generic[RowScore]):
 
     @property
     def model(self) -> str:
-        """The model that scores; for an alias, with the version that it stood for."""
+        """The model that scores; for an alias, the version that the alias stood for."""
         return self._run.model
 
     @property

@@ -68,8 +68,8 @@ class FileRuns(Protocol):
     def submit(
         self, request: FileRequest, spec: ScoreSpec, settings: Settings, webhook: str | None
     ) -> FileHandle:
-        """Submit a run of a request that is `FileRequest.at_home`; raises `ConfigError` if the webhook is not
-        a URL.
+        """Submit a run of a request from `FileRequest.at_home`; raises `ConfigError` if the webhook is not a
+        URL.
         """
 
     def attach(self, run_id: str) -> FileHandle | None:

@@ -1,6 +1,4 @@
-"""Several runs that are read as one: runs of several models over the same pairs, or of the versions of an
-alias.
-"""
+"""Reads several runs as one, for several models over the same pairs, or for the versions of an alias."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs as their callers have them: `ScoringRun`, and the scores, rankings and statistics that it returns."""
+"""`ScoringRun`, which the caller of a run has, and the scores, rankings and statistics that it returns."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ else:
 
 
 class Scores(np.ndarray[tuple[int, ...], np.dtype[np.float32]]):
-    """Scores of a run: float32 of shape ``[n]``, NaN for the rows in `errors`.
+    """The scores of a run as float32 ``[n]``, with NaN for the rows in `errors`.
 
     With ``all_labels`` the shape is ``[n, labels]``. The `errors` and `labels` of a slice, or of the result
     of a computation, are empty.
@@ -75,7 +75,7 @@ def as_array(scores: pa.Array) -> npt.NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class Ranked:
-    """A passage ranked by `Client.rank`: its index in the given list, and its score.
+    """A passage that `Client.rank` has ranked, with its index in the given list and its score.
 
     If the passage has no score, ``error`` is the reason and ``score`` is NaN.
     """
@@ -87,7 +87,7 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Classified:
-    """The result of `Client.classify` for a text: its most likely label, and the probability of each label.
+    """The most likely label of a text, and the probability of each label, from `Client.classify`.
 
     If the text has no scores, ``error`` is the reason and ``label`` is empty.
     """
@@ -137,11 +137,10 @@ class RunStats:
     ``retries`` counts attempts beyond a chunk's first; ``tokens`` counts real tokens, ``padded_tokens`` also
     padding. ``workers`` has the rows of each worker, by name; ``seconds`` is the longest time from fetching a
     chunk to its scores, without loading the model; ``tokenize_seconds`` and ``forward_seconds`` are parts of
-    that time.
-    ``precision``, ``backend``, ``device``, ``revision`` and ``kind`` are those of the last scored chunk, or
-    ``None`` if they are not known; ``kind`` decides the bits of a deterministic run's scores. ``bounds`` are
-    the proven bounds of all chunks; ``reference`` is ``own`` if the model was too large for one of the
-    workers to compare it in fp32, else ``None``.
+    that time. ``precision``, ``backend``, ``device``, ``revision`` and ``kind`` are those of the last scored
+    chunk, or ``None`` if they are not known; ``kind`` decides the bits of a deterministic run's scores.
+    ``bounds`` are the proven bounds of all chunks; ``reference`` is ``own`` if a worker could not compare the
+    model in fp32, because it is too large, else ``None``.
     """
 
     rows: int = 0
@@ -244,7 +243,7 @@ class ScoringRun(Generic[RowScore]):
 
     @property
     def model(self) -> str:
-        """The model that scores; for an alias, with the version that it stood for."""
+        """The model that scores; for an alias, the version that the alias stood for."""
         return ",".join(driver.run.spec.model for driver in self._drivers)
 
     @property
@@ -282,7 +281,7 @@ class ScoringRun(Generic[RowScore]):
         return self.stats
 
     def scores(self, timeout: float | None = None, *, show_progress: bool | None = None) -> Scores:
-        """Wait for all scores: float32 of shape ``[n]`` or ``[n, labels]``, NaN for the rows in `errors`.
+        """Wait for all scores, float32 ``[n]`` or ``[n, labels]`` with NaN for the rows in `errors`.
 
         Parameters
         ----------

@@ -95,8 +95,8 @@ def settings_of(settings: Settings | None, options: Mapping[str, Any]) -> Settin
 class Client:
     """Submits pairs to the workers of one queue. A client may have any number of runs at the same time.
 
-    Threads may share it. After a fork, parent and child may both use it, with separate connections. Only the
-    process that has submitted a run can read it, unless the run is detached.
+    Threads may share a client. After a fork, parent and child may both use it, with separate connections.
+    Only the process that has submitted a run can read it, unless the run is detached.
 
     Parameters
     ----------
@@ -456,10 +456,10 @@ class Client:
         Parameters
         ----------
         pairs
-            An iterable of ``(query, passage)`` or of dicts, an array of shape ``[n, 2]``, or a table: of
-            Arrow, pandas, Hugging Face's datasets, or anything with Arrow's stream interface (Polars, DuckDB,
-            a reader). A stream is read while the run goes on, so it may be endless. It is closed, like a
-            generator, when the run ends, fails or is cancelled.
+            An iterable of ``(query, passage)`` or of dicts, an array of shape ``[n, 2]``, or a table of
+            Arrow, pandas, Hugging Face's datasets or anything with Arrow's stream interface (Polars, DuckDB,
+            a reader). A stream is read while the run goes on, so it may be endless. A stream or generator is
+            closed when the run ends, fails or is cancelled.
         texts, messages
             Rows in place of pairs, for models that score a single text (strings) or a conversation (lists of
             ``{role, content}``); a table is possible too.
@@ -497,7 +497,7 @@ class Client:
         )
 
     def attach(self, run_id: str) -> FileHandle | ScoringRun:
-        """Find a run that any process has submitted: a run of files, or a detached run of pairs.
+        """Find a run of files, or a detached run of pairs, which any process may have submitted.
 
         Raises
         ------
@@ -564,7 +564,7 @@ class Client:
     def submit_request(
         self, request: FileRequest, *, webhook: str | None = None, **spec: Unpack[SpecOptions]
     ) -> FileHandle:
-        """Submit files as `submit_file` does, from a request that is already `FileRequest.at_home`."""
+        """Submit files as `submit_file` does, from a request that `FileRequest.at_home` has returned."""
         files = self.files
         self._warn_of_losses()
         pinned = self._names.pinned(run_spec(self.settings, spec))

@@ -1,4 +1,4 @@
-"""The embedded mode: a private server and workers, which live only as long as a command or a client."""
+"""The embedded mode, in which a private server and workers live only as long as a command or a client."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def shared_cluster(settings: Settings) -> Iterator[tuple[EmbeddedCluster, str]]:
 
 
 def worker_environs(settings: Settings) -> list[dict[str, str]]:
-    """Environment variables of each worker: its settings, its number of threads, its GPU."""
+    """The environment variables of each worker, with its settings, its number of threads and its GPU."""
     gpus = hosts.visible_gpus() if settings.device in ("auto", "cuda") else []
     count = settings.workers if isinstance(settings.workers, int) else max(len(gpus), 1)
     threads = settings.threads if isinstance(settings.threads, int) else max(limits.cores() // count, 1)

@@ -32,7 +32,7 @@ class WorkersFailed(RankmillError):
 
 @dataclass
 class LocalWorker:
-    """A worker of this host: its current process, and how often its processes have died."""
+    """A worker of this host, with its current process, and how often its processes have died."""
 
     name: str
     environ: dict[str, str]
@@ -77,7 +77,7 @@ class WorkerProcesses:
     url
         URL of the server.
     environs
-        Environment variables of each worker: its threads, its GPU.
+        Environment variables of each worker, with its threads and its GPU.
     names
         Name of each worker.
     wait_seconds
@@ -201,7 +201,7 @@ class WorkerProcesses:
 
 
 def worker_names(environs: Sequence[Mapping[str, str]]) -> list[str]:
-    """Names of workers: host, accelerator of the environment, and this process; equal names are numbered."""
+    """Workers' names, from host, accelerator in the environment and this process; equal ones are numbered."""
     firsts = [worker_name(_device(environ), str(os.getpid()), environ) for environ in environs]
     return [
         f"{first}-{firsts[:place].count(first) + 1}" if firsts.count(first) > 1 else first

@@ -134,7 +134,7 @@ class LoopPatience(Patience):
 
 
 class LoopRedis(redis.Redis):
-    """A client with the commands of redis-py's plain client; redis-py's asyncio client carries them out.
+    """A client with the commands of redis-py's plain client, which sends them over asyncio connections.
 
     Parameters
     ----------
