@@ -145,7 +145,7 @@ def _ours() -> EntryPoints:
         points = distribution("rankmill").entry_points
     except PackageNotFoundError:
         points = EntryPoints()
-    if not points.select(group="rankmill.backends"):  # the core always has backends
+    if not points.select(group="rankmill.backends"):
         raise ConfigError(
             "this code of rankmill is not the one that is installed, so its parts are not found: "
             f"{install_line('worker')} installs it"

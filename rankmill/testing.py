@@ -202,7 +202,6 @@ class FakeWorkers:
                 self.runs.append(self._known[run.id])
 
     def _find(self, run_id: str) -> FakeRun | None:
-        """The run, unless it has ended or expired."""
         run = self._known.get(run_id)
         return run if run and system.now() < run.asked.created + run.asked.ttl else None
 
@@ -443,8 +442,6 @@ class _Store(RunStore):
 
 
 class _LoopStore(_Store, LoopStore):
-    """A `_Store` for code that waits in the event loop."""
-
     def __init__(self, workers: FakeWorkers) -> None:
         super().__init__(workers)
         self._background = set()

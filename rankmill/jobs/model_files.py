@@ -49,7 +49,6 @@ _LARGEST_JSON = 64 << 20
 """Most bytes of a JSON file that may name others; the index of a model of 100 GB has two million bytes."""
 
 _LONGEST = 100
-"""Most characters of a name that a message shows."""
 
 
 def model_folder(model: str) -> Path | None:
@@ -216,7 +215,7 @@ def _named(path: Path, seen: set[tuple[int, int]]) -> Iterator[Path]:
     """The file at a path, or the files in the folder at a path; empty if neither exists."""
     try:
         mode = path.stat().st_mode
-    except (OSError, ValueError):  # nothing here has this name
+    except (OSError, ValueError):
         return
     if stat.S_ISREG(mode):
         yield path

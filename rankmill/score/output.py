@@ -66,7 +66,6 @@ class OutputTarget:
         return self.form.ranks(self.file)
 
     def place(self) -> OutputFile:
-        """The object that manages the files at the output's place."""
         return PartsFolder(self.path) if self.request.rows_per_part else OutputFile(self.path)
 
     def check(self, files: Sequence[InputFile], settings: Settings) -> None:
@@ -140,7 +139,6 @@ class OutputTarget:
                 raise InputError(f"--{name.replace('_', '-')} has no effect here: {why}; leave it out")
 
     def _unused_by_input(self, input_files: FoundInput) -> Iterator[tuple[str, str]]:
-        """Yield options that have no effect with this input, and why."""
         delimited = ("delimiter", "max_field_mib")
         if input_files.run:
             of_pairs = ("query_column", "passage_column", "text_columns", "list_columns", *delimited)

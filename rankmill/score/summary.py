@@ -91,7 +91,6 @@ class Tally:
     int8_gain: float | None = None
     """The smallest gain that a worker has measured."""
     each: list[Tally] = field(default_factory=list)
-    """With several models, the sums of each model."""
 
     def written(self) -> str:
         return _TALLY.dump_json(self).decode()
@@ -146,7 +145,6 @@ class Tally:
 
     @property
     def kind(self) -> str | None:
-        """What decides the bits of the scores; ``None`` if they are not deterministic."""
         return ", ".join(sorted(self.kinds)) or None
 
     def proven(self) -> dict[str, str]:

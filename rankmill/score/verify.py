@@ -74,7 +74,6 @@ class ScoredBefore:
 
     @property
     def kind(self) -> str | None:
-        """What decides the bits of the file's scores; ``None`` if they are not deterministic."""
         return self.metadata.get("rankmill.kind")
 
     @property

@@ -57,7 +57,6 @@ Files = Annotated[tuple[File, ...], Field(title="FILE")]
 Column = Annotated[Name, Field(title="NAME")]
 Columns = Annotated[tuple[Column, ...], Field(title="NAME,...")]
 OnDuplicate = Literal["error", "first", "last"]
-"""What to do with an id that has two different texts."""
 Positive = Annotated[int, Field(ge=1, title="N")]
 Shard = Annotated[
     tuple[int, int], BeforeValidator(_read_shard), AfterValidator(_check_shard), Field(title="K/N")
@@ -260,7 +259,6 @@ class FileRequest(WireModel):
 
 
 def _is_absolute(path: str) -> bool:
-    """Whether a path (or a glob, a URL or a data set) means the same in all folders."""
     return "://" in path or path.startswith(DATASET) or os.path.isabs(path)  # noqa: PTH117
 
 

@@ -12,7 +12,6 @@ from rankmill.jobs.system import system
 State = Literal["waiting", "running", "done", "failed", "cancelled"]
 
 ENDED = frozenset({"done", "failed", "cancelled"})
-"""States after which nothing more happens to a run."""
 
 _MAX_REASON_CHARS = 2000
 

@@ -182,7 +182,6 @@ def read_entry(run_id: str, entry: Mapping[bytes, bytes]) -> ChunkResult | BadRe
 
 
 def _chunk_named(run_id: str, entry: Mapping[bytes, bytes]) -> ChunkId | None:
-    """The chunk that a stream entry names; ``None`` if it cannot be read or belongs to another run."""
     return read_chunk_id(entry.get(b"chunk")) if entry.get(b"run") == run_id.encode() else None
 
 

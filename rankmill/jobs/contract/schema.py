@@ -16,7 +16,6 @@ FORMAT = 1
 """Version of everything that processes exchange or keep for others; readers refuse any other version."""
 
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
-"""A count that fits into a signed 64-bit column."""
 
 Seconds = Annotated[float, Field(ge=0, lt=1e12)]
 """A duration in seconds, or a time in seconds since 1970."""
@@ -60,7 +59,6 @@ class WireModel(BaseModel):
     """Fields that a writer may leave out."""
 
     def written(self) -> str:
-        """The JSON that `read_json` reads."""
         return f'{{"format": {FORMAT}, {self.model_dump_json()[1:]}'
 
     @classmethod

@@ -356,7 +356,6 @@ def _field(flatbuffer: memoryview, table: int, number: int) -> int | None:
 
 
 def _table(flatbuffer: memoryview, field: int | None) -> int:
-    """Offset of the table that a field refers to."""
     return (field or 0) + _number("<I", flatbuffer, field)
 
 

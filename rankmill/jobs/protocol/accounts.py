@@ -29,7 +29,6 @@ MOST_ENTRIES = 2000
 
 _DAY = 86400
 _NAMES = 10_000
-"""Most names of tenants that a producer remembers."""
 
 _LONGEST = 200
 
@@ -69,7 +68,6 @@ class Accountant:
         self._told = False
 
     def know(self, tenant: str) -> None:
-        """Remember the name of a tenant whose run begins."""
         if tenant:
             self._names[group_of(tenant)] = tenant
             if len(self._names) > _NAMES:

@@ -57,7 +57,7 @@ def failure_handler(store: RunStore) -> FailureHandler:
         try:
             run = store.load(run_id)
         except WireError:
-            return  # this worker cannot read the run
+            return
         if run is None:
             return
         attempts = attempt(run, job)

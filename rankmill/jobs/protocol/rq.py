@@ -24,7 +24,6 @@ from rankmill.jobs.system import system
 ALL_WORKERS = REDIS_WORKER_KEYS
 
 WORKER_PREFIX = f"{RQ_KEY_PREFIX}:worker:"
-"""Prefix of a worker's key; the worker's name follows."""
 
 _FAILED_SECONDS = 7 * 86400
 

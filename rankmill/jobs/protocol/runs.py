@@ -139,7 +139,7 @@ class RunStore:
             pipe.xadd(results, {"chunk": -1}, id="0-1")  # these two leave an empty stream, because
             pipe.xdel(results, "0-1")  # `add_result` never creates one
         pipe.set(keys.progress(run.id), Progress().written(), ex=run.ttl)
-        pipe.zremrangebyscore(keys.runs(), 0, system.now())  # removes expired runs
+        pipe.zremrangebyscore(keys.runs(), 0, system.now())
         pipe.zadd(keys.runs(), {run.id: 0})
         use_queues(pipe, [run.queue])
         pipe.expire(results, run.ttl)

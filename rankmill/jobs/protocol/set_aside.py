@@ -29,7 +29,6 @@ from rankmill.jobs.runtime.patience import cannot_serve
 from rankmill.jobs.system import system
 
 _JOB_TTL = 86400
-"""Expiry in seconds of the hash of a job that was set aside."""
 
 MAX_DATA = 1 << 20
 """Most bytes of a job's data after decompression; the job of a chunk has about a hundred."""

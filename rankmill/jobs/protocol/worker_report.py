@@ -29,7 +29,6 @@ class QueueWorkers:
 
     @property
     def only_plain(self) -> bool:
-        """Whether the queue has live workers, and all are plain RQ workers, which cannot score."""
         return bool(self.other) and not self.scoring
 
 
@@ -44,7 +43,7 @@ Doing = Literal["", "loading", "proving"]
 """Why a worker does not score yet: it loads a model, or proves a new model's scores."""
 
 STAGES = ("wait", "fetch", "tokenize", "forward", "write")
-"""What a worker spends its time on: waiting for work, then the stages of a chunk in order."""
+"""A worker spends its time on waiting for work, and on the stages of chunks, which are in order here."""
 
 LATENCY_BUCKETS = (
     *(0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.35, 0.5, 0.75, 1, 1.5, 2.5, 3.5, 5, 7.5, 10, 15, 20),
@@ -205,7 +204,7 @@ def queue_workers(client: redis.Redis, queue: str) -> QueueWorkers:
 def worker_doings(client: redis.Redis, names: Iterable[str]) -> dict[Doing, str]:
     """What the workers `names` do instead of scoring, in the words of the worker that says most."""
     reports = [report for report in known_reports(client, names).values() if report and report.doing]
-    reports.sort(key=lambda report: len(report.doing_words))  # one that waits for another's proof says less
+    reports.sort(key=lambda report: len(report.doing_words))  # a worker that waits for a proof says less
     return {report.doing: report.doing_words for report in reports}
 
 

@@ -27,7 +27,6 @@ _ALONE = "detached and submitted runs, batches and API keys"
 _CONFIG = ("maxmemory", "maxmemory-policy", "appendonly", "appendfsync", "save", "min-replicas-to-write")
 
 _SECONDS = 2.0
-"""Seconds to wait for the answers."""
 
 logger = logging.getLogger(__name__)
 

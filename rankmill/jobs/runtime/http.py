@@ -200,8 +200,6 @@ def is_loopback(host: str) -> bool:
 
 
 def _heads_only(app: WSGIApplication) -> WSGIApplication:
-    """Answer HEAD as `app` answers GET, but without a body."""
-
     def answered(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] != "HEAD":
             return app(environ, start)
@@ -221,8 +219,6 @@ def _heads_only(app: WSGIApplication) -> WSGIApplication:
 
 
 def _without_traceback(app: WSGIApplication) -> WSGIApplication:
-    """Log the errors of `app`, and answer them with status 500 without a traceback."""
-
     def guarded(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         try:
             return app(environ, start)

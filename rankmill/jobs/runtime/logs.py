@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from rankmill.jobs.runtime.settings import LogFormat, LogLevel
 
 OURS = "rankmill"
-"""Name of the logger above all of rankmill's loggers."""
 
 RQ = ("rq.worker", "rq.job")
 """Loggers to which RQ's command line gives handlers of their own."""
@@ -118,7 +117,6 @@ class JsonLines(io.TextIOBase):
         """Lines without an end, by the thread that has begun them."""
 
     def write(self, text: str) -> int:
-        """Write a text; a line that is not finished waits for its end."""
         thread = system.thread_id()
         *lines, rest = (self._begun.pop(thread, "") + text).split("\n")
         if rest:
@@ -184,8 +182,6 @@ class _Human(logging.Formatter):
 
 
 class _Json(logging.Formatter):
-    """Formats a line as JSON: time (UTC), level, logger, message, ids, and the traceback of an error."""
-
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, str | int] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),

@@ -103,7 +103,6 @@ def _was_cut_off(error: BaseException, seconds: float) -> bool:
 
 
 def _is_broken(error: BaseException) -> bool:
-    """Whether the connection broke, as far as the error tells."""
     broken = isinstance(error, redis.ConnectionError) and not isinstance(error, redis.MaxConnectionsError)
     return broken and _reply(error)[0] not in _CODES
 
@@ -112,7 +111,7 @@ def _is_broken(error: BaseException) -> bool:
 class _Wait:
     """How the current thread waits; `look`, `most` and `until` are as in `waiting`.
 
-    `value` is the size (bytes) of the largest value in its command; `ask` asks the server for a sign of life.
+    `value` is the size (bytes) of its command's largest value; `ask` asks the server for a sign of life.
     """
 
     look: Callable[[], None] = lambda: None

@@ -29,10 +29,9 @@ _SENTINEL_SECONDS = 1.0
 """Seconds that a Sentinel may take to answer before the next one is asked."""
 
 _LOOK_SECONDS = 1.0
-"""Seconds between two checks that a connection's server is still the master."""
+"""Least seconds between two checks that a connection's server is still the master."""
 
 _SENTINELS_OWN = {"sentinel_username", "sentinel_password"}
-"""Options of the URL that are only for connections to the Sentinels."""
 
 Address = tuple[str, int]
 

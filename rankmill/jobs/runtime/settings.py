@@ -55,7 +55,6 @@ LogFormat = Literal["auto", "human", "json"]
 CountOrAuto = Literal["auto"] | Annotated[int, Field(ge=1)]
 
 MAX_EXTENDS = 20
-"""Most config files that extend each other."""
 
 _PREFIX = "RANKMILL_"
 
@@ -84,7 +83,7 @@ BackendName = Annotated[str, AfterValidator(_installed_backend)]
 HeaderKey = Annotated[
     str | None, Field(min_length=16), AfterValidator(sendable_key), BeforeValidator(without_line_end)
 ]
-"""A key of at least 16 characters that a header of HTTP brings."""
+"""A key of at least 16 characters that an HTTP header can contain."""
 
 
 def _names(value: Any) -> Any:
@@ -399,7 +398,6 @@ def extension_settings() -> dict[str, type[ExtensionSettings]]:
 
 
 def _check_names(kind: type[ExtensionSettings], others: Collection[str] = ()) -> None:
-    """Raise `ConfigError` if a setting of an extension has the name of another setting."""
     for key in kind.model_fields:
         if key in Settings.model_fields or key in others:
             whose = "rankmill" if key in Settings.model_fields else "another extension"

@@ -246,7 +246,6 @@ class Collector:
 
     @property
     def done(self) -> bool:
-        """Whether the caller has taken all chunks."""
         return self.exhausted and self.taken == self.cut
 
     @property

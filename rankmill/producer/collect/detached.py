@@ -113,7 +113,6 @@ class DetachedRun(LiveRun):
         return None
 
     def _stored_pairs(self, piece: Piece) -> bytes:
-        """The payload of a piece, made from that of its chunk."""
         payload = self.store.payload(self.run, piece.chunk)
         if payload is None:
             raise expired(self.run.id, self.run.ttl)

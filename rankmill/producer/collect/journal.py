@@ -150,7 +150,6 @@ class Journal:
 
     @property
     def run(self) -> str | None:
-        """Id of the last run that was begun for this output."""
         return self._state("run")
 
     @property
@@ -193,7 +192,6 @@ class Journal:
         return self._read_state("account", Account) or Account()
 
     def keep_account(self, account: Account) -> None:
-        """Store what must be counted, before it is counted."""
         self._set_state("account", account.written())
 
     @property

@@ -211,7 +211,6 @@ class RequestRun(LiveRun):
         self._is_new = True
 
     def enqueue(self, payloads: Mapping[ChunkId, Payload]) -> None:
-        """Put pieces into the queue; the first call also stores the run."""
         self.store.enqueue(self.run, payloads, new=self._is_new)
         self._is_new = False
 

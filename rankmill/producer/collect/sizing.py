@@ -106,7 +106,6 @@ class WindowSize:
         return enough or load.payload >= self._payload_bytes
 
     def wants_more(self, load: Load) -> bool:
-        """Whether enough of the window is free to submit more pieces."""
         free = max(self._chunks // _REFILL_SHARE, 1)
         few = load.pieces <= self._chunks - free or load.rows < self._pairs * (1 - 1 / _REFILL_SHARE)
         return few and load.payload < self._payload_bytes
@@ -146,7 +145,6 @@ class Sizing:
         """Rows per second of the worker's device for the last result, by model and worker."""
 
     def add(self, run: Run) -> None:
-        """Note a run that scores the chunks."""
         self._models[run.spec.model] = REQUEST_ROWS if run.priority == "request" else MIN_ROWS
 
     @property

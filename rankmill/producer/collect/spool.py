@@ -65,7 +65,6 @@ class Spool:
 
     @property
     def memory_is_full(self) -> bool:
-        """Whether the next chunk goes to disk, if the disk has room."""
         return self._used >= self._memory_bytes
 
     def has_room(self, expected: int) -> bool:

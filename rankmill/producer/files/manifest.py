@@ -21,7 +21,6 @@ from rankmill.producer.files.stores.paths import resolved
 
 _PROMPTS = {"instruction", "prompt_template"}
 _LONGEST = 60
-"""Most characters of an option that a message shows."""
 
 _SHOWN = 3
 """Most differences that a message names, because a folder of a thousand files may have been moved."""

@@ -136,8 +136,6 @@ class PairSource(ABC):
 
 @dataclass(frozen=True)
 class _OpenFile:
-    """A file of the input that has been checked."""
-
     file: InputFile
     fingerprint: str
     reader: Reader

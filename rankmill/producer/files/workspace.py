@@ -281,7 +281,6 @@ class Workspace:
         return self.folder / (f"journal-{at + 1}.db" if at else "journal.db")
 
     def _open_journal(self, at: int) -> closing[Journal]:
-        """Open the journal of a model; the first model has number 0."""
         path = self._journal_path(at)
         place = self.inside / path.name
         try:

@@ -46,7 +46,6 @@ class TextColumns:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The columns that are read as text."""
         return () if self.inputs == "conversations" else self.names
 
     @property
@@ -141,9 +140,7 @@ class Writer(Protocol):
         """Complete the file, with `metadata` where the format has a place for it."""
         ...
 
-    def abandon(self) -> None:
-        """Close the incomplete file."""
-        ...
+    def abandon(self) -> None: ...
 
 
 MakeReader = Callable[[AnyPath, Sequence[str], ReadOptions], Reader]

@@ -78,7 +78,6 @@ class ObjectPath(PurePosixPath):
 
     @property
     def protocol(self) -> str:
-        """The part before ``://``."""
         return self.parts[0].removesuffix(":")
 
     def ask(self, question: Callable[[Any, str], T], seconds: float = LOOK_SECONDS, doing: str = "") -> T:
