@@ -90,6 +90,7 @@ def order_workers(
     workers: Sequence[WorkerState],
     order: OrderName,
     model: str | None = None,
+    revision: str | None = None,
     *,
     wait_seconds: float,
 ) -> list[OrderOutcome]:
@@ -99,8 +100,8 @@ def order_workers(
     ----------
     client
         A client of the server.
-    workers, order, model
-        The workers, the order, and its model.
+    workers, order, model, revision
+        The workers, the order, its model, and the content that the model must have, if it is known.
     wait_seconds
         Longest wait in seconds. An order that is not carried out by then stays, with the outcome ``waiting``.
 
@@ -114,7 +115,8 @@ def order_workers(
             raise WorkerOutOfReach(f"worker {worker.name} {reason}")
     started = {worker.name: worker.report.started for worker in workers if worker.report}
     orders = {
-        name: give_order(client, name, order, started=start, model=model) for name, start in started.items()
+        name: give_order(client, name, order, started=start, model=model, revision=revision)
+        for name, start in started.items()
     }
     if not wait_seconds:
         text = "has been told to; not waited for"

@@ -213,7 +213,8 @@ def promote(
         )
     for version in wanted.named:
         model = f"{alias.name}@{version}"
-        outcomes = order_workers(client, workers, "warm", model, wait_seconds=wait_seconds)
+        content = registry.manifest(Reference(alias.name, version)).content
+        outcomes = order_workers(client, workers, "warm", model, content, wait_seconds=wait_seconds)
         for outcome in outcomes:
             on_outcome(outcome)
         late = [outcome for outcome in outcomes if outcome.state in {"failed", "waiting"}]

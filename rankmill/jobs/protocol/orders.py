@@ -23,7 +23,8 @@ OrderName = Literal["drain", "resume", "warm", "unload"]
 
 
 class Order(WireModel):
-    """An order to one process; ``model`` is given only for ``warm`` and ``unload``.
+    """An order to one process; ``model`` is given only for ``warm`` and ``unload``. ``revision`` is the
+    content that a model to ``warm`` must have, if it is known.
 
     ``started`` is when that process started, as in its report. Another process of the same name ignores the
     order.
@@ -33,6 +34,7 @@ class Order(WireModel):
     what: OrderName
     started: Seconds
     model: str | None = Field(default=None, min_length=1)
+    revision: str | None = None
 
 
 class Answer(WireModel):
@@ -44,10 +46,16 @@ class Answer(WireModel):
 
 
 def give_order(
-    client: redis.Redis, worker: str, what: OrderName, *, started: float, model: str | None = None
+    client: redis.Redis,
+    worker: str,
+    what: OrderName,
+    *,
+    started: float,
+    model: str | None = None,
+    revision: str | None = None,
 ) -> str:
     """Leave an order to a worker, which reads it with its next heartbeat; returns the order's id."""
-    order = Order(id=system.unique_id(), what=what, started=started, model=model)
+    order = Order(id=system.unique_id(), what=what, started=started, model=model, revision=revision)
     key = keys.orders(worker)
     with client.pipeline() as pipe:
         pipe.rpush(key, order.written())

@@ -161,7 +161,7 @@ class Orders:
         elif order.model is None:
             self._answer(order.id, "failed", f"the order to {order.what} names no model")
         elif order.what == "warm":
-            self._load(order.id, order.model)
+            self._load(order.id, order.model, order.revision)
         else:
             self._unload(order.id, order.model)
 
@@ -174,11 +174,12 @@ class Orders:
             self.drained = False
             self._answer(order.id, "done", text)
 
-    def _load(self, order: str, model: str) -> None:
+    def _load(self, order: str, model: str, revision: str | None) -> None:
         began, before = system.monotonic(), self._engines.models
         self._answer(order, "begun", "loading")
         self.news.set()
         spec = self._spec(model)
+        spec = spec.model_copy(update={"revision": revision or spec.revision})
         self._engines.warm(spec)
         self._refusals.close(weights_key(spec))
         seconds = system.monotonic() - began

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from rankmill import Client
+from rankmill.extensions.registry.aliases import NotWarm, promote
 from rankmill.extensions.registry.documents import Alias, Reference, target_of
 from rankmill.extensions.registry.store import RegistryStore
 from rankmill.extensions.registry.versions import VersionStore
@@ -113,6 +114,9 @@ def test_a_worker_with_another_registry_s_version_leaves_it_to_others(
     copy.held.close()
     exact = {"RANKMILL_BACKEND": "torch", "RANKMILL_PRECISION": "fp32", **QUICK_LEASE}
     workers(environ={"RANKMILL_CACHE_DIR": str(tmp_path / "cache"), **exact})
+    live, wanted = Reference("reranker", "live"), target_of({"v1": 1.0}, shadow=None, by="a test", at=1.0)
+    with pytest.raises(NotWarm, match=r"1 of 1 workers .* is RANKMILL_REGISTRY the same everywhere"):
+        promote(RegistryStore(str(own)), live, wanted, server.client, wait_seconds=120, on_outcome=print)
     client = Client(server.url, registry=str(own), precision="fp32")
     pairs = [(query, text) for query in QUERIES for text in TEXTS]
     with pytest.raises(RankmillError, match="is RANKMILL_REGISTRY the same everywhere"):
