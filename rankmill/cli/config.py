@@ -24,7 +24,8 @@ def config() -> None:
 def show(config: str | None) -> None:
     """Print every setting as a command would use it, and its source.
 
-    The output is a config file. A comment after each value names its source: a file or the environment.
+    The output is a config file. A comment after each value names its source, which is a file or the
+    environment.
     """
     merged = merge_settings(config=config)
     settings = validate(merged)

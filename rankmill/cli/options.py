@@ -278,7 +278,7 @@ class NewTable(CommandOptions):
     """A file of rows that the command makes."""
 
     output: StoredPath
-    """File to write: .parquet, .arrow, .feather, .csv, .tsv or .jsonl; or - for standard output."""
+    """File to write (.parquet, .arrow, .feather, .csv, .tsv or .jsonl), or - for standard output."""
     output_format: Column | None = None
     """Format of the output.  [default: by the output's name; for standard output, the format of the input]"""
 

@@ -87,7 +87,7 @@ def score_file(
     input, in its order, and the score. With --top-k it holds the best passages of each query. A TREC run
     holds ids, ranks and scores.
 
-    With --run, --queries and --corpus, the pairs come from a run. Their texts are looked up by id in an
+    With --run, --queries and --corpus, the pairs come from a run. The pairs' texts are looked up by id in an
     index, which is made once and kept beside the corpus, or in the cache folder if that is not possible.
 
     With --verify there is no INPUT: rows of FILE are scored again, with the settings in its metadata. A

@@ -60,7 +60,7 @@ def failed_jobs(client: redis.Redis) -> list[FailedJob]:
 
 
 def chosen(jobs: list[FailedJob], ids: Sequence[str]) -> list[FailedJob]:
-    """The jobs with these ids; without ids, all jobs.
+    """The jobs with these ids, or all jobs if no ids are given.
 
     Raises
     ------

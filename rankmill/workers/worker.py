@@ -1,10 +1,10 @@
 """Defines ScoringWorker, the RQ worker that claims jobs ahead, renews their leases, scores them and ends
 them.
 
-Its threads are main (claims, fetches, tokenizes, loads), forward (scores), writer (answers), heartbeat,
-last-resort, bell, supervisor, those of the health server and of RQ's commands, those that compute rows of
-deterministic models, and short ones that read a model's files, ask the hub, or prove a tokenizer. Threads
-share the following, under these locks:
+The worker's threads are main (claims, fetches, tokenizes, loads), forward (scores), writer (answers),
+heartbeat, last-resort, bell, supervisor, those of the health server and of RQ's commands, those that compute
+rows of deterministic models, and short ones that read a model's files, ask the hub, or prove a tokenizer.
+Threads share the following, under these locks:
 
 - `Pipeline`: lanes, waiting rows, answers, turns, and what `Engine.see` records are protected by its
   condition. Only forward touches flights and writes the times of batches in progress.

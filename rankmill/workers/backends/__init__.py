@@ -1,1 +1,1 @@
-"""Backends, which run models. Each has a folder of its own, beside the modules that they share."""
+"""Runs models by backends; each backend has a folder of its own, beside the modules that all share."""

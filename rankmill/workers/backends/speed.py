@@ -82,8 +82,8 @@ class Speeds:
     steady: bool = True
 
     def fastest(self, among: Iterable[Combination]) -> Combination | None:
-        """The fastest measured combination in `among`; among equally fast combinations the most exact one,
-        and among these the first.
+        """The fastest measured combination in `among`. Of combinations that count as equally fast, the most
+        exact one is taken, and of several such ones the first.
         """
         measured = [choice for choice in among if choice in self.gflops]
         enough = max((self.gflops[choice] for choice in measured), default=0.0) / _TIE

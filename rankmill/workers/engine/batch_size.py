@@ -220,7 +220,7 @@ class BudgetSearch:
     first
         The budget until a better one is known.
     folder
-        The cache folder. It keeps the budget that was found for each model, precision, backend, device and
+        The cache folder, which keeps the budget that was found for each model, precision, backend, device and
         number of threads.
     worth
         The search begins when all forwards have taken this many times the search's own time.
@@ -371,7 +371,7 @@ def _choose(speeds: dict[int, list[float]], first: int) -> tuple[int, float]:
 
 
 def _noise(speeds: list[float]) -> float:
-    """The share by which the best speed exceeds the second best; infinite without a second one."""
+    """The share by which the best speed exceeds the second best, which is infinite without a second one."""
     slower, faster = sorted([0.0, 0.0, *speeds])[-2:]
     return faster / slower - 1 if slower else float("inf")
 

@@ -233,7 +233,7 @@ class Joiner:
         width, count = len(self._pattern), pairs.shape[1]
         numbers = np.concatenate([self._pattern, texts.ids])
         offsets = np.concatenate([np.arange(width), width + texts.offsets])
-        # pieces are numbered: first those of the pattern, then all texts
+        # the pieces of the pattern have the first numbers, and the texts have the next ones
         which = np.tile(np.arange(width), (count, 1))
         which[:, self._places] = width + pairs.T
         lengths = np.ones_like(which)

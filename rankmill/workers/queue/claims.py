@@ -118,7 +118,7 @@ def loaded_as(model: Model) -> tuple[object, ...]:
 
 
 class Claims:
-    """The jobs that a worker has claimed; this begins them in turn, and answers each exactly once.
+    """Begins the jobs that a worker has claimed, in turn, and answers each of them exactly once.
 
     Answering a claim means ending its job, mostly with a result, recording a failed attempt, setting the job
     aside, or handing it back.
@@ -218,7 +218,7 @@ class Claims:
                 self._pipeline.drop(claim.work, partial(self._answer, claim, None))
 
     def unstarted(self) -> list[ChunkClaim]:
-        """Bulk claims of which no row is scored or being scored; for each model, the oldest first."""
+        """Bulk claims of which no row is scored or being scored, with the oldest of each model first."""
         by_work = {claim.work: claim for claim in list(self.unanswered.values())}
         return [by_work[work] for work in self._pipeline.unstarted() if work in by_work]
 

@@ -141,7 +141,7 @@ class WorkerHeartbeat(Periodic):
         """Take the lock for cleaning a queue; returns whether this worker has it now.
 
         RQ's own lock lasts 15 minutes, and a lock that was taken before the server's clock jumped back may
-        last for hours. So a lock that lasts longer than a heartbeat counts as abandoned.
+        last for hours. So a lock counts as abandoned if it lasts longer than one that is taken now.
         """
         connection: Any = self._worker.connection
         lock, mine = queue.registry_cleaning_key, {"value": os.getpid(), "px": self._lock_ms}

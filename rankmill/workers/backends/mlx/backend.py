@@ -225,8 +225,8 @@ def _weights(classifier: Any) -> list[tuple[str, mx.array]]:
 
 
 def _is_quantized(path: str, module: nn.Module) -> bool:
-    """Whether MLX quantizes a module. It quantizes the matrices of layers and the word embeddings, if their
-    rows divide evenly into groups.
+    """Whether MLX quantizes a module, which holds for the matrices of layers and for the word embeddings, if
+    their rows divide evenly into groups.
     """
     large = (isinstance(module, nn.Linear) and path.startswith("layers")) or path == "words"
     return large and module.weight.shape[-1] % _GROUP == 0

@@ -104,7 +104,7 @@ class TorchBackend(Backend):
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor; for a tensor that consists of others, the sum of their bytes."""
+    """Bytes of a tensor, which may consist of several others."""
     if not hasattr(tensor, "__tensor_flatten__"):
         return tensor.nbytes
     return sum(getattr(tensor, name).nbytes for name in tensor.__tensor_flatten__()[0])

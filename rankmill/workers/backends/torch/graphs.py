@@ -26,7 +26,9 @@ _WORTH = 8
 """A shape is recorded when it occurs for the eighth time."""
 
 _MOST = 32
-"""Most graphs; each has a list of launches of its own, but they share the memory for states."""
+"""Most shapes that are tried. Each graph has a list of launches of its own, but all share the memory for
+states.
+"""
 
 _STEPS = 8
 """Number of rounded token counts from a power of two to the next."""
