@@ -338,7 +338,6 @@ def _option(name: str, schema: dict[str, Any], field: FieldInfo) -> Option:
 
 
 def _split(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    """The names from all uses of an option; each use is a list separated by commas."""
     return tuple(name for names in given for name in names.split(",") if name)
 
 

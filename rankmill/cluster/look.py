@@ -62,7 +62,6 @@ class Look:
             self.damaged.setdefault(key, " ".join(str(reason).split())[:_REASON_CHARS])
 
     def text(self, raw: bytes, key: str) -> str | None:
-        """A value or member as text; ``None`` if it is not UTF-8."""
         try:
             return raw.decode()
         except UnicodeDecodeError:

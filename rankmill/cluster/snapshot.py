@@ -84,7 +84,6 @@ class WorkerState(_Frozen):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def is_slow(self) -> bool:
-        """Whether the worker takes far more time for a token than its peers."""
         return self.relative_pace is not None and self.relative_pace < SLOW
 
 
@@ -118,7 +117,6 @@ class ServerMemory(_Frozen):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def is_nearly_full(self) -> bool:
-        """Whether less than a tenth of the limit is left, or less than a large chunk needs."""
         return bool(self.limit) and self.limit - self.used < max(self.limit / 10, _CHUNK_BYTES)
 
 

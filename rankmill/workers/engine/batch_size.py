@@ -300,7 +300,6 @@ class BudgetSearch:
         return best
 
     def _budgets(self) -> list[int]:
-        """The first budget and smaller ones, and larger ones whose batches take at most `_BATCH_SECONDS`."""
         wanted = [int(self._first * factor) for factor in _FACTORS]
         return [budget for budget in wanted if budget <= max(self._first, self._most)]
 

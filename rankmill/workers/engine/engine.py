@@ -336,6 +336,5 @@ def _picked(parts: list[Part], places: Rows) -> list[Part]:
 
 
 def _by_length(parts: list[Part]) -> list[Rows]:
-    """Indices of a batch's rows, in groups of equal lengths."""
     lengths = np.concatenate([work.tokens.lengths[rows] for work, rows in parts])
     return [np.flatnonzero(lengths == length) for length in np.unique(lengths)]

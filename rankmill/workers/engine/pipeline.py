@@ -251,7 +251,6 @@ class Pipeline:
 
     @property
     def hungry(self) -> bool:
-        """Whether at most one batch waits."""
         with self._changed:
             return sum(lane.rows.batches for lane in self._lanes.values()) < _ENOUGH_BATCHES
 

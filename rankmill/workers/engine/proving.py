@@ -563,7 +563,6 @@ def _largest(values: Logits) -> float:
 
 
 def _same_bits(ours: Logits, theirs: Logits) -> bool:
-    """Whether values that are numbers in both are equal, bit for bit."""
     in_both = np.isfinite(ours) & np.isfinite(theirs)
     return bool((ours[in_both].view(np.uint32) == theirs[in_both].view(np.uint32)).all())
 

@@ -238,7 +238,6 @@ def read(source: str | Path, revision: str | None, cache: Path | None = None) ->
 
 
 def _words(tokenizer: Any) -> Iterable[int]:
-    """The ids of a tokenizer's vocabulary, without added tokens."""
     added = tokenizer.added_tokens_encoder
     return (number for word, number in tokenizer.get_vocab().items() if word not in added)
 

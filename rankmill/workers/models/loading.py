@@ -84,7 +84,6 @@ class Model:
         return _texts_of(self.tokenizer)
 
     def no_scores(self, rows: int) -> Logits:
-        """NaN for each score of `rows` rows."""
         shape = (rows, len(self.labels)) if self.labels else (rows,)
         return np.full(shape, np.nan, np.float32)
 

@@ -52,7 +52,6 @@ class ModelSource:
     facts: Mapping[str, Facts] = field(default_factory=dict)
 
     def check_unchanged(self) -> None:
-        """Raise `WorkerError` if files in a folder have changed since they were found."""
         if isinstance(self.files, Path) and model_facts(self.files) != self.facts:
             raise WorkerError(f"the files in {self.files} changed while they were read")
 

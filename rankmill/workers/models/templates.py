@@ -182,7 +182,6 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return self._counted(value[slice(*ends)])
 
     def written(self, value: Any) -> Any:
-        """Count a value that the template writes, and return it."""
         self._meter.spend(_size(value))
         return value
 

@@ -101,7 +101,6 @@ def prove_tokenizer(slow: Tokenizer, fast: FastEncode) -> list[tuple[int, int]]:
 
 
 def _agree(slow: Tokenizer, fast: FastEncode, texts: list[str]) -> npt.NDArray[np.bool_]:
-    """For each text, whether both tokenizers give the same ids."""
     ours, theirs = fast_tokens(fast, texts), slow_tokens(slow, texts)
     if np.array_equal(ours.offsets, theirs.offsets) and np.array_equal(ours.ids, theirs.ids):
         return np.ones(len(texts), np.bool_)
@@ -153,6 +152,5 @@ def _random_texts(words: list[str], characters: str) -> Iterator[str]:
 
 
 def _ranges(points: npt.NDArray[Any]) -> list[tuple[int, int]]:
-    """Sorted numbers as ranges ``[start, stop)``."""
     cuts = np.flatnonzero(np.diff(points) > 1) + 1
     return [(int(part[0]), int(part[-1]) + 1) for part in np.split(points, cuts)]

@@ -236,7 +236,6 @@ class Claims:
             self.hand_back(claim.job.id)
 
     def hand_back_all(self) -> None:
-        """Put all claimed jobs back at the front of their queues, in order."""
         for job_id in reversed(list(self.unanswered)):
             self.hand_back(job_id)
 

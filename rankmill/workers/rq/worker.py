@@ -249,7 +249,6 @@ class RQWorker(SimpleWorker):
                 logger.warning("the lease of job %s cannot be renewed: %s", execution.job_id, error)
 
     def show_state(self, *, busy: bool) -> None:
-        """Tell `rq info` whether this worker is busy."""
         state = WorkerStatus.BUSY if busy else WorkerStatus.IDLE
         if self.get_state() != state:
             self.set_state(state)

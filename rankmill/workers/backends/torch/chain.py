@@ -37,7 +37,6 @@ class Chain(nn.Module):
 
     @property
     def reads_first_token(self) -> bool:
-        """Whether the first module is a pooling, and all poolings take only the first token."""
         return all(step.modes == ("cls",) for step in self.steps if isinstance(step, Pooling)) and isinstance(
             self.steps[0], Pooling
         )
