@@ -110,7 +110,6 @@ def _without_effect(option: str) -> click.UsageError:
 @contextmanager
 def _temporary_file(kind: str) -> Iterator[Path]:
     """The path of a file of a format that may go to standard output; it is deleted after the block."""
-    # imported here, because pyarrow is slow to import
     from rankmill.producer.files.formats.table import of_ending
 
     form = of_ending(f".{kind}")

@@ -27,8 +27,9 @@ _OF_A_RUN = "its run has its failure already: score what has no score again, wit
 class FailedJob(BaseModel):
     """A job that no worker will take again by itself.
 
-    ``failed`` means that all attempts have failed, ``set aside`` that no worker could read it. ``at`` is the
-    time in seconds since 1970, ``None`` if unknown. ``final`` is why it cannot be retried; empty if it can.
+    ``failed`` means that all attempts have failed, ``set aside`` that no worker could read it. ``at`` is when
+    that happened, in seconds since 1970, or ``None`` if this is unknown. ``final`` is why the job cannot be
+    retried, or empty if it can.
     """
 
     model_config = ConfigDict(frozen=True)

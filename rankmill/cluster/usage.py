@@ -32,8 +32,8 @@ _COUNTED = {
 
 
 def tenant_of(entry: Entry) -> str:
-    """The name of an entry's tenant; if the name is unknown, the digits that stand for the tenant in ids of
-    runs.
+    """The name of an entry's tenant, or the digits that stand for the tenant in ids of runs if the name is
+    unknown.
     """
     if entry.other:
         return OTHER

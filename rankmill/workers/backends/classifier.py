@@ -33,7 +33,7 @@ _MODULES = 20
 """Most modules of a network for each weight of its checkpoint; a usual network has one or two."""
 
 _BUFFERS_BESIDE = 1 << 26
-"""Most numbers in a network's buffers in addition to twice those of its checkpoint, because the network
+"""A network's buffers may have this many numbers more than twice those of its checkpoint, because the network
 computes some buffers itself, such as masks.
 """
 

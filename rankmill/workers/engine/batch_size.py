@@ -33,9 +33,9 @@ from rankmill.workers.host.disk_cache import digest, try_to_keep
 from rankmill.workers.models.loading import Model
 
 _MIXED_SECONDS = 4.25
-"""Chunks whose rows together take at most this long share batches. The oldest are finished first. So if all
-processes die at once, only the scored rows of unfinished chunks are lost. With batches of at most a second,
-that is less than 5 s of work.
+"""Chunks whose rows together take at most this long share batches, and the oldest chunks end first. So if all
+processes die at once, only the scored rows of unfinished chunks are lost, which is less than 5 s of work with
+batches of at most a second.
 """
 
 _LEAST_TOKENS = 512

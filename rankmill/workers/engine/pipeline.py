@@ -110,8 +110,8 @@ class Pipeline:
     Parameters
     ----------
     batch_wait
-        Most seconds to wait for more rows before a forward, if no other is in progress and no engine has two
-        waiting batches of one priority.
+        Most seconds to wait for more rows before a forward, if no other forward is in progress and no engine
+        has two waiting batches of one priority.
     """
 
     def __init__(self, batch_wait: float) -> None:

@@ -43,8 +43,8 @@ from rankmill.workers.models.loading import CannotConvert, Loaded, find_max_leng
 from rankmill.workers.models.probes import SCORED, over_the_limit, scored_length
 
 _FLOOR, _PART = 1e-4, 1e-5
-"""Differences of logits up to the first number, or up to the second times the largest logit if that is more,
-are always allowed if the worker scores in fp32, or if transformers' model is too large for fp32.
+"""If the worker scores in fp32, or transformers' model is too large for fp32, differences of logits are
+always allowed up to the first number, or up to the second number times the largest logit if that is more.
 """
 
 _TIMES = 2.0

@@ -58,7 +58,8 @@ def version(package: str) -> str:
 
 
 def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
-    """Make `folder` unless it exists: `build` fills it, and digests are added that `is_kept` checks later.
+    """Make `folder` unless it exists. `build` fills the folder, and this adds digests, which `is_kept`
+    checks.
 
     The folder appears with all of its files or not at all: several workers may build it at the same
     time, and any of them may die.

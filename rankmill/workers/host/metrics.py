@@ -39,7 +39,7 @@ from rankmill.jobs.system import system
 from rankmill.workers.host.gpu import Gpu
 
 _PACE_SECONDS = 30
-"""Least time in seconds over which the pace is measured, once the worker has run for longer."""
+"""The pace is measured over at least this many seconds, or over the worker's life if that is shorter."""
 
 REGISTRY = CollectorRegistry()
 """Registry of all metrics below. The library's default registry is not used, because other libraries may add

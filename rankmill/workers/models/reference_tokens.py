@@ -46,8 +46,8 @@ class ReferenceTokens:
             self._tokenizer.truncation_side = spec.truncation_side
 
     def __call__(self, probe: Probe, max_length: int) -> Row:
-        """Tokenize a probe; returns ids, and what else transformers' tokenizer returns. A null probe, or one
-        that the chat template refuses, has no ids.
+        """Tokenize a probe; returns all that transformers' tokenizer returns, such as ids. A null probe, or
+        one that the chat template refuses, has no ids.
         """
         if probe.is_null:
             return {"input_ids": []}

@@ -2,7 +2,7 @@
 
 Requests come before bulk work, which keeps a share of the pairs. The queue decides the order of tenants and
 runs. A worker claims no more than its part of the waiting bulk work, unless its device may soon run out of
-work, and gives chunks that an idle worker could score now to that worker.
+work. A worker gives idle workers chunks that it has not started.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from rankmill.workers.engine.pipeline import PriorityTurns
 
 _LEFT_ALONE_SECONDS = 1.0
 _REFUSED_SECONDS = 10.0
-"""Seconds after a worker has handed back a chunk that it cannot score. The worker leaves the run alone for
-`_LEFT_ALONE_SECONDS`, and takes it only after all other runs until `_REFUSED_SECONDS` are over.
+"""For the first number of seconds after a worker has handed back a chunk that it cannot score, the worker
+leaves the run alone. Until the second number of seconds is over, the worker takes the run only after all
+others.
 """
 
 _KEEP = 4

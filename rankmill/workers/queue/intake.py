@@ -25,8 +25,8 @@ from rankmill.workers.rq.job import ScoringJob
 from rankmill.workers.rq.worker import POLL_SECONDS, RQWorker
 
 _LOOK_AGAIN_SECONDS = 0.1
-"""Seconds until a worker that refuses some runs looks again; it does not wait at RQ's list, which could give
-it the runs that it refuses.
+"""A worker that refuses some runs looks for jobs again after this many seconds, instead of waiting at RQ's
+list, which could give it the runs that it refuses.
 """
 
 _LISTEN_SECONDS = 1
