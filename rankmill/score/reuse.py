@@ -27,7 +27,6 @@ _OF_SCORES = {
         "max_passage_tokens", "inputs",
     )
 }  # fmt: skip
-"""Metadata that scores depend on."""
 
 _COLUMNS = {f"rankmill.{name}_column" for name in ("query", "passage", "text", "score")}
 """Metadata that say which texts were scored, and which column has the scores."""

@@ -101,8 +101,8 @@ def score_file(
                 target.place(), restart=request.restart, force=request.force, models=len(names), made=made
             )
         )
-        # The manifest has everything on which the scores depend. If it is unchanged, an interrupted run is
-        # continued.
+        # The manifest has everything on which the scores depend. An interrupted run is continued if its
+        # manifest is unchanged.
         inputs, cache = input_files.identify(work.folder, stack), cache_folder(settings.cache_dir)
         target.refuse_unused(input_files)
         made_from = manifest(inputs, names, row_options(request, settings), cache)
@@ -180,7 +180,7 @@ def _use_system_memory() -> None:
 
 
 def _with_versions(models: Sequence[str], settings: Settings, work: Workspace) -> list[str]:
-    """The versions that the models stand for: those of an interrupted run, or else the present ones."""
+    """The versions that the models stood for in an interrupted run that is resumed, or else stand for now."""
     versions, resolver = [], ModelNames(settings)
     for name, journal in zip(models, work.journals, strict=True):
         model = journal.model if work.resumes else None

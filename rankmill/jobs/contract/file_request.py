@@ -263,7 +263,6 @@ def _is_absolute(path: str) -> bool:
 
 
 def _model_at_home(model: str) -> str:
-    """The absolute path of a model's directory; the name of any other model stays as it is."""
     is_name = "/" not in model and (model == "demo" or "@" in model)
     return model if is_name or not expanded(model).is_dir() else _absolute(model)
 

@@ -24,7 +24,6 @@ Weight = Annotated[float, Field(gt=0, le=1e6)]
 """Relative share of the workers: 2.0 gets twice as much as 1.0."""
 
 Scored = Literal["pairs", "texts", "conversations"]
-"""What a score is for: a query and a passage, a single text, or a list of messages."""
 
 Inputs = Literal[Scored, "tokens"]
 """What the rows of a run are: something to score, or requests for tokens (`TokensAsked`)."""

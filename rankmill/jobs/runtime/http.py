@@ -155,7 +155,6 @@ def health(
 
 
 def _known_hosts_only(app: WSGIApplication, names: Collection[str]) -> WSGIApplication:
-    """Pass a request on to `app` if `host_check` accepts its Host header; otherwise answer with 403."""
     is_known = host_check(names)
 
     def check(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
@@ -179,7 +178,6 @@ def host_check(names: Collection[str]) -> Callable[[str | None], bool]:
 
 
 def _host_of(header: str) -> str:
-    """The host in a Host header, without the port; empty if the header is not valid."""
     try:
         return (urlsplit(f"//{header}").hostname or "").rstrip(".")
     except ValueError:

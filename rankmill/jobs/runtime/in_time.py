@@ -19,7 +19,6 @@ class InTime:
 
     @property
     def socket_timeout(self) -> float | None:
-        """Most seconds to wait now for bytes from the server."""
         return float(min(self._socket_timeout, seconds_left() + _GRACE_SECONDS))
 
     @socket_timeout.setter
@@ -44,4 +43,3 @@ KINDS: dict[Any, Any] = {
     redis.SSLConnection: TlsConnection,
     redis.UnixDomainSocketConnection: UnixConnection,
 }
-"""The connection that is made instead of one of redis-py's."""

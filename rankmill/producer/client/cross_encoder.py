@@ -257,8 +257,8 @@ class CrossEncoder:
 
         Returns
         -------
-        float32 scores of shape ``[n]``, or ``[n, labels]`` for a model with several outputs
-        unless ``label`` names one. The result for one pair does not have the dimension ``n``.
+        float32 scores of shape ``[n]``, or ``[n, labels]`` for a model with several outputs unless ``label``
+        names one. The result for one pair does not have the dimension ``n``.
 
         Raises
         ------
@@ -482,7 +482,6 @@ class CrossEncoder:
             ) from None
 
     def _check_unchanged(self) -> None:
-        """Refuse a tokenizer or config that the caller has changed, because workers read the model's own."""
         for name, (loaded, before) in self._files.items():
             if _state(loaded) != before:
                 raise ConfigError(

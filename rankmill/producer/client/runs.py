@@ -182,6 +182,7 @@ class RunStats:
         return {name: value for name, value in facts.items() if value}
 
     def add(self, part: ScoredTable) -> None:
+        """Count a chunk."""
         rows = len(part.table)
         self.rows += rows
         self.chunks += 1

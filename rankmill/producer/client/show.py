@@ -73,7 +73,7 @@ def as_html(progress: Progress, total: int | None) -> str:
 
 @contextmanager
 def _in_notebook(total: int | None) -> Iterator[Draw]:
-    display: Any = import_module("IPython.display").display  # Jupyter has already loaded this module
+    display: Any = import_module("IPython.display").display
     handle: Any = None
 
     def draw(progress: Progress) -> None:

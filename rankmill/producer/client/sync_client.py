@@ -163,7 +163,7 @@ class Client:
         ConfigError
             A package is missing, or a setting is unknown or invalid.
         EmbeddedError
-            The server does not start. Waits for scores raise it too, if server or workers cannot be kept
+            The server does not start. Waits for scores raise this error if server or workers cannot be kept
             alive.
         """
         with ExitStack() as started:

@@ -353,8 +353,8 @@ class Collector:
     def retry(
         self, reasons: Mapping[ChunkId, str], failed: Mapping[ChunkId, int]
     ) -> tuple[list[Piece], list[ChunkFailure]]:
-        """Decide which pieces to send: new halves, and pieces whose attempt has failed, except those that are
-        given up.
+        """Decide which pieces to send, among new halves and pieces whose attempt has failed, and which to
+        give up.
 
         Parameters
         ----------

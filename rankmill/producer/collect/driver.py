@@ -107,8 +107,8 @@ class RunDriver:
         self._reading = system.Lock()  # held to read the source, or to close it
         self._late = False  # whether the caller's time was over at the last look
         self._jobless: dict[ChunkId, str] = {}
-        """Pieces that may have no job, because they are halves or their result is unusable; each with the
-        reason that is named if the piece is given up.
+        """The pieces that may have no job, because they are halves or their result is unusable, each with the
+        reason to name if the piece is given up.
         """
 
     @property

@@ -202,7 +202,6 @@ class Journal:
         return self._state("model")
 
     def keep_model(self, model: str) -> None:
-        """Store what the model's name stands for, before any row is scored."""
         self._set_state("model", model)
 
     def get(self, chunk: int, rows: int | None = None) -> ChunkResult | None:

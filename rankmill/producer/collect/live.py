@@ -175,8 +175,6 @@ class LiveRun:
         return WrongScores(f"scores of run {self.run.id} are wrong: {why}; score it again")
 
     def _encode(self, pieces: Sequence[Piece], carrier: Carrier) -> dict[ChunkId, Payload]:
-        """The payloads of pieces; several are encoded at the same time, in threads."""
-
         def encoded(piece: Piece) -> Payload:
             columns = [piece.table[name] for name in self.columns]
             return self._payload(piece, encode_rows(columns, self.run.inputs), carrier)

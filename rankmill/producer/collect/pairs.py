@@ -231,7 +231,7 @@ def _table_of(pairs: Any, columns: tuple[str, ...], inputs: Inputs) -> _Tables |
 
 
 def _is_column(given: Any) -> bool:
-    """Whether the argument is a single column: an Arrow array, or a series of a data frame."""
+    """Whether the argument is a single column, such as an Arrow array or a data frame's series."""
     if isinstance(given, pa.Array | pa.ChunkedArray):
         return True
     # a table has several types, so it does not have ``dtype``

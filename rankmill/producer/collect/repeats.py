@@ -317,8 +317,6 @@ def _codes(column: pa.ChunkedArray) -> Numbers:
 
 
 class _Asking(NamedTuple):
-    """The rows that a chunk without a result asks for, and their keys."""
-
     rows: pa.Table
     keys: Keys
 

@@ -164,7 +164,7 @@ def _is_hidden(parts: Sequence[str], pattern: Sequence[str]) -> bool:
     """Whether a path is hidden; `parts` are its names below the fixed part of the glob, and `pattern` is the
     rest of the glob.
     """
-    if "**" in pattern:  # ``**`` stands for any number of folders
+    if "**" in pattern:
         before = pattern.index("**")
         behind = len(pattern) - pattern[::-1].index("**")
         between = len(parts) - before - len(pattern[behind:])
@@ -195,7 +195,7 @@ def _partition(path: AnyPath, root: AnyPath) -> tuple[tuple[str, str | None], ..
 
 
 def _is_partition(folder: str) -> bool:
-    """Whether a folder's name says the value of a column: ``date=2026-11-01``."""
+    """Whether a folder's name says the value of a column, as ``date=2026-11-01`` does."""
     return "=" in folder.strip("=")
 
 

@@ -120,7 +120,6 @@ class OutputFormat:
         return form
 
     def ranks(self, path: AnyPath) -> bool:
-        """Whether the rows are ranked by score within their query."""
         return self.top_k is not None or self.of(path) is TREC
 
     def group(self, schema: pa.Schema, query: str) -> str:

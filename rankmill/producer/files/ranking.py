@@ -33,7 +33,7 @@ _BATCH_ROWS = 8192
 """Number of rows that are read at a time, and that are ranked at a time unless one query has more."""
 
 _QUERY, _ROW = "\0query", "\0row"
-"""Columns of held rows: the number of the row's query, in order of appearance, and the row's own number."""
+"""Columns of held rows, with the number of the row's query (in order of appearance), and the row's number."""
 
 _LOOKED_AT = 1000
 """Most repeated hashes whose rows are compared, because different ids almost never have equal hashes."""
@@ -136,7 +136,6 @@ class HeldRows:
         self._writer.write_table(table.take(order).combine_chunks())
 
     def _numbers_of(self, column: pa.ChunkedArray) -> Rows:
-        """The number of each row's query; queries are numbered in order of appearance."""
         encoded = pc.dictionary_encode(undictionary(column.combine_chunks()), null_encoding="encode")
         by_code = [
             self._known.setdefault(query, len(self._known)) for query in encoded.dictionary.to_pylist()

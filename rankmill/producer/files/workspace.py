@@ -45,8 +45,8 @@ class OutputFile:
 
     @property
     def lock(self) -> AnyPath:
-        """The place of the object that locks an output in a store: beside the output, or in the folder of
-        parts.
+        """The place of the object that locks an output in a store, which is beside the output or in the
+        folder of parts.
         """
         return self.path.with_name(f"_{self.path.name}{WORKSPACE}")
 
@@ -69,7 +69,7 @@ class OutputFile:
             record.check(self.there())
 
     def there(self) -> list[AnyPath]:
-        """The files that a run replaces or deletes: the output, and its list of row errors."""
+        """The output and its list of row errors, if they exist, which a run replaces or deletes."""
         both = (self.path, self.path.with_name(errors_name(self.path.name)))
         return [path for path in both if path.exists()]
 
@@ -217,7 +217,6 @@ class Workspace:
 
     @property
     def inside(self) -> Path:
-        """The path at which to write files of the folder."""
         return self._place.inside
 
     def check(self) -> None:
@@ -244,7 +243,7 @@ class Workspace:
     def remove(self) -> None:
         """Remove the folder; a failure does not affect the output.
 
-        The journals are deleted first, because the next process removes a folder that has none.
+        The journals are deleted first, because the next process removes a folder without journals.
         """
         try:
             for at in range(self._models):

@@ -132,8 +132,6 @@ class EmbeddedCluster:
 
 @dataclass
 class _Shared:
-    """A cluster that several users in this process share, the URL of its server, and the number of users."""
-
     cluster: EmbeddedCluster
     url: str
     users: int = 0

@@ -16,7 +16,7 @@ from rankmill.jobs.system import system
 from rankmill.producer.local.processes import WorkerProcesses
 
 LOOK_SECONDS = 6.0
-"""Seconds between two looks at the reports; after them each worker has written a new report."""
+"""Seconds between two looks at the reports, which workers with the usual settings write more often."""
 
 _LOOKS = 3
 """Number of looks in a row whose means decide, because a single reading of a GPU's use is accidental."""
@@ -104,9 +104,7 @@ class SharedGpu:
         self._is_full = False
 
     def see(self, given: Mapping[str, WorkerReport | None]) -> str | None:
-        """Read the reports of the workers, by name; returns why another process is worth its cost; ``None``
-        if it is not.
-        """
+        """Read the workers' reports, by name; returns why another process is worth its cost, or ``None``."""
         reports = {name: report for name, report in given.items() if report is not None}
         speed = self._speed(reports) if len(reports) == len(given) else None
         uses = [report.gpu.use for report in reports.values() if report.gpu and report.gpu.use is not None]

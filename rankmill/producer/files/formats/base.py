@@ -54,7 +54,7 @@ class TextColumns:
 
     @property
     def sent(self) -> tuple[str, ...]:
-        """The columns that workers get: the text columns, or the JSON of conversations."""
+        """The columns that workers get, which have the texts or the JSON of conversations."""
         return tuple(f"{ROW}{name}" for name in self.names) if self.inputs == "conversations" else self.names
 
     @property

@@ -77,7 +77,7 @@ class _DelimitedReader:
         self._columns = self._header(beginning)
 
     def shown_columns(self) -> pa.Schema:
-        """See `Reader.shown_columns`: the names in the header, or those that the caller gave."""
+        """See `Reader.shown_columns`; the header or the caller names the columns."""
         return pa.schema([(name, pa.string()) for name in self._columns])
 
     def survey(self, *, find_nulls: bool) -> Survey:
@@ -266,8 +266,6 @@ class TsvReader(_DelimitedReader):
 
 
 class _Unfit(Exception):
-    """A value is not UTF-8."""
-
     def __init__(self, column: str, row: int) -> None:
         super().__init__(column)
         self.column, self.row = column, row
@@ -331,7 +329,6 @@ class TsvWriter(TextWriter):
             self._stream.write(("\t".join(names.to_pylist()) + "\n").encode())
 
     def close(self, metadata: Mapping[str, str]) -> None:
-        """Complete the file; log how many values had tabs or line ends."""
         super().close(metadata)
         if self._replaced:
             logger.warning(

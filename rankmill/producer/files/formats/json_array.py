@@ -68,7 +68,6 @@ class _Text:
         self._add(start)
 
     def more(self) -> bool:
-        """Read more text; return whether the file had any."""
         data = self._stream.read(_READ_BYTES)
         self._add(data)
         return bool(data)

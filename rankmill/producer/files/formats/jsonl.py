@@ -89,7 +89,7 @@ class JsonlReader:
         """Columns in which `survey` has found only values of one plain type."""
 
     def shown_columns(self) -> pa.Schema:
-        """See `Reader.shown_columns`: the keys of the first record."""
+        """See `Reader.shown_columns`; the columns are the keys of the first record."""
         for number, block in _blocks(self._path):
             line = block.lstrip().split(b"\n", 1)[0]
             try:
@@ -263,7 +263,6 @@ class _Columns:
         self._largest: dict[str, int] = {}
 
     def add(self, part: _Part) -> None:
-        """Find the columns of more rows, and widen their types."""
         shapes = dict.fromkeys(map(tuple, part.records))
         for name in dict.fromkeys(chain.from_iterable(shape for shape in shapes if shape not in self._seen)):
             self.types.setdefault(name, pa.null() if self.has_type(name) else pa.string())
@@ -370,7 +369,6 @@ def unified(kinds: Sequence[pa.DataType]) -> pa.DataType | None:
 
 
 def _add_keys(value: Any, keys: set[str]) -> None:
-    """Add the keys of objects at any depth, until there are too many."""
     if isinstance(value, dict):
         keys.update(value)
         value = value.values()

@@ -54,8 +54,7 @@ def is_in_repository(path: ObjectPath) -> bool:
 
 
 def _check_container(path: ObjectPath) -> None:
-    """Check that the bucket, or what other stores have instead, exists; if the store does not tell, accept
-    it.
+    """Check that the bucket, or what other stores have instead, exists, unless the store does not tell.
 
     Raises
     ------
@@ -78,7 +77,7 @@ def _check_container(path: ObjectPath) -> None:
 
 
 def _container(path: ObjectPath) -> ObjectPath:
-    """The bucket of an object; on the hub, its repository. The names of repositories begin with their kind,
+    """The bucket of an object, or its repository on the hub. The names of repositories begin with their kind,
     except those of models.
     """
     if path.protocol != "hf":

@@ -34,7 +34,7 @@ _IN_PIECES = {"s3", "s3a"}
 """Stores to which s3fs sends an object in pieces; by default it holds ten pieces of 50 MiB in memory."""
 
 _PIECE_BYTES, _MOST_PIECES = 16 << 20, 10_000
-"""Least size of a piece; and the most pieces of an object that S3 accepts."""
+"""Least bytes of a piece, and most pieces of an object that S3 accepts."""
 
 _PIECES_AT_ONCE = 4
 
