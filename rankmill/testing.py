@@ -1,7 +1,7 @@
 """Fake clients, which need no workers, server or torch, for the tests of services that use rankmill.
 
-These are the real clients with a store of runs in this process; `FakeWorkers` scores the runs. So inputs,
-options, errors, order, timeouts and handles are the real ones.
+Fake clients are the real clients with a store of runs in this process; `FakeWorkers` scores the runs. So
+inputs, options, errors, order, timeouts and handles are the real ones.
 
 >>> client = FakeClient()
 >>> client.rank("how far is the moon", ["Cheese.", "The moon is 384,400 km away."])[0].index

@@ -1,3 +1,4 @@
-"""What producers and workers share: the contract, the protocol and the runtime. This package never imports
-torch.
+"""The contract, the protocol and the runtime, which producers and workers share.
+
+This package never imports torch.
 """

@@ -63,9 +63,8 @@ def model_folder(model: str) -> Path | None:
 def model_files(folder: Path) -> dict[str, Path]:
     """The files of a model's directory on which its scores may depend, by relative path, in order.
 
-    These are all files except hidden ones, checkpoints of a training, texts for people, code, and, in the top
-    folder, weights in formats that are not read. An excepted file is included if a JSON file of the model
-    names it.
+    Hidden files, checkpoints of a training, texts for people, code and, in the top folder, weights in formats
+    that are not read are left out, unless a JSON file of the model names them.
 
     Raises
     ------

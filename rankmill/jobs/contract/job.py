@@ -1,4 +1,4 @@
-"""The RQ job of a chunk: its payload, and the workers that can run it."""
+"""The RQ job of a chunk, its payload, and the workers that can run it."""
 
 from __future__ import annotations
 

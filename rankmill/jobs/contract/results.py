@@ -37,7 +37,7 @@ class ChunkStats(WireModel):
     seconds
         Time from fetching the payload to having the scores, without loading the model.
     tokenize_seconds, forward_seconds
-        Parts of that time: tokenizing, and the batches that had rows of the chunk.
+        Time of tokenizing, and of the batches that had rows of the chunk. Both are parts of ``seconds``.
     device_seconds
         The chunk's share, by its tokens, of the device's time for its batches.
     int8_gain

@@ -1,4 +1,4 @@
-"""The wire format: pairs, other rows to score, and scores, encoded as Arrow.
+"""The wire format of pairs, other rows to score, and scores, which is Arrow.
 
 A payload is a header (magic, format version, size before compression) and an Arrow IPC stream of one record
 batch. The stream is compressed with zstd, but the header is not, so that a reader knows version and size

@@ -1,4 +1,4 @@
-"""Metrics by model, to compare versions: pairs, time to the result, distribution of the scores."""
+"""Pairs, time to the result and distribution of the scores by model, to compare versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patience: waits for a server that cannot serve now.
+"""Waits for a server that cannot serve now.
 
 A failover, a full server, a loading server and a broken connection are handled alike: the command is repeated
 until the server has carried it out. `Patience` is the retry policy of every client except `impatient` ones,

@@ -207,7 +207,7 @@ class Collector:
         """Rows of finished chunks that devices have scored, over all runs of an output."""
         self.how = HowScored(run.spec, first)
         self.cut = self.taken = start
-        """Number of rows that were cut into chunks, and number of rows that the caller has taken. They are
+        """Number of rows that were cut into chunks, and number of rows that the caller has taken, which are
         also the numbers of the next chunk to cut, and of the next chunk to take.
         """
         self.exhausted = False

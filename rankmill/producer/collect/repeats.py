@@ -150,8 +150,8 @@ def pair_keys(table: pa.Table, columns: tuple[str, ...]) -> Keys:
 
 
 def whole_keys(table: pa.Table, columns: tuple[str, ...]) -> Keys:
-    """Keys like those of `pair_keys`, but made from the whole texts. They are valid only in this process, and
-    differ from all keys of `pair_keys`.
+    """Keys like those of `pair_keys`, but made from the whole texts. The keys are valid only in this process,
+    and differ from all keys of `pair_keys`.
     """
     return _joined(*(_hashes(as_bytes(table[name])) for name in columns)) + np.uint64(1)
 

@@ -174,8 +174,8 @@ class WorkerProcesses:
         """Return the jobs of a dead worker to the queue, and record whether it died early."""
         died = system.monotonic()
         # A death does not count as early if the worker had claimed a chunk, because a chunk's retries are
-        # bounded. It does not count either if SIGKILL ended the worker: a person sends that, or the system if
-        # a chunk took too much memory.
+        # bounded. A death by SIGKILL does not count either: a person sends SIGKILL, or the system if a chunk
+        # took too much memory.
         own_fault = self._hand_on(worker) == 0 and code != -signal.SIGKILL
         own_fault = own_fault and system.monotonic() - died < _AWAY_SECONDS
         # But the death of a worker that was added does count: it may be what takes too much memory, and must

@@ -248,7 +248,7 @@ class CsvReader(_DelimitedReader):
 class TsvReader(_DelimitedReader):
     """Reads TSV, in which a quote is an ordinary character, unless the file's beginning shows CSV's quotes.
 
-    It shows them if a column has quotes around every value, and doubled quotes inside a value.
+    A file shows CSV's quotes if a column has quotes around every value, and doubled quotes inside a value.
     """
 
     def _shows_quotes(self, beginning: str) -> bool:
