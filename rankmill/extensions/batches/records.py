@@ -130,6 +130,11 @@ class BatchStore:
                 pipe.expire(record.index(owner), max(ttl, self.ttl))
             pipe.execute()
 
+    def renew(self, batch: BatchRecord) -> None:
+        """Keep the record and the counts of a batch for the usual time from now on."""
+        self.add(batch)
+        self.redis.expire(keys.batch_counts(batch.id), self.ttl)
+
     def find(self, kind: type[R], record_id: str) -> R | None:
         return self._read(kind.key(record_id), kind) if _ID.fullmatch(record_id) else None
 

@@ -260,13 +260,17 @@ class Batches:
         )  # fmt: skip
 
     def sweep(self) -> None:
+        """Delete the bytes of files and batches that have expired; a batch that goes on does not expire."""
+
         def is_known(name: str) -> bool:
             return name in read or bool(
                 self._store.find(FileRecord, name) or self._store.find(BatchRecord, name)
             )
 
-        read = {batch.file for batch in self._store.all(BatchRecord, EVERYBODY) if self._goes_on(batch)}
-
+        going_on = list(filter(self._goes_on, self._store.all(BatchRecord, EVERYBODY)))
+        for batch in going_on:
+            self._store.renew(batch)
+        read = {batch.file for batch in going_on}
         self._folder.sweep(is_known, self._store.ttl)
 
     def _goes_on(self, batch: BatchRecord) -> bool:

@@ -377,6 +377,24 @@ def test_a_file_that_expires_early_is_kept_while_a_batch_reads_it(server: Server
     assert (tmp_path / third.id).is_dir()
 
 
+def test_a_batch_does_not_expire_before_its_end(server: Server, tmp_path: Path) -> None:
+    batches = Batches(load_settings({"gateway_files": str(tmp_path), "model": "demo"}), server.url)
+    csv = b"query,passage\nmoon,a moon\n"
+    file = batches.upload(None, "a.csv", io.BytesIO(csv), len(csv))
+    asked = NewBatch.model_validate({"input_file_id": file.id})
+    going_on, over = (
+        batches.create(None, asked, lambda name: ServedModel("demo", "demo"))["id"] for _ in range(2)
+    )
+    batches.cancel(None, over)
+    client: Any = server.client
+    for key in client.scan_iter("rankmill:batch*"):
+        client.expire(key, 3600)  # the last hour of their week
+    batches.sweep()
+    assert client.ttl(f"rankmill:batch:{over}") <= 3600
+    for key in (f"rankmill:batch:{going_on}", "rankmill:batches:", "rankmill:batches:*"):
+        assert client.ttl(key) > 3600
+
+
 @pytest.mark.parametrize(
     ("error", "shown"),
     [
