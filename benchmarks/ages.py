@@ -1,4 +1,4 @@
-"""Whether the tables of the first screen are of the code that they speak of.
+"""Checks whether the tables of the first screen were measured with recent code.
 
     python -m benchmarks.ages    # a line for each table that is too old; exit code 1 then
 
@@ -21,8 +21,8 @@ CODE = ("rankmill/workers/engine", "rankmill/workers/backends", "rankmill/produc
 """The folders whose speed the tables show."""
 
 LIMIT = 40
-"""Commits of `CODE` after which a table is too old: about a day's work on it. Commits that change only
-docstrings and comments do not count.
+"""Number of commits of `CODE` after which a table is too old, which is about a day's work. Commits that
+change only docstrings and comments do not count.
 
 A comparison takes most of an hour of an idle machine, so once a day is as often as anyone measures.
 """
@@ -38,7 +38,7 @@ def tables(root: Path = ROOT) -> list[Path]:
 
 
 def too_old(root: Path = ROOT) -> list[str]:
-    """A line for each table that is too old, or of no commit of this history."""
+    """A line for each table that is too old, or whose commit is not in this history."""
     if _git(root, "rev-parse", "--is-shallow-repository") != "false":
         return []
     lines = []
@@ -79,7 +79,7 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    """What git says; nothing if it fails."""
+    """The output of git; empty if git fails."""
     done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
     return done.stdout.strip()
 

@@ -1,4 +1,4 @@
-"""A Valkey server and ScoringWorkers for a benchmark, by RQ's own command line."""
+"""Starts a Valkey server and ScoringWorkers for a benchmark, by RQ's own command line."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def cluster(workers: int, threads: int, worker_class: str = "rankmill.ScoringWor
 
 @contextmanager
 def valkey() -> Iterator[str]:
-    """A server on a Unix socket; gives its URL."""
+    """Start a server on a Unix socket; yields its URL."""
     with (
         tempfile.TemporaryDirectory(prefix="rm-") as directory,  # short: socket paths are limited
         ValkeyServer(port=0, unix_socket_path=Path(directory) / "s", data_dir=Path(directory)) as server,
@@ -82,7 +82,7 @@ def start_worker(
 
 
 def wait_until(condition: Callable[[], object], process: subprocess.Popen[bytes] | None = None) -> None:
-    """Wait for up to a minute; ends the benchmark if that is too short, or if `process` ends before."""
+    """Wait up to a minute for a condition; end the benchmark if that or `process` fails."""
     deadline = time.monotonic() + 60
     while not condition():
         if time.monotonic() > deadline or (process is not None and process.poll() is not None):

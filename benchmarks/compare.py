@@ -1,10 +1,10 @@
-"""rankmill beside what people would use instead: the same pairs, the same machine, in turn.
+"""Compares rankmill with what people would use instead, on the same pairs and machine, in turn.
 
     python -m benchmarks.compare --model DIR --pairs FILE.parquet --qrels FILE --out docs/benchmarks
 
-Makes an environment for each peer under ``.bench/`` (the first time: minutes and some gigabytes),
-runs every contender once in each round, and writes ``compare.md``, ``compare.json`` and
-``compare.svg``.  A contender that cannot run is reported, and the rest goes on.
+The command makes an environment for each peer under ``.bench/``, which takes minutes and some gigabytes the
+first time. It runs every contender once in each round, and writes ``compare.md``, ``compare.json`` and
+``compare.svg``. A contender that cannot run is reported, and the others go on.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rankmill.extensions.lab.agreement import Qrels, agreement, ndcg
 
 
 def read_qrels(path: Path) -> Qrels:
-    """Judgments in TREC's format: ``query-id 0 document-id grade`` on each line."""
+    """Read judgments in TREC's format, with ``query-id 0 document-id grade`` on each line."""
     found: dict[str, dict[str, float]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         query, _, document, grade = line.split()
@@ -57,7 +57,7 @@ def main() -> None:
                 f"{saved} is of another comparison: {before.asked}; leave --resume away to replace it"
             )
         results = before
-        results.runs = [each for each in before.runs if not each.failure]  # these may fare better now
+        results.runs = [each for each in before.runs if not each.failure]  # these may succeed now
     args.out.mkdir(parents=True, exist_ok=True)
     for round_ in range(1, args.repeats + 1):
         one_round(results, chosen, round_, args, pairs)
@@ -106,7 +106,7 @@ def sample(source: Path, rows: int, target: Path) -> Path:
 
 
 def asked(args: argparse.Namespace, pairs: Path) -> dict[str, str]:
-    """Identity of a comparison: two comparisons with the same identity can be joined."""
+    """What identifies a comparison; two comparisons with the same identity can be joined."""
     return {
         "model": args.model.resolve().name,
         "pairs": str(pq.read_metadata(pairs).num_rows),
@@ -125,7 +125,7 @@ def commit() -> str:
 def one_round(
     results: Results, chosen: list[Contender], round_: int, args: argparse.Namespace, pairs: Path
 ) -> None:
-    """Run the ceiling, then every contender once; skips those that have run or failed before."""
+    """Measure the ceiling, then run every contender once, except those that ran or failed before."""
     if len(results.ceilings) < round_:
         results.ceilings.append(ceiling(args.model.resolve(), pairs))
     for contender in chosen:
@@ -148,7 +148,7 @@ def ceiling(model: Path, pairs: Path) -> Ceiling:
 
 
 def quality(results: Results, pairs: Path, qrels: Path | None) -> dict[str, dict[str, float]]:
-    """Each contender's last scores against those of fp32, and against the judgments."""
+    """Compare each contender's last scores with those of fp32, and with the judgments."""
     table: pd.DataFrame = pq.read_table(pairs).to_pandas()
     judged = read_qrels(qrels) if qrels else None
     scores = {c.name: np.load(scores_of(c)) for c in CONTENDERS if results.speeds(c)}
@@ -181,7 +181,7 @@ def save(results: Results, folder: Path) -> None:
 
 
 def _git(*arguments: str) -> str:
-    """The commit by git; empty outside a repository."""
+    """The output of git; empty outside a repository."""
     done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.strip()
 

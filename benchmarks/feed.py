@@ -1,4 +1,4 @@
-"""What a host can feed: pairs a second of a whole run, with a device that computes nothing.
+"""Measures how many pairs a second a host can feed, with a device that computes nothing.
 
     python -m benchmarks.feed                                    # the shipped model and pairs
     python -m benchmarks.feed --model DIR --pairs FILE --runs 3
@@ -6,15 +6,15 @@
     python -m benchmarks.feed --token-ns 7 --launches 300 --launch-us 20    # launches as those of CUDA
     python -m benchmarks.feed --switch-us 10                     # threads of the worker take turns so often
 
-A score-file, a server and one worker work as always: the texts are tokenized by the model's tokenizer, and
-batches are put together, planned and sent to a device, which answers as a GPU does: after a given time for
-each token, while the host prepares the next batch. With ``--launches``, the forward's thread spends
-the given CPU time for each launch of a batch, outside of Python's lock, and takes the lock again after each,
-as PyTorch's operations do. Printed are the pairs a second from the call of
-score-file to the finished file (processes, model and tokenizer are ready before), and the CPU time of each
-process, and of the busiest thread, for a pair: on cores enough, that thread is the limit. A file's pairs are
-repeated, with a number before each passage, so no two are the same. A fast tokenizer library, if one is
-installed, is proven before, as on a host that knows the tokenizer; ``--slow`` leaves it out.
+A score-file, a server and one worker work as always. The texts are tokenized by the model's tokenizer, and
+batches are put together, planned and sent to a device. As a GPU would, the device answers after a given time
+for each token, while the host prepares the next batch. With ``--launches``, the forward's thread spends the
+given CPU time for each launch of a batch, outside of Python's lock, and takes the lock again after each, as
+PyTorch's operations do. The command prints the pairs a second from the call of score-file to the finished
+file, with processes, model and tokenizer ready before. It also prints the CPU time for a pair of each process
+and of the busiest thread, which is the limit if there are enough cores. A file's pairs are repeated, with a
+number before each passage, so no two are the same. A fast tokenizer library, if one is installed, is proven
+before, as on a host that knows the tokenizer; ``--slow`` leaves it out.
 """
 
 from __future__ import annotations
@@ -47,26 +47,25 @@ from rankmill.workers.models.sources import find_source
 from rankmill.workers.worker import ScoringWorker
 
 TOKEN_NS = "FEED_TOKEN_NS"
-"""Variable with the nanoseconds that the device takes for a token; default 0."""
+"""Environment variable with the nanoseconds that the device takes for a token; the default is 0."""
 
 LAUNCHES, LAUNCH_US = "FEED_LAUNCHES", "FEED_LAUNCH_US"
-"""Variables with the launches of a batch, and the µs of CPU time of each."""
+"""Environment variables with the launches of a batch, and the µs of CPU time of each."""
 
 SLOW = "FEED_SLOW"
-"""Variable that is set if no fast tokenizer library is to be used."""
+"""Environment variable that is set if no fast tokenizer library is to be used."""
 
 SWITCH_US = "FEED_SWITCH_US"
-"""Variable with the microseconds after which the worker's threads take turns; default Python's own."""
+"""Environment variable with the µs after which the worker's threads take turns; the default is Python's."""
 
 WARM_UP = 4096
-"""Pairs of a run before those that are measured."""
+"""Pairs of a run that precedes the measured ones."""
 
 
 class FeedWorker(ScoringWorker):
     """A ScoringWorker with a model's own tokenizer, and a device that computes nothing."""
 
     def load(self, spec: ScoreSpec) -> Loaded:
-        """The model's tokenizer and layout; its weights are not read."""
         if microseconds := float(os.environ.get(SWITCH_US, "0")):
             sys.setswitchinterval(microseconds / 1e6)
         cache = cache_folder(self._settings.cache_dir)
@@ -82,9 +81,10 @@ class FeedWorker(ScoringWorker):
 
 
 class Launches:
-    """Spends the CPU time of a batch's launches, outside of Python's lock but between two of them.
+    """Spends the CPU time of a batch's launches in checksums, which need Python's lock only between each
+    other.
 
-    A checksum of many bytes does so: its length is measured at the start, on whatever machine this is.
+    How many bytes take this time is measured at the start.
     """
 
     def __init__(self, count: int, seconds: float) -> None:
@@ -95,14 +95,13 @@ class Launches:
             self._data = bytes(max(round(len(sample) * seconds / taken), 1))
 
     def run(self) -> None:
-        """Launch everything of a batch."""
         for _ in range(self._count):
             zlib.crc32(self._data)
 
 
 @dataclass
 class IdleDevice:
-    """A backend that answers `seconds` for each token after the batch before it; asynchronous."""
+    """An asynchronous backend that takes `seconds` for each token, for one batch after the other."""
 
     precision: str
     seconds: float
@@ -127,13 +126,12 @@ class IdleDevice:
 
 @dataclass(frozen=True)
 class IdleForward:
-    """A batch that is done at a time."""
+    """A batch that is done at a set time."""
 
     logits: Logits
     end: float
 
     def result(self) -> Logits:
-        """Wait for it."""
         left = self.end - time.monotonic()
         if left > 0:
             time.sleep(left)
@@ -180,7 +178,7 @@ def main() -> None:
 def feed(
     source: Path, rows: int, place: Cluster, args: argparse.Namespace, profile: Path | None
 ) -> dict[str, Any]:
-    """Score a file of `rows` pairs; pairs a second, and microseconds of CPU for a pair by process."""
+    """Score a file of `rows` pairs; returns the pairs a second, and by process the µs of CPU for a pair."""
     processes = {"server": place.server, "worker": place.workers[0]}
     before = {name: cpu_seconds(process) for name, process in processes.items()}
     threads = thread_seconds(place.workers[0])

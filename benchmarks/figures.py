@@ -1,12 +1,12 @@
-"""The documents' figures that this machine can measure, in one command that may be interrupted.
+"""Measures the documents' figures that this machine can measure; the command may be interrupted.
 
     make figures                                   # MODEL, PAIRS and QRELS say of what
     make figures PARTS="compare feed" OPTIONS="--sample 2000"
 
 Parts are ``peers`` (makes the environments of the comparison's peers), ``compare``, ``feed``, ``start``,
 ``memory`` and ``faults``. Each measurement is kept as soon as it ends, and the same command at the same
-commit goes on with what is missing. Written are the tables and plots of docs/benchmarks, with commit, machine
-and date, and the comparison's result in README.md and docs/explanation/benchmarks.md.
+commit goes on with what is missing. The command writes the tables and plots of docs/benchmarks, with commit,
+machine and date, and the comparison's result in README.md and docs/explanation/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Steps = Iterator[tuple[str, Callable[[Path], Figures]]]
 
 @dataclass(frozen=True)
 class Part:
-    """A table: its measurements by name, what stands above it, and the figure that its plot shows."""
+    """A table, with its measurements by name, the text above it, and the figure that its plot shows."""
 
     steps: Callable[[argparse.Namespace], Steps]
     about: str
@@ -88,7 +88,7 @@ def arguments() -> argparse.Namespace:
 
 
 def make_environments(only: list[str]) -> None:
-    """The environments of the chosen peers, so that the comparison only measures."""
+    """Make the environments of the chosen peers, so that the comparison only measures."""
     scripts = [each.script for each in CONTENDERS if not only or each.name in only]
     for script in dict.fromkeys(scripts):
         try:
@@ -98,7 +98,7 @@ def make_environments(only: list[str]) -> None:
 
 
 def compare(args: argparse.Namespace) -> None:
-    """Run the comparison; goes on with the one in the folder if it is of this commit and of as many pairs."""
+    """Run the comparison, or continue the one in the folder if that has this commit and this many pairs."""
     command = [sys.executable, "-m", "benchmarks.compare", "--model", args.model, "--pairs", args.pairs]
     command += ["--qrels", args.qrels] if args.qrels else []
     command += ["--sample", args.sample, "--repeats", args.repeats, "--out", args.out]
@@ -111,7 +111,7 @@ def compare(args: argparse.Namespace) -> None:
 
 
 def measure(name: str, args: argparse.Namespace) -> None:
-    """The measurements of a part that this commit and machine have not yet."""
+    """Make those measurements of a part that this commit and machine lack."""
     saved = args.out / "figures.json"
     found: dict[str, Figures] = json.loads(saved.read_text()) if saved.exists() else {}
     here = {"commit": commit(), "machine": machine(), "share": args.share}
@@ -192,7 +192,7 @@ def feed(args: argparse.Namespace, options: tuple[str, ...], folder: Path) -> Fi
 
 
 def start_steps(args: argparse.Namespace) -> Steps:
-    """score-file on one pair, from the call to its end."""
+    """The time of score-file for one pair, from the call to its end."""
     model = str(args.model.resolve())
     yield "the given model, nothing kept", partial(start, model, args, kept=False)
     yield "the given model, its graph kept", partial(start, model, args, kept=True)
@@ -265,7 +265,7 @@ NAMES = ("peers", "compare", *PARTS)
 def tell() -> None:
     """Write the comparison's result into README.md and docs/explanation/benchmarks.md."""
     results = from_json(json.loads((FOLDER / "compare.json").read_text()))
-    if results.date:  # else it is older than this command, and lacks what is told
+    if results.date:  # otherwise the comparison is old, and lacks figures
         for path, written in told(results).items():
             path.write_text(written)
 

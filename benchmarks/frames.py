@@ -1,10 +1,11 @@
-"""Peak memory of a producer that scores a frame, beside one that scores the same rows of a file.
+"""Compares the peak memory of a producer that scores a frame with that for a file of the same rows.
 
     python -m benchmarks.frames --rows 1000000 --runs 3
 
-Each is a process of its own, in turn, with workers that compute nothing: `Client.score` of a polars frame,
-and of a stream of the Parquet file that it was made from. Of each it says the process's memory before
-(libraries, and the frame, which its owner has anyway), the peak, and the producer's part, their difference.
+Two processes call `Client.score` in turn, one with a polars frame, and one with a stream of the Parquet file
+that the frame was made from; the workers compute nothing. For each process, the command prints the memory
+before the call, which libraries and the frame take, the peak, and the difference, which is the producer's
+part.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def main() -> None:
 
 
 def measure(kind: str, path: str, url: str) -> dict[str, Any]:
-    """Score in this process; its peak is what the system has noted."""
+    """Score in this process, whose peak memory the system notes."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -69,8 +70,8 @@ def measure(kind: str, path: str, url: str) -> dict[str, Any]:
         file = pq.ParquetFile(path)
         pairs = pa.RecordBatchReader.from_batches(file.schema_arrow, file.iter_batches(1024))
     client = Client(url, model="demo")
-    client.score([("query", "passage")])  # what a first run imports and begins
-    Path("/proc/self/clear_refs").write_text("5")  # the peak from now on
+    client.score([("query", "passage")])  # the first run imports and starts more
+    Path("/proc/self/clear_refs").write_text("5")  # this resets the peak
     before = resident("VmRSS")
     scores = client.score(pairs)
     peak = resident("VmHWM")

@@ -1,16 +1,16 @@
-"""The gateway: what HTTP costs a lone request, throughput of many clients, large requests, a crowd.
+"""Measures what HTTP costs a lone request, and how the gateway serves many clients and large requests.
 
     python -m benchmarks.gateway                    # with the shipped model
     python -m benchmarks.gateway --simulated 1      # with a worker that sleeps a second for 1,000 pairs
     python -m benchmarks.gateway --overload         # 40 requests of 2,000 documents at 200 pairs a second
 
-Compares, in turn: a lone request of 20 pairs through HTTP and through `Client`, and ``/health``; the pairs as
-one bulk run and as requests of 20 by 16 clients, each with a connection of its own, with the CPU time that
-each process took for a request. Then it sends one request of 10,000 documents, and 1,000 requests at once,
-each until it is answered with 200, and looks at the gateway's memory.
+The command compares in turn: a lone request of 20 pairs through HTTP and through `Client`, and ``/health``;
+the pairs as one bulk run and as requests of 20 by 16 clients, each with a connection of its own, with the CPU
+time that each process took for a request. Then it sends one request of 10,000 documents, and 1,000 requests
+at once, each until it is answered with 200, and looks at the gateway's memory.
 
-``--overload`` does something else: all requests come at once, to a gateway and a worker that have just
-started, and those that are refused come again when they are told to. None that was taken may time out.
+With ``--overload``, all requests come at once, to a gateway and a worker that have just started, and those
+that are refused come again when they are told to. A request that was taken must not time out.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def main() -> None:
 
 @contextmanager
 def gateway(url: str, model: str, **settings: float) -> Iterator[tuple[int, psutil.Process]]:
-    """A gateway's port and process; `settings` are others of the gateway than those it has by itself."""
+    """Start a gateway, with `settings` in place of its defaults; yields its port and process."""
     program = Path(sys.executable).with_name("rankmill")
     options = ["--redis", url, "--model", model, "--port", "0", "--log-level", "warning"]
     given = {f"RANKMILL_GATEWAY_{name.upper()}": str(value) for name, value in settings.items()}
@@ -153,7 +153,7 @@ def lone(client: Client, port: int, pairs: Pairs, times: int) -> dict[str, float
 
 
 def processes_of(client: Client, gateway: psutil.Process) -> dict[str, psutil.Process]:
-    """All that work on a request."""
+    """The processes that work on a request, by name."""
     server: Any = client.store.redis
     (worker,) = Worker.all(connection=server)
     return {
@@ -247,10 +247,8 @@ async def crowd(port: int, pairs: Pairs, requests: int, process: psutil.Process)
 def overload(
     requests: int, documents: int, pairs_per_second: float, seconds: float
 ) -> dict[str, float | dict[str, int]]:
-    """Send all requests at once, and repeat refused ones for so many seconds.
-
-    Counts the answers by status; ``waited_seconds`` is the longest time that one with 200 took since it was
-    taken.
+    """Send all requests at once, and repeat refused ones for `seconds`; returns the number of answers by
+    status. ``waited_seconds`` is the longest time from the moment when a request was taken to its answer 200.
     """
     body = body_of([("how far is the moon", f"text {number}") for number in range(documents)])
     found: Counter[str] = Counter()

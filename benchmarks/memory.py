@@ -1,9 +1,9 @@
-"""Peak memory of score-file and of its server as the input grows: it should not.
+"""Measures the peak memory of score-file and of its server, which should not grow with the input.
 
     python -m benchmarks.memory 100000 1000000 [-- OPTION...]
 
-Makes files of short rows, scores each with a tiny random model and prints a line for each. Options such as
-``--top-k 10`` are those of score-file.
+The command makes files of short rows, scores each with a tiny random model, and prints a line for each.
+Options such as ``--top-k 10`` are those of score-file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def write_rows(path: Path, rows: int, part: int = 100_000) -> Path:
-    """A Parquet file of short pairs, written in parts."""
+    """Write a Parquet file of short pairs in parts."""
     schema = pa.schema([("query", pa.string()), ("passage", pa.string())])
     with pq.ParquetWriter(path, schema) as writer:
         for start in range(0, rows, part):
@@ -68,7 +68,7 @@ def peaks(source: Path, model: Path, options: Sequence[str] = ()) -> tuple[float
             for child in process.children(recursive=True):
                 if "valkey" in child.name():
                     server = max(server, child.memory_info().rss / MIB)
-        except psutil.Error:  # a process that ends while it is looked at
+        except psutil.Error:  # a process has just ended
             continue
         time.sleep(0.1)
     if process.returncode:

@@ -1,9 +1,9 @@
-"""Requests beside bulk work in one queue of simulated workers: how long requests wait, what bulk work keeps.
+"""Measures how long requests wait beside bulk work in a queue of simulated workers, and what bulk work keeps.
 
     python -m benchmarks.priorities --workers 1 --requests 40
 
-Requests of 20 pairs, one after the other: on idle workers, and behind an endless bulk run. Then the speed of
-a bulk run alone, and beside callers that send requests without a pause.
+The command sends requests of 20 pairs, one after the other, to idle workers and behind an endless bulk run.
+Then it measures the speed of a bulk run by itself, and beside callers that send requests without a pause.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Mixed:
     requests: float
 
     def waited(self, batch_seconds: float) -> float:
-        """How many batches more than on idle workers the slowest of twenty requests takes."""
+        """How many batches longer than on idle workers the slowest of twenty requests takes."""
         return float(np.quantile(self.behind, 0.95) - np.quantile(self.idle, 0.95)) / batch_seconds
 
 
@@ -73,7 +73,7 @@ def latencies(client: Client, requests: int, pairs: int) -> list[float]:
 
 @contextmanager
 def bulk(cluster: SimulatedCluster, client: Client) -> Iterator[ScoringRun]:
-    """An endless bulk run that is under way."""
+    """Yield an endless bulk run that has begun."""
     run = client.submit(endless_pairs())
     collector = threading.Thread(target=collect, args=(run,), daemon=True)
     collector.start()
@@ -87,7 +87,7 @@ def bulk(cluster: SimulatedCluster, client: Client) -> Iterator[ScoringRun]:
 
 @contextmanager
 def endless_requests(client: Client, callers: int, pairs: int) -> Iterator[list[float]]:
-    """Callers that send requests without a pause; gives the latencies so far."""
+    """Let callers send requests without a pause; yields the latencies so far."""
     done: list[float] = []
     over = threading.Event()
 

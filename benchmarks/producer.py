@@ -1,4 +1,4 @@
-"""Cost of score-file itself: CPU seconds for a million pairs, with workers that compute nothing.
+"""Measures the CPU seconds of score-file itself for a million pairs, with workers that compute nothing.
 
     python -m benchmarks.producer                                   # shipped pairs, filled up, repeated
     python -m benchmarks.producer --pairs FILE --rows 200000 --format csv --runs 3 --profile producer.prof
@@ -7,13 +7,14 @@
     python -m benchmarks.producer --store --speed 20000 --rows 400000 --runs 3    # workers of that speed
 
 The input is made of the pairs, repeated. score-file scores it over the queue as always; the workers do
-everything but the forward pass. A run has 1,000 passages of each query, from a corpus of that many texts; its
-index is made before. Reported is the CPU time of score-file's process (start-up apart): of all its threads
-together, and of each kind of thread. The busiest thread bounds how fast one producer is with cores enough.
+everything but the forward pass. A run has 1,000 passages of each query, from a corpus of ``--texts`` texts,
+whose index is made before. The command reports the CPU time of score-file's process without its start, of all
+threads together and of each kind of thread. The busiest thread bounds how fast one producer is if there are
+enough cores.
 
 From Parquet, each run is followed by a plain pyarrow script in a process of its own, which reads the same
 file, encodes and compresses the same chunks, and writes the same columns. ``over_plain`` is score-file's CPU
-time over the script's: a machine's own speed does not change it.
+time over the script's, which does not depend on the machine's speed.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def main() -> None:
 
 
 def write_input(folder: Path, pairs: str, rows: int, kind: str) -> Path:
-    """A file of `rows` rows, the pairs repeated."""
+    """Write a file of `rows` rows, in which the pairs are repeated."""
     part = sample(pairs, min(rows, 10_000)).cast(
         pa.schema([("query", pa.string()), ("passage", pa.string())])
     )
@@ -105,14 +106,15 @@ def write_input(folder: Path, pairs: str, rows: int, kind: str) -> Path:
         for start in range(0, rows, len(part)):
             ids = pa.array(range(start, min(start + len(part), rows)))
             block = part.slice(0, len(ids))
-            # No two passages are the same: a dictionary of them would be no help in real files either.
+            # no two passages are the same, because a dictionary of passages would not help in real files
+            # either
             passages = pc.binary_join_element_wise(ids.cast(pa.string()), block["passage"], " ")
             writer.write_table(pa.table([block["query"], passages, ids], schema=schema))
     return path
 
 
 def write_run(folder: Path, pairs: str, rows: int, texts: int) -> Path:
-    """A TREC run of `rows` rows, its queries, and a corpus of `texts` texts with its index."""
+    """Write a TREC run of `rows` rows, its queries, and a corpus of `texts` texts with its index."""
     from rankmill.producer.files.corpus.index import on_disk
     from rankmill.producer.files.stores.reading import fingerprint
 
@@ -208,7 +210,7 @@ def plain_seconds(source: Path, chunk_rows: int) -> float:
 
 
 def _plain(out: Any, source: Path, chunk_rows: int) -> None:
-    """Read, encode, compress and write with pyarrow alone."""
+    """Read, encode, compress and write with only pyarrow."""
     random = np.random.default_rng(0)
     before = os.times()
     codec = pa.Codec("zstd", compression_level=-5)
@@ -277,19 +279,18 @@ def _score(out: Any, name: str, url: str, chunk_size: str, profile: Path | None,
 
 
 class _Watch(threading.Thread):
-    """Notes the CPU seconds of each of this process's threads, and the most memory of its own (Linux)."""
+    """Notes the CPU seconds of this process's threads, and its peak memory without mapped files (Linux)."""
 
     def __init__(self) -> None:
         super().__init__(name="watch")
         self.seconds: dict[int, float] = {}
-        """By the thread's id, also of threads that have ended; as seen every 50 ms."""
+        """CPU seconds by the thread's id, also of threads that have ended, read every 50 ms."""
         self.own_bytes = 0
         self._names: dict[int, str] = {}
         self._before = self._read()
         self._ended = threading.Event()
 
     def run(self) -> None:
-        """Look until `end` is called."""
         status = Path("/proc/self/status")
         while not self._ended.wait(0.05):
             self._look()
@@ -298,7 +299,6 @@ class _Watch(threading.Thread):
             self.own_bytes = max(self.own_bytes, int(own.split()[1]) << 10)
 
     def end(self) -> None:
-        """Look once more, and no more."""
         self._ended.set()
         self.join()
         self._look()

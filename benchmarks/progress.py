@@ -1,10 +1,10 @@
-"""How soon a run shows progress, how often it moves, and how true its time left is, with simulated workers.
+"""Measures how soon and how often simulated workers' runs show progress, and how exact their time left is.
 
     python -m benchmarks.progress --workers 1 8 --seconds 40
 
-For each number of workers: seconds from the first score of any worker to the first rows that are shown, the
-longest time without a change after that, and the error of the time left when a tenth of
-the rows is done and when half of them are.
+For each number of workers, the command prints the seconds from the first score of any worker to the first
+rows that are shown, the longest time without a change after that, and the error of the time left when a tenth
+of the rows is done and when half of them are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rankmill import Client
 from rankmill.jobs.contract.run import Progress
 
 PAIRS_PER_SECOND = 1000
-"""Of a simulated worker; a batch has 128 pairs."""
+"""Speed of a simulated worker, whose batches have 128 pairs."""
 
 
 def main() -> None:

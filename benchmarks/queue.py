@@ -1,10 +1,10 @@
-"""Cost of the queue: chunks a second that one Valkey can serve, and the number of workers it can feed.
+"""Measures how many chunks a second one Valkey server can serve, and how many workers it can feed.
 
     python -m benchmarks.queue --out DIR
 
-Workers that do nothing take chunks as fast as RQ and Redis let them. The server's CPU time for a chunk,
-measured, says how many chunks a second one server can carry when there are cores for enough workers; with
-the speed of a worker in pairs a second that gives the number of workers one server feeds (a plot).
+Workers that do nothing take chunks as fast as RQ and Redis let them. The measured CPU time of the server for
+a chunk says how many chunks a second one server can serve if there are cores for enough workers. With the
+speed of a worker in pairs a second, this gives the number of workers that one server feeds, which is plotted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.models.loading import Loaded
 
 SPEED = "BENCHMARK_PAIRS_PER_SECOND"
-"""Variable with the pairs a second of an idle worker; without it, as many as it can."""
+"""Environment variable with the pairs a second of an idle worker; without it, there is no limit."""
 
 PASSAGE = "The moon is about 384,400 kilometres from the earth on average. " * 6
 SPEEDS = np.geomspace(100, 200_000, 60)
@@ -36,7 +36,6 @@ class IdleWorker(SimulatedWorker):
     """A ScoringWorker whose forward takes no time, or as long as `SPEED` says."""
 
     def load(self, spec: ScoreSpec) -> Loaded:
-        """A model that answers at once."""
         os.environ[SECONDS] = str(1000 / float(os.environ.get(SPEED, "inf")))
         return super().load(spec)
 
@@ -87,7 +86,7 @@ def drive(client: Client, pairs: list[tuple[str, str]], chunks: int) -> float:
 
 
 def plot(measured: list[dict[str, Any]], path: Path) -> None:
-    """Workers one server feeds, by their speed and the chunk size."""
+    """Plot how many workers one server feeds, by their speed and the chunk size."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")

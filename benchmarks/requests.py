@@ -1,12 +1,12 @@
-"""Many small requests at once, and a lone one: padding, throughput and latency.
+"""Measures padding, throughput and latency of many small requests at once, and of a lone one.
 
     python -m benchmarks.requests --model MODEL --pairs PAIRS.parquet
     python -m benchmarks.requests --simulated 1 --pairs PAIRS.parquet
 
-Compares, in turn and several times: the pairs as one bulk run; the same pairs as requests of 20 that
-arrive together, from one thread and from one asyncio client. Then, in turn again, a lone request of 100
-pairs on an idle worker and the same pairs in process, tokenized and scored, which no queue can be faster
-than.
+The command compares, in turn and several times, the pairs as one bulk run with the same pairs as requests of
+20 that arrive together, from one thread and from one asyncio client. Then it compares, in turn again, a lone
+request of 100 pairs on an idle worker with scoring the same pairs in process, than which no queue can be
+faster.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Workers of one thread, two against one, in turn.
+"""Compares two workers of one thread with one such worker, in turn.
 
     python -m benchmarks.scaling --model MODEL --pairs PAIRS.parquet
 
-Both clusters are there from beginning to end, and each worker scores the whole sample each time, as one
-chunk: the ratio says what a core more is worth, without the end of a run, where one worker has no chunk
-left.
+Both clusters run from beginning to end, and each worker scores the whole sample each time, as one chunk. So
+the ratio says what another core is worth, without the end of a run, at which one worker has no chunk left.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A cluster of workers that sleep instead of computing: how well the queue side keeps many of them busy.
+"""Measures how well the queue keeps many workers busy, with workers that sleep instead of computing.
 
     python -m benchmarks.simulated --workers 1 8 32 64 --kill-every 10
     python -m benchmarks.simulated --workers 8 --chunk-seconds 0.25 --kill-after 10
@@ -50,20 +50,21 @@ from rankmill.workers.models.loading import Loaded, Model
 from rankmill.workers.worker import ScoringWorker
 
 SECONDS = "RANKMILL_SIMULATED_SECONDS"
-"""Environment variable: how long a simulated forward of 1,000 pairs takes; default 1."""
+"""Environment variable with the seconds that a simulated forward of 1,000 pairs takes; the default is 1."""
 
 FIRST = "SIMULATED_FIRST"
-"""Environment variable: a file that gets the time (s, `time.monotonic`) of the first score of any worker."""
+"""Environment variable with a file that gets the time (s, `time.monotonic`) of any worker's first score."""
 
 LENGTHS = "SIMULATED_LENGTHS"
-"""Environment variable: if set, a simulated pair has as many tokens as words, and a forward takes as long as
-its padded tokens; the value is how many tokens the average pair has."""
+"""Environment variable with the number of tokens of the average pair. If it is set, a simulated pair has as
+many tokens as words, and a forward takes as long as its padded tokens.
+"""
 
 SCORED = "SIMULATED_SCORED"
-"""Environment variable: a file that gets a line for each batch: its end (s, `time.monotonic`) and tokens."""
+"""Environment variable with a file that gets the end (s, `time.monotonic`) and the tokens of each batch."""
 
 TOKENS = 16
-"""Tokens of every other simulated pair: a batch of the default token budget holds 128 pairs."""
+"""Tokens of a simulated pair without `LENGTHS`; a batch of the default token budget holds 128 such pairs."""
 
 _MODULES = [
     "benchmarks.cluster",
@@ -71,27 +72,26 @@ _MODULES = [
     "rq.cli.cli",
     "rankmill.workers.worker",
 ]
-"""What the workers import, but this module, which runs as ``__main__``."""
+"""The modules that workers import, apart from this one, which runs as ``__main__``."""
 
 WARM_UP = 5.0
-"""Seconds at the start of a run that are not measured: the window is still growing."""
+"""Seconds at the start of a run that are not measured, because the window is still growing."""
 
 SAMPLE = 0.1
 """Seconds between two looks at the number of finished chunks."""
 
 
 class SimulatedWorker(ScoringWorker):
-    """A ScoringWorker whose forward sleeps; a score depends on the two texts alone (`simulated_score`)."""
+    """A ScoringWorker whose forward sleeps; a score depends only on the two texts (`simulated_score`)."""
 
     def load(self, spec: ScoreSpec) -> Loaded:
-        """A model whose forward sleeps."""
         precision = "fp32" if spec.precision == "auto" else spec.precision
         sleeper: Any = _Backend(precision, float(os.environ.get(SECONDS, "1")))
         return _SimulatedModel(Description(None, _Tokenizer(), PLAIN), sleeper, None)
 
     def _prepare(self, settings: WorkerSettings) -> None:
         fixed: dict[str, object] = {"device": "cpu", "threads": 1}
-        if settings.token_budget == "auto" and LENGTHS not in os.environ:  # the search of one sleeps
+        if settings.token_budget == "auto" and LENGTHS not in os.environ:  # a search for one would sleep
             fixed["token_budget"] = TOKEN_BUDGETS["cpu"]
         super()._prepare(settings.model_copy(update=fixed))
 
@@ -136,7 +136,7 @@ class _Pending:
 
 @dataclass
 class _Backend:
-    """Like a GPU: batches run one after the other, while the CPU prepares the next; each takes its time."""
+    """Runs batches one after the other while the CPU prepares the next one, as a GPU does."""
 
     precision: str
     seconds: float
@@ -216,7 +216,7 @@ def simulated_cluster(
 
 
 def _work(url: str, name: str, log: Path, environ: Mapping[str, str]) -> None:
-    """RQ's own command line, in a forked process."""
+    """Run RQ's own command line in a forked process."""
     os.environ.update(environ)
     with log.open("ab") as out:
         os.dup2(out.fileno(), 1)
@@ -230,7 +230,7 @@ def _work(url: str, name: str, log: Path, environ: Mapping[str, str]) -> None:
 
 @dataclass
 class Flow:
-    """How the chunks of a run were finished; times are in seconds since the first one was.
+    """How the chunks of a run were finished; times are in seconds since the end of the first chunk.
 
     ``samples`` are ``(time, chunks finished, live workers)``, ``kills`` the times of the SIGKILLs, and
     ``server_cpu`` is the CPU time (s) of the server.
@@ -352,7 +352,7 @@ def collect(run: ScoringRun) -> None:
 
 def finished(client: Any, run_id: str) -> int:
     """Results that workers have written for a run so far."""
-    return int(client.xinfo_stream(keys.results(run_id))["entries-added"]) - 1  # one makes the stream
+    return int(client.xinfo_stream(keys.results(run_id))["entries-added"]) - 1  # one entry makes the stream
 
 
 def server_cpu(client: Any) -> float:
@@ -361,7 +361,7 @@ def server_cpu(client: Any) -> float:
 
 
 def plot(flows: Sequence[Flow], path: Path) -> None:
-    """Chunks finished in each second, one panel for each run."""
+    """Plot the chunks finished in each second, with a panel for each run."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 0.6 + 1.7 * len(flows)), layout="constrained")

@@ -1,11 +1,11 @@
-"""Two tenants on the same workers: one with two hundred runs, one with a single run, and what each gets.
+"""Measures what two tenants get from the same workers if one has two hundred runs and the other has one.
 
     python -m benchmarks.tenants                    # workers with the shipped model
     python -m benchmarks.tenants --simulated 1      # workers that sleep a second for 1,000 pairs
     python -m benchmarks.tenants --simulated 1 --weight 3
 
 All runs are bulk work, and have begun before the measurement. Pairs are those in the tenants' accounts. The
-goal is the weight, within 10%.
+goal is that the tenants' shares are as their weights, within 10%.
 """
 
 from __future__ import annotations

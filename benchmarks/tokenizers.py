@@ -1,4 +1,4 @@
-"""Ids of fast tokenizer libraries against Hugging Face's, on a million texts; and what a text costs each.
+"""Compares ids and speed of fast tokenizer libraries with those of Hugging Face's, on a million texts.
 
     python -m benchmarks.tokenizers --model DIR --pairs FILE
     python -m benchmarks.tokenizers --rows 100000
@@ -6,7 +6,7 @@
 First comes the proof that workers do (`rankmill.workers.models.tokenizer_proof`), then texts of each kind:
 passages and queries of the file with numbers before them, and made ones: code, Chinese, Japanese and Korean,
 Arabic and Hebrew, Indic and Thai, Latin with accents, emoji, random characters of all of Unicode. With any
-difference the exit status is 1: no library that has one may be used.
+difference the exit status is 1, because a library that differs must not be used.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ SIGNS = (
     ", ",
     "0x1F",
 )
-"""Of code."""
+"""Signs in texts of code."""
 
 
 def main() -> None:
@@ -106,7 +106,7 @@ def texts_by_kind(pairs: str, vocabulary: list[str]) -> dict[str, Iterator[str]]
 
 
 def endless(make: Callable[[int], str]) -> Iterator[str]:
-    """The texts of all numbers."""
+    """Yield a text for each number from 0 on."""
     number = 0
     while True:
         yield make(number)
@@ -128,7 +128,9 @@ def written(
 
 
 def compare(kind: str, texts: Iterator[str], slow: Tokenizer, fast: FastEncode) -> tuple[int, int]:
-    """How many texts there are, and of how many the ids differ; prints what each library takes for one."""
+    """Compare the ids of texts, and print what each library takes for a text; returns the number of texts,
+    and of those whose ids differ.
+    """
     count = bad = 0
     seconds = [0.0, 0.0]
     while some := list(islice(texts, BLOCK)):

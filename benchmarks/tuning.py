@@ -1,11 +1,11 @@
-"""How near ``rankmill tune`` comes to the best of a full grid, in what share of its time, and what it gains.
+"""Measures how near ``rankmill tune`` comes to the best of a full grid, in what time, and what it gains.
 
     python -m benchmarks.tuning --model MODEL --pairs PAIRS.parquet
 
-Tunes as the command does; then measures every cell of a grid, each in fresh workers, on the pairs that
-tuning used. As a machine's speed drifts, the grid's three best, the tuned and the default settings score
-these in turn at the end. Interrupted, it goes on with the same command; only an unfinished tuning begins
-anew.
+The script tunes as the command does, and then measures every cell of a grid with fresh workers, on the pairs
+that tuning used. Because a machine's speed drifts, the grid's three best, the tuned and the default settings
+score these pairs in turn at the end. After an interruption, the same command continues, but an unfinished
+tuning begins anew.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from rankmill.workers.backends.auto import backends
 
 MIN_SPEARMAN = 0.999
 NEAR, SHARE = 0.97, 0.1
-"""The goals: so much of the speed of the grid's best, in such a share of the grid's time."""
+"""The goal is this share of the speed of the grid's best, in this share of the grid's time."""
 FINALISTS = 3
-"""Of the grid: the fastest cell of so many may have been lucky."""
+"""Number of the grid's fastest cells that are measured again, because the fastest may have been lucky."""
 REPEATS, TIMEOUT = 3, 3600
 TOKENS = (256, 512, 1024, 2048, 4096, 8192)  # on a CPU; 16 times as many elsewhere
 
@@ -56,7 +56,9 @@ tell = partial(print, file=sys.stderr, flush=True)
 
 
 class Cell(BaseModel):
-    """Settings, and seconds of each run or why there are none; ``wall``: seconds of all it took."""
+    """Settings, and the seconds of each run, or why there are none; ``wall`` has the seconds of the whole
+    cell.
+    """
 
     changes: dict[str, Any]
     seconds: list[float] = []
@@ -108,14 +110,14 @@ def arguments() -> argparse.Namespace:
 
 
 def once(records: Records, name: str, measure: Callable[[], Kept]) -> Kept:
-    """What was recorded under `name`, or is now."""
+    """The value recorded under `name`; without a record, measure and record it."""
     if records.get(name) is None:
         records.add(name, measure())
     return dict(records.get(name) or {})
 
 
 def tune(base: Settings, trials: Trials, budget: float) -> Kept:
-    """What ``rankmill tune`` chooses, and what it takes."""
+    """The settings that ``rankmill tune`` chooses, and the time that it takes."""
     started = time.monotonic()
     options: Kept = {"budget": budget, "min_spearman": MIN_SPEARMAN, "say": tell}
     with tempfile.TemporaryDirectory() as folder:
@@ -127,7 +129,7 @@ def tune(base: Settings, trials: Trials, budget: float) -> Kept:
 
 
 def grid(trials: Trials, reference: ReferenceScores, left_out: Sequence[str], records: Records) -> list[Cell]:
-    """All cells; of a backend and precision that fail in the first one, only that."""
+    """Measure all cells; a backend and precision that fail in their first cell are not measured further."""
     cells = []
     names = [name for name in backends() if name not in left_out]
     for backend, precision in itertools.product(names, get_args(Precision)[1:]):
@@ -152,7 +154,7 @@ def shapes(device: str) -> list[dict[str, int]]:
 
 
 def measure(trials: Trials, changes: Changes, reference: ReferenceScores) -> Kept:
-    """A cell, in fresh workers."""
+    """Measure a cell with fresh workers."""
     started, cell = time.monotonic(), Cell(changes=dict(changes))
     try:
         workers = trials.warm(changes)
@@ -167,13 +169,13 @@ def measure(trials: Trials, changes: Changes, reference: ReferenceScores) -> Kep
 
 
 def spearman(trials: Trials, scores: npt.NDArray[np.float32], reference: ReferenceScores) -> float:
-    """Rank correlation with the reference; 0 where there are no ranks."""
+    """Rank correlation with the reference; 0 without ranks."""
     found = rank_agreement(trials.pairs, scores, reference.scores)
     return found.spearman if found else 0.0
 
 
 def meet(trials: Trials, rivals: Mapping[str, Changes], reference: ReferenceScores, rounds: int) -> Kept:
-    """Settings that score the sample in turn, the order turned round each time."""
+    """Let settings score the sample in turn, in the reverse order every other time."""
     cells = {name: Cell(changes=dict(changes)) for name, changes in rivals.items()}
     live = {name: trials.warm(changes) for name, changes in rivals.items()}
     for name, cell in cells.items():

@@ -1,12 +1,12 @@
-"""What waits in a queue: what taking a job costs the server, cancelling a long run, and whose turn it is.
+"""Measures what taking and cancelling jobs of a long queue costs, and what share each tenant gets.
 
     python -m benchmarks.waiting
 
-Printed are the server's microseconds for a take of 1,000 runs with 1,000,000 chunks, and of one run with 10
-(goal: at most 1.2 times); the longest PING while 100,000 waiting chunks are cancelled (goal: 10 ms), and the
-longest of the commands, as PINGs also wait for the host; and what four tenants with weights 1, 1, 2 and 4
-got, one of them with 200 runs, of eight takers that differ in speed (goal: within 3%), as chunks are handed
-back now and then. Nothing is scored: the takers sleep.
+The command prints the server's microseconds for a take of 1,000 runs with 1,000,000 chunks, and of one run
+with 10 (goal: at most 1.2 times); the longest PING while 100,000 waiting chunks are cancelled (goal: 10 ms),
+and the longest of the commands, as PINGs also wait for the host; and what four tenants with weights 1, 1, 2
+and 4 got, one of them with 200 runs, of eight takers that differ in speed (goal: within 3%), as chunks are
+handed back now and then. Nothing is scored: the takers sleep.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def ping(url: str, longest: Any, over: Any) -> None:
 
 
 def shares(store: RunStore, url: str, seconds: float) -> str:
-    """What each tenant got beside its part, in a line."""
+    """A line with what each tenant got, and what its part is."""
     tenants = dict[str, str]()
     sizes = dict[str, int]()
     dice = random.Random(1)

@@ -1,3 +1,1 @@
-"""Producers, recipes and plugins, with example pairs, a demo model, and the scripts that train and measure
-it.
-"""
+"""Examples of use, pairs to score, and a demo model with the scripts that train and measure it."""

@@ -18,7 +18,7 @@ ANYWHERE = ("cpu", "cuda")
 
 @dataclass(frozen=True)
 class Contender:
-    """A script of ``peers/`` and the variant of it to run, on the devices it is for."""
+    """A script of ``peers/``, the variant of it to run, and the devices for which it is meant."""
 
     name: str
     title: str
@@ -61,7 +61,7 @@ CONTENDERS = (
 
 @dataclass
 class Run:
-    """One run of one contender: the output of its script, or the reason in one line why there is none.
+    """The output of a contender's script in one run, or in one line the reason why it has no output.
 
     ``precision`` begins with the arithmetic of its matrix products: ``fp32``, ``bf16``, ``fp16`` or ``int8``.
     """
@@ -79,7 +79,7 @@ class Run:
 def run(
     contender: Contender, round_: int, model: Path, pairs: Path, output: Path, *, here: bool, times: int = 1
 ) -> Run:
-    """Make the contender's environment if it needs one, and run its script: all pairs, so many times."""
+    """Make the contender's environment if it needs one, and let its script score all pairs `times` times."""
     script = ROOT / "benchmarks" / "peers" / contender.script
     try:
         python = python_for(script, here=here)

@@ -1,4 +1,4 @@
-"""An environment for each script in ``peers/`` that asks for one: their dependencies conflict."""
+"""Makes an environment for each script in ``peers/`` that asks for one, as their dependencies conflict."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ class CannotInstall(Exception):
 
 
 def dependencies(script: Path) -> list[str]:
-    """Dependencies in the script's first lines (PEP 723); none: the project's own environment is used."""
+    """Dependencies in the script's first lines (PEP 723); if it has none, it runs in the project's
+    environment.
+    """
     block = re.search(r"^# /// script\n((?:#.*\n)+?)# ///$", script.read_text(encoding="utf-8"), re.M)
     if not block:
         return []
@@ -28,12 +30,12 @@ def dependencies(script: Path) -> list[str]:
 def python_for(script: Path, *, here: bool = False) -> Path:
     """The interpreter to run `script` with; creates its environment if it does not exist.
 
-    `here`: this command's own environment, where nothing can be fetched.
+    With `here`, it is this command's own interpreter, for machines that can fetch nothing.
 
     Raises
     ------
     CannotInstall
-        pip says no.
+        pip fails.
     """
     wanted = dependencies(script)
     if here or not wanted:

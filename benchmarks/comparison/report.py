@@ -1,4 +1,4 @@
-"""Parts of the benchmarks' reports: the machine, and a chart of the peers."""
+"""Describes the machine and draws a chart of the peers, for the benchmarks' reports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def bar_chart(
     axes.bar_label(drawn, fmt="{:,.0f}", padding=3, bbox=clear)
     for label, limit in marks.items():
         axes.axvline(limit, color="black", linestyle=":", linewidth=1, zorder=0)
-        axes.text(  # above the bars, so that it hides no figure
+        axes.text(  # above the bars, so that it does not hide a figure
             limit,
             1.01,
             f"{label}: {limit:,.0f}",

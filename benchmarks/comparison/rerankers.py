@@ -1,13 +1,12 @@
-"""rankmill beside sentence-transformers for the shapes of rerankers: random weights, the same pairs, in turn.
+"""Compares rankmill with sentence-transformers for the shapes of rerankers, with random weights, in turn.
 
     python -m benchmarks.comparison.rerankers --only MiniLM-L6 ModernBERT-base --rounds 2
 
 The contenders are those of `benchmarks.compare` that are exact: sentence-transformers with PyTorch, ONNX
-Runtime and OpenVINO, each with its defaults, and `Engine.score`. Prints for each shape how many times as
-fast each is as sentence-transformers in fp32 (the fastest of all rounds), and how far its scores are from
-those.
-With ``--whole-last-layer`` it prints instead what computing the last layer for the first token alone gains,
-and the share of padding; in process, in fp32 with PyTorch.
+Runtime and OpenVINO, each with its defaults, and `Engine.score`. For each shape, the command prints how many
+times as fast each is as sentence-transformers in fp32, by the fastest of all rounds, and how far its scores
+are from those. With ``--whole-last-layer`` it prints instead what computing the last layer only for the first
+token gains, and the share of padding; in process, in fp32 with PyTorch.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ def make_model(
 ) -> Path:
     """A random model of a shape, with the demo model's tokenizer; a language model's tokens are words.
 
-    ``layers`` and ``sizes``: how many, and of which widths, if not as the shape has them.
+    `layers` and `sizes` replace the number of layers and the widths of the shape.
     """
     if shape == DECODER:
         return prefixes.make_model(folder, layers or 2, _PROMPT, sizes)
@@ -132,7 +131,7 @@ def _with_chain(body: Path, width: int) -> Path:
 
 
 def make_pairs(target: Path, pairs: int, shape: str) -> Path:
-    """Ten passages for each query; lengths in words as MS MARCO's passages have them."""
+    """Make ten passages for each query, with lengths in words like those of MS MARCO's passages."""
     lines = (ROOT / "examples" / "pairs.jsonl").read_text(encoding="utf-8").splitlines()
     words = " ".join(json.loads(line)["passage"] for line in lines).split()
     words = [f"w{number}" for number in range(2000)] if shape == DECODER else words
@@ -186,7 +185,7 @@ def measure(shape: str, args: argparse.Namespace, folder: Path) -> None:
 
 
 def measure_layer(shape: str, args: argparse.Namespace, folder: Path) -> None:
-    """Print what computing the last layer for the first token alone gains, and the share of padding."""
+    """Print what computing the last layer only for the first token gains, and the share of padding."""
     table = pq.read_table(make_pairs(folder / "pairs.parquet", args.pairs, shape))
     texts = table["query"].to_pylist(), table["passage"].to_pylist()
     spec = ScoreSpec(model=str(folder / "model"), precision="fp32")
@@ -214,7 +213,7 @@ def measure_layer(shape: str, args: argparse.Namespace, folder: Path) -> None:
 
 
 def _seconds(runs: list[Run]) -> float:
-    """Of the fastest run: whatever else a machine does only makes a run slower."""
+    """Seconds of the fastest run, because other load on a machine only makes a run slower."""
     return min(each.seconds for each in runs)
 
 

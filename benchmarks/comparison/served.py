@@ -1,12 +1,12 @@
-"""rankmill serve beside other rerank servers: the same requests over HTTP, in turn.
+"""Compares rankmill serve with other rerank servers, by the same requests over HTTP, in turn.
 
     python -m benchmarks.comparison.served --model DIR --pairs FILE.parquet
 
-rankmill serve --embedded beside infinity's server, and beside a plain one, FastAPI around
-sentence-transformers. All run all the time, on this host, with all its cores and the same model. In each
-round every one gets the same requests, a query with 20 documents each: one request after the other, then from
-16 clients at once, each with a connection of its own. It prints one JSON object of medians, and for each
-server the mean rank correlation within a request with the scores of the plain fp32 server.
+The others are infinity's server and a plain one, which is FastAPI around sentence-transformers. All run all
+the time, on this host, with all its cores and the same model. In each round every one gets the same requests,
+a query with 20 documents each: one request after the other, then from 16 clients at once, each with a
+connection of its own. It prints one JSON object of medians, and for each server the mean rank correlation
+within a request with the scores of the plain fp32 server.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Request:
 
 @dataclass
 class Server:
-    """A server that runs: where it answers, and what was measured."""
+    """The address of a running server, and what was measured."""
 
     name: str
     port: int
@@ -132,7 +132,7 @@ def _requests(source: Path, most: int, size: int) -> list[Request]:
 def _started(
     ends: ExitStack, model: Path, precision: str, others: list[str]
 ) -> tuple[list[Server], dict[str, str]]:
-    """The servers, rankmill first, and why others cannot be had."""
+    """Start the servers, rankmill's first; returns them, and why others cannot be had."""
     program = Path(sys.executable).with_name("rankmill")
     serve = [str(program), "serve", "--embedded", "--model", str(model), "--precision", precision, "--port"]
     servers = [ends.enter_context(_running("rankmill", serve, "/infinity/rerank"))]

@@ -1,4 +1,4 @@
-"""The results of a comparison: its table, its ratios, and whether the goals are met."""
+"""Makes the table and the ratios of a comparison's results, and says whether the goals are met."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ EXACT, EIGHT_BIT = "exact", "8-bit"
 """The classes within which contenders are compared."""
 
 _MOST_OVER_CEILING = 1.1
-"""A ceiling that a contender exceeds by more than this factor is not one: the measured library was not fast
-at that arithmetic on that machine.
+"""A ceiling that a contender exceeds by more than this factor is not one, because the measured library was
+not fast at that arithmetic on that machine.
 """
 
 EXACT_SPEARMAN = 0.999
@@ -74,9 +74,8 @@ class Results:
         return median(speeds) if speeds else None
 
     def times(self, one: Contender, other: Contender | None) -> float | None:
-        """How many times as fast as the other `one` is: the median over the rounds in which both ran.
-
-        A machine's speed changes from round to round, but both are timed in turn within a round.
+        """How many times as fast as the other `one` is, as the median over the rounds in which both ran. A
+        machine's speed changes from round to round, but both are timed in turn within a round.
         """
         if other is None:
             return None
@@ -89,7 +88,7 @@ class Results:
         return median(ratios) if ratios else None
 
     def ceilings_by_precision(self) -> dict[str, float]:
-        """Pairs a second that the matrix products of each arithmetic allow: the median of the rounds."""
+        """Pairs a second that the matrix products of each arithmetic allow, as medians of the rounds."""
         names = self.ceilings[-1].pairs_per_second if self.ceilings else ()
         return {name: median(each.pairs_per_second[name] for each in self.ceilings) for name in names}
 
@@ -99,7 +98,7 @@ class Results:
         return re.split("[ -]", said)[0]
 
     def spearman(self, contender: Contender) -> float | None:
-        """How the contender ranks beside fp32, if that was measured."""
+        """The contender's rank correlation with fp32; ``None`` if it was not measured."""
         return self.quality.get(contender.name, {}).get("spearman")
 
     def class_of(self, contender: Contender) -> str | None:
@@ -121,7 +120,7 @@ class Results:
 
 
 def standings(results: Results) -> str:
-    """The results in Markdown: the machine, the table, the goals."""
+    """The results in Markdown, with the machine, the tables and the goals."""
     facts = [
         f"| {label} | {value} |"
         for label, value in (results.machine | results.asked | {"date": results.date}).items()
@@ -229,7 +228,7 @@ def goals(results: Results) -> list[str]:
 
 
 def class_goals(results: Results) -> list[str]:
-    """Ours against the fastest peer of each class; what int8 turns out to be counts, bf16 or fp32 too."""
+    """Lines that compare ours with the fastest peer of each class; int8 counts as what it turns out to be."""
     lines = []
     for ours, kind, wanted in (
         (SCORE_FILE, EXACT, 1.7),

@@ -1,10 +1,10 @@
-"""Every backend and precision of this machine beside PyTorch in fp32, and the time that a loaded model saves.
+"""Compares every backend and precision here with PyTorch in fp32, and measures what a loaded model saves.
 
     python -m benchmarks.engine.backends [--model MODEL] [--pairs PAIRS.parquet]
 
-All run in turn, in one process, on the same batches; the table has ratios of medians. Without --model it
-makes a model of MiniLM-L6's shape with random weights, which shows speed but not the quality of rankings;
-without --pairs it takes the shipped example.
+All run in turn, in one process, on the same batches; the table has ratios of medians. Without --model the
+command makes a model of MiniLM-L6's shape with random weights, which shows speed but not the quality of
+rankings; without --pairs it takes the shipped example.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def loaded(
 def table(
     engines: dict[tuple[str, str], Engine], queries: list[str], passages: list[str], repeats: int
 ) -> str:
-    """Speed as a multiple of PyTorch's in fp32; agreement with its scores."""
+    """Speed as a multiple of that of PyTorch in fp32, and agreement with its scores."""
     seconds: dict[tuple[str, str], list[float]] = {name: [] for name in engines}
     scores: dict[tuple[str, str], npt.NDArray[np.float32]] = {}
     for round_ in range(repeats + 1):

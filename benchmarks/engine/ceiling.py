@@ -1,10 +1,10 @@
-"""The ceiling: pairs a second if only the matrix products took time.
+"""Measures the ceiling, which is the pairs a second if only the matrix products took time.
 
     python -m benchmarks.engine.ceiling MODEL PAIRS.parquet
 
-Counts the operations of the model's linear layers for a pair of mean length and times products
-of the same shapes on all cores (or the GPU), in large batches, with every installed library that
-has such products; the best library and size win.  Prints JSON.
+The command counts the operations of the model's linear layers for a pair of mean length, and times products
+of the same shapes on all cores (or the GPU), in large batches, with every installed library that has such
+products; the best library and size win. It prints JSON.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SECONDS = 0.3
 
 @dataclass(frozen=True)
 class Ceiling:
-    """Tokens and billions of operations of the mean pair; by precision TFLOP/s, pairs/s, fastest library."""
+    """Tokens and billions of operations of the mean pair; TFLOP/s, pairs/s and best library by precision."""
 
     tokens: float
     gflop: float
@@ -94,7 +94,7 @@ def linear_layers(model: Path) -> Counter[Shape]:
 
 
 def rates(shapes: Counter[Shape], precision: str, device: str) -> list[tuple[float, str]]:
-    """Operations a second over all shapes, and by which library: the best of the sizes of each."""
+    """Operations a second over all shapes, with the best size of each, and by which library."""
     libraries: dict[str, Products] = {"torch": torch_products}
     if device == "cpu":
         libraries |= {name: make for name, make in _ON_CPUS.items() if find_spec(name)}
@@ -119,7 +119,7 @@ def rate(shapes: Counter[Shape], precision: str, device: str, rows: int, make: P
 
 
 def best_seconds(run: Callable[[], object]) -> float:
-    """Seconds of the fastest run: a ceiling is the best that the machine can do."""
+    """Seconds of the fastest run, because a ceiling is the best that the machine can do."""
     best = float("inf")
     end = time.perf_counter() + SECONDS
     while (started := time.perf_counter()) < end:
@@ -129,7 +129,9 @@ def best_seconds(run: Callable[[], object]) -> float:
 
 
 Products = Callable[[Shape, str, str, int], tuple[Callable[[], object], int]]
-"""Of a shape, a precision, a device and a number of rows: what runs products, and how many."""
+"""Makes a function that runs products of a shape, for a precision, a device and a number of rows; and says
+how many products it runs.
+"""
 
 
 def torch_products(shape: Shape, precision: str, device: str, rows: int) -> tuple[Callable[[], object], int]:
@@ -149,13 +151,14 @@ def torch_products(shape: Shape, precision: str, device: str, rows: int) -> tupl
 
 
 def _multiply_int8(left: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """8-bit numbers to 32-bit sums; `torch.nn.functional.linear` has no such product."""
+    """Multiply 8-bit numbers to 32-bit sums, which `torch.nn.functional.linear` cannot do."""
     return torch._int_mm(left, weight.t())
 
 
 _THERE_AND_BACK = 4
-"""Pairs of products, one from ``n`` to ``m`` and one back, in a graph, so that converting input and output to
-the precision counts little."""
+"""Number of pairs of products in a graph, one from ``n`` to ``m`` and one back, so that converting input and
+output to the precision counts little.
+"""
 
 
 def _openvino_products(

@@ -1,11 +1,11 @@
-"""How far a row's score moves with its company: other rows, their order, the batch's and the chunk's size.
+"""Measures how far a row's score moves with other rows, their order, and the batch's and the chunk's size.
 
     python -m benchmarks.engine.company [--model MODEL] [--pairs PAIRS.parquet] [--sample 300]
 
-Each backend and precision of this machine scores the same pairs several times: each row alone, all rows by
-several token budgets, in shuffled orders, and cut into chunks of several sizes. The table has what
-docs/explanation/backends.md says: the largest distance between two scores of one row, how many rows differ
-at all, and how far they are from PyTorch's scores in fp32, each row alone.
+Each backend and precision of this machine scores the same pairs several times, with each row alone, with
+several token budgets, in shuffled orders, and in chunks of several sizes. The table has what
+docs/explanation/backends.md says: the largest distance between two scores of one row, how many rows differ at
+all, and how far they are from PyTorch's scores in fp32, each row alone.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def alone(engine: Engine, pairs: Pairs) -> Logits:
 
 
 def in_company(engine: Engine, pairs: Pairs) -> Iterator[Logits]:
-    """The rows' scores, in their order, by one way of cutting them after another."""
+    """Yield the rows' scores, in the rows' order, for each way of cutting them."""
     queries, passages = (np.array(texts, dtype=object) for texts in pairs)
     yield alone(engine, pairs)
     for budget in BUDGETS:

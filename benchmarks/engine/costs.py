@@ -1,10 +1,11 @@
-"""What workers cost their server, and what 1,000 of them would: measured with simulated workers.
+"""Measures what simulated workers cost their server, and estimates what 1,000 of them would.
 
     python -m benchmarks.engine.costs --workers 8 64 --seconds 15
 
-For each number of workers: the server's CPU time a second while nobody submits anything (heartbeats,
-cleaning, waiting for jobs), then for each chunk of an endless run, and its most expensive commands in both.
-Two numbers of workers tell what each worker adds, and so the server's load for any number of them.
+For each number of workers, the command prints the server's CPU time a second while nobody submits anything
+(heartbeats, cleaning, waiting for jobs), then for each chunk of an endless run, and its most expensive
+commands in both. Two numbers of workers tell what each worker adds, and so the server's load for any number
+of them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Commands = dict[str, tuple[float, float]]
 
 @dataclass(frozen=True)
 class Phase:
-    """CPU time (s) of the server in some seconds; chunks finished; calls and time (s) by command."""
+    """CPU time (s) of the server in `seconds`; chunks finished; calls and time (s) by command."""
 
     seconds: float
     cpu: float
@@ -36,7 +37,7 @@ class Phase:
 
     @property
     def load(self) -> float:
-        """CPU seconds a second."""
+        """CPU seconds of the server a second."""
         return self.cpu / self.seconds
 
 
@@ -50,7 +51,7 @@ class Costs:
 
     @property
     def chunk_ms(self) -> float:
-        """CPU milliseconds of a chunk, beside what the workers cost anyway."""
+        """CPU milliseconds of a chunk, without what the workers cost anyway."""
         return 1000 * (self.busy.load - self.idle.load) * self.busy.seconds / max(self.busy.chunks, 1)
 
 
@@ -110,7 +111,7 @@ def report(found: Costs) -> list[str]:
 
 
 def extrapolate(small: Costs, large: Costs, workers: int) -> str:
-    """The server's load for so many workers, in a line."""
+    """A line with the server's load for this many workers."""
     each = (large.idle.load - small.idle.load) / (large.workers - small.workers)
     fixed = max(small.idle.load - each * small.workers, 0.0)
     idle = fixed + each * workers

@@ -1,4 +1,4 @@
-"""What `deterministic` costs, and what it gives: time with and without, and rows whose bits change.
+"""Measures the time that `deterministic` costs, and the rows whose bits change without it.
 
     python -m benchmarks.engine.deterministic [--model MODEL] [--pairs PAIRS.parquet] [--sample 250]
 

@@ -1,11 +1,11 @@
-"""Cost of metrics: a worker that counts, serves and is scraped, beside a worker that does not.
+"""Measures the cost of metrics, by a worker that counts and is scraped beside one that does not count.
 
     python -m benchmarks.engine.metrics --model MODEL --pairs PAIRS.parquet
 
-The two score the same pairs in turn, many times, each in a process of its own. The one that is scraped
-is so once a second, fifteen times as often as usual. On a machine with neighbours these rounds differ by
-far more than metrics cost; so the counting, the report and the scrape are also timed by themselves, in
-CPU time, and set against the worker's.
+The two score the same pairs in turn, many times, each in a process of its own. The first is scraped once a
+second, which is fifteen times as often as usual. On a machine with neighbours these rounds differ by far more
+than metrics cost; so the counting, the report and the scrape are also timed by themselves, in CPU time, and
+set against the worker's.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Measured:
         self.cpu.append(sum(self._process.cpu_times()[:2]) - before)
 
     def batches_per_cpu_second(self) -> float:
-        """CPU seconds since the worker's start, model load included."""
+        """Batches for each CPU second since the worker's start, model load included."""
         batches = self._report().batches
         return batches / sum(self._process.cpu_times()[:2])
 
@@ -119,7 +119,7 @@ class Measured:
 
 @contextmanager
 def scraped(url: str | None) -> Iterator[None]:
-    """Reads the metrics once a second."""
+    """Read the metrics once a second within the ``with`` block."""
     assert url
     stop = threading.Event()
 
@@ -152,7 +152,8 @@ def compared(on: Measured, off: Measured, pairs: int) -> dict[str, Any]:
 def by_itself(batches_per_second: float) -> dict[str, Any]:
     """CPU time of counting a batch, of a report and of a scrape; their share at the usual intervals.
 
-    A chunk has at least one batch to itself in a bulk run, so that its counting is put with each batch's.
+    Counting a chunk is measured with each batch, because a chunk of a bulk run has at least one batch of its
+    own.
     """
     from rankmill.workers.host import metrics
 

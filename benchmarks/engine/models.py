@@ -1,4 +1,4 @@
-"""Random models of any size: for benchmarks of everything except the model, and for tests."""
+"""Makes random models of any size, for benchmarks of everything except the model, and for tests."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a language model gains when passages of one query share the prefix of their prompts.
+"""Measures what a language model gains if passages of one query share the prefix of their prompts.
 
-At the widths of Qwen3-Reranker-0.6B, with fewer layers and random weights: 100 passages of a query, with
-and without sharing, in turn, medians of the rounds.
+The model has the widths of Qwen3-Reranker-0.6B, fewer layers and random weights. It scores 100 passages of a
+query with and without sharing, in turn; the figures are medians of the rounds.
 
     python -m benchmarks.engine.prefixes
 """
@@ -33,7 +33,9 @@ _TEMPLATE = "{% for message in messages %}{{ message.role }} {{ message.content 
 def make_model(
     folder: Path, layers: int, template: str | None = None, sizes: Mapping[str, int] | None = None
 ) -> Path:
-    """A random Qwen3 of the 0.6B's widths, or of these, whose tokens are words; perhaps a chat template."""
+    """A random Qwen3 with the widths of the 0.6B or with `sizes`, whose tokens are words; it may have a chat
+    template.
+    """
     words = ["[UNK]", "yes", "no", "system", "query", "document", "answer", *(f"w{n}" for n in range(2000))]
     tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

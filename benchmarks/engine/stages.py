@@ -1,9 +1,9 @@
-"""Where the time of a chunk goes, stage by stage, and how far the forward is from the machine's floor.
+"""Measures the time of each stage of a chunk, and how far the forward is from the machine's floor.
 
     python -m benchmarks.engine.stages --model MODEL --pairs PAIRS.parquet
 
-Every stage is run alone, one after the other, on the same pairs; in a worker all but the forward run
-beside it. The floor is the time the model's matrix products would take at the rate that large products
+Every stage is run by itself, one after the other, on the same pairs; in a worker, the other stages run beside
+the forward. The floor is the time that the model's matrix products would take at the rate that large products
 reach on this machine, in the same run.
 """
 
@@ -95,7 +95,7 @@ def stages(engine: Engine, table: pa.Table) -> dict[str, float]:
 
 
 def forward(backend: Backend, batches: Iterable[Batch]) -> list[Logits]:
-    """All batches, with as many under way at a time as the backend likes."""
+    """Run all batches, with as many in progress at a time as the backend wants."""
     pending: list[Pending] = []
     logits = []
     for batch in batches:

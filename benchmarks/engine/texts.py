@@ -1,10 +1,10 @@
-"""The speed of single texts and of pairs with the same tokens, in turn.
+"""Compares the speed of single texts with that of pairs with the same tokens, in turn.
 
     python -m benchmarks.engine.texts --model DIR --pairs FILE.parquet
 
-A text is a query, a full stop in the place of the token between the two, and the passage: as many tokens as
-the pair has. Both are scored as a worker does, tokenizing included. Each round gives a ratio, also of
-the processor's time, which says more where other programs run.
+A text is a query, a full stop in the place of the separating token, and the passage, so it has as many tokens
+as the pair. Both are scored as a worker does, tokenizing included. Each round gives a ratio, also of the
+processor's time, which says more where other programs run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rankmill.workers.host.device import use_threads
 
 
 def measure(engine: Engine, columns: list[list[str]]) -> tuple[float, float, int]:
-    """Seconds of the wall, and of the processor, to score rows; their tokens."""
+    """Seconds of the wall and of the processor to score rows, and the number of their tokens."""
     wall, busy = time.perf_counter(), time.process_time()
     scored = engine.score(*columns)
     assert not scored.errors, scored.errors

@@ -1,4 +1,4 @@
-"""A batch of the gateway while gateway, runner, worker and server die: for chaos and a test."""
+"""Scores a batch of the gateway while gateway, runner, worker and server die, for `chaos` and a test."""
 
 from __future__ import annotations
 
@@ -43,12 +43,10 @@ class BatchCast(Cast):
         self.address = found[1]
 
     def kill_gateway(self) -> None:
-        """SIGKILL it."""
         self.gateway.kill()
         self.gateway.wait()
 
     def call(self, path: str, body: bytes | None = None, kind: str = "application/json") -> bytes:
-        """Send a request to the gateway."""
         request = urllib.request.Request(self.address + path, body, {"Content-Type": kind})
         with urllib.request.urlopen(request, timeout=120) as reply:
             answer: bytes = reply.read()

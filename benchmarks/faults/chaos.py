@@ -1,9 +1,9 @@
-"""Losses when processes die: each command runs one scenario, with kills at random moments fixed by a seed.
+"""Measures losses when processes die; a command runs one scenario, with kills at random moments of a seed.
 
     python -m benchmarks.faults.chaos producer    # --rows 100000 --kills 20 --seed 1
 
-Each makes a file, scores it once undisturbed and once under kills with the same model, compares
-the two row by row and prints the figures. It fails if a row is lost, doubled, moved or different.
+A scenario makes a file, scores it once undisturbed and once under kills with the same model, compares the two
+row by row and prints the figures. It fails if a row is lost, doubled, moved or different.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ def worker(directory: Path, rows: int, kills: int, seed: int) -> Figures:
 def rq_worker(directory: Path, rows: int, kills: int, seed: int) -> Figures:
     """SIGKILL one of two ``rq worker`` processes while the server keeps running, and start another at once.
 
-    Nobody tells that it died: its chunks run again when its leases lapse. One is killed only when
-    both score, which takes some seconds after the last time.
+    Nobody reports the death, so the chunks of the dead worker run again when its leases lapse. A worker is
+    killed only while both score, which takes some seconds after each kill.
     """
     source, model = write_rows(directory / "a.parquet", rows), slow_model(directory)
     output, undisturbed = directory / "killed.parquet", directory / "undisturbed.parquet"
@@ -198,7 +198,9 @@ class Ending:
 def run_under(
     command: list[object], hit: Callable[[int], bool], hits: int, calm: float, rng: random.Random
 ) -> Ending:
-    """Run score-file and disturb it, spread over the `calm` seconds it takes; `hit` gets its process id."""
+    """Run score-file and disturb it, spread over the `calm` seconds that it takes undisturbed; `hit` gets its
+    process id.
+    """
     done = 0
     started = time.monotonic()
     process = start(*command)
@@ -240,17 +242,17 @@ def redis_bare(directory: Path, rows: int, kills: int, seed: int) -> Figures:
 
 
 def redis_flush(directory: Path, rows: int, kills: int, seed: int) -> Figures:
-    """FLUSHALL."""
+    """Delete all data of the server (FLUSHALL)."""
     return _redis(directory, rows, kills, seed, "flush")
 
 
 def redis_behind(directory: Path, rows: int, kills: int, seed: int) -> Figures:
-    """FLUSHALL, after which results have lower numbers than before: the server's clock is behind."""
+    """Delete all data of the server, after results had higher numbers than any that follow."""
     return _redis(directory, rows, kills, seed, "behind")
 
 
 def redis_lists(directory: Path, rows: int, kills: int, seed: int) -> Figures:
-    """Lose the queue's list, and nothing else."""
+    """Delete only the queue's list."""
     return _redis(directory, rows, kills, seed, "lists")
 
 
@@ -360,7 +362,7 @@ def slow_model(directory: Path) -> Path:
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is done, and the size of it that the documents show."""
+    """The function of a scenario, and the size of it that the documents show."""
 
     run: Callable[[Path, int, int, int], Figures]
     rows: int

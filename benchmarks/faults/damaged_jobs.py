@@ -1,4 +1,4 @@
-"""Damaged jobs that cannot be read, for the tests and for `benchmarks.faults.fuzz`."""
+"""Makes damaged jobs that cannot be read, for the tests and for `benchmarks.faults.fuzz`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def datas() -> list[bytes]:
 
 
 def damage(fields: dict[bytes, bytes], rng: random.Random) -> dict[bytes, bytes]:
-    """The hash of a job with a random damage, or with none."""
+    """The hash of a job with a random damage, or unchanged."""
     found = dict(fields)
     for _ in range(rng.choice([1, 1, 1, 2, 5])):
         if rng.random() < 0.25:

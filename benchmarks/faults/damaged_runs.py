@@ -1,7 +1,7 @@
-"""Damages to a run in Redis, for `benchmarks.faults.fuzz`: its record, payloads, jobs, results and progress.
+"""Damages record, payloads, jobs, results and progress of a run in Redis, for `benchmarks.faults.fuzz`.
 
-No damage is a payload of other valid pairs, or a result with other valid scores: nobody can tell those from
-good ones.
+No damage is a payload of other valid pairs, or a result with other valid scores, because nobody can tell
+those from good ones.
 """
 
 from __future__ import annotations
@@ -139,17 +139,17 @@ class RunDamages:
         self._client, self._rng, self._id, self._rows = client, rng, run_id, rows
         self._chunk = rows * rng.randrange(chunks)  # named by its first row
         self.altered: set[int] = set()
-        """Chunks whose pairs were damaged, by their first row: they may have become other pairs."""
+        """First rows of chunks whose pairs were damaged, and may have become other pairs."""
         self.all: list[Callable[[], None]] = [
             self.record, self.payload, self.bomb, self.job, self.result, self.result, self.any_key,
         ]  # fmt: skip
 
     def record(self) -> None:
-        """A field of the run's hash."""
+        """Damage a field of the run's hash."""
         self._client.hset(keys.run(self._id), self._rng.choice(RUN_FIELDS), self._rng.choice(ANYTHING))
 
     def payload(self) -> None:
-        """A chunk's pairs, mutated or replaced by noise."""
+        """Mutate a chunk's pairs, or replace them by noise."""
         key = keys.pairs(self._id, self._chunk)
         self.altered.add(self._chunk)
         pairs = self._client.get(key) or b""
@@ -157,12 +157,12 @@ class RunDamages:
         self._client.set(key, self._rng.choice(ANYTHING) if noise else mutated(pairs, self._rng), ex=60)
 
     def bomb(self) -> None:
-        """A chunk's pairs, replaced by a small payload that is large."""
+        """Replace a chunk's pairs by a small payload that is large when it is read."""
         self.altered.add(self._chunk)
         self._client.set(keys.pairs(self._id, self._chunk), self._rng.choice(bombs()), ex=60)
 
     def job(self) -> None:
-        """A field of a chunk's job."""
+        """Damage a field of a chunk's job."""
         key = Job.key_for(keys.job_id(self._id, self._chunk))
         name = self._rng.choice([b"data", *sorted(FIELDS)])
         value = self._rng.choice(datas() if name == b"data" else FIELDS[name])
@@ -170,13 +170,13 @@ class RunDamages:
         self._client.expire(key, 60)
 
     def result(self) -> None:
-        """An entry beside the good results."""
+        """Add an entry beside the good results."""
         key = keys.results(self._id)
         self._client.xadd(key, dict(bad_result(self._id, self._chunk, self._rows, self._rng)))
         self._client.expire(key, 60)
 
     def any_key(self) -> None:
-        """A key of another type."""
+        """Give a key another type."""
         named = [
             keys.run,
             keys.results,

@@ -1,4 +1,4 @@
-"""Damaged bytes for everything that reads Redis, for minutes; a seed fixes what and in which order.
+"""Damages the data of everything that reads Redis, for minutes; a seed fixes what and in which order.
 
     python -m benchmarks.faults.fuzz --minutes 10 --seed 1
 
@@ -58,10 +58,10 @@ MAX_GROWTH = 600 << 20
 """Bytes that a process may take beyond those it had at the start."""
 
 STATUS_EVERY, ALONE_EVERY, FILE_EVERY = 4, 10, 15
-"""Rounds between two checks of: rankmill status, each worker by itself, a file that is scored."""
+"""Rounds between two checks of rankmill status, of each worker by itself, and of a file that is scored."""
 
 _FAILED_ATTEMPT = "exception raised while executing"
-"""RQ's log line for a failed attempt, with its traceback; no process ended."""
+"""RQ's log line for a failed attempt, after which a traceback does not mean that a process ended."""
 
 
 @dataclass
@@ -96,7 +96,7 @@ class Fuzz:
 
     @contextmanager
     def stopped(self, *names: str) -> Iterator[None]:
-        """Workers that do nothing in the ``with`` block."""
+        """Stop workers within the ``with`` block."""
         for name in names:
             self.processes[name].send_signal(signal.SIGSTOP)
         try:
@@ -106,7 +106,7 @@ class Fuzz:
                 self.processes[name].send_signal(signal.SIGCONT)
 
     def attack_surroundings(self) -> None:
-        """What a run stands on is lost or changed."""
+        """Remove or change what a run needs."""
         around = self.surroundings
         attacks = [
             around.lose_keys, around.lose_keys, around.lose_all_and_the_time, around.change_model,
@@ -157,7 +157,7 @@ class Fuzz:
         self.server.delete(*chosen)
 
     def damage_run(self) -> None:
-        """Damage a run of its own; its producer gets its scores, or one clear error."""
+        """Damage a run that is made for this; its producer must get its scores, or one clear error."""
         with self.stopped(*WORKERS):
             run = self.client.submit(PAIRS)
             damages = RunDamages(self.server, self.rng, run.id, len(PAIRS) // CHUNK, CHUNK)
@@ -181,7 +181,9 @@ class Fuzz:
             run.cancel()
 
     def damage_file(self) -> None:
-        """Damage the runs of score-file; it ends with an exit code, and the same command is whole again."""
+        """Damage the runs of score-file, which must end with an exit code; then the same command must
+        succeed.
+        """
         source, output = self.folder / "in.jsonl", self.folder / "out.parquet"
         source.write_text("".join(json.dumps({"query": q, "passage": p}) + "\n" for q, p in PAIRS))
         command = [source, "-o", output, "--force", "--redis", self.url, "--model", self.model]
@@ -306,7 +308,7 @@ class Fuzz:
 
 @contextmanager
 def readers(seed: int, folder: Path) -> Iterator[Fuzz]:
-    """A server, two workers and an exporter; all end with the block."""
+    """Start a server, two workers and an exporter, which end with the ``with`` block."""
     model = random_bert(folder / "model", hidden=16, layers=2)
     fixed = {"precision": "fp32", "backend": "torch", "heartbeat_seconds": "1", "lease_seconds": "3"}
     environ = environment({f"RANKMILL_{name.upper()}": value for name, value in fixed.items()})
@@ -349,7 +351,7 @@ def fuzz(found: Fuzz, minutes: float) -> None:
             for attack in chosen:
                 attack()
             found.look()
-        except Exception as error:  # whatever it is, it is a finding
+        except Exception as error:  # every error is a finding
             found.findings.append(f"{type(error).__name__}: {error}")
         found.findings = list(dict.fromkeys(found.findings))
         names = ", ".join(attack.__name__ for attack in chosen)

@@ -1,4 +1,4 @@
-"""Kill score-file repeatedly and compare its output: for `benchmarks.faults.chaos` and the tests."""
+"""Kills score-file repeatedly and compares its output, for `benchmarks.faults.chaos` and the tests."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def start(*arguments: object, environ: Mapping[str, str] | None = None) -> subpr
 def stop(process: subprocess.Popen[str], output: Path, writes: int, sent: signal.Signals) -> bool:
     """Signal `process` after a number of writes to its journal; returns whether it was still running."""
     log = folder_of(output) / "journal.db-wal"
-    seen, last = -1, -1  # the first look is no write
+    seen, last = -1, -1  # the first look is not a write
     while process.poll() is None:
         try:
             changed = log.stat().st_mtime_ns

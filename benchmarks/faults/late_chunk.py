@@ -1,4 +1,4 @@
-"""Memory of producer and server while one chunk of a run is held back: it should stay flat.
+"""Measures the memory of producer and server, which should not grow while one chunk of a run is held back.
 
     python -m benchmarks.faults.late_chunk --seconds 60
 
@@ -26,7 +26,7 @@ from rankmill.producer.client.runs import ScoringRun
 from rankmill.workers.queue.chunks import ChunkClaim, ChunkScorer
 
 LATE_SECONDS = "LATE_SECONDS"
-"""Environment variable: how long the first chunk takes."""
+"""Environment variable with the seconds that the first chunk takes."""
 
 _MIB = 1 << 20
 _LINE_SECONDS = 5

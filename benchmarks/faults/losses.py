@@ -1,4 +1,4 @@
-"""What a SIGKILL of producer and workers at any moment loses: scored work that is not in the journal.
+"""Measures the scored work that is not in the journal, which a kill of producer and workers would lose.
 
     python -m benchmarks.faults.losses --pairs-per-second 100 --seconds 60
 
@@ -79,10 +79,7 @@ def losses(log: Path, looks: list[tuple[float, int]]) -> list[float]:
 
 
 def journalled(output: Path) -> list[tuple[int, int]] | None:
-    """The chunks that are committed to the journal, of which no other process reads anything but a copy.
-
-    For each its first row and its number of rows.
-
+    """The first row and the number of rows of each chunk that is committed to the journal, read from a copy;
     ``None`` if the copy was made in the middle of a change.
     """
     path = folder_of(output) / "journal.db"
@@ -96,7 +93,7 @@ def journalled(output: Path) -> list[tuple[int, int]] | None:
 
 
 def write_pairs(path: Path, rows: int) -> list[int]:
-    """Distinct pairs whose lengths are about those of MS MARCO's; returns the words of each: about 88."""
+    """Write distinct pairs with about the lengths of MS MARCO's; returns the words of each, about 88."""
     rng = random.Random(1)
     lengths = np.clip(np.random.default_rng(1).lognormal(4.3, 0.5, rows), 4, 246).astype(int)
     words = [f"w{number}" for number in range(2000)]

@@ -1,4 +1,4 @@
-"""Servers that answer but cannot serve: full, a replica, with another password, busy, loading."""
+"""Makes servers that answer but cannot serve, such as full or busy servers, and replicas."""
 
 from __future__ import annotations
 

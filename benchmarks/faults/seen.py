@@ -1,4 +1,4 @@
-"""How soon a fault is known: planted among real processes with the default settings, for the runbook's table.
+"""Measures how soon a fault among real processes with default settings is known, for the runbook's table.
 
     python -m benchmarks.faults.seen                  # all, as a table; some minutes
     python -m benchmarks.faults.seen killed slow
@@ -53,7 +53,7 @@ _HANG = "1e9"
 """Seconds in which a simulated worker that hangs would score 1,000 pairs."""
 
 _BUSY_SHARE = 0.1
-"""Share of the time in which a worker that is made slow runs; else its process is stopped."""
+"""Share of the time in which a worker that is made slow runs; otherwise its process is stopped."""
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Stage:
         self.exporter = self._served("exporter", "--address", "127.0.0.1:0")
 
     def run(self, *command: str, **environ: str) -> tuple[Popen[bytes], Path]:
-        """Start a command, which is killed at the end; gives its process and its log."""
+        """Start a command, which is killed at the end; returns its process and its log."""
         log = self.folder / f"{len(list(self.folder.iterdir()))}.log"
         process = self.start(command, {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **environ}, log)
         self.ends.callback(process.wait)
@@ -97,7 +97,7 @@ class Stage:
         self.run("rankmill", "runner", "--redis", self.url, **roots, **hooks)
 
     def gateway(self, **environ: str) -> str:
-        """Start a gateway; gives its address."""
+        """Start a gateway; returns its address."""
         return self._served("serve", "--port", "0", "--model", self.model, **environ)
 
     def client(self, model: str | None = None, **options: Any) -> Client:
@@ -139,7 +139,7 @@ def _submit(stage: Stage) -> None:
 
 
 def _two_at_work(stage: Stage) -> None:
-    """Two workers that have reported how fast they are, and work for both without end."""
+    """Start two workers, wait until they have reported how fast they are, and give both work without end."""
     stage.worker()
     stage.worker()
     client = stage.client(chunk_size=64)
@@ -198,7 +198,7 @@ def _unheard_webhook(stage: Stage) -> None:
 
 
 def _ask(stage: Stage, address: str, callers: int) -> None:
-    """Callers who ask the gateway again as soon as they have their answer."""
+    """Let callers ask the gateway again as soon as they have their answer."""
     body = json.dumps({"query": _PAIR[0], "texts": [_PAIR[1]]}).encode()
 
     def ask() -> None:
@@ -212,9 +212,8 @@ def _ask(stage: Stage, address: str, callers: int) -> None:
 
 
 class Fault(NamedTuple):
-    """A fault: how to plant it, the kind that the verdict calls it, and its alert.
-
-    ``ready`` prepares what must be well before.
+    """How to plant a fault, the kind that the verdict calls it, and its alert; ``ready`` prepares what must
+    be well before.
     """
 
     plant: Callable[[Stage], object]
@@ -249,8 +248,9 @@ FAULTS: dict[str, Fault] = {
         "gateway_errors", "RankmillFault", _nothing,
     ),
 }  # fmt: skip
-"""By name. A server that is away has no verdict: ``status`` fails with a line, and the metric is
-``rankmill_redis_up``."""
+"""Faults by name. A server that is away has no verdict: ``status`` fails with a line, and the metric is
+``rankmill_redis_up``.
+"""
 
 
 class Seen(NamedTuple):
@@ -286,7 +286,7 @@ def measure(fault: Fault, start: Start = start_process, longest: float = _LONGES
 
 @contextmanager
 def staged(start: Start) -> Iterator[Stage]:
-    """A stage; all its processes end with the block."""
+    """Yield a stage, whose processes end with the ``with`` block."""
     with tempfile.TemporaryDirectory(prefix="rm-") as name, ExitStack() as ends:
         folder = Path(name)
         keeper = Keeper(folder, appendonly=False)

@@ -1,4 +1,4 @@
-"""A submitted file while submitter, runner, worker and server die: for chaos and a test."""
+"""Scores a submitted file while submitter, runner, worker and server die, for `chaos` and a test."""
 
 from __future__ import annotations
 
@@ -51,14 +51,12 @@ class Keeper:
         self.start()
 
     def start(self) -> None:
-        """Start it and wait until it answers."""
         command = [str(get_binary_path()), *self._options]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         client = redis.Redis.from_url(self.url)
         wait_until(lambda: _answers(client), self._process)
 
     def kill(self) -> None:
-        """SIGKILL it."""
         self._process.kill()
         self._process.wait()
 
@@ -71,7 +69,7 @@ def _answers(client: redis.Redis) -> bool:
 
 @dataclass
 class Toll:
-    """What became of the rows of a run: how many are not in the output once, in order, as scored."""
+    """The number of rows of a run that are not in the output exactly once, in order and with their score."""
 
     lost: int = 0
     doubled: int = 0
@@ -95,7 +93,7 @@ class FileToll(Toll):
 
 
 def start_process(command: Sequence[str], environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """A process from the beginning."""
+    """Start a command as a process of its own."""
     with log.open("ab") as out:
         return subprocess.Popen(
             [str(BIN / command[0]), *command[1:]], env=environment(environ), stdout=out, stderr=out

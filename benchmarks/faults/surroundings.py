@@ -1,4 +1,4 @@
-"""What a run stands on, and loses: for `benchmarks.faults.fuzz`. Each attack returns what went wrong.
+"""Removes or changes what a run needs, for `benchmarks.faults.fuzz`. Each attack returns what went wrong.
 
 Keys vanish one by one, the server comes back empty with a clock that is behind, a model's directory changes,
 links and pipes are planted beside an output, and options meet inputs that they were not made for.
@@ -66,7 +66,7 @@ class Surroundings:
         self._of_other = self._client(self._other).score(PAIRS, timeout=300)
 
     def lose_keys(self) -> list[str]:
-        """Keys of one kind vanish while a run is scored; it is whole all the same."""
+        """Remove keys of one kind while a run is scored, which must be whole all the same."""
         pattern = self.rng.choice(LISTS)
         run = self._client(self.model).submit(PAIRS)
         time.sleep(self.rng.uniform(0, 0.2))
@@ -76,7 +76,7 @@ class Surroundings:
         return self._whole(run, f"{pattern} was lost")
 
     def lose_all_and_the_time(self) -> list[str]:
-        """The server comes back empty, and numbers what workers write lower than before."""
+        """Empty the server, and number what workers write lower than before."""
         run = self._client(self.model).submit(PAIRS)
         with suppress(Exception):  # nobody has written there yet
             self.server.execute_command("XSETID", keys.results(run.id), f"{1 << 50}-0")
@@ -85,7 +85,9 @@ class Surroundings:
         return self._whole(run, "a server came back empty with its clock behind")
 
     def change_model(self) -> list[str]:
-        """The model's directory gets other weights while a run is scored: it is of one of the two."""
+        """Give the model's directory other weights during a run, whose scores must be of one of the two
+        models.
+        """
         model = shutil.copytree(self.model, self._new("model"))
         first, *others = self.rng.sample(sorted(self.workers), len(self.workers))
         with self._stopped(*others):
@@ -107,7 +109,7 @@ class Surroundings:
         return [] if any(alike) else ["a run has scores of two models"]
 
     def plant(self) -> list[str]:
-        """Something else is where score-file writes: it harms nothing, waits for nobody, and says so."""
+        """Put something else where score-file writes, which must harm nothing, hold up nobody, and say so."""
         place = self._new("planted")
         place.mkdir()
         victim, output = place / "victim", place / "out.parquet"
@@ -136,7 +138,7 @@ class Surroundings:
         return complaint
 
     def mix_options(self) -> list[str]:
-        """Options that nobody tried together: they work, or one line refuses them."""
+        """Combine options that nobody tried together, which must work, or be refused in one line."""
         place = self._new("options")
         place.mkdir()
         options = [word for chosen in self.rng.sample(OPTIONS, self.rng.randint(1, 4)) for word in chosen]

@@ -1,1 +1,1 @@
-"""Everything that is claimed of GPUs, measured by one command (`benchmarks.gpu.__main__`)."""
+"""Measures everything that is claimed of GPUs, by one command (`benchmarks.gpu.__main__`)."""

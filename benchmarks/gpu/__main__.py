@@ -1,11 +1,11 @@
-"""Everything that is claimed of GPUs, measured on this one: scores, speeds, and what goes wrong.
+"""Measures on this GPU everything that is claimed of GPUs, which are scores, speeds and faults.
 
     python -m benchmarks.gpu --out DIR
 
-Takes ten minutes at most (``--minutes``) and no network; models have the shapes of rerankers and random
-weights. Writes ``gpu.md`` (tables, and a verdict for each goal), ``gpu.svg`` and ``gpu.json``, again after
-each step, so that an end too soon leaves what was measured. On a CPU it tries itself: small models, few
-pairs, and figures that say nothing.
+The command takes at most ten minutes (``--minutes``) and no network; models have the shapes of rerankers and
+random weights. It writes ``gpu.md`` (tables, and a verdict for each goal), ``gpu.svg`` and ``gpu.json``,
+again after each step, so that an end too soon leaves what was measured. On a CPU the command only tries
+itself, with small models and few pairs, and its figures say nothing.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class Measurement:
                 self.exact[name] = alone(loaded(model, "cpu", "fp32", cache), pairs)
             exact = self.exact[name]
             self.found.scores[row] = differences(engine, pairs, exact)
-            if row == name:  # the peer has 16 bits, and is no measure for 8
+            if row == name:  # the peer has 16 bits, so it does not compare with 8
                 self._peer_scores(name, model, pairs, exact)
         if "speeds" in steps and name not in SLOWEST:
             large = name == "MiniLM-L6"
@@ -202,7 +202,7 @@ class Measurement:
         try:
             theirs = peer(model, self.device)(pairs)
             self.found.scores[name][PEER] = float(abs(theirs - exact).max()), 1.0
-        except Exception as error:  # whatever another library has to say
+        except Exception as error:  # another library may raise anything
             self._note(f"{name}: {PEER} cannot run: {type(error).__name__}: {str(error)[:200]}")
 
     def _together(self, model: Path) -> None:

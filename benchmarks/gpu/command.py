@@ -1,4 +1,4 @@
-"""The user's command on a device: score-file from Parquet to Parquet, watched while it runs."""
+"""Watches the user's command on a device, which is score-file from Parquet to Parquet."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _DISTINCT = 20_000
 
 @dataclass(frozen=True)
 class Command:
-    """One run of score-file: what it took.
+    """The figures of one run of score-file.
 
     Attributes
     ----------
@@ -114,7 +114,7 @@ def run_command(
         sys.executable, "-c", _SCORE_FILE, str(source), "--model", str(model), "-o", str(output), "--json",
         "--force", "--device", device, "--workers", str(processes), *options,
     ]  # fmt: skip
-    temporary = Path(tempfile.mkdtemp(prefix="rm-"))  # short: socket paths are limited
+    temporary = Path(tempfile.mkdtemp(prefix="rm-"))  # short, because socket paths are limited
     environ = {**os.environ, "RANKMILL_CACHE_DIR": str(cache), "TMPDIR": str(temporary)}
     started = time.monotonic()
     with (
@@ -144,7 +144,7 @@ def run_command(
 
 
 class _Watch:
-    """Looks at a command while it runs: rows that it has, CPU time of its processes, use of the device.
+    """Looks at the rows, the CPU time and the use of the device of a command while it runs.
 
     `temporary` is the folder in which its own server has its socket.
     """
@@ -228,7 +228,9 @@ class _Watch:
 
 @contextmanager
 def _nvml(device: str) -> Iterator[Callable[[], float | None]]:
-    """A function that says in which share of the last moment the first GPU was busy; ``None``: unknown."""
+    """Yield a function that says for which share of the last moment the first GPU was busy; ``None`` if
+    unknown.
+    """
     if device != "cuda":
         yield lambda: None
         return

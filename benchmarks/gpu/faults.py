@@ -1,4 +1,4 @@
-"""What goes wrong on a device: memory runs out, a worker is killed in a forward, another works beside it."""
+"""Lets memory run out on a device, workers be killed in a forward, and several processes share the device."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TOKEN_BYTES = 2048
 
 
 def memory_survived(engine: Engine, pairs: Pairs) -> str | None:
-    """Score all pairs in one batch, which does not fit; what went wrong, or ``None``.
+    """Score all pairs in one batch, which does not fit; returns what went wrong, or ``None``.
 
     The process may take no more of the device than its weights and a little.
     """
@@ -52,7 +52,9 @@ def memory_survived(engine: Engine, pairs: Pairs) -> str | None:
 
 
 def killed_in_a_forward(model: Path, folder: Path, rows: int, kills: int, device: str) -> dict[str, object]:
-    """SIGKILL one of two workers of score-file several times; what is lost, doubled, moved or different."""
+    """SIGKILL one of two workers of score-file several times; returns what is lost, doubled, moved or
+    different.
+    """
     source = write_rows(folder / "rows.parquet", rows)
     output, undisturbed = folder / "killed.parquet", folder / "undisturbed.parquet"
     command: list[object] = [source, "--model", model, "--device", device, "--workers", 2, "--json"]
@@ -74,7 +76,7 @@ def killed_in_a_forward(model: Path, folder: Path, rows: int, kills: int, device
 
 
 def together(model: Path, device: str, workers: int, seconds: float) -> float:
-    """Pairs a second of so many processes on one device, forwards alone, all of them at a time."""
+    """Pairs a second, in total, of processes that run only forwards on one device at a time."""
     command = [sys.executable, "-m", "benchmarks.gpu.one", str(model), device, str(seconds)]
     processes = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -82,7 +84,7 @@ def together(model: Path, device: str, workers: int, seconds: float) -> float:
     ]
     for process in processes:
         assert process.stdout
-        process.stdout.readline()  # it is ready
+        process.stdout.readline()  # this waits until it is ready
     for process in processes:
         assert process.stdin
         process.stdin.write("go\n")

@@ -1,4 +1,4 @@
-"""One of several processes that score on one device at a time: it waits for a word, and says its speed."""
+"""One of several processes that score on one device at a time; it waits for a word, and prints its speed."""
 
 from __future__ import annotations
 

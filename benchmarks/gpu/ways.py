@@ -1,4 +1,4 @@
-"""Shapes of rerankers on a device, scored in each way: padded, packed, packed by CUDA graphs."""
+"""Scores shapes of rerankers on a device in each way: padded, packed, and packed by CUDA graphs."""
 
 from __future__ import annotations
 
@@ -43,17 +43,16 @@ SMALL = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
 
 PEER = "sentence-transformers"
 GRAPHS_AFTER = 10
-"""How often batches come until those of graphs are recorded."""
+"""How many times the pairs are scored until the graphs of their batches are recorded."""
 
 Pairs = tuple[list[str], list[str]]
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Pairs a second of one shape in one way: forwards alone, and with tokenizing; ``None`` if not measured.
-
-    ``host`` is the CPU time of this process for a pair, in µs, of forwards alone. ``tflops`` counts the
-    products of all linear layers, also those that the last layer leaves out.
+    """Pairs a second of one shape in one way, of only the forwards and with tokenizing; ``None`` if not
+    measured. ``host`` is the CPU time of this process for a pair, in µs, of only the forwards. ``tflops``
+    counts the products of all linear layers, also those that the last layer leaves out.
     """
 
     forwards: float | None
@@ -94,7 +93,7 @@ def loaded(model: Path, device: str, precision: str, cache: Path) -> Engine:
 
 
 def ways(engine: Engine) -> Iterator[str]:
-    """The ways of an engine, each set while it is named; afterwards it is as it was."""
+    """Yield the name of each way while the engine is set to it; afterwards the engine is as it was."""
     backend = engine.model.backend
     assert isinstance(backend, TorchBackend)
     packs, graphs = backend.packs, backend.graphs
@@ -155,7 +154,7 @@ def peer(model: Path, device: str) -> Callable[[Pairs], Logits]:
 def speeds(
     engine: Engine, model: Path, pairs: Pairs, rounds: int, said: Callable[[str], None]
 ) -> dict[str, Speed]:
-    """Each way and the peer in turn, medians of so many rounds."""
+    """Measure each way and the peer in turn; returns medians of the rounds."""
     seconds: dict[tuple[str, str], list[float]] = {}
     host: dict[str, list[float]] = {}
     work = prepare(engine.model, *pairs)
@@ -193,7 +192,7 @@ def _peer_or_none(
     try:
         other = peer(model, device)
         other((pairs[0][:8], pairs[1][:8]))
-    except Exception as error:  # whatever another library has to say: the figures of ours are still good
+    except Exception as error:  # another library may raise anything, but the figures of ours are still good
         said(f"{PEER} cannot run: {type(error).__name__}: {str(error)[:200]}")
         return None
     return other

@@ -1,11 +1,11 @@
-"""The contract of every script here: its arguments, its measurement, its output.
+"""The arguments, the measurement and the output of every script here.
 
     python SCRIPT --model DIR --pairs FILE.parquet --output SCORES.npy
 
-It prints one line of JSON: ``load_seconds``, ``seconds`` (scoring every pair once, warmed up; the fastest of
-``--times``), ``precision`` (the arithmetic of its matrix products), ``settings`` and ``versions``; and writes
-float32 scores in the order of the pairs.  The first lines of a script that needs an environment of its own
-say which (PEP 723).
+A script prints one line of JSON: ``load_seconds``, ``seconds`` (scoring every pair once, warmed up; the
+fastest of ``--times``), ``precision`` (the arithmetic of its matrix products), ``settings`` and ``versions``;
+and it writes float32 scores in the order of the pairs. The first lines of a script that needs an environment
+of its own say which (PEP 723).
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ import pyarrow.parquet as pq
 WARM_UP = 256
 
 Score = Callable[[list[str], list[str]], Any]
-"""Queries and passages ``[n]`` to ``n`` numbers."""
+"""Scores queries and passages ``[n]``; returns ``n`` numbers."""
 
 
 class Loaded(NamedTuple):
-    """A model ready to score; its products' arithmetic: fp32, bf16, fp16 or int8; the settings in words."""
+    """The scoring function of a model; the arithmetic of its products (fp32, bf16, fp16 or int8); its
+    settings.
+    """
 
     score: Score
     precision: str

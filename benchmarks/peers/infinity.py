@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["torch==2.13.0", "infinity-emb[torch,optimum]==0.0.78", "pyarrow==18.1.0"]
 # ///
-"""infinity's engine in process (no HTTP), all queries at once so that it can fill its batches."""
+"""Runs infinity's engine in process, without HTTP, on all queries at once, so that batches can be full."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ BATCH = 32
 
 
 def load(args: argparse.Namespace) -> Loaded:
-    """The torch engine, started."""
+    """Start the torch engine."""
     settings = EngineArgs(
         model_name_or_path=str(args.model),
         engine="torch",
         dtype=args.variant,
         batch_size=BATCH,
-        bettertransformer=False,  # optimum 2 has none any more; transformers uses sdpa by itself
+        bettertransformer=False,  # optimum 2 lacks it, and transformers uses sdpa by itself
         model_warmup=False,  # the contract warms up
     )
     engine = AsyncEmbeddingEngine.from_args(settings)
@@ -65,4 +65,4 @@ if __name__ == "__main__":
     except Exception:
         traceback.print_exc()
         os._exit(1)
-    os._exit(0)  # the engine's threads would keep the process
+    os._exit(0)  # the engine's threads would keep the process alive

@@ -1,4 +1,4 @@
-"""The model as ONNX in int8, by sentence-transformers' own export and dynamic quantization."""
+"""Exports a model as ONNX in int8, by sentence-transformers' own export and dynamic quantization."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sentence_transformers import CrossEncoder, export_dynamic_quantized_onnx_mo
 
 
 def export_int8(model: Path, folder: str) -> str:
-    """Write the model into `folder`; its file there, named after the instruction set it is for."""
+    """Write the model into `folder`; returns the path in it of the file for this CPU's instruction set."""
     encoder = CrossEncoder(str(model), backend="onnx", model_kwargs={"export": True})
     encoder.save_pretrained(folder)
     kind = instructions()

@@ -1,4 +1,4 @@
-"""rankmill's engine in process, without queue or files; for the project's own environment.
+"""Runs rankmill's engine in process, without queue or files, in the project's own environment.
 
 Variants are precisions; int8 is the kind that is worth it on the machine, or else what auto is.
 """

@@ -1,7 +1,7 @@
-"""score-file, embedded: the time for every pair, minus that of the same command for one pair.
+"""Measures embedded score-file by its time for every pair minus that of the same command for one pair.
 
-``load_seconds`` is the command for one pair: server, worker, model, one forward, the file.  Variants
-are precisions.  For the project's own environment.
+``load_seconds`` is the time of the command for one pair. Variants are precisions. The script runs in the
+project's own environment.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
         folder = Path(name)
         one = folder / "one.parquet"
         pq.write_table(pq.read_table(args.pairs).slice(0, 1), one)
-        # twice: once to warm the disk's cache
+        # twice, because the first run warms the disk's cache
         startup = min(run(one, args.model, args.variant, folder)[0] for _ in range(2))
         seconds, summary, scores = run(args.pairs, args.model, args.variant, folder)
     if seconds <= startup:

@@ -68,7 +68,7 @@ def exported(model: Path, **options: str) -> CrossEncoder:
 def quantized(model: Path, pairs: Path, home: Path) -> CrossEncoder:
     """The model, quantized by sentence-transformers' own export with pairs spread over the file.
 
-    That takes minutes, so it is kept in `home` for the next round.
+    The quantization takes minutes, so the model is kept in `home` for the next round.
     """
     weights = [file.stat().st_mtime_ns for file in sorted(model.glob("*.safetensors"))]
     made_from = f"{model.resolve()} {weights} {hashlib.sha256(pairs.read_bytes()).hexdigest()}"

@@ -1,6 +1,7 @@
-"""What people write themselves: FastAPI around sentence-transformers, ``python st_server.py MODEL PORT``.
+"""Serves a model as people do themselves, by FastAPI around sentence-transformers, at a port.
 
-Each request is scored on its own, in one of the server's threads; it answers at ``/rerank``.
+``python st_server.py MODEL PORT`` answers at ``/rerank``. Each request is scored on its own, in one of the
+server's threads.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["torch==2.13.0", "transformers==5.23.0", "pyarrow"]
 # ///
-"""Raw transformers, the naive loop: 32 pairs at a time in the order of the input, padded to the longest."""
+"""Scores by a plain loop over transformers, with 32 pairs at a time in the input's order, and padding."""
 
 from __future__ import annotations
 
