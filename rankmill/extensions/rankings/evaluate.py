@@ -12,31 +12,44 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from rankmill.extensions.rankings.scored import is_table, read_rows, run_scores
+from rankmill.extensions.rankings.scored import is_table, lacks_passages, read_rows, run_scores
 from rankmill.jobs.contract.errors import ConfigError, InputError
 from rankmill.jobs.runtime.installation import install_line
 from rankmill.producer.files.corpus.rankings import check_once, read_ranking
 from rankmill.producer.files.stores.paths import AnyPath
 
 
-def read_scored(path: AnyPath, score: str) -> tuple[pd.DataFrame, pd.DataFrame | None]:
-    """Read an output of score-file or a TREC run; returns its ranking, and the ranking of the run that was
-    scored, or ``None`` if the file does not have the latter.
+def read_scored(
+    path: AnyPath, score: str, compared: AnyPath | None = None
+) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+    """Read an output of score-file or a TREC run; returns its ranking, and the ranking to compare with.
+
+    The latter is that of the run at `compared`, or else of the run that was scored. It is ``None`` if the
+    file does not have the run's scores or ranks, or not for all passages of the run.
 
     Each ranking has the columns ``query_id``, ``doc_id`` and ``score``, and lacks rows without a score.
 
     Raises
     ------
     InputError
-        The file cannot be read, lacks ids or scores, or a query has a passage twice.
+        A file cannot be read, lacks ids or scores, or a query has a passage twice.
     """
+    other = None if compared is None else ranking_frame(compared)
     if not path.is_file() or not is_table(path, score):
-        return ranking_frame(path), None
+        return ranking_frame(path), other
     frame = read_rows(path, score)
+    is_cut = lacks_passages(frame)
     frame = frame[frame["in_run"]]  # other rows are judged passages that were added for mining
     after, before = _ranking(frame, frame["score"]), run_scores(frame)
     check_once(after, path)
-    return after, None if before is None else _ranking(frame, before)
+    if compared is not None or before is None:
+        return after, other
+    if is_cut:
+        logger.warning(
+            "%s lacks passages of its run, as after --top-k; name the run to compare with: --run RUN", path
+        )
+        return after, None
+    return after, _ranking(frame, before)
 
 
 def ranking_frame(path: AnyPath) -> pd.DataFrame:
@@ -71,6 +84,7 @@ logger = logging.getLogger(__name__)
 class Result:
     """The values of one measure, as means over all judged queries and by query.
 
+    Measures that count, such as ``NumRet``, have sums in place of means, as in ir-measures.
     ``before`` is the mean of the ranking to compare with; ``None`` without such a ranking. ``better`` and
     ``worse`` are numbers of queries. ``p_value`` is the p-value of a two-sided paired t-test over all judged
     queries; ``None`` if ``before`` is ``None``, if no query has changed, or if only one query is judged.
@@ -125,7 +139,10 @@ def evaluate(
     new = _values(metrics, qrels, after)
     old = None if before is None else _values(metrics, qrels, before)
     ranked = sorted(judged & set(after["query_id"]))
-    return [_result(measure, new[measure], old[measure] if old else {}, ranked) for measure in new]
+    return [
+        _result(measure, new[name], old[name] if old else {}, ranked)
+        for name, measure in {str(each): each for each in metrics}.items()
+    ]
 
 
 def plot(results: Sequence[Result], path: Path) -> None:
@@ -173,24 +190,28 @@ def _values(measures: Sequence[Any], qrels: pd.DataFrame, run: pd.DataFrame) -> 
     return {name: {query: values.get(query, 0.0) for query in queries} for name, values in by_measure.items()}
 
 
-def _result(measure: str, new: dict[str, float], before: dict[str, float], ranked: Sequence[str]) -> Result:
+def _result(measure: Any, new: dict[str, float], before: dict[str, float], ranked: Sequence[str]) -> Result:
     return Result(
-        measure,
-        after=_mean(new, list(new)),
-        before=_mean(before, list(before)) if before else None,
+        str(measure),
+        after=_total(measure, new, list(new)),
+        before=_total(measure, before, list(before)) if before else None,
         better=sum(new[query] > value for query, value in before.items()) if before else None,
         worse=sum(new[query] < value for query, value in before.items()) if before else None,
         p_value=_p_value([new[query] - value for query, value in before.items()]),
         judged=len(new),
         ranked=len(ranked),
-        after_ranked=_mean(new, ranked),
-        before_ranked=_mean(before, ranked) if before else None,
+        after_ranked=_total(measure, new, ranked),
+        before_ranked=_total(measure, before, ranked) if before else None,
         by_query={query: (before.get(query), value) for query, value in new.items()},
     )
 
 
-def _mean(values: Mapping[str, float], queries: Sequence[str]) -> float:
-    return sum(values[query] for query in queries) / len(queries)
+def _total(measure: Any, values: Mapping[str, float], queries: Sequence[str]) -> float:
+    """The mean of a measure over some queries, or its sum, as ir-measures has it."""
+    total = measure.aggregator()
+    for query in queries:
+        total.add(values[query])
+    return float(total.result())
 
 
 def _p_value(changes: Sequence[float]) -> float | None:

@@ -39,6 +39,8 @@ def read_rows(path: AnyPath, score: str, *, has_labels: bool = False) -> pd.Data
     """Read the columns ``query_id``, ``doc_id`` and ``score`` of a scored table, and if they exist
     ``in_run``, ``run_score``, ``run_rank`` and, with `has_labels`, ``relevance``.
 
+    ``is_ranked`` tells whether the file has a column of new ranks, ``rank``.
+
     `score` is the name of the file's column of scores. Without a column ``in_run``, all rows belong to the
     run; a row with null in this column does not.
 
@@ -68,7 +70,7 @@ def read_rows(path: AnyPath, score: str, *, has_labels: bool = False) -> pd.Data
             raise InputError(f"{path}: row {row} (counted from 0) has no {kept[ours]}")
     if "in_run" in columns:
         columns["in_run"] = pc.fill_null(columns["in_run"], False)
-    frame: pd.DataFrame = pa.table(columns).to_pandas()
+    frame: pd.DataFrame = pa.table(columns).to_pandas().assign(is_ranked="rank" in schema.names)
     return frame if "in_run" in frame else frame.assign(in_run=True)
 
 
@@ -80,6 +82,19 @@ def run_scores(frame: pd.DataFrame) -> pd.Series[float] | None:
         if name in frame and frame[name].notna().any():
             return frame[name] * sign
     return None
+
+
+def lacks_passages(rows: pd.DataFrame) -> bool:
+    """Whether a scored table, as `read_rows` returns it, lacks passages that its run had between others.
+
+    So does an output of ``--top-k``: it has a column of new ranks, or gaps between the run's ranks.
+    """
+    if "is_ranked" in rows and rows["is_ranked"].any():
+        return run_scores(rows) is not None
+    if "run_rank" not in rows:
+        return False
+    ranks = rows[rows["in_run"]].groupby("query_id")["run_rank"]
+    return bool((ranks.max() - ranks.min() >= ranks.size()).any())
 
 
 def _cast(path: AnyPath, name: str, column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:

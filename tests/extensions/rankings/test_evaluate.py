@@ -120,6 +120,44 @@ def test_before_is_by_the_scores_of_the_run_whatever_its_ranks_say(folder: Path,
     assert table["before"] == pytest.approx(expected) == pytest.approx(trec["after"])
 
 
+@pytest.mark.parametrize("column", ["rank", "place"])
+@pytest.mark.parametrize("ending", ["parquet", "jsonl"])
+def test_what_top_k_has_cut_is_not_compared_with_its_own_rows(folder: Path, column: str, ending: str) -> None:
+    """The run's scores of the best passages after reranking say nothing about the run before."""
+    by_query = {query: [row for row in ROWS if row["query_id"] == query] for query in QUERIES}
+    best = [sorted(rows, key=lambda row: -float(row["score"]))[:5] for rows in by_query.values()]
+    kept = [{**row, column: place} for rows in best for place, row in enumerate(rows, 1)]
+    cut, whole = folder / f"cut.{ending}", folder / "out.parquet"
+    if ending == "parquet":
+        pq.write_table(pa.Table.from_pylist(kept), cut)
+    else:
+        cut.write_text("".join(json.dumps(row) + "\n" for row in kept))
+    options = ["--qrels", folder / "qrels.txt", "--measures", "nDCG@5", "--json"]
+    done = run(cut, *options)
+    (found,), (expected,) = json.loads(done.stdout), json.loads(run(whole, *options).stdout)
+    assert (found["after"], found["before"], found["p_value"]) == (expected["after"], None, None)
+    assert "name the run to compare with: --run RUN" in done.stderr
+    lines = [f"{row['query_id']} Q0 {row['doc_id']} 1 {row['run_score']} t\n" for row in ROWS]
+    (folder / "run.trec").write_text("".join(lines))
+    done = run(cut, *options, "--run", folder / "run.trec")
+    assert json.loads(done.stdout) == [expected]
+    assert "name the run" not in done.stderr
+
+
+def test_measures_that_count_are_sums_as_in_ir_measures(folder: Path) -> None:
+    lines = [f"{row['query_id']} Q0 {row['doc_id']} 1 {row['score']!r} t\n" for row in ROWS]
+    (folder / "out.trec").write_text("".join(lines))
+    names = ["NumRet", "NumRet(rel=2)", "AP(rel=2)"]
+    options = ["--qrels", folder / "qrels.txt", "--json", "--measures", ",".join(names)]
+    measures = [ir_measures.parse_measure(name) for name in names]
+    qrels = list(ir_measures.read_trec_qrels(str(folder / "qrels.txt")))
+    ranking = list(ir_measures.read_trec_run(str(folder / "out.trec")))
+    expected = ir_measures.calc_aggregate(measures, qrels, ranking)
+    for name in ("out.trec", "out.parquet"):
+        found = [result["after"] for result in json.loads(run(folder / name, *options).stdout)]
+        assert found == pytest.approx([expected[measure] for measure in measures])
+
+
 def test_a_table_lines_by_query_and_a_plot(folder: Path) -> None:
     picture = folder / "change.svg"
     done = run(folder / "out.parquet", "--qrels", folder / "qrels.txt", "--by-query", "--plot", picture)

@@ -197,6 +197,19 @@ def test_the_first_of_a_run_are_the_best_by_its_scores(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out.jsonl").read_text())["passages"] == ["a", "e", "d"]
 
 
+@pytest.mark.parametrize("cut", ["rank", "gap"])
+def test_the_first_of_a_run_cannot_be_told_after_top_k(tmp_path: Path, cut: str) -> None:
+    scored = tmp_path / "scored.parquet"
+    rows = of_texts({name: name for name in "abcde"}, {"a": 1})
+    for at, row in enumerate(rows, 1):
+        row.update({"run_rank": at, "rank": at} if cut == "rank" else {"run_rank": 2 * at})
+    pq.write_table(pa.Table.from_pylist(rows), scored)
+    done = run(scored, "--range-max", 2, "-o", tmp_path / "out.jsonl")
+    assert (done.exit_code, (tmp_path / "out.jsonl").exists()) == (2, False)
+    assert "--range-max counts passages of the run, and the file lacks some" in done.output
+    assert run(scored, "-o", tmp_path / "out.jsonl").exit_code == 0
+
+
 def flat(row: dict[str, Any]) -> tuple[str, ...]:
     return tuple(str(value) for value in row.values())
 

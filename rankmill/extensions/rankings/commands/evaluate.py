@@ -52,10 +52,9 @@ def evaluate(scored: AnyPath, asked: EvaluateOptions, as_json: bool) -> None:
     set_up("warning", "auto")
     if asked.plot:
         options.require_plots()
-    after, own = evaluation.read_scored(scored, asked.score_column)
-    ranking = evaluation.ranking_frame(asked.run) if asked.run else own
+    after, before = evaluation.read_scored(scored, asked.score_column, asked.run)
     names = [name.strip() for name in asked.measures.split(",") if name.strip()]
-    results = evaluation.evaluate(after, ranking, read_qrels(source_path(asked.qrels, "qrels")), names)
+    results = evaluation.evaluate(after, before, read_qrels(source_path(asked.qrels, "qrels")), names)
     if asked.plot:
         evaluation.plot(results, asked.plot)
     if as_json:

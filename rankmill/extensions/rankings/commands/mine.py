@@ -16,6 +16,7 @@ from rankmill.cli import options
 from rankmill.cli.show import echo
 from rankmill.cli.standard_output import new_table
 from rankmill.extensions.rankings.mine import Mined, Rules, mine, read_scored
+from rankmill.extensions.rankings.scored import lacks_passages
 from rankmill.extensions.rankings.training_data import Corpus, Form, text_keys, training_rows, with_rows
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.file_request import Columns, Files, OnDuplicate
@@ -133,6 +134,10 @@ def mine_negatives(scored: AnyPath, asked: MineOptions, force: bool) -> None:
         source = asked.source(scored)
         qrels = source_path(asked.qrels, "qrels") if asked.qrels else None
         ids = read_scored(scored, asked.score_column, qrels)
+        if asked.range_max and lacks_passages(ids):
+            raise InputError(
+                f"{scored}: --range-max counts passages of the run, and the file lacks some, as after --top-k"
+            )
         keys = text_keys(source, ids)
         mined = list(mine(ids, asked.rules, keys))
         used = with_rows(mined, form, asked.num_negatives)
