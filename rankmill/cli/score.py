@@ -84,8 +84,8 @@ def score_file(
 
     INPUT is a Parquet, Arrow, CSV, TSV or JSON file (text also gzipped or zstd-compressed), a directory, a
     glob, or - for standard input, with a query and a passage in each row. The output holds all columns of the
-    input, in its order, and the score. With --top-k it holds the best passages of each query. A TREC run
-    holds ids, ranks and scores.
+    input, in its order, and the score. With --top-k the output holds the best passages of each query. A TREC
+    run holds ids, ranks and scores.
 
     With --run, --queries and --corpus, the pairs come from a run. The pairs' texts are looked up by id in an
     index, which is made once and kept beside the corpus, or in the cache folder if that is not possible.

@@ -47,9 +47,9 @@ _WORKER_FIELDS = (
 WorkerStateName = Literal["idle", "busy", "draining", "drained", "lost", "foreign"]
 """The state of a worker.
 
-A ``draining`` worker takes no new chunks but has some left; a ``drained`` one has none left. A ``lost`` one
-is a ScoringWorker without a heartbeat for the time of its lease. A ``foreign`` one is an RQ worker of another
-class.
+A ``draining`` worker takes no new chunks but has some left; a ``drained`` one has none left. A ``lost``
+worker is a ScoringWorker without a heartbeat for the time of its lease. A ``foreign`` worker is an RQ worker
+of another class.
 """
 
 

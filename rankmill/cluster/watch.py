@@ -1,7 +1,7 @@
 """Lets extensions add to what is shown of a cluster, by entry points of ``rankmill.watch``.
 
-An extension subclasses `Watch`, and `Seen` for what it reads of the cluster. Methods that it does not
-override add nothing.
+An extension subclasses `Watch`, and `Seen` for what it reads of the cluster. Methods that an extension does
+not override add nothing.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ Threads share the following, under these locks:
   main's until they are put into the pipeline, then forward's, then the writer's; other threads read only
   numbers.
 - Answered runs (`Claims`): the writer adds, forward forgets those of a model whose probes are right.
-- RQ's ``executions``: main adds, main and writer remove. Loops over them take a copy (`list`) first.
+- RQ's ``executions``: main adds, main and writer remove. Loops over the executions take a copy (`list`)
+  first.
 - `EngineCache`, `ClaimOrder`, `Intake`, `ChunkScorer`, `Reading`: only main uses these; but the writer calls
   `ChunkScorer.result`, which changes nothing. Metrics read values, not views.
 - `Orders`: its lock protects answers and drains; new orders are a deque; ``cold`` is replaced, never changed.
@@ -109,8 +110,8 @@ class ScoringWorker(RQWorker):
     - A chunk's scores are written in the transaction that finishes its job.
 
     On SIGTERM the worker finishes the batches in progress, writes the results of the chunks that these
-    batches complete, and puts the other claimed jobs back at the front of their queue. A second SIGTERM puts
-    them back at once.
+    batches complete, and puts the other claimed jobs back at the front of their queue. After a second
+    SIGTERM, the worker puts all claimed jobs back at once.
     """
 
     _doing: Doing = ""

@@ -1,9 +1,9 @@
 """Computes the last layer for the first token only, in models whose score reads nothing else.
 
 Many classifiers compute the score from the last hidden state of the first token. The last layer needs keys
-and values of every token, but it needs queries, attention output and feed-forward only of the first token.
-For BERT and similar families it does not even need keys and values (`_attend`). The score is the same, and a
-6-layer model does about 17% less work.
+and values of every token, but it needs queries, attention output and feed-forward only of the first token. In
+BERT and similar families, this layer does not even need keys and values (`_attend`). The score is the same,
+and a 6-layer model does about 17% less work.
 """
 
 from __future__ import annotations

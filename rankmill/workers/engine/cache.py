@@ -229,8 +229,8 @@ class EngineCache:
         return [spec.model_copy(update={"inputs": "pairs", **no_score, **form}) for form in forms]
 
     def _key(self, spec: ScoreSpec) -> WeightsKey:
-        """The key of a spec's weights. If they were loaded for a spec without a revision, the key has no
-        revision.
+        """The key of a spec's weights. If the weights were loaded for a spec without a revision, the key has
+        no revision.
         """
         key = weights_key(spec)
         plain = (key[0], None, *key[2:])

@@ -22,8 +22,8 @@ _BUDGET = 1024
 """Padded tokens in a batch of probes."""
 
 _UNLIKE = 3
-"""Number of batches of unlike rows. All probes are distributed over these, except the longest probe and those
-beside it.
+"""Number of batches whose rows have very different lengths. These batches have all probes except the longest
+one and those beside it.
 """
 
 _BESIDE_LONGEST = 2
@@ -69,7 +69,7 @@ class Probed:
 
     def companies(self, time: ProofTime, then: float) -> list[Logits]:
         """Logits ``[probes, outputs]`` for each of several sets of batches, which are those that the engine
-        plans, batches of unlike rows, and the shortest probes by themselves.
+        plans, batches of very different lengths, and the shortest probes by themselves.
 
         If rows share prefixes, one more batch has rows that begin alike. If rows are packed, the planned
         batches are scored again several times. NaN stands for a probe that was not scored. `time` is told how

@@ -248,7 +248,9 @@ class Proving:
         return self._proof
 
     def again(self, way: Way) -> Proof:
-        """Score the probes again; returns the new proof. If it does not hold, the kept proof is deleted."""
+        """Score the probes again, and return a new proof. If the new proof does not hold, the kept one is
+        deleted.
+        """
         assert self._proof
         self._time = ProofTime()  # without `on_proof`, because nobody waits for this proof
         with self._loaded.about.lock:

@@ -184,7 +184,7 @@ def _fitting(model: Model, part: Rows, tokens: Tokens, scored: PairScores) -> tu
 
 
 def bisect(rows: Rows, run: Callable[[Rows], None], broken: Callable[[int, str], None]) -> None:
-    """Call `run` with the rows. If it raises, bisect them, and call `broken` with each single row that fails
+    """Call `run` with the rows. If `run` raises, bisect the rows, and call `broken` with each row that fails
     and the reason.
 
     A `SpecError`, which concerns the whole model, and `DeviceLost` are not caught.

@@ -80,8 +80,8 @@ class Gpu(Collector):
 
 
 def _cuda() -> Any:
-    """PyTorch's CUDA module if this process uses it, otherwise ``None``. It is ``None`` also while PyTorch is
-    being imported, because parts are missing then.
+    """PyTorch's CUDA module if this process uses it, otherwise ``None``. The result is ``None`` also while
+    PyTorch is being imported, because parts are missing then.
     """
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     return cuda if hasattr(cuda, "is_initialized") and cuda.is_initialized() else None

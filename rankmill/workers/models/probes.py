@@ -109,8 +109,8 @@ SCORED = (
     *(Probe(_words(5, length), _words(length, length, 5)) for length in _LENGTHS),
     _NULL,
 )
-"""Probes that are scored. The first is the longest, and both of its texts are cut; some are equal, or almost
-equal.
+"""Probes that are scored. The first probe is the longest, and both of its texts are cut; some probes are
+equal, or almost equal.
 """
 
 OF_SPECS = tuple(SCORED[place] for place in (1, 4, 6, 8, 12, 17, 30)) + SCORED[-5:-1]

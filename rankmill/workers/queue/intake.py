@@ -156,7 +156,8 @@ class Intake:
     def _take(self, kinds: list[Priority], willing: bool, waits: bool) -> Found | None:
         """Take a job of one of `kinds`; if none waits, give jobs to idle workers.
 
-        Runs that were refused lately are taken only if nothing else waits, and runs to leave alone never.
+        Runs that were refused lately are taken only if nothing else waits; runs to leave alone are never
+        taken.
         """
         alone, lately = self._order.left_alone, self._order.refused_lately
         for runs in (lately, alone) if lately != alone else (alone,):

@@ -123,8 +123,8 @@ class Orders:
         self._arrived.wait(seconds)
 
     def warm(self, models: Iterable[str]) -> None:
-        """Load models at the start. If one cannot be loaded, the worker still serves others, and `cold` has
-        the reason. Raises `DeviceLost`.
+        """Load models at the start. If a model cannot be loaded, the worker still serves others, and `cold`
+        has the reason. Raises `DeviceLost`.
         """
         self.cold = dict.fromkeys(models, "")
         self.warm_again()

@@ -148,8 +148,8 @@ class ScoringJob(Job):
         tried it since it was read, or if another execution has a lease. A job that is over, or that another
         execution has, was in the queue twice.
 
-        Once started, the job expires when its run does, or never if its ``failure_ttl`` is -1. Until then it
-        expires by its own ``ttl``, which may be shorter than the scoring takes.
+        Once started, the job expires when its run does, or never if its ``failure_ttl`` is -1. Until then the
+        job expires by its own ``ttl``, which may be shorter than the scoring takes.
         """
         self.worker_name, self._status = execution.worker_name, JobStatus.STARTED
         self.last_heartbeat = self.started_at = now()

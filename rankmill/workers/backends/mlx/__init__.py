@@ -1,4 +1,4 @@
-"""The MLX backend, for Apple GPUs. On CPUs it is slow, and serves only to test the code."""
+"""The MLX backend for Apple GPUs, which is slow on CPUs and runs there only to test the code."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ class MlxBackend(Backend):
     precision
         ``fp32``, ``fp16``, ``bf16``, ``int8`` or ``int4``.
     compiled
-        Whether MLX fuses operations. By default it does so only on a GPU, because fusing on a CPU needs a C++
-        compiler and takes seconds.
+        Whether MLX fuses operations. By default, operations are fused only on a GPU, because fusing on a CPU
+        needs a C++ compiler and takes seconds.
 
     Raises
     ------

@@ -33,7 +33,7 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
     Parameters
     ----------
     files
-        The model's files. If their cache is not writable, every worker converts for itself.
+        The model's files. If the cache folder is not writable, every worker converts for itself.
     precision
         For a kind of int8, weights have 8 bits, in the groups of that kind; for any other precision they are
         in float32.
