@@ -36,8 +36,8 @@ def score_workers(settings: Settings) -> None:
     If --queue names several queues, separated by commas, jobs of the first one come first.
 
     The default is one worker for each GPU, or one worker that uses all CPU cores. While the workers of a GPU
-    prepare batches more slowly than it scores them, another one is added, up to four for a GPU, if its memory
-    and the cores allow it; --workers fixes the number. Each worker is an rq worker of class
+    prepare batches more slowly than the GPU scores them, another one is added, up to four for a GPU, if its
+    memory and the cores allow it; --workers fixes the number. Each worker is an rq worker of class
     rankmill.ScoringWorker. A worker that dies is started again after a pause, and other workers get its
     chunks at once. If a worker dies repeatedly at its start, the command ends with exit code 1; but a worker
     that was added for a GPU is only given up. After SIGTERM or Ctrl-C the workers finish the batches in

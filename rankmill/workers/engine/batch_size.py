@@ -2,9 +2,9 @@
 
 The first size is the setting ``token_budget``; ``auto`` means the device's entry in `TOKEN_BUDGETS`, which is
 in `jobs` because code without torch reads it too. With ``auto``, a batch of a slow model has fewer tokens, so
-that it takes about half a second, and a search of a few seconds finds a better budget once and caches it on
-disk. If a batch does not fit into memory, the budget becomes at most half of that batch. A batch that is not
-expected to fit (`rankmill.workers.engine.headroom`) is cut.
+that the batch takes about half a second. A search of a few seconds finds a better budget once, and the budget
+is cached on disk. If a batch does not fit into memory, the budget becomes at most half of that batch. A batch
+that is not expected to fit (`rankmill.workers.engine.headroom`) is cut.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ batches of at most a second.
 """
 
 _LEAST_TOKENS = 512
-"""The budget of a slow model is not shortened below this number of tokens, because that would cost speed (7%
-with 384 tokens, PyTorch on a CPU).
+"""The budget of a slow model is not shortened below this number of tokens, because fewer cost speed (7% with
+384 tokens, PyTorch on a CPU).
 """
 
 _FIRST_SHARE = 4

@@ -475,9 +475,7 @@ class Proving:
 
     @property
     def of_model(self) -> str:
-        """A digest of all that transformers' figures depend on, which is the model, its template, the kind of
-        its rows, the probes, and their limit in tokens.
-        """
+        """A digest of all that transformers' figures depend on."""
         return digest(sorted(self._model.items()))
 
     def _is_large(self) -> bool:
@@ -487,8 +485,8 @@ class Proving:
         return size > _LARGEST or size > free_memory() // 2
 
     def asked(self, *, large: bool) -> tuple[Own, float]:
-        """Ask transformers for the results of the probes, in fp32 on the CPU, or if the model is too `large`,
-        on the worker's device in its precision (bf16 for 8 and 4 bits).
+        """Ask transformers for the results of the probes, in fp32 on the CPU. A too `large` model runs on the
+        worker's device instead, in its precision (bf16 for 8 and 4 bits).
 
         Also returns the error of these results in the worker's precision on its device. For a large model
         that is not rounded to 8 or 4 bits, this is how much padding changes the results.
