@@ -15,7 +15,6 @@ from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 
 _PORT = 9807
-"""The port if the address does not name one."""
 
 
 @options.command("exporter")

@@ -250,7 +250,6 @@ StoredPath = Annotated[
     PlainValidator(lambda path: path),
     WithJsonSchema({"type": "string", "format": "stored-path", "title": "FILE"}),
 ]
-"""A file, or an object in a store."""
 Number = Annotated[int, Field(ge=1, title="N")]
 """A whole number from 1 on; ``--help`` shows a type's title in place of a value."""
 

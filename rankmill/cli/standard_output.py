@@ -74,7 +74,6 @@ def new_table(
     InputError
         The file exists or cannot be written, or would be a TREC run; `why` says why it must not be one.
     """
-    # imported here, because pyarrow is slow to import
     from rankmill.producer.files.outputs import OutputFormat
 
     form = OutputFormat(asked.output_format)

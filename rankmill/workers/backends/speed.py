@@ -164,7 +164,6 @@ def _cached(file: Path) -> Speeds | None:
         if not steady and not 0 <= system.now() - file.stat().st_mtime < _BUSY_SECONDS:
             return None
     except (KeyError, TypeError, ValueError, AttributeError, OSError):
-        # the file does not exist, or is damaged
         return None
     logger.info("speed of this CPU, as measured before: %s", Speeds(speeds))
     return Speeds(speeds, steady)

@@ -351,7 +351,7 @@ class BudgetSearch:
     def _read(self) -> int | None:
         try:
             return int(read_json(self._file)["token_budget"])
-        except (KeyError, ValueError, TypeError):  # no file, or a file that is not valid
+        except (KeyError, ValueError, TypeError):
             return None
 
 

@@ -41,7 +41,6 @@ def commit_of(source: str | Path, revision: str | None) -> str | None:
     """
     if isinstance(source, Path):
         return revision
-    # imported here, as below, because only models on the hub need it
     from huggingface_hub import constants, hf_hub_download
 
     told = os.environ.get("HF_HUB_OFFLINE", os.environ.get("TRANSFORMERS_OFFLINE", ""))

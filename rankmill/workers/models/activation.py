@@ -70,7 +70,7 @@ _OWN: dict[str, Activation] = {"Identity": lambda logits: logits, "Sigmoid": _si
 
 def _of_torch(name: str, outputs: int) -> Activation | None:
     """A class of `torch.nn` as a function; ``None`` if it is not an activation."""
-    import torch  # imported only if it is needed, because that takes a second
+    import torch
 
     kind = getattr(torch.nn, name, None)
     if not (isinstance(kind, type) and issubclass(kind, torch.nn.Module)):

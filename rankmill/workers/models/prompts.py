@@ -138,7 +138,7 @@ class PromptTokenizer:
         self._instruction = ""
         try:
             self.rendered(*map(list, zip(*_PROBES, strict=True)))
-        except Exception:  # as in `__init__`
+        except Exception:
             return False
         return True
 

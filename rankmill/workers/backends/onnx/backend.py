@@ -73,7 +73,7 @@ class OnnxForward:
 
 def timed_layer(shape: LayerShape) -> Callable[[], object]:
     """Make a function that runs a layer with random weights once, in fp32."""
-    from rankmill.workers.backends.layer import TimedLayer, example  # these and the export need torch
+    from rankmill.workers.backends.layer import TimedLayer, example
     from rankmill.workers.backends.onnx.files import export
 
     hidden = example(shape)

@@ -53,7 +53,7 @@ class TorchBackend(Backend):
             if device == "cpu":
                 own_memory(self.network)
             if precision == "fp8":
-                from rankmill.workers.backends.torch.fp8 import round_linear_layers  # imports torchao
+                from rankmill.workers.backends.torch.fp8 import round_linear_layers
 
                 round_linear_layers(self.network)
         self.shares_prefixes = network.shares_prefixes
