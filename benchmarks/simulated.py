@@ -195,7 +195,6 @@ class SimulatedCluster:
         return name
 
     def stop(self) -> None:
-        """End all workers at once."""
         while self.workers:
             self.kill(random.Random(0))
 
@@ -243,19 +242,16 @@ class Flow:
     server_cpu: float = 0.0
 
     def finished(self, since: float, until: float) -> float:
-        """Chunks finished between two times."""
         times, chunks, _ = zip(*self.samples, strict=True)
         first, last = np.interp([since, until], times, chunks)
         return float(last - first)
 
     @property
     def end(self) -> float:
-        """Time of the last sample."""
         return self.samples[-1][0]
 
     @property
     def each_second(self) -> list[int]:
-        """Chunks finished in each full second."""
         return [round(self.finished(second, second + 1)) for second in range(int(self.end))]
 
     @property

@@ -56,7 +56,6 @@ class Server:
     pairs_per_second: list[float] = field(default_factory=list)
 
     def ask(self, line: http.client.HTTPConnection, request: Request) -> list[float]:
-        """The scores of a request, in the order of its documents."""
         line.request("POST", self.path, request.body, {"content-type": "application/json"})
         reply = line.getresponse()
         raw = reply.read()
@@ -67,7 +66,6 @@ class Server:
         return scores
 
     def connect(self) -> http.client.HTTPConnection:
-        """A new connection."""
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=_START_SECONDS)
 
 

@@ -52,16 +52,13 @@ class Results:
 
     @property
     def pairs(self) -> int:
-        """How many pairs each run scored."""
         return int(self.asked["pairs"])
 
     @property
     def commit(self) -> str:
-        """The commit of rankmill."""
         return self.asked["rankmill"].partition("(")[2].rstrip(")")
 
     def of(self, contender: Contender) -> list[Run]:
-        """The contender's runs, in order."""
         return [run for run in self.runs if run.name == contender.name]
 
     def speeds(self, contender: Contender) -> list[float]:
@@ -69,7 +66,6 @@ class Results:
         return [self.pairs / run.seconds for run in self.of(contender) if not run.failure]
 
     def speed(self, contender: Contender) -> float | None:
-        """Median of `speeds`."""
         speeds = self.speeds(contender)
         return median(speeds) if speeds else None
 
@@ -109,7 +105,6 @@ class Results:
         return EXACT if spearman is not None and spearman >= EXACT_SPEARMAN else None
 
     def fastest_peer(self, of_class: str | None) -> Contender | None:
-        """The fastest peer of a class."""
         peers = [each for each in CONTENDERS if not each.ours and self.speed(each)]
         rivals = [each for each in peers if of_class is not None and self.class_of(each) == of_class]
         return max(rivals, key=lambda each: self.speed(each) or 0.0, default=None)

@@ -102,7 +102,6 @@ class Measured:
         self.cpu: list[float] = []
 
     def round(self, pairs: Pairs) -> None:
-        """Score the pairs once."""
         started, before = time.perf_counter(), sum(self._process.cpu_times()[:2])
         self._client.score(pairs)
         self.seconds.append(time.perf_counter() - started)

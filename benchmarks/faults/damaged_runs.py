@@ -145,7 +145,6 @@ class RunDamages:
         ]  # fmt: skip
 
     def record(self) -> None:
-        """Damage a field of the run's hash."""
         self._client.hset(keys.run(self._id), self._rng.choice(RUN_FIELDS), self._rng.choice(ANYTHING))
 
     def payload(self) -> None:
@@ -162,7 +161,6 @@ class RunDamages:
         self._client.set(keys.pairs(self._id, self._chunk), self._rng.choice(bombs()), ex=60)
 
     def job(self) -> None:
-        """Damage a field of a chunk's job."""
         key = Job.key_for(keys.job_id(self._id, self._chunk))
         name = self._rng.choice([b"data", *sorted(FIELDS)])
         value = self._rng.choice(datas() if name == b"data" else FIELDS[name])
@@ -176,7 +174,6 @@ class RunDamages:
         self._client.expire(key, 60)
 
     def any_key(self) -> None:
-        """Give a key another type."""
         named = [
             keys.run,
             keys.results,

@@ -117,13 +117,11 @@ class Fuzz:
         self.ends[attack.__name__] += 1
 
     def damage_jobs(self) -> None:
-        """Damage jobs in the queue, and RQ's keys about them."""
         for _ in range(self.rng.randint(1, 20)):
             job = put_damaged(self.server, "rankmill", self.job, self.rng)
             put_leases(self.server, "rankmill", job, self.rng)
 
     def damage_reports(self) -> None:
-        """Damage the list of workers, and the reports of workers, live ones among them."""
         client, name = self.server, self.rng.choice([b"ghost", b"\xff", b"odd name", b"worker-1"])
         client.sadd("rq:workers", b"rq:worker:" + name, self.rng.choice(ANYTHING))
         client.sadd("rq:workers:rankmill", b"rq:worker:" + name)
@@ -133,7 +131,6 @@ class Fuzz:
         client.set(keys.capacity("rankmill"), self.rng.choice(ANYTHING), ex=30)
 
     def damage_lists(self) -> None:
-        """Damage the lists of runs, of queues and of jobs set aside."""
         client = self.server
         score = self.rng.choice([0.0, 1e308, float("inf"), time.time() + 60])
         with suppress(redis.ResponseError):  # the list itself is damaged already

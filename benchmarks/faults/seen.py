@@ -101,7 +101,6 @@ class Stage:
         return self._served("serve", "--port", "0", "--model", self.model, **environ)
 
     def client(self, model: str | None = None, **options: Any) -> Client:
-        """A producer of this process."""
         return Client(self.url, model=model or self.model, precision="fp32", **options)
 
     def beside(self, do: Callable[[], object]) -> None:

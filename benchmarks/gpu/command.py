@@ -171,7 +171,6 @@ class _Watch:
 
     @property
     def worker_seconds(self) -> float:
-        """CPU seconds of all workers."""
         return sum(self._cpu.values())
 
     @property
@@ -180,7 +179,6 @@ class _Watch:
         return next((at for at, rows, _ in self._seen if rows), None)
 
     def rows_at(self, seconds: float) -> int:
-        """Rows in the journal then."""
         return max((rows for at, rows, _ in self._seen if at <= seconds), default=0)
 
     def steady(self, rows: int) -> float:
@@ -206,7 +204,6 @@ class _Watch:
                 self._look_at_processes()
 
     def _rows(self) -> int:
-        """Rows that the command has collected."""
         before = self._seen[-1][1] if self._seen else 0
         with suppress(redis.RedisError):
             if self._server is None:

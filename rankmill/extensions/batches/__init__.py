@@ -1,1 +1,1 @@
-"""OpenAI's files and batches: requests in a file, scored by runners."""
+"""OpenAI's files and batches, whose requests runners score."""

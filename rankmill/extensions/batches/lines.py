@@ -56,7 +56,6 @@ class BatchRequest:
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
-        """The rows to score; empty if the line has no valid request."""
         return self.asked.rows() if self.asked else []
 
     def refused(self, refusal: Refusal) -> BatchRequest:

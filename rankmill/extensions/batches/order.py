@@ -51,5 +51,4 @@ class BatchOrder(WireModel):
             raise InputError(str(error)) from None
 
     def of_order(self) -> dict[str, Any]:
-        """The ``kind`` and ``details`` of an order for this batch."""
         return {"kind": KIND, "details": self.model_dump(mode="json")}

@@ -1,4 +1,4 @@
-"""Records in Redis of files and batches: their owners, and the places of their bytes."""
+"""Keeps records of files and batches in Redis, with their owners and the places of their bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ EVERYBODY = "*"
 """The owner that stands for all owners; no key has this name."""
 
 _MOST = 10_000
-"""Most records of an owner that are listed; these are the latest."""
 
 _FILE = "file-"
 _BATCH = "batch_"
@@ -168,7 +167,6 @@ class BatchStore:
             pipe.execute()
 
     def counts(self, batch_id: str) -> BatchCounts | None:
-        """The progress of a batch; ``None`` until it is known."""
         return self._read(keys.batch_counts(batch_id), BatchCounts)
 
     def _read(self, key: str, kind: type[T]) -> T | None:

@@ -1,4 +1,4 @@
-"""Adds batches to the gateway: the paths of files and batches in OpenAI's API, and a sweep of old files."""
+"""Adds to the gateway the paths of files and batches in OpenAI's API, and a sweep of old files."""
 
 from __future__ import annotations
 
@@ -75,7 +75,6 @@ class BatchPaths(Addition):
         return f"batches wait for a runner: {command}"
 
     async def work(self) -> None:
-        """At first and then once an hour, delete the bytes of files and batches that have expired."""
         while self.batches:
             try:
                 with waiting(most=MOST_WAIT):  # because a stopping process waits for this thread

@@ -167,18 +167,15 @@ class Batches:
         return record
 
     def all(self, kind: type[R], key: ApiKey | None) -> list[R]:
-        """The files or batches that the caller may see, the latest first."""
         return self._store.all(kind, EVERYBODY if key and key.admin else _owner(key))
 
     def content(self, file: FileRecord) -> Iterator[bytes]:
-        """The bytes of a file; raises `Refusal` if they are gone."""
         try:
             return self._folder.read(file.place)
         except FileNotFoundError:
             raise Refusal("not_found", f"the bytes of file {file.id!r:.100} are gone") from None
 
     def delete(self, key: ApiKey | None, file_id: str) -> None:
-        """Delete a file; raises as `find`."""
         file = self.find(FileRecord, key, file_id)
         self._store.delete(file)
         self._folder.delete(file.place)
@@ -237,7 +234,6 @@ class Batches:
         return self.view(batch)
 
     def cancel(self, key: ApiKey | None, batch_id: str) -> dict[str, Any]:
-        """Cancel a batch; its runner stops with the next heartbeat."""
         batch = self.find(BatchRecord, key, batch_id)
         try:
             run = self._runs.load(batch.run)
@@ -280,7 +276,6 @@ class Batches:
             return False
 
     def _seconds(self, field: str, after: ExpiresAfter | None) -> int:
-        """Seconds for which a file is kept; raises `Refusal` if they are more than the limit."""
         most = self._store.ttl
         if after and after.seconds > most:
             raise wrong(field, f"files are kept for at most {most:,} s here, not for {after.seconds:,}")

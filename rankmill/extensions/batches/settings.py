@@ -8,7 +8,7 @@ from rankmill.jobs.runtime.settings import ExtensionSettings
 
 
 class BatchSettings(ExtensionSettings):
-    """Settings of batches: the folder of the files, and the most bytes of a file and of a caller's files."""
+    """The folder of the files of batches, and the most bytes of a file and of a caller's files."""
 
     gateway_files: str | None = Field(min_length=1)
     gateway_file_mib: int = Field(ge=1)

@@ -105,7 +105,6 @@ class BatchWork:
         self._write_answers(scored, self._batch.endpoint)
 
     def _keep_scored(self, output: ScoredFile | None, outcome: RunOutcome) -> None:
-        """Write the records of the output files of a batch of pairs, and keep the outcome."""
         assert output
         rows, failed = outcome.rows, outcome.row_errors
         self._store.count(self._batch.id, BatchCounts(total=rows, completed=rows - failed, failed=failed))
@@ -128,7 +127,6 @@ class BatchWork:
         return pa.schema([("line", pa.int64()), (column, pa.string())])
 
     def _write_pairs(self, target: AnyPath, endpoint: str) -> None:
-        """Write the rows of all lines, unless an earlier runner has done this."""
         if target.exists():
             return
         lines = 0
@@ -146,7 +144,6 @@ class BatchWork:
             self._store.count(self._batch.id, BatchCounts(total=lines))
 
     def _check(self, request: BatchRequest) -> None:
-        """Raise `WrongFile` if a request cannot be scored with the others."""
         if request.asked is None:
             return
         model = request.asked.model or self._batch.default
@@ -179,7 +176,6 @@ class BatchWork:
     def _write_lines(
         self, scored: AnyPath, endpoint: str, answers: IO[bytes], errors: IO[bytes]
     ) -> BatchCounts:
-        """Write a line for each request to one of the files; returns the numbers of lines."""
         completed = failed = 0
         labels = _labels(scored)
         for request, scores, tokens in self._scored(scored, endpoint):

@@ -1,4 +1,4 @@
-"""The gateway's application: its paths, its middleware, and its answers to errors."""
+"""Makes the gateway's application from its paths, its middleware, and its answers to errors."""
 
 from __future__ import annotations
 

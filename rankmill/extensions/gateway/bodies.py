@@ -1,4 +1,4 @@
-"""Reads bodies of requests within limits: JSON, forms, and streams."""
+"""Reads bodies of requests, which are JSON, forms or streams, within limits."""
 
 from __future__ import annotations
 
@@ -96,7 +96,6 @@ class RequestBody:
         return b"".join(parts)
 
     def count(self, size: int) -> None:
-        """Count `size` more bytes; raises `Refusal` if there are too many."""
         self._check(self.size + size)
         if self._memory.taken + size > _BODIES * self._memory.most:
             raise Refusal(
@@ -223,7 +222,7 @@ async def uploaded(request: Request, most: int) -> AsyncIterator[tuple[UploadFil
                 raise Refusal("too_large", too_large)
             names = [name for name in form if name.partition("[")[0] == "expires_after"]
             yield file, {name.partition("[")[2].removesuffix("]"): str(form[name]) for name in names}
-    except HTTPException as error:  # the form is not valid
+    except HTTPException as error:
         raise Refusal("invalid", f"the form cannot be read: {error.detail}") from None
     except ClientDisconnect:
         raise Refusal("gone", "the connection was closed before the whole file was there") from None

@@ -253,7 +253,6 @@ class Gateway:
             )  # fmt: skip
 
     def stop(self) -> None:
-        """Note that the gateway is about to end, and let additions accept no more requests."""
         self.is_stopping = True
         for addition in self.additions:
             with _by_itself(addition):

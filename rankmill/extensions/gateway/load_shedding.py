@@ -1,4 +1,4 @@
-"""Load shedding: limits how many requests the gateway accepts, and how many may wait for the workers."""
+"""Limits how many requests the gateway accepts, and how many may wait for the workers."""
 
 from __future__ import annotations
 
@@ -225,7 +225,6 @@ class LoadShedder:
         self._pairs_per_job += _SHARE * (pairs / max(jobs, 1) - self._pairs_per_job)
 
     async def watch(self) -> None:
-        """Read the state of the queue from time to time, without end."""
         while True:
             try:
                 await bridge.run(self.look)

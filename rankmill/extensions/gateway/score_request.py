@@ -36,7 +36,6 @@ class ScoreRequest:
     spec: Mapping[str, str | int | None] = field(default_factory=dict)
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The rows to score, in order; they are pairs or single texts."""
         if self.queries is None:
             return [(text,) for text in self.passages]
         if isinstance(self.queries, str):
@@ -82,7 +81,8 @@ def within(settings: Settings, spec: Mapping[str, str | int | None]) -> SpecFiel
 
 @dataclass(frozen=True)
 class RequestScores:
-    """Scores of a request, in input order: numbers, or with ``labels`` lists with a number for each label.
+    """Scores of a request, in input order, which are numbers, or with ``labels`` lists with a number for each
+    label.
 
     ``tokens`` is the number of computed tokens without padding. ``created`` is in seconds since 1970.
     ``seconds`` is the time from the submission to the last score. ``chunks`` is the number of chunks, and

@@ -13,8 +13,7 @@ from rankmill.extensions.gateway import redis_keys as keys
 from rankmill.jobs.system import system
 
 Outcome = Literal["requests", "overloaded", "failed"]
-"""What gateways count: all requests for scores, requests that were refused for overload, and requests that
-failed.
+"""Gateways count all requests for scores, requests that were refused for overload, and requests that failed.
 """
 
 _SPAN_SECONDS = 30
@@ -53,7 +52,6 @@ class SeenGateways(Seen):
     failed: int = 0
 
     def faults(self) -> Iterator[ClusterFault]:
-        """Yield a fault if too many requests fail, and one if too many are refused for overload."""
         for outcome, kind, words, remedy in _FAULTS:
             number = getattr(self, outcome)
             if number > _SHARE * self.requests:

@@ -30,7 +30,6 @@ from rankmill.jobs.contract.encodings import MAX_TOKEN_ID, TokensAsked, TokensFo
 
 _ROWS = 256
 _WAIT_SECONDS = 0.002
-"""Seconds that a batch of messages waits for one more message."""
 
 _Row: TypeAlias = tuple[str, ...]
 """A pair, or a single text."""

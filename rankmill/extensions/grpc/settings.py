@@ -8,7 +8,7 @@ from rankmill.jobs.runtime.settings import ExtensionSettings
 
 
 class GrpcSettings(ExtensionSettings):
-    """Settings of gRPC: the address on which the gateway listens, and its certificate."""
+    """The address on which the gateway listens for gRPC, and its certificate."""
 
     gateway_grpc_address: str = Field(min_length=1)
     gateway_grpc_cert: str | None = Field(min_length=1)

@@ -34,7 +34,7 @@ class Agreement:
     Attributes
     ----------
     spearman
-        Spearman's rank correlation, the mean over the queries.
+        Mean over the queries of Spearman's rank correlation.
     low, high
         The 95% confidence interval of `spearman`, by bootstrap.
     queries, rows
@@ -150,7 +150,7 @@ Qrels = Mapping[str, Mapping[str, float]]
 def ndcg(
     queries: Sequence[str], documents: Sequence[str], scores: Scores, qrels: Qrels, k: int = 10
 ) -> float | None:
-    """trec_eval's ``ndcg_cut_k``, the mean over the judged queries; ``None`` if no query is judged.
+    """Mean over the judged queries of trec_eval's ``ndcg_cut_k``; ``None`` if no query is judged.
 
     The gain is the grade. The ideal ranking contains all judged documents, even those without a score here.
     Among equal scores the document with the larger id comes first.

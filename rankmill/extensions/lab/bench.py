@@ -151,11 +151,9 @@ class Bench:
         return system.monotonic() - self._started
 
     def bulk(self, pairs: pa.Table, *, chunk_size: int | None = None, **spec: Any) -> RunScores:
-        """Score `pairs` as one run, in chunks of ``chunk_size`` rows."""
         return self._session.score(pairs, COLUMNS, chunk_size=chunk_size, on_wait=self._look, **spec)
 
     def requests(self, pairs: Iterable[pa.Table], concurrency: int) -> list[RunScores]:
-        """Score each table as a run of its own, `concurrency` runs at a time."""
         with system.Executor(concurrency) as threads:
             try:
                 return list(threads.map(lambda table: self.bulk(table, chunk_size=len(table)), pairs))

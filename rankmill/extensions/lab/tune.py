@@ -155,7 +155,6 @@ class Trials:
         return ReferenceScores(scores=scored.scores.tolist(), device=scored.stats[0].device)
 
     def use(self, reference: ReferenceScores) -> None:
-        """Shorten the sample to the rows that the reference has scored."""
         self.pairs = self.pairs.slice(0, len(reference.scores))
 
     def probe(
@@ -500,7 +499,7 @@ class Tuner:
         return self._once(name, PairedCosts, lambda: self.trials.compare(first, second), is_last)
 
     def _open(self, setting: str, values: tuple[str, ...]) -> list[str]:
-        """The values of a setting to try: all, or only the value that the settings fix."""
+        """The values of a setting to try, which are all values, or only the one that the settings fix."""
         fixed = getattr(self.base, setting)
         return [value for value in values if value != "auto"] if fixed == "auto" else [fixed]
 

@@ -99,7 +99,6 @@ class History:
         self._points.append((cluster.at, self.rates.pairs_per_second, *requests, *bulk, waiting))
 
     def add_gap(self, at: float) -> None:
-        """Add a point without values, because there was no snapshot."""
         self._points.append((at, *[None] * (len(_SERIES) - 1)))
 
     def series(self) -> dict[str, list[float | None]]:
@@ -205,7 +204,6 @@ def page_apps(client: redis.Redis, *, has_admin: bool) -> dict[str, WSGIApplicat
 
 
 def _look(client: redis.Redis, history: History) -> None:
-    """Add a snapshot to the history, or a gap if no snapshot can be read."""
     try:
         history.add(read_cluster(client))
     except Exception as error:

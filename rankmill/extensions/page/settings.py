@@ -6,6 +6,6 @@ from rankmill.jobs.runtime.settings import ExtensionSettings, HeaderKey
 
 
 class PageSettings(ExtensionSettings):
-    """Settings of the live page, which are the key of those who may change the cluster from the page."""
+    """The key of those who may change the cluster from the live page."""
 
     page_admin_key: HeaderKey

@@ -16,7 +16,6 @@ class PageWatch(Watch):
     """Adds the page at ``/``."""
 
     def pages(self, client: redis.Redis, settings: Settings) -> Mapping[str, WSGIApplication]:
-        """The page, its files and its data; with an admin's key in the settings, also the admin's paths."""
         # imported here, because both import numpy, which only the exporter needs
         from rankmill.extensions.page.actions import admin_apps
         from rankmill.extensions.page.dashboard import page_apps

@@ -68,8 +68,8 @@ _RELEVANT, _RELATED, _OTHER = 2, 1, 0
 """Kinds of passages, which have a grade from ``min_relevance`` on, a lower grade above 0, or neither."""
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
-"""The key of a query is multiplied by this before it is combined with the key of a passage, so that the two
-texts of a pair cannot be swapped.
+"""Multiplier for the key of a query before it is combined with the key of a passage, so that a pair has
+another key than the pair of the same texts in the other order.
 """
 
 

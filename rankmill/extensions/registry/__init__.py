@@ -1,4 +1,4 @@
-"""Models by name: versions, aliases, splits and shadows."""
+"""Models by name, with versions, aliases, splits and shadows."""
 
 COMMANDS = {
     "models": (

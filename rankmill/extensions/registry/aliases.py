@@ -41,7 +41,7 @@ def called(manifest: Manifest, aliases: Mapping[str, Alias]) -> list[str]:
 
 
 def version_view(manifest: Manifest, aliases: Mapping[str, Alias]) -> dict[str, Any]:
-    """A version: its manifest, its size, and the aliases that name it."""
+    """The manifest of a version, its size, and the aliases that name it."""
     return {**manifest.model_dump(), "bytes": manifest.bytes, "aliases": called(manifest, aliases)}
 
 

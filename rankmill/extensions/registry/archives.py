@@ -170,7 +170,6 @@ class ModelArchive:
 
     @property
     def size(self) -> int:
-        """The length of the archive in bytes."""
         entries = sum(len(head) + file.bytes + _gap(file.bytes) for file, head in self._entries)
         return entries + len(self._end)
 

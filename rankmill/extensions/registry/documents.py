@@ -1,4 +1,4 @@
-"""The JSON documents of a registry: names, manifests of versions, and targets of aliases."""
+"""The JSON documents of a registry, which are manifests of versions and targets of aliases."""
 
 from __future__ import annotations
 
@@ -196,7 +196,6 @@ class Target(_Document):
 
     @property
     def named(self) -> tuple[str, ...]:
-        """All versions in the target."""
         return (*self.versions, *([self.shadow] if self.shadow else []))
 
     def __str__(self) -> str:

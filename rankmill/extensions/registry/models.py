@@ -33,7 +33,6 @@ class RegistryModels:
         self._registry = Registry(self._url) if self._url else None
 
     def owns(self, model: str) -> bool:
-        """Whether a name has an ``@`` and is not a path."""
         return has_tag(model)
 
     def choice(self, model: str) -> Choice:
@@ -68,7 +67,6 @@ class RegistryModels:
             return numbered
 
     def copy(self, model: str, content: str | None, cache: CacheRoom) -> ModelCopy:
-        """A version on this host; raises as `VersionStore.get`."""
         return VersionStore(cache, self._url).get(parse_reference(model), content)
 
     def kept(self, cache: Path) -> Iterator[KeptFolder]:

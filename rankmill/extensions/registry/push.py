@@ -283,7 +283,6 @@ def _check_version(registry: RegistryStore, reference: Reference) -> None:
 
 
 def _free_version(registry: RegistryStore, name: str, content: str) -> str:
-    """The latest version if it is the same model, or an unfinished push of it; otherwise the next number."""
     taken = registry.taken(name)
     for version in reversed(taken):
         reference = Reference(name, version)

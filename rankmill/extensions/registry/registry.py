@@ -159,7 +159,6 @@ class Registry:
         return cls(url)
 
     def models(self) -> list[str]:
-        """Names of all models with a version."""
         return [name for name in self.folder.names() if _is_name(name) and self.versions(name)]
 
     def versions(self, name: str) -> list[str]:

@@ -145,7 +145,6 @@ class ManagedModel:
         return target(self.registry, version, wanted.split, wanted.shadow, by=self.by)
 
     def changed(self, reference: Reference, alias: Alias) -> dict[str, Any]:
-        """Log the change of an alias, and return the alias as JSON."""
         logger.info("%s stands for %s, by %s", reference, alias.now, self.by)
         return _alias_view(alias, *reference)
 

@@ -52,7 +52,6 @@ class WritableFolder(RegistryFolder):
             return True
 
     def replace(self, value: bytes, *path: str) -> None:
-        """Write a small file; an existing file is replaced."""
         with self.opened(*path) as (system, place, is_local):
             if not is_local:
                 system.pipe_file(place, value)
@@ -80,7 +79,6 @@ class WritableFolder(RegistryFolder):
                         file.unlink()
 
     def remove(self, *path: str) -> None:
-        """Remove a file, or a folder with its contents, if it exists."""
         with self.opened(*path) as (system, place, _), suppress(FileNotFoundError):
             system.rm(place, recursive=True)
 

@@ -105,8 +105,8 @@ class VersionStore:
         return ModelCopy(folder / _MODEL, manifest.content, held)
 
     def _wanted(self, reference: Reference, folder: Path, file: Path, content: str | None) -> str | None:
-        """The digest that the version must have: `content`, or else that in the registry; ``None`` if the
-        registry cannot tell.
+        """The digest that the version must have, which is `content` or else that in the registry; ``None`` if
+        the registry cannot tell.
 
         A kept version with other content than in the registry is removed: it came from another registry, or
         from an earlier one at this URL. The registry is not asked if the kept version has the `content`.

@@ -1,4 +1,4 @@
-"""Submitted runs: files that runners score on any host, and the webhooks at their end."""
+"""Submitted runs, which runners score on any host, and the webhooks at their end."""
 
 COMMANDS = {
     "submit": (

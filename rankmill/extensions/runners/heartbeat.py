@@ -1,4 +1,4 @@
-"""A runner's heartbeat: renews the lease of its run, and puts back the runs of runners that died."""
+"""Renews the lease of a runner's run, and puts back the runs of runners that died."""
 
 from __future__ import annotations
 
@@ -53,13 +53,11 @@ class RunnerHeartbeat:
             self._store.withdraw(self._name)
 
     def hold(self, claim: RunLease) -> None:
-        """Renew the lease of a run from now on."""
         with self._lock:
             self._claim, self.held = claim, "held"
         self._periodic.wake()
 
     def ailment(self) -> str | None:
-        """Why the runner cannot go on; ``None`` if it can."""
         return None if self._periodic.is_alive else "the heartbeat has ended"
 
     @property
@@ -75,7 +73,6 @@ class RunnerHeartbeat:
             return self._claim.run
 
     def write(self) -> LeaseState:
-        """Write the run's record now; returns the state of its lease."""
         with self._writing:  # otherwise an older record could be written after a newer one
             claim = self._claim
             if claim is None:  # the other thread has released the run meanwhile

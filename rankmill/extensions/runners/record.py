@@ -14,7 +14,7 @@ _MARK = "s"
 
 
 class Seal(WireModel):
-    """A complete output file: its final place, and the properties that it keeps when it is moved there."""
+    """The final place of a complete output file, and the properties that it keeps when it is moved there."""
 
     path: str
     identity: str

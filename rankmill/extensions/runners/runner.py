@@ -1,4 +1,4 @@
-"""A runner: takes submitted runs one after the other, and writes the outcome of each run once."""
+"""Takes submitted runs one after the other, and writes the outcome of each run once."""
 
 from __future__ import annotations
 

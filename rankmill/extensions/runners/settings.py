@@ -32,7 +32,7 @@ def secret_key(secret: str) -> bytes:
 
 
 class RunnerSettings(ExtensionSettings):
-    """Settings of submitted runs: their queue, the places that runners may use, and their webhooks."""
+    """The queue of submitted runs, the places that runners may use, and the webhooks."""
 
     file_queue: str = Field(min_length=1, description="Name of the queue of submitted runs.")
     file_run_ttl: int = Field(ge=60)

@@ -1,4 +1,4 @@
-"""Submitted runs in Redis: submits, reads and cancels them, and lets one runner at a time hold each run."""
+"""Submits, reads and cancels runs of files in Redis, and lets one runner at a time hold each run."""
 
 from __future__ import annotations
 
@@ -114,7 +114,6 @@ class FileRunStore:
         return run
 
     def find(self, prefix: str) -> list[str]:
-        """Ids of the submitted runs that begin with `prefix`."""
         if not prefix.isalnum():
             return []
         entries = self.redis.zscan_iter(keys.file_runs(), match=f"{prefix}*", count=1000)
@@ -236,7 +235,6 @@ class FileRunStore:
         return live.holders()
 
     def withdraw(self, name: str) -> None:
-        """Note that a runner has ended."""
         self.redis.zrem(self._runners, name)
 
     def refuse(self, run_id: str, runner: str, reason: str) -> dict[str, str]:

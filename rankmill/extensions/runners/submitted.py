@@ -174,7 +174,6 @@ class SubmittedFiles:
             return self.handle(self.store.submit(order).id)
 
     def attach(self, run_id: str) -> SubmittedFile | None:
-        """The submitted run with an id; ``None`` if it does not exist."""
         return self.handle(run_id) if self.store.has(run_id) else None
 
     def handle(self, run_id: str) -> SubmittedFile:

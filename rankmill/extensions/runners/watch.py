@@ -39,8 +39,8 @@ _MOST_LISTED = 100
 
 _LATE_SECONDS = 15.0
 _SENT_SECONDS = 10.0
-"""Seconds after a runner has taken a webhook in which it may still be sending it, so that the webhook is not
-late.
+"""Seconds after a runner has taken a webhook during which the webhook is not late, because the runner may
+still be sending it.
 """
 
 _ENDED_SECONDS = 3600.0
@@ -78,7 +78,6 @@ class SeenRunners(Seen):
         return self.submitted
 
     def faults(self) -> Iterator[ClusterFault]:
-        """Yield a fault for each queue whose runs wait without a runner, or whose webhooks do not arrive."""
         for queue in self.file_queues:
             if queue.waiting and not queue.runners:
                 waits = waiting(queue.waiting, "submitted run")
@@ -129,7 +128,6 @@ class RunnersWatch(Watch):
         )
 
     def find(self, client: redis.Redis, settings: Settings, run_id: str) -> WatchedRun | None:
-        """The submitted run whose id is or begins with `run_id`; otherwise ``None``."""
         run = find_submitted(open_store(client, settings), run_id)
         return _Shown(run) if run else None
 

@@ -1,4 +1,4 @@
-"""The parts of a dialect: bodies of requests, bodies of answers, and the form of its errors.
+"""The parts of a dialect, which are bodies of requests, bodies of answers, and the form of errors.
 
 A package adds a dialect by an entry point of the group ``rankmill.dialects``. The entry point has the
 dialect's name, and points to a tuple of the dialect's `Body` classes.
@@ -48,12 +48,13 @@ def texts_of(documents: Sequence[str | TextDocument]) -> list[str]:
 
 
 Scale = Literal["sigmoid", "identity"] | None
-"""The scale of scores: probabilities, the model's output, or the model's own activation (``None``)."""
+"""The scale of scores, which is probabilities, the model's output, or the model's own activation (``None``).
+"""
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """The dialect of a service: the form of its errors, and the scale of its scores.
+    """The form of a service's errors, and the scale of its scores.
 
     Attributes
     ----------

@@ -81,8 +81,8 @@ class CohereRerankV1(Body):
         return ScoreRequest(self.query, self.texts(), self.model, spec_for(owner))
 
     def texts(self) -> list[str]:
-        """The text to score of each document: its fields named in `rank_fields`, one on each line, or else
-        its text.
+        """The text to score of each document, which is its text, or its fields that `rank_fields` names, one
+        on each line.
         """
         names = self.rank_fields or ["text"]
         return [

@@ -74,7 +74,6 @@ def _rerank_v2(body: JsonObject) -> type[Body]:
 
 
 def _invocation(body: JsonObject) -> type[Body]:
-    """Find the dialect of a request to ``/invocations``, which SageMaker calls."""
     if "inputs" in body:
         return TeiPredict
     if "texts" in body:

@@ -131,7 +131,7 @@ class TeiRerank(TeiOptions, Body):
 
 
 class TeiPredict(TeiOptions, Body):
-    """``POST /predict``: single texts or pairs of texts; each gets the scores of all labels."""
+    """``POST /predict``, for single texts or pairs of texts; each gets the scores of all labels."""
 
     dialect = TEI
     paths = ("/predict",)
@@ -175,7 +175,7 @@ class TeiPredict(TeiOptions, Body):
 
 
 class TeiTokenize(Body):
-    """``POST /tokenize``: the tokens of texts, without truncation."""
+    """``POST /tokenize``, for the tokens of texts without truncation."""
 
     dialect = TEI
     paths = ("/tokenize",)
@@ -231,7 +231,7 @@ def _bytes(character: str) -> int:
 
 
 class TeiDecode(Body):
-    """``POST /decode``: the texts of tokens."""
+    """``POST /decode``, for the texts of tokens."""
 
     dialect = TEI
     paths = ("/decode",)

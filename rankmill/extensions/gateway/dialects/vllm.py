@@ -171,7 +171,9 @@ class VllmRerank(VllmOptions, _VllmBody):
 
 
 class VllmScore(VllmOptions, _VllmBody):
-    """``POST /score``, ``/v1/score``: one text with one or several texts, or two lists of equal length."""
+    """``POST /score`` and ``/v1/score``, for one text with one or several texts, or two lists of equal
+    length.
+    """
 
     paths = ("/score", "/v1/score")
     summary = "vLLM: score pairs of texts"
@@ -220,7 +222,7 @@ class VllmScore(VllmOptions, _VllmBody):
 
 
 class VllmClassify(VllmTextOptions, _VllmBody):
-    """``POST /classify``: single texts, or a conversation, which get the probabilities of all labels."""
+    """``POST /classify``, for the probabilities of all labels of single texts or of a conversation."""
 
     paths = ("/classify",)
     summary = "vLLM: the probabilities of a model's labels, for texts or a conversation"
@@ -302,7 +304,7 @@ def _joined(content: object) -> object:
 
 
 class VllmPooling(VllmClassify):
-    """``POST /pooling`` with the task ``classify``: the probabilities of all labels, in vLLM's form for
+    """``POST /pooling`` with the task ``classify``, for the probabilities of all labels in vLLM's form for
     vectors.
     """
 
@@ -339,7 +341,7 @@ class VllmPooling(VllmClassify):
 
 
 class VllmTokenize(_VllmBody):
-    """``POST /tokenize``: the tokens of a text, without truncation."""
+    """``POST /tokenize``, for the tokens of a text without truncation."""
 
     paths = ("/tokenize",)
     summary = "vLLM: the tokens of a text"
@@ -363,7 +365,7 @@ class VllmTokenize(_VllmBody):
 
 
 class VllmDetokenize(_VllmBody):
-    """``POST /detokenize``: the text of tokens."""
+    """``POST /detokenize``, for the text of tokens."""
 
     paths = ("/detokenize",)
     summary = "vLLM: the text of tokens"

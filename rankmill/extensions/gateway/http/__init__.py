@@ -1,1 +1,1 @@
-"""The gateway's HTTP: what every request passes through, the paths, and how answers are sent."""
+"""The gateway's HTTP paths, the middleware of every request, and the ways to send answers."""

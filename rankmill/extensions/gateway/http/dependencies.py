@@ -1,4 +1,4 @@
-"""Dependencies of the paths without a dialect: the gateway, the caller, and the body of a request."""
+"""Dependencies of the paths without a dialect, such as the gateway, the caller, and a request's body."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def with_keys(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def operation_id(route: APIRoute) -> str:
-    """The name of an operation: its method and the words of its path."""
+    """The name of an operation, made of its method and the words of its path."""
     method = "".join(route.methods or ())  # each route has one method
     return f"{method.lower()}{route.path_format.replace('{', '').replace('}', '').replace('/', '_')}"
 

@@ -1,4 +1,4 @@
-"""The gateway's own paths: models, health, metrics, and the models that workers have loaded."""
+"""The gateway's own paths, for models, health, metrics, and the models that workers have loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sends answers: refusals in the form of a dialect, events as they come, and files in pieces."""
+"""Sends refusals in the form of a dialect, events as they come, and files in pieces."""
 
 from __future__ import annotations
 

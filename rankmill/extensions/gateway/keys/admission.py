@@ -150,18 +150,15 @@ class Admission:
         return key is not None or not needs_fixed
 
     def _find(self, text: str | None) -> ApiKey | None:
-        """The key with this text at the last look."""
         if text and self._fixed and is_same(text, self._fixed):
             return fixed_key(self._fixed)
         return next((key for key in self._known or () if text and is_of(key, text)), None)
 
     async def look(self) -> None:
-        """Read all keys from the server, for `identify_scraper`."""
         self._looked = system.monotonic()
         self._known = await _asked(self._keys.all)
 
     async def watch(self) -> None:
-        """Read the keys from time to time, without end."""
         while True:
             try:
                 await self.look()

@@ -155,7 +155,6 @@ class KeyStore:
         return list(chosen)
 
     def any(self) -> bool:
-        """Whether the server has a key that has not expired."""
         return bool(self.redis.zcount(keys.api_keys(), system.now(), "+inf"))
 
     def _load(self, key_id: str) -> ApiKey | None:

@@ -1,4 +1,4 @@
-"""Limits of API keys, which all gateways on one server share: pairs per minute, and requests in progress."""
+"""Limits the pairs per minute and the requests in progress of API keys, for all gateways on one server."""
 
 from __future__ import annotations
 

@@ -56,7 +56,6 @@ class Watched:
 
     @property
     def products(self) -> int:
-        """Multiplications that the layer has done."""
         return self.tokens * self.linear.weight.numel()
 
     def factors(self) -> torch.Tensor:

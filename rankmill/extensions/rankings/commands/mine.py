@@ -185,7 +185,6 @@ def _same_texts(mined: list[Mined]) -> str:
 
 
 def _positives(used: list[Mined], ids: pd.DataFrame, min_relevance: int) -> str:
-    """A sentence on how many passages counted as relevant, by grade."""
     rows = np.concatenate([query.positives for query in used])
     grades, numbers = np.unique(ids["relevance"].to_numpy()[rows].astype(int), return_counts=True)
     by_grade = ", ".join(
