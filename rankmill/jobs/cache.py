@@ -1,4 +1,4 @@
-"""The cache folder of a host: who may write there, its locks, and the digests of files that it remembers."""
+"""The cache folder of a host, who may write there, its locks, and the digests of files that it remembers."""
 
 from __future__ import annotations
 

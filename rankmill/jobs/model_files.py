@@ -141,7 +141,7 @@ def check_named_files(file: Path) -> None:
 
 @dataclass(frozen=True)
 class _Names:
-    """The names in a JSON file of weights, if it is an index, and of files that `_walk` leaves out."""
+    """The names in a JSON file that are of weights (in an index), or of files that `_walk` leaves out."""
 
     weights: frozenset[str] = frozenset()
     left_out: frozenset[str] = frozenset()

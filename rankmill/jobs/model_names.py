@@ -130,7 +130,7 @@ class NamedModels(Protocol):
         """
 
     def kept(self, cache: Path) -> Iterable[KeptFolder]:
-        """The folders of the extension in a worker's cache folder that may be removed."""
+        """The folders that this extension has in the `cache` folder of a worker, and that may be removed."""
 
 
 MakeModels = Callable[[WorkerSettings], NamedModels]

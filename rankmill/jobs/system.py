@@ -1,4 +1,4 @@
-"""The operating system as this package uses it: clocks, pauses, threads, randomness, disks, processes.
+"""The clocks, pauses, threads, randomness, disks and processes of the system, as this package uses them.
 
 Everything that decides when or in which order something happens is called through `system`, as in
 ``system.monotonic()``. So a simulation can replace these functions, and drive the real code in virtual time

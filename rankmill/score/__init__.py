@@ -1,1 +1,1 @@
-"""Scores files from end to end: the input, the run, the output, and the report."""
+"""Scores files, from finding the input to the report on the output."""

@@ -57,7 +57,7 @@ class Estimate(BaseModel):
 def estimate(
     request: FileRequest, settings: Settings, sample: int, cluster: EmbeddedCluster | None
 ) -> Estimate:
-    """Score up to `sample` pairs twice: first to load the model and to find pairs over its limit, then to
+    """Score up to `sample` pairs to load the model and to find pairs over its limit, and then again to
     measure the time.
 
     Raises

@@ -1,4 +1,4 @@
-"""The input of score-file: files of pairs, standard input, or a run with its queries and corpus."""
+"""The input of score-file, which is files of pairs, standard input, or a run with queries and corpus."""
 
 from __future__ import annotations
 

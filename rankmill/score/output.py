@@ -1,4 +1,4 @@
-"""The output of score-file: its place and format, its columns, and options that do not fit it."""
+"""The place, format and columns of score-file's output, and the options that do not fit it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ another way.
 
 @dataclass(frozen=True)
 class OutputTarget:
-    """The place and format of a request's output: a file, or with ``rows_per_part`` a folder."""
+    """The place and format of a request's output, which is a file, or with ``rows_per_part`` a folder."""
 
     request: FileRequest
     path: AnyPath

@@ -1,4 +1,4 @@
-"""score-file: scores the input's files through the queue, and writes the output."""
+"""Scores the input's files through the queue, and writes the output, as score-file does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scoring session: a client of a server with workers, or of an embedded server with embedded workers."""
+"""A scoring session with a client of a server with workers, or of an embedded server and workers."""
 
 from __future__ import annotations
 

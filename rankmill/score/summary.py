@@ -1,4 +1,4 @@
-"""What score-file reports: sums over the chunks, the summary, and the metadata of the output."""
+"""The sums over the chunks, the summary, and the metadata of the output, which score-file reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""score-file --verify: scores some rows of a scored file again, and compares the scores."""
+"""Scores some rows of a scored file again, and compares the scores (``score-file --verify``)."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What producers and workers share: specs, runs, the wire format, results, errors, names of keys and jobs."""
+"""Specs, runs, the wire format, results, errors, and names of keys and jobs, which all processes share."""

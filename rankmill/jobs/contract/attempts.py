@@ -1,4 +1,4 @@
-"""Attempts at a chunk: how often it is tried, after which pauses, and whether it is scored by itself.
+"""How often a chunk is tried, after which pauses, and whether it is scored by itself.
 
 A chunk is tried once, and after failures again, at most ``max_retries`` times. When its last attempt has
 failed, workers report that (`rankmill.jobs.protocol.recovery`), and the producer splits the chunk or gives it

@@ -272,7 +272,7 @@ def _absolute(path: str) -> str:
 
 
 class FileOrder(WireModel):
-    """The order to score files: what to score, with which model, in which queue, and for whom.
+    """An order to score files, which says what to score, with which model, in which queue, and for whom.
 
     The order is the only argument of the RQ job ``rankmill.score_file``. The runner's settings stand in for a
     missing ``queue`` or ``chunk_size``; a run without ``tenant`` belongs to nobody.

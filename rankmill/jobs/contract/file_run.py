@@ -1,4 +1,4 @@
-"""What a caller reads of a run of files that other processes carry out: its state, progress and outcome."""
+"""The state, progress and outcome of a run of files that other processes carry out, for its caller."""
 
 from __future__ import annotations
 

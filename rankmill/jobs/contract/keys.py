@@ -123,9 +123,7 @@ def usage(day: int | None = None) -> str:
 
 
 def refusals(run_id: str) -> str:
-    """Hash: by the name of each worker that cannot score the run, the time when it tries again, and the
-    reason.
-    """
+    """Hash: for each worker that cannot score the run, by name, why, and the time when it tries again."""
     return f"{PREFIX}:run:{run_id}:refusals"
 
 

@@ -43,9 +43,10 @@ def choose_priority(given: str | None, rows: int | None) -> Priority:
 
 
 class Tenant(NamedTuple):
-    """A group that runs are scored for, and its weight: 2.0 gets twice as much of the workers as 1.0.
+    """A group that runs are scored for, and its weight.
 
-    All runs without a tenant share the tenant whose name is empty.
+    A weight of 2.0 gets twice as much of the workers as 1.0. All runs without a tenant share the tenant whose
+    name is empty.
     """
 
     name: str = ""

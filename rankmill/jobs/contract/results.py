@@ -41,7 +41,7 @@ class ChunkStats(WireModel):
     device_seconds
         The chunk's share, by its tokens, of the device's time for its batches.
     int8_gain
-        How many times as fast int8 is on this worker as this precision, if that was measured.
+        Speed of int8 on this worker divided by the speed of this precision, if that was measured.
     windows
         Number of windows that long texts were cut into.
     labels

@@ -98,11 +98,11 @@ def settled_by(spec: ScoreSpec, precision: str, revision: str | None, kind: str 
 
 
 class Progress(WireModel):
-    """How many rows of a run are done, which they are when their chunk is finished.
+    """How many rows of a run are done; a row is done when its chunk is finished.
 
-    ``at`` is when the latest rows were done. At ``since``, about half a minute earlier, or less at the start
-    of a run, ``since_rows`` were done. Both times are in seconds since 1970, and 0 until the run's first
-    scores.
+    ``at`` is when the latest rows were done. ``since_rows`` were done at ``since``, which is about half a
+    minute earlier, or less at the start of a run. Both times are in seconds since 1970, and 0 until the run's
+    first scores.
     """
 
     rows: Count = 0

@@ -215,8 +215,8 @@ def nearest(name: str, names: Iterable[str], written: Callable[[str], str] = str
 
 
 def complaint(error: ValidationError, names: Iterable[str]) -> str:
-    """What is wrong with options given by name, in one line; for an unknown option also the most similar of
-    `names`.
+    """What is wrong with options given by name, in one line that suggests one of `names` for an unknown
+    option.
     """
     wrong = error.errors(include_url=False, include_input=False, include_context=False)
     for problem in wrong:

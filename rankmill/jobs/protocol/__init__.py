@@ -1,1 +1,1 @@
-"""State in Redis: runs, abandoned jobs, jobs that are set aside, and workers' reports."""
+"""The state in Redis of runs, abandoned jobs, jobs that are set aside, and workers."""

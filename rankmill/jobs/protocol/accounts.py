@@ -1,4 +1,4 @@
-"""Accounts: what each tenant has used, by day, model and device, for 400 days.
+"""What each tenant has used in the last 400 days, by day, model and device.
 
 A result's usage is counted in the step that deletes its entry from the run's stream. If the entry stays, the
 step notes that it is counted. So a repeated transaction counts nothing twice. Nothing restores accounts that
@@ -102,7 +102,7 @@ class Accountant:
         return True
 
     def heard(self, reply: Any) -> None:
-        """Log what is wrong with the accounts, if the reply says so, but only the first time."""
+        """Log what is wrong with the accounts, for the first reply that says that something is wrong."""
         if reply and not self._told:
             self._told = True
             why = reply.decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Leases: who holds something, and when that ends unless the lease is renewed.
+"""Leases, which say who holds something, and when that ends unless the lease is renewed.
 
 A lease in Redis is an entry of a sorted set, with the time at which it lapses by the server's clock, so hosts
 never compare their clocks. `Leases` are forgotten when they lapse. Leases of chunks and submitted runs, in

@@ -85,7 +85,7 @@ class RunStore:
     """The kind of server that keeps the runs, for extensions that keep data of their own there."""
 
     def __init__(self, client: redis.Redis) -> None:
-        # redis-py types one client for sync and async use; every reply would need a cast.
+        # redis-py types one client for sync and async use, so every reply would need a cast.
         self.redis: Any = client
         self.accountant = Accountant()
 

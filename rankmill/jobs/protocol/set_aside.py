@@ -75,7 +75,7 @@ def read_job(queue: Queue, raw_id: bytes) -> Job | None:
             return None  # Redis has lost the job, of which some fields may be left
         unpacked(fields[b"data"])
         _check_numbers(fields)
-        fields.pop(b"webhooks", None)  # nothing calls them, and RQ logs a traceback for damaged ones
+        fields.pop(b"webhooks", None)  # nothing calls webhooks, and RQ logs a traceback for damaged ones
         job, has_meta = restored(queue, job_id, fields)
         if not has_meta:
             raise DamagedJob("its metadata is not a mapping")

@@ -1,4 +1,4 @@
-"""The workers of a queue: RQ's list of workers, and the reports of the ScoringWorkers among them."""
+"""The workers in RQ's list of a queue, and the reports of the ScoringWorkers among them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rankmill.jobs.runtime.patience import cannot_serve
 
 @dataclass(frozen=True)
 class QueueWorkers:
-    """Names of the live workers of a queue: ScoringWorkers, and ``other`` workers, which cannot score."""
+    """Names of the live ScoringWorkers of a queue, and of its ``other`` live workers, which cannot score."""
 
     scoring: frozenset[str]
     other: frozenset[str]

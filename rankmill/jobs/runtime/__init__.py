@@ -1,1 +1,1 @@
-"""What rankmill's processes share at run time: settings, connection, logs, traces, an HTTP server."""
+"""Settings, connections, logs, traces and an HTTP server for all of rankmill's processes."""

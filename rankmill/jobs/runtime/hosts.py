@@ -62,7 +62,7 @@ def thread_environ(threads: int) -> dict[str, str]:
     imported.
 
     Threads that spin while they wait take the cores of other processes, so OMP_WAIT_POLICY tells threads not
-    to spin, unless this process's environment sets it.
+    to spin, unless this process's environment sets this variable.
     """
     count = str(threads)
     policy = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")

@@ -1,4 +1,4 @@
-"""Logs: readable lines on a terminal, and JSON elsewhere. With JSON, all that Python code writes to
+"""Logs readable lines to a terminal, and JSON elsewhere. With JSON, all that Python code writes to
 standard error is JSON.
 
 Every line that is logged within `about`, even by a library, has the ids that were given there, such as those

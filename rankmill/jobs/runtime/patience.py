@@ -111,7 +111,7 @@ def _is_broken(error: BaseException) -> bool:
 class _Wait:
     """How the current thread waits; `look`, `most` and `until` are as in `waiting`.
 
-    `value` is the size (bytes) of its command's largest value; `ask` asks the server for a sign of life.
+    `value` is the size (bytes) of the command's largest value; `ask` asks the server for a sign of life.
     """
 
     look: Callable[[], None] = lambda: None

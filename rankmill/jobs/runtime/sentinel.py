@@ -1,4 +1,4 @@
-"""Redis Sentinel: URLs that name Sentinels, and connections to the master that these name.
+"""URLs that name Sentinels of Redis, and connections to the master that the Sentinels name.
 
 redis-py's own code asks for ``SENTINEL MASTERS``, for which a user may lack the right. After a failover it
 keeps a connection to the old master until the old master refuses a write, and what was written meanwhile is
@@ -158,7 +158,7 @@ class MasterFinder:
 
 
 class MasterConnection(InTime, redis.Connection):
-    """A connection to the master, for which it asks `finder` whenever it connects.
+    """A connection that asks `finder` for the master whenever it connects.
 
     After a failover, the old master may serve its connections for some seconds more, and what is written
     there is lost. So a connection is closed between two commands if the master has moved.

@@ -502,7 +502,7 @@ def _read(path: Path) -> dict[str, Any]:
 def config_file(
     config: str | os.PathLike[str] | None = None, environ: Mapping[str, str] = os.environ
 ) -> Path | None:
-    """Find the config file for `load_settings`: the file at that path, else the shipped one of that name.
+    """Find a config file, which is the file at that path, or else the shipped one of that name.
 
     Raises
     ------

@@ -132,8 +132,8 @@ def _reasons(models: Sequence[str], errors: Sequence[pa.Array]) -> pa.Array:
 
 
 def version_of(name: str, versions: Mapping[str, float], query: str | None) -> str:
-    """The version of model `name` that scores a query; the same query gets the same version while shares stay
-    equal.
+    """The version of model `name` that scores a query; the same query gets the same version while the
+    shares stay the same.
 
     If the share of the first or of the last version grows, that version keeps the queries that it had.
     """

@@ -479,7 +479,7 @@ class Client:
         ------
         InputError
             A column does not exist, an item is not a pair of texts, or the model is an alias for several
-            versions. For a detached run also: it has no pairs, or its pairs need more than `window_mib`.
+            versions. Or a detached run has no pairs, or its pairs need more than `window_mib`.
         ConfigError
             The priority or a part of the spec is unknown or invalid.
         """

@@ -1,4 +1,4 @@
-"""Detached runs: all of their pairs are in Redis, and any number of processes may collect their results.
+"""Detached runs, all of whose pairs are in Redis; any number of processes may collect the results.
 
 Pairs and results stay in Redis until they expire. All processes decide about such a run in the same way.
 """

@@ -59,7 +59,7 @@ class RunDriver:
     Parameters
     ----------
     kept
-        The run: a run of this process, or a detached one.
+        A run of this process, or a detached run.
     source, sizing
         Tables to score, one for each chunk; and the sizes by which the source cuts them.
     window

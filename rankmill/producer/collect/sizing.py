@@ -1,4 +1,4 @@
-"""The sizes of window and chunks: how many chunks are in Redis at a time, and how large they are."""
+"""Decides how many chunks are in Redis at a time, which is the window, and how large they are."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _GONE_SECONDS = 30
 
 
 class Load(NamedTuple):
-    """Pieces in Redis without a result: their number, their rows, and the bytes of their payloads."""
+    """The number of pieces in Redis without a result, of their rows, and of the bytes of their payloads."""
 
     pieces: int = 0
     rows: int = 0

@@ -1,4 +1,4 @@
-"""Finds input files: paths, directories, globs and standard input, without the files that rankmill wrote."""
+"""Finds the input files for paths, directories, globs and standard input, except those rankmill wrote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifest of an output: the files, the model and the options on which its rows depend.
+"""The manifest of an output, which has the files, the model and the options on which the rows depend.
 
 A run is resumed only if its manifest is unchanged; otherwise the output would mix rows that were made in two
 ways. A file of the input is identified by its path, size, time of last change and a digest of its first and

@@ -1,4 +1,4 @@
-"""Describes an output: its format, the names of its files, and whether it can be written at its place."""
+"""The format of an output, the names of its files, and whether it can be written at its place."""
 
 from __future__ import annotations
 

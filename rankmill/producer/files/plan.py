@@ -1,4 +1,4 @@
-"""The plan of an output: its columns, and the order of its rows."""
+"""Plans the columns of an output, and the order of its rows."""
 
 from __future__ import annotations
 

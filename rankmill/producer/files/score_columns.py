@@ -1,4 +1,4 @@
-"""The columns of scores in an output: their names, and their values in each table of rows."""
+"""The names of the columns of scores in an output, and their values in each table of rows."""
 
 from __future__ import annotations
 

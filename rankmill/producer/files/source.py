@@ -1,4 +1,4 @@
-"""Reads the input: one or many files as one stream of tables, checked before scoring begins."""
+"""Checks the files of the input before scoring begins, and reads them as one stream of tables."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Processes of this host: an embedded server, and workers that are kept running."""
+"""Starts an embedded server, and workers that are kept running, as processes of this host."""

@@ -1,1 +1,1 @@
-"""Runs whose texts are in files of their own: queries, and a corpus that may be larger than memory."""
+"""Rankings whose texts are in files of queries, and of a corpus that may be larger than memory."""

@@ -1,6 +1,4 @@
-"""Datasets of ir_datasets: texts, judgements and rankings, which are made into Parquet files once and
-kept.
-"""
+"""Makes the texts, judgements and rankings of ir_datasets into Parquet files, once, and keeps these."""
 
 from __future__ import annotations
 

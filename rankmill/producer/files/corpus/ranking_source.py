@@ -1,4 +1,4 @@
-"""A ranking with its queries and its corpus as an input: pairs whose texts are looked up when needed."""
+"""Reads the pairs of a ranking, and looks up their texts in the queries and the corpus when needed."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class RankingSource(PairSource):
     Raises
     ------
     InputError
-        A file cannot be read, an id has two texts, a query has a passage twice, a text is missing, or the
-        passages of a query do not follow each other, which ``files.depth`` needs.
+        A file cannot be read, an id has two texts, a query has a passage twice, a text is missing, or
+        ``files.depth`` is set and the passages of a query do not follow each other.
     """
 
     columns = TextColumns("query", "passage")

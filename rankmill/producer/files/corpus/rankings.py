@@ -90,7 +90,7 @@ def read_ranking(path: AnyPath) -> Iterator[pa.RecordBatch]:
 
 
 def read_qrels(path: AnyPath) -> pd.DataFrame:
-    """Read relevance judgements: TREC's ``query 0 document relevance``, BEIR's TSV, or named columns.
+    """Read relevance judgements in TREC's form (``query 0 document relevance``), BEIR's, or named columns.
 
     Returns columns ``query_id``, ``doc_id`` and ``relevance``.
 

@@ -1,4 +1,4 @@
-"""Files of texts with ids: queries and corpora, in any format that can be read."""
+"""Reads files of queries or of a corpus, which are texts with ids, in any readable format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""JSON Lines, or a JSON array of objects; plain or compressed with gzip or zstd.
+r"""Reads JSON Lines or a JSON array of objects, and writes JSON Lines; gzip or zstd may compress them.
 
 Rows are parsed for the texts that are scored, but an output in JSON Lines has the lines themselves. If the
 output has types, as in Parquet, the type of a column is found from all of its values; a column whose values

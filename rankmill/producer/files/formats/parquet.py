@@ -1,4 +1,4 @@
-"""Parquet files: their reader and writer, and the columns of earlier outputs."""
+"""The reader and the writer of Parquet files, and the columns of earlier outputs."""
 
 from __future__ import annotations
 

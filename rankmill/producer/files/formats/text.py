@@ -45,7 +45,7 @@ def joined(fields: Sequence[pa.ChunkedArray | pa.Scalar], separator: str) -> pa.
 
 
 def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column as text: values as Arrow prints them, durations in ISO 8601, and null as an empty text."""
+    """The column as text, as Arrow prints it, but durations in ISO 8601, and null as an empty text."""
     column = undictionary(column)
     if pa.types.is_duration(column.type) or isinstance(column.type, pa.UuidType):
         texts = (value if value is None else str(value) for value in values_for_text(column))

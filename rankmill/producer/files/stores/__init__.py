@@ -1,1 +1,1 @@
-"""Object stores: files at URLs such as s3://bucket/key, through fsspec."""
+"""Files in object stores, at URLs such as s3://bucket/key, through fsspec."""

@@ -52,8 +52,7 @@ class OutputRecord:
                 )
 
     def note(self, files: Mapping[AnyPath, Path]) -> None:
-        """Note the state that files will have at their places, before they are moved: `files` is ``{place:
-        complete file}``.
+        """Note the state that files will have at their places (the keys of `files`), before they are moved.
 
         The new record is first written in the run's folder, if that exists, so that it is removed with the
         folder if this process dies.

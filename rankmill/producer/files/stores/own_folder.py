@@ -90,7 +90,7 @@ class OwnFolder:
         return descriptor
 
     def watch(self, path: Path, status: os.stat_result | None = None) -> None:
-        """Let `check` test that `path` stays the same file: the file of `status`, or the current one."""
+        """Let `check` test that `path` stays the file that has `status`, or by default the current file."""
         status = status or path.lstat()
         self._watched[path] = status.st_dev, status.st_ino
 

@@ -43,7 +43,7 @@ class Roots:
     Parameters
     ----------
     read, write
-        As in the settings ``runner_read`` and ``runner_write``: folders, URLs, and ``irds:`` to read.
+        Folders, URLs, and ``irds:`` to read, as in the settings ``runner_read`` and ``runner_write``.
 
     Raises
     ------
@@ -69,7 +69,7 @@ class Roots:
             raise refusal(str(path), use)
 
     def check_name(self, name: str, use: Use) -> None:
-        """Check a name in a request: a path, a URL, a pattern of either, or a dataset; raises as `check`."""
+        """Check a path, a URL, a pattern of either, or a dataset that a request names; raises as `check`."""
         if name.startswith(DATASET):
             if not (self._datasets and use == "read"):
                 raise refusal(name, use)
