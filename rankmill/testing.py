@@ -58,7 +58,7 @@ from rankmill.producer.client.async_client import AsyncClient, LoopClient, LoopS
 from rankmill.producer.client.sync_client import Client, settings_of
 
 Scoring: TypeAlias = Callable[..., float | Sequence[float] | str]
-"""What `FakeWorkers` takes as ``score``: a function from texts to a score, several scores, or a reason."""
+"""A function from texts to a score, several scores, or a reason, as `FakeWorkers` takes it for ``score``."""
 
 URL = "redis://fake.invalid:6379/0"
 """URL of a server that does not exist, for code that asks a client for its URL."""

@@ -43,8 +43,8 @@ class RunRefusals:
         self._worker = worker
         self._lease_seconds = lease_seconds
         self._looks: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """By run: when this worker last read who refuses it, and since when all workers have refused it
-        (infinity if they do not); both in monotonic seconds.
+        """When this worker last read who refuses a run, and since when all workers have refused that run
+        (infinity if they do not), by the run's id. Both times are in monotonic seconds.
         """
 
     def refuse(
