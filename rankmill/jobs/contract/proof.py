@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Way = Literal["alone", "packed", "shared", "padded", "equal"]
-"""How rows share a forward. A row that is ``alone`` has a forward of its own. ``packed`` rows have no padding,
+"""How rows share a forward. A row ``alone`` has a forward of its own. ``packed`` rows have no padding,
 and their shared prefixes are computed once if possible. ``shared`` rows have their shared prefixes computed
 once. ``padded`` rows are padded to one length, and ``equal`` rows have equal lengths.
 """
