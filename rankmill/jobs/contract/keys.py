@@ -123,7 +123,7 @@ def usage(day: int | None = None) -> str:
 
 
 def refusals(run_id: str) -> str:
-    """Hash: for each worker that cannot score the run, by name, why, and the time when it tries again."""
+    """Hash: why each worker that cannot score the run refuses it, and when it tries again, by its name."""
     return f"{PREFIX}:run:{run_id}:refusals"
 
 
