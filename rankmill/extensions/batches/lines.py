@@ -154,7 +154,6 @@ def _id(batch: str, request: BatchRequest) -> str:
 
 
 def _lines(path: AnyPath) -> Iterator[tuple[int, bytes]]:
-    """The number (from 1) and the content of each line that is not empty."""
     with open_bytes(path) as file:
         number = 0
         while raw := file.readline(MAX_LINE_BYTES + 1):

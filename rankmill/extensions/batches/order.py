@@ -25,7 +25,7 @@ class BatchOrder(WireModel):
     owner
         Name of the API keys that own the batch; empty if it was submitted without a key.
     model, asked
-        The model, and other fields of the spec, that all lines name.
+        The model and the other fields of the spec that all lines name.
     default
         The model of lines that do not name one.
     kept

@@ -46,7 +46,7 @@ def errors_id(batch: str) -> str:
 
 
 class _Owned(WireModel):
-    """A record with an owner. The owner is the name of an API key, or empty if the request had no key."""
+    """A record with an owner, which is the name of an API key, or empty if the request had no key."""
 
     noun: ClassVar[str]
     """The word for such a record in messages. A subclass also defines the Redis keys of a record and of an

@@ -196,7 +196,7 @@ async def follow_batch(gateway: TheGateway, key: Caller, batches: TheBatches, ba
 
 async def _events(gateway: Gateway, batches: Batches, batch: BatchRecord) -> AsyncGenerator[bytes]:
     """Yield each state of a batch as an event ``batch``, and the last state as ``done``; an ``error`` ends
-    them, too.
+    the events, too.
     """
     last = None
     while not gateway.is_stopping:  # the client will ask another gateway, or this one after its restart

@@ -256,7 +256,7 @@ class Batches:
         )  # fmt: skip
 
     def sweep(self) -> None:
-        """Delete the bytes of files and batches that have expired; a batch that goes on does not expire."""
+        """Delete the bytes of files and batches that have expired; a batch in progress does not expire."""
 
         def is_known(name: str) -> bool:
             return name in read or bool(

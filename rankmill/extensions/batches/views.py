@@ -44,7 +44,7 @@ def batch_view(
     Parameters
     ----------
     batch, run, counts
-        The record of the batch; and the records of its run and its counts, which are ``None`` if they have
+        The records of the batch, of its run, and of its counts; the last two are ``None`` if they have
         expired or are not written yet.
     files
         The ids of the files with the batch's output and with its errors.

@@ -199,7 +199,7 @@ class Gateway:
         Raises
         ------
         Refusal
-            The key lacks the right; or the request has no key, and the gateway is one that never needs keys.
+            The key lacks the right; or the request has no key, and the gateway never needs keys.
         """
         if not (getattr(key, right) if key else self._needed == "if there are any"):
             raise Refusal("forbidden", _RIGHTS[right])

@@ -52,7 +52,8 @@ _SHARE = 0.05
 """Least weight of a request in the means over requests."""
 
 _REPORT_SECONDS = 60.0
-"""Seconds after a scored request in which its model counts as loaded, although no worker has reported it."""
+"""Seconds after a scored request during which its model counts as loaded, although no worker has reported it.
+"""
 
 _OUTCOMES: dict[Kind, Outcome] = {
     "overloaded": "overloaded", "backend": "failed", "unavailable": "failed", "timeout": "failed",

@@ -108,7 +108,7 @@ class TeiServices:
     async def rerank_stream(
         self, requests: AsyncIterator[tei.RerankStreamRequest], call: Call
     ) -> tei.RerankResponse:
-        """Order texts, each of which comes in a message with its query, when all messages have arrived."""
+        """Rank texts when all messages have arrived; each message has a text and its query."""
         rows = await _gather(requests, self._gateway.own.gateway_pairs, self.most_bytes)
         if len({(row.truncate, row.truncation_direction) for row in rows}) > 1:
             raise Refusal("invalid", "truncate, truncation_direction: must be the same in all messages")

@@ -230,7 +230,7 @@ def quantize(
     settings
         The model, and settings for the workers that measure.
     pairs
-        From `read_pairs`.
+        The pairs, from `read_pairs`.
     output
         The directory to make; it appears when it is complete.
     threshold, trials

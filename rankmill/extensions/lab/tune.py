@@ -332,7 +332,6 @@ class Tuner:
     """Seconds that measurements of an interrupted tuning took; these are not made again."""
     _started: float = field(default=0.0, init=False)
     _own: set[str] = field(default_factory=set, init=False)
-    """Names of the measurements that this process has made."""
     _reference_seconds: float = field(default=0.0, init=False)
     _compare_seconds: float = field(default=0.0, init=False)
     """Seconds that a comparison takes; 0 before the first one."""
@@ -386,7 +385,6 @@ class Tuner:
         return Tuned(self._best, gain, self._story)
 
     def _choose_backend(self, reference: ReferenceScores) -> None:
-        """Measure each backend and precision once; then compare the fastest acceptable ones in turn."""
         self._tell(f"sample of {len(reference.scores)} pairs; ranks are compared with {label(REFERENCE)}")
         probes: list[PrecisionProbe] = []
         out_of_time = None
@@ -467,7 +465,6 @@ class Tuner:
                 return
 
     def _split(self, device: str) -> None:
-        """Find the number of workers that share the cores or the GPU."""
         if self.base.workers != "auto" or self.base.threads != "auto":
             return
         if device == "cpu":

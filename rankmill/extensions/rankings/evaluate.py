@@ -24,8 +24,8 @@ def read_scored(
 ) -> tuple[pd.DataFrame, pd.DataFrame | None]:
     """Read an output of score-file or a TREC run; returns its ranking, and the ranking to compare with.
 
-    The latter is that of the run at `compared`, or else of the run that was scored. It is ``None`` if the
-    file does not have the run's scores or ranks, or not for all passages of the run.
+    The ranking to compare with is that of the run at `compared`, or else that of the run that was scored. It
+    is ``None`` if the file does not have scores or ranks of all passages of that run.
 
     Each ranking has the columns ``query_id``, ``doc_id`` and ``score``, and lacks rows without a score.
 
@@ -207,7 +207,7 @@ def _result(measure: Any, new: dict[str, float], before: dict[str, float], ranke
 
 
 def _total(measure: Any, values: Mapping[str, float], queries: Sequence[str]) -> float:
-    """The mean of a measure over some queries, or its sum, as ir-measures has it."""
+    """The mean of a measure over some queries, or the sum if the measure counts, as in ir-measures."""
     total = measure.aggregator()
     for query in queries:
         total.add(values[query])

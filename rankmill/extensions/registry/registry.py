@@ -41,7 +41,6 @@ from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 
 PIECE = 8 << 20
-"""Bytes that are read or copied at a time."""
 
 _S3 = {"config_kwargs": {"connect_timeout": 5, "read_timeout": 60, "retries": {"max_attempts": 2}}}
 """Options for S3; by default, botocore waits for minutes if the server does not answer."""

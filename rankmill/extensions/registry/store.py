@@ -26,7 +26,6 @@ class WritableFolder(RegistryFolder):
     """A registry's folder in which files can be written; each file appears complete or not at all."""
 
     def sizes(self, *path: str) -> dict[str, int]:
-        """The sizes of all complete files below a folder, by their paths in the folder."""
         with self.opened(*path) as (system, place, _):
             try:
                 entries = system.find(place, detail=True)
@@ -60,7 +59,6 @@ class WritableFolder(RegistryFolder):
                 file.write(value)
 
     def upload(self, source: Path, on_bytes: Callable[[int], None], *path: str) -> None:
-        """Copy a file of this host; `on_bytes` is called with the size of each piece."""
         with self.opened(*path) as (system, place, is_local):
             if not is_local:
                 system.put_file(str(source), place, callback=_callback(on_bytes))

@@ -44,7 +44,6 @@ still be sending it.
 """
 
 _ENDED_SECONDS = 3600.0
-"""Seconds for which a run is shown after its end."""
 
 
 class FileQueueState(BaseModel):

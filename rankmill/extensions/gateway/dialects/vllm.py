@@ -50,7 +50,6 @@ _TYPES: dict[Kind, str] = {
 
 
 _PARAMS = {"max_length": "truncate_prompt_tokens", "max_passage_tokens": "max_tokens_per_doc"}
-"""vLLM's names for fields of a spec."""
 
 
 def _error(refusal: Refusal, status: int) -> JsonObject:

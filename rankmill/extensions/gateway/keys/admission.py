@@ -122,8 +122,8 @@ class Admission:
     async def identify_scraper(self, text: str | None) -> ApiKey | None:
         """The key of a caller that reads metrics; ``None`` without one.
 
-        Metrics name the holders of all keys. So if the server has keys, an admin's key is needed. If it has
-        none, a key is needed only if requests need one, and ``gateway_api_key`` is enough.
+        Metrics name the holders of all keys. So if the server has keys, an admin's key is needed. If the
+        server has none, a key is needed only if requests need one, and ``gateway_api_key`` is enough.
 
         A key that was valid at the last look is accepted without asking the server, because metrics matter
         most when the server does not answer.

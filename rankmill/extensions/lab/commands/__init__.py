@@ -1,1 +1,0 @@
-"""Commands that measure precision and speed, and that make models for 8 bits."""

@@ -72,8 +72,8 @@ def watch(classifier: Any, tokens: Tokens) -> dict[str, Watched]:
     Parameters
     ----------
     classifier
-        From `load_classifier`, of a family that `reads_first_token`; its last layer is replaced. A last
-        projection to one output is not observed, because it is never in 8 bits.
+        A classifier from `load_classifier`, of a family that `reads_first_token`; its last layer is replaced.
+        A last projection to one output is not observed, because it is never in 8 bits.
     tokens
         Tokens of the pairs; each pair is a forward of its own, without padding.
     """
