@@ -48,7 +48,7 @@ def save_tokenizer(vocabulary: list[str], out: Path) -> Any:
 def keep_units(inputs: torch.Tensor, weight: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose the columns of a linear layer to keep, and the weights that best replace the whole.
 
-    The function removes one column at a time. This is the column whose removal costs least after the others
+    The function removes one column at a time, always the column whose removal costs least after the others
     are adjusted by least squares, as in the Optimal Brain Surgeon (Hassibi and Stork, 1993).
 
     Parameters

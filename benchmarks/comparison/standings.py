@@ -250,7 +250,7 @@ def class_goals(results: Results) -> list[str]:
 def rank_beside(results: Results, ours: Contender, peer: Contender) -> str:
     """Whether ours agrees ``better``, ``worse`` or ``as well`` with fp32 as a peer does.
 
-    It differs if the peer's Spearman lies outside the 95% interval of ours.
+    The two differ if the peer's Spearman lies outside the 95% interval of ours.
     """
     mine, other = results.quality.get(ours.name, {}), results.spearman(peer) or 0.0
     spearman = mine.get("spearman", 0.0)

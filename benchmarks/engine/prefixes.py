@@ -1,6 +1,6 @@
 """Measures what a language model gains if passages of one query share the prefix of their prompts.
 
-The model has the widths of Qwen3-Reranker-0.6B, fewer layers and random weights. It scores 100 passages of a
+The model has the widths of Qwen3-Reranker-0.6B, fewer layers and random weights, and scores 100 passages of a
 query with and without sharing, in turn; the figures are medians of the rounds.
 
     python -m benchmarks.engine.prefixes

@@ -3,8 +3,8 @@
     python -m benchmarks.engine.texts --model DIR --pairs FILE.parquet
 
 A text is a query, a full stop in the place of the separating token, and the passage, so it has as many tokens
-as the pair. Both are scored as a worker does, tokenizing included. Each round gives a ratio, also of the
-processor's time, which says more where other programs run.
+as the pair. Texts and pairs are scored as a worker does, tokenizing included. Each round gives a ratio, also
+of the processor's time, which says more where other programs run.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m benchmarks.faults.chaos producer    # --rows 100000 --kills 20 --seed 1
 
 A scenario makes a file, scores it once undisturbed and once under kills with the same model, compares the two
-row by row and prints the figures. It fails if a row is lost, doubled, moved or different.
+row by row and prints the figures. A scenario fails if a row is lost, doubled, moved or different.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ SLOWEST = ("DeBERTa-v3-base",)
 """Shapes whose scores are compared, but whose speed is not measured: they are never packed."""
 
 PROVEN = 48
-"""Pairs that are scored on the device and, each alone, on the CPU in fp32."""
+"""Pairs that are scored on the device and, each by itself, on the CPU in fp32."""
 
 
 @dataclass

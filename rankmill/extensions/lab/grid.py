@@ -55,7 +55,7 @@ class Repeat(BaseModel):
 class CellResult(BaseModel):
     """Result of a cell in one round.
 
-    ``status`` is ``impossible`` if the settings are not valid, or workers cannot start or score with them. It
+    ``status`` is ``impossible`` if the settings are not valid, or workers cannot start or score with them; it
     is ``failed`` if workers died or took too long.
     """
 

@@ -110,7 +110,8 @@ def draw(queries: Sequence[str], rows: int) -> list[int]:
     """Indices of up to `rows` rows to sample, given the query of each row.
 
     The sample takes the queries in random order, with up to 50 random rows of each, because the first rows of
-    a query may be the best ones. If these are too few, it takes up to 50 more rows of each query, and so on.
+    a query may be the best ones. If these rows are too few, the sample takes up to 50 more rows of each
+    query, and so on.
     """
     random = np.random.default_rng(0)
     places: dict[str, list[int]] = {}

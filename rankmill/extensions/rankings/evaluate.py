@@ -24,8 +24,8 @@ def read_scored(
 ) -> tuple[pd.DataFrame, pd.DataFrame | None]:
     """Read an output of score-file or a TREC run; returns its ranking, and the ranking to compare with.
 
-    The ranking to compare with is that of the run at `compared`, or else that of the run that was scored. It
-    is ``None`` if the file does not have scores or ranks of all passages of that run.
+    The ranking to compare with is that of the run at `compared`, or else that of the run that was scored,
+    which is ``None`` if the file does not have scores or ranks of all of its passages.
 
     Each ranking has the columns ``query_id``, ``doc_id`` and ``score``, and lacks rows without a score.
 

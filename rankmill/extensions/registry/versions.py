@@ -108,8 +108,9 @@ class VersionStore:
         """The digest that the version must have, which is `content` or else that in the registry; ``None`` if
         the registry cannot tell.
 
-        A kept version with other content than in the registry is removed: it came from another registry, or
-        from an earlier one at this URL. The registry is not asked if the kept version has the `content`.
+        A kept version with other content than in the registry is removed, because it came from another
+        registry, or from an earlier one at this URL. The registry is not asked if the kept version has the
+        `content`.
         """
         kept = now = None
         try:

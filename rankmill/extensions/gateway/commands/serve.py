@@ -59,9 +59,9 @@ class ServeOptions(options.CommandOptions):
 def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
     """Serve scores over HTTP and gRPC, as rerank servers do.
 
-    The gateway has the paths of TEI, Cohere, Jina, vLLM, infinity and Voyage; /docs lists them. It loads no
-    model itself. The workers of the server score, or with --embedded workers that this command starts. The
-    gateway runs until SIGTERM or Ctrl-C, and then finishes the requests in progress.
+    The gateway has the paths of TEI, Cohere, Jina, vLLM, infinity and Voyage; /docs lists them. The gateway
+    itself does not load a model. The workers of the server score, or with --embedded workers that this
+    command starts. The gateway runs until SIGTERM or Ctrl-C, and then finishes the requests in progress.
 
     By default, it listens on loopback. An address that other hosts reach needs keys (rankmill keys create) or
     --open.

@@ -50,7 +50,7 @@ class ApiKey(WireModel):
         Whether the key may load and unload models, read metrics and all usage, and use the files and batches
         of all keys.
     manage_models
-        Whether the key may read and change the registry: push models, set aliases, and remove both.
+        Whether the key may read the registry, push models, set aliases, and remove both.
     weight
         Share of the workers that the tenant (all keys of this name) gets while several tenants wait, as a
         multiple of another tenant's share.

@@ -55,7 +55,7 @@ def list_models(names: tuple[str, ...], settings: Settings, as_json: bool) -> No
 @options.settings("registry")
 @options.as_json
 def show(model: str, settings: Settings, as_json: bool) -> None:
-    """Show a version or an alias: files, author and time."""
+    """Show files, author and time of a version or an alias."""
     registry = RegistryStore.of(settings)
     named = reference(model)
     alias = registry.find_alias(named)

@@ -34,8 +34,8 @@ def describe(settings: Settings, proving: bool, as_json: bool) -> None:
     """Show how MODEL is scored, and what can run it here.
 
     The command shows the model's family, prompt, outputs, activation and length, and for each backend the
-    precisions that can run the model on this host, or why they cannot. It reads the model's small files, not
-    its weights.
+    precisions that can run the model on this host, or why they cannot. The command reads the model's small
+    files, not its weights.
     """
     report = model_report(settings)
     proven = prove_model(settings, settings.device) if proving else None
