@@ -146,9 +146,7 @@ def evaluate(
 
 
 def plot(results: Sequence[Result], path: Path) -> None:
-    """Draw the change of the first measure for each query, and the means of all measures; needs
-    matplotlib.
-    """
+    """Draw the change of the first measure for each query, and all measures; needs matplotlib."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4), layout="constrained")

@@ -166,7 +166,7 @@ def digests(files: list[LocalFile], on_bytes: Callable[[int], None]) -> tuple[Mo
 
 
 class Steps:
-    """Shows each step on standard error while it lasts, if standard error is a terminal."""
+    """Shows each step while it lasts, if standard error is a terminal and `quiet` is false."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._shown = not quiet and sys.stderr.isatty()

@@ -70,7 +70,7 @@ class MineOptions(options.NewTable):
     range_min: Annotated[int, Field(ge=0, title="N")] = 0
     """Skip the N hardest negatives."""
     range_max: options.Number | None = None
-    """Choose only among the run's first N passages of each query.  [default: all]"""
+    """Choose only among each query's first N passages without a grade above 0.  [default: all]"""
     max_score: _Score | None = None
     """Highest score of a negative."""
     min_score: _Score | None = None

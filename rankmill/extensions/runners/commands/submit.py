@@ -26,9 +26,9 @@ def submit(request: FileRequest, settings: Settings, webhook: str | None, as_jso
     """Hand INPUT files to runners, which score their pairs.
 
     The options for files and models are those of rankmill score, but -o must name the output, and files may
-    not be standard input or output. A runner on any host that sees the files
-    scores them with live workers, even if this process ends. The command prints the run's id, which rankmill
-    wait, status and cancel take.
+    not be standard input or output. A runner on any host that sees the files scores them with live workers,
+    even after this process has ended. The command prints the run's id, which rankmill wait, status and cancel
+    take.
     """
     request = request.at_home()  # before the server is asked, because this may refuse the request
     there = os.path.isfile(request.output or "")  # noqa: PTH113 -- false if this user may not look
