@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import fakeredis
 import pyarrow as pa
@@ -40,7 +40,6 @@ class QueueByHand:
         journal: Journal | None = None,
         *,
         reuse: EarlierScores | None = None,
-        source: Iterator[pa.Table] | None = None,
         sizing: Sizing | None = None,
         priority: Priority | None = None,
     ) -> None:
@@ -51,7 +50,7 @@ class QueueByHand:
         columns = ("query", "passage")
         sizing = sizing or Sizing(len(tables[0]), journals=[journal] if journal else [])
         kept = live_run(self.store, self.run, RunCleaner(self.store), columns, journal)
-        self.driver = RunDriver(kept, source or iter(tables), sizing, window, reuse)
+        self.driver = RunDriver(kept, iter(tables), sizing, window, reuse)
         self.most_waiting = 0
         self.asked: list[str] = []
         """The queries of all pairs that were answered."""

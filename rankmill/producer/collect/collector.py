@@ -30,12 +30,9 @@ from rankmill.jobs.contract.run import Run, Settled, settled_by
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.runtime.logs import about
 from rankmill.producer.collect.progress import RowCounter
-from rankmill.producer.collect.repeats import ChunkPairs, EarlierScores, RepeatedPairs
+from rankmill.producer.collect.repeats import ChunkPairs, EarlierScores, distinct_pairs
 from rankmill.producer.collect.scored import ScoredTable, join_results, row_results, scored_table
 from rankmill.producer.collect.sizing import Load, WindowSize
-
-AT_ONCE = 64
-"""Most chunks that are cut at a time."""
 
 logger = logging.getLogger(__name__)
 
@@ -85,15 +82,13 @@ class UnfinishedChunk:
 
     table: pa.Table
     pairs: ChunkPairs | None = None
-    """Which pairs this chunk asks for, and which another chunk asks for; ``None`` if this chunk asks for all
-    of its rows.
-    """
+    """The rows that are sent; ``None`` if all rows are."""
     results: list[tuple[Piece, ChunkResult]] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
         """Number of rows that are sent."""
-        return int(self.pairs.own.sum()) if self.pairs else len(self.table)
+        return len(self.pairs.rows) if self.pairs else len(self.table)
 
 
 class FinishedChunk(NamedTuple):
@@ -185,8 +180,8 @@ class Collector:
     start
         The first row of the first chunk.
     reuse
-        Known scores, perhaps empty. Rows with these pairs are not sent, and neither are pairs that another
-        row, or a chunk without a result, asks for. ``None`` means that all rows are sent.
+        Known scores, perhaps empty. Rows with these pairs are not sent, and neither are pairs that an earlier
+        row of their chunk has. ``None`` means that all rows are sent.
     scored
         Rows that devices have scored in earlier runs.
     """
@@ -231,9 +226,6 @@ class Collector:
         self._waiting: dict[int, int] = {}
         """Rows of finished chunks that are not taken yet, by chunk."""
         self._reuse = reuse
-        self._repeats = None if reuse is None else RepeatedPairs(reuse.columns)
-        self._idle = 0
-        """Number of chunks that wait only for pairs which other chunks ask for."""
         self._load = Load()
         self._payloads: dict[ChunkId, int] = {}
         self._payload_share = 1.0
@@ -256,11 +248,11 @@ class Collector:
     @property
     def wants_chunks(self) -> bool:
         """Whether enough of the window is free to cut more chunks."""
-        return not self.exhausted and self._idle < AT_ONCE and self._window.wants_more(self._load)
+        return not self.exhausted and self._window.wants_more(self._load)
 
     @property
     def has_room(self) -> bool:
-        return self._idle < AT_ONCE and not self._window.is_full(self._load)
+        return not self._window.is_full(self._load)
 
     def add(self, table: pa.Table, result: ChunkResult | None = None) -> Piece | None:
         """Add the next chunk, perhaps with a `result` of an earlier run; returns the piece to send, or
@@ -274,20 +266,14 @@ class Collector:
             self._finish(number, part, None, fresh=False)
             return None
         pairs = None
-        if self._reuse is not None and self._repeats is not None:
-            scores = self._reuse.known(self._reuse.digests(table)) if len(self._reuse) else None
-            pairs = self._repeats.enter(number, table, scores)
+        if self._reuse is not None:
+            known = self._reuse.known(self._reuse.digests(table)) if len(self._reuse) else None
+            pairs = distinct_pairs(table, self._reuse.columns, known)
             if pairs and not len(pairs.rows):
-                self._finish(number, pairs.table(table), None)
+                self._finish(number, pairs.table(table, None), None)
                 return None
         chunk = self._unfinished[number] = UnfinishedChunk(table, pairs)
-        if not chunk.rows:
-            self._idle += 1
-            return None
-        if pairs is None or chunk.rows == len(table):
-            piece = Piece(number, table)
-        else:
-            piece = Piece(PieceId(number, 0, chunk.rows), pairs.select(table))
+        piece = Piece(PieceId(number, 0, chunk.rows), pairs.select(table)) if pairs else Piece(number, table)
         self.pieces[piece.id] = piece
         self._enter(piece, int(piece.table_bytes * self._payload_share))
         return piece
@@ -408,30 +394,14 @@ class Collector:
         return self.how.objection(result.stats)
 
     def _has_answer(self, number: int, whole: ChunkResult) -> None:
-        """Finish a chunk whose pieces have their results, and chunks that waited for its scores."""
-        chunk = self._unfinished[number]
-        answers = self._repeats.answer(number, whole) if self._repeats else {}
+        """Finish a chunk whose pieces have their results."""
+        chunk = self._unfinished.pop(number)
+        self._count(chunk)
         if chunk.pairs is None:
-            del self._unfinished[number]
-            self._count(chunk)
             part = scored_table(chunk.table, whole, row_results(whole, len(chunk.table)))
             self._finish(number, part, whole)
         else:
-            chunk.pairs.result = whole
-            self._finish_if_complete(number, chunk.pairs)
-        for other, answer in answers.items():
-            waiting = self._unfinished[other].pairs
-            assert waiting
-            waiting.add(answer)
-            self._finish_if_complete(other, waiting)
-
-    def _finish_if_complete(self, number: int, pairs: ChunkPairs) -> None:
-        if pairs.is_complete:
-            chunk, whole = self._unfinished.pop(number), pairs.whole(number)
-            self._idle -= not chunk.rows
-            if whole:  # otherwise the chunk is tried again if the run is resumed
-                self._count(chunk)
-            self._finish(number, pairs.table(chunk.table), whole)
+            self._finish(number, chunk.pairs.table(chunk.table, whole), chunk.pairs.whole(number, whole))
 
     def _finish(
         self, number: int, part: ScoredTable, result: ChunkResult | None, *, fresh: bool = True

@@ -20,12 +20,12 @@ from rankmill.jobs.contract.wire import decode_rows, encode_rows
 from rankmill.jobs.protocol.runs import DetachedChunks, RunStore
 from rankmill.jobs.runtime.patience import redis_errors
 from rankmill.producer.collect.cleanup import RunCleaner
-from rankmill.producer.collect.collector import AT_ONCE, Collector, Piece
+from rankmill.producer.collect.collector import Collector, Piece
 from rankmill.producer.collect.live import Carrier, LiveRun
 from rankmill.producer.collect.pairs import OpenTables
 from rankmill.producer.collect.progress import RowCounter
 from rankmill.producer.collect.repeats import EarlierScores
-from rankmill.producer.collect.sizing import WindowSize
+from rankmill.producer.collect.sizing import AT_ONCE, WindowSize
 
 
 class DetachedRun(LiveRun):

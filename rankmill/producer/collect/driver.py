@@ -25,14 +25,14 @@ from rankmill.jobs.runtime import tracing
 from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.patience import redis_errors, waiting
 from rankmill.jobs.system import system
-from rankmill.producer.collect.collector import AT_ONCE, Accepted, Piece
+from rankmill.producer.collect.collector import Accepted, Piece
 from rankmill.producer.collect.detached import DetachedRun
 from rankmill.producer.collect.live import LiveRun
 from rankmill.producer.collect.pairs import OpenTables
 from rankmill.producer.collect.presence import WorkerPresence
 from rankmill.producer.collect.repeats import EarlierScores
 from rankmill.producer.collect.scored import ScoredTable
-from rankmill.producer.collect.sizing import Sizing, WindowSize
+from rankmill.producer.collect.sizing import AT_ONCE, Sizing, WindowSize
 from rankmill.producer.collect.spool import Spool
 
 _SWEEP_SECONDS = 10

@@ -14,6 +14,9 @@ from rankmill.producer.collect.journal import Journal
 MIN_CHUNKS = 32
 """Fewest chunks in the window with ``window: auto``, once the workers' speed is known."""
 
+AT_ONCE = 64
+"""Most chunks that are cut at a time."""
+
 _FIRST_CHUNKS = 8
 """Fewest chunks in the window before a worker's speed is known. This is less than `MIN_CHUNKS`, because
 chunks are small until then, and small chunks cost time.
