@@ -181,6 +181,9 @@ def _measure(name: str) -> Any:
 def _values(measures: Sequence[Any], qrels: pd.DataFrame, run: pd.DataFrame) -> dict[str, dict[str, float]]:
     import ir_measures
 
+    # pytrec_eval crashes on a query with only negative grades, which has no relevant passage either way
+    best = qrels.groupby("query_id")["relevance"].transform("max")
+    qrels = qrels.assign(relevance=qrels["relevance"].mask(best < 0, 0))
     by_measure: dict[str, dict[str, float]] = {str(measure): {} for measure in measures}
     for metric in ir_measures.iter_calc(measures, qrels, run):
         by_measure[str(metric.measure)][metric.query_id] = float(metric.value)

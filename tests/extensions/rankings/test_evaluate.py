@@ -144,6 +144,18 @@ def test_what_top_k_has_cut_is_not_compared_with_its_own_rows(folder: Path, colu
     assert "name the run" not in done.stderr
 
 
+def test_a_query_with_negative_grades_only_has_no_relevant_passage(folder: Path) -> None:
+    """pytrec_eval crashes on it beside other queries."""
+    judged = (folder / "qrels.txt").read_text()
+    results = []
+    for grade in (0, -2):
+        (folder / "qrels.txt").write_text(f"{judged}qx 0 d1 {grade}\n")
+        done = run(folder / "out.parquet", "--qrels", folder / "qrels.txt", "--measures", "nDCG,AP", "--json")
+        results.append(json.loads(done.stdout))
+    assert results[0] == results[1]
+    assert results[0][0]["by_query"]["qx"] == [0, 0]
+
+
 def test_measures_that_count_are_sums_as_in_ir_measures(folder: Path) -> None:
     lines = [f"{row['query_id']} Q0 {row['doc_id']} 1 {row['score']!r} t\n" for row in ROWS]
     (folder / "out.trec").write_text("".join(lines))
