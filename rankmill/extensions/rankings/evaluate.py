@@ -12,7 +12,14 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from rankmill.extensions.rankings.scored import is_table, lacks_passages, read_rows, run_scores
+from rankmill.extensions.rankings.scored import (
+    is_output,
+    is_table,
+    lacks_passages,
+    read_rows,
+    run_scores,
+    scored_column,
+)
 from rankmill.jobs.contract.errors import ConfigError, InputError
 from rankmill.jobs.runtime.installation import install_line
 from rankmill.producer.files.corpus.rankings import check_once, read_ranking
@@ -20,12 +27,13 @@ from rankmill.producer.files.stores.paths import AnyPath
 
 
 def read_scored(
-    path: AnyPath, score: str, compared: AnyPath | None = None
+    path: AnyPath, score: str | None = None, compared: AnyPath | None = None
 ) -> tuple[pd.DataFrame, pd.DataFrame | None]:
     """Read an output of score-file or a TREC run; returns its ranking, and the ranking to compare with.
 
-    The ranking to compare with is that of the run at `compared`, or else that of the run that was scored,
-    which is ``None`` if the file does not have scores or ranks of all of its passages.
+    The latter is that of the run or output at `compared`, or else of the run that was scored. It is ``None``
+    if the file does not have the run's scores or ranks, or not for all passages of the run. `score` is the
+    column of scores; ``None`` is that of `scored_column`.
 
     Each ranking has the columns ``query_id``, ``doc_id`` and ``score``, and lacks rows without a score.
 
@@ -34,22 +42,33 @@ def read_scored(
     InputError
         A file cannot be read, lacks ids or scores, or a query has a passage twice.
     """
-    other = None if compared is None else ranking_frame(compared)
+    score = score or scored_column(path, "score")
+    other = None
+    if compared is not None and is_output(compared):
+        other = _of_table(compared, scored_column(compared, "score"))[0]
+    elif compared is not None:
+        other = ranking_frame(compared)
     if not path.is_file() or not is_table(path, score):
         return ranking_frame(path), other
+    after, before, is_cut = _of_table(path, score)
+    if compared is not None:
+        return after, other
+    if before is not None and is_cut:
+        logger.warning(
+            "%s lacks passages of its run, as after --top-k; name the run to compare with: --run RUN", path
+        )
+        return after, None
+    return after, before
+
+
+def _of_table(path: AnyPath, score: str) -> tuple[pd.DataFrame, pd.DataFrame | None, bool]:
+    """The rankings of a scored table by its scores and by its run, and whether it lacks some of the run."""
     frame = read_rows(path, score)
     is_cut = lacks_passages(frame)
     frame = frame[frame["in_run"]]  # other rows are judged passages that were added for mining
     after, before = _ranking(frame, frame["score"]), run_scores(frame)
     check_once(after, path)
-    if compared is not None or before is None:
-        return after, other
-    if is_cut:
-        logger.warning(
-            "%s lacks passages of its run, as after --top-k; name the run to compare with: --run RUN", path
-        )
-        return after, None
-    return after, _ranking(frame, before)
+    return after, None if before is None else _ranking(frame, before), is_cut
 
 
 def ranking_frame(path: AnyPath) -> pd.DataFrame:

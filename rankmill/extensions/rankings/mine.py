@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from rankmill.extensions.rankings.scored import is_table, read_rows, run_scores
+from rankmill.extensions.rankings.scored import is_table, read_rows, run_scores, scored_column
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.corpus.rankings import SCHEMA, check_once, read_qrels, read_ranking
 from rankmill.producer.files.ranking import best_first
@@ -73,11 +73,12 @@ another key than the pair of the same texts in the other order.
 """
 
 
-def read_scored(path: AnyPath, score: str = "score", qrels: AnyPath | None = None) -> pd.DataFrame:
+def read_scored(path: AnyPath, score: str | None = None, qrels: AnyPath | None = None) -> pd.DataFrame:
     """Read the ids, scores and labels of a scored table, or of a TREC run with scores, as `evaluate` does.
 
     Returns columns ``query_id``, ``doc_id``, ``score``, ``relevance``, ``in_run`` and ``place`` (in the run's
-    order), with a row for each row of the file. Judgements come from `qrels`, or else from the table's
+    order), with a row for each row of the file. `score` is the column of scores; ``None`` is that of
+    `scored_column`. Judgements come from `qrels`, or else from the table's
     ``relevance``. Without a column ``in_run``, all rows belong to the run. For the file's queries, passages
     that have a grade above 0 in `qrels` but are not in the file follow as rows without a score.
 
@@ -88,6 +89,7 @@ def read_scored(path: AnyPath, score: str = "score", qrels: AnyPath | None = Non
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file")
+    score = score or scored_column(path, "score")
     rows = read_rows(path, score, has_labels=qrels is None) if is_table(path, score) else _of_run(path)
     check_once(rows, path)
     rows["place"] = _places(rows)

@@ -10,6 +10,7 @@ from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.corpus.rankings import column_of
 from rankmill.producer.files.formats.base import text_of
 from rankmill.producer.files.formats.delimited import TSV
+from rankmill.producer.files.formats.parquet import PARQUET, metadata_of
 from rankmill.producer.files.formats.table import format_of, is_readable, open_reader
 from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS
 from rankmill.producer.files.stores.paths import AnyPath
@@ -24,6 +25,22 @@ _TYPES = {
     "run_score": pa.float64(),
     "run_rank": pa.float64(),
 }
+
+
+def scored_column(path: AnyPath, role: str) -> str:
+    """The column of a scored file with the ``query``, ``passage`` or ``score``: the one that the metadata of
+    Parquet names, or else the one of that name.
+    """
+    about = metadata_of(path) if path.is_file() and format_of(path) is PARQUET else {}
+    return about.get(f"rankmill.{role}_column", role)
+
+
+def is_output(path: AnyPath) -> bool:
+    """Whether a file shows that score-file has written it: by the metadata of Parquet, or by ``in_run``."""
+    if not path.is_file() or not is_readable(path):
+        return False
+    has_metadata = format_of(path) is PARQUET and "rankmill.score_column" in metadata_of(path)
+    return has_metadata or "in_run" in open_reader(path).shown_columns().names
 
 
 def is_table(path: AnyPath, score: str) -> bool:

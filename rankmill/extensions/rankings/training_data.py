@@ -13,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 
 from rankmill.extensions.rankings.mine import Mined, TextKeys
+from rankmill.extensions.rankings.scored import scored_column
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.file_request import OnDuplicate
 from rankmill.producer.files.corpus.index import TextIndex, in_memory, on_disk
@@ -26,7 +27,6 @@ Form = Literal[
 ]
 
 _ROWS = 16_384
-_IN_SCORED = pa.schema([("query", pa.string()), ("passage", pa.string())])
 
 _WAY_OUT = "make it with score-file --with-texts, or name --queries and --corpus"
 
@@ -105,12 +105,12 @@ def text_keys(source: AnyPath | Corpus, ids: pd.DataFrame) -> TextKeys | None:
         return source.keys_of(ids)
     if not is_readable(source):
         return None
-    schema = open_reader(source).survey(find_nulls=False).schema
-    if not set(_IN_SCORED.names) <= set(schema.names):
+    columns = scored_column(source, "query"), scored_column(source, "passage")
+    if not set(columns) <= set(open_reader(source).survey(find_nulls=False).schema.names):
         return None
     keys = [(np.zeros(0, np.uint64), np.zeros(0, np.uint64))]  # because the file may have no rows
-    for batch in open_reader(source, _IN_SCORED.names).batches(_IN_SCORED, _ROWS):
-        keys.append((_hashes(batch["query"]), _hashes(batch["passage"])))
+    for batch in _text_batches(source, columns):
+        keys.append((_hashes(batch[columns[0]]), _hashes(batch[columns[1]])))
     lacking = np.zeros(
         len(ids) - sum(len(part) for part, _ in keys), np.uint64
     )  # these passages are judged, but are not in the file
@@ -228,24 +228,30 @@ def _texts_in(path: AnyPath, rows: _Rows) -> _Texts:
     """Queries and passages of some rows of the scored file, which is read as a stream."""
     if not is_readable(path):
         raise InputError(f"{path}: a run has no texts; name --queries and --corpus")
+    columns = scored_column(path, "query"), scored_column(path, "passage")
     schema = open_reader(path).survey(find_nulls=False).schema
-    for name in ("query", "passage"):
+    for name in columns:
         if name not in schema.names:
             raise InputError(f"{path}: no column {name!r}; {_WAY_OUT}")
     queries: dict[int, str] = {}
     passages: dict[int, str] = {}
     start = 0
-    for batch in open_reader(path, _IN_SCORED.names).batches(_IN_SCORED, _ROWS):
+    for batch in _text_batches(path, columns):
         here = rows[np.searchsorted(rows, start) : np.searchsorted(rows, start + len(batch))]
         part = batch.take(pa.array(here - start))
-        queries |= dict(zip(here.tolist(), part["query"].to_pylist(), strict=True))
-        passages |= dict(zip(here.tolist(), part["passage"].to_pylist(), strict=True))
+        queries |= dict(zip(here.tolist(), part[columns[0]].to_pylist(), strict=True))
+        passages |= dict(zip(here.tolist(), part[columns[1]].to_pylist(), strict=True))
         start += len(batch)
-    for column, texts in (("query", queries), ("passage", passages)):
+    for column, texts in zip(columns, (queries, passages), strict=True):
         empty = next((row for row, text in texts.items() if text is None), None)
         if empty is not None:
             raise InputError(f"{path}: row {empty} (counted from 0) has a score and no {column}")
     return queries, passages
+
+
+def _text_batches(path: AnyPath, columns: tuple[str, str]) -> Iterator[pa.RecordBatch]:
+    schema = pa.schema([(name, pa.string()) for name in dict.fromkeys(columns)])
+    return open_reader(path, schema.names).batches(schema, _ROWS)
 
 
 def _by_row(index: TextIndex, ids: pd.DataFrame, name: str, rows: _Rows) -> dict[int, str]:

@@ -156,6 +156,34 @@ def test_a_query_with_negative_grades_only_has_no_relevant_passage(folder: Path)
     assert results[0][0]["by_query"]["qx"] == [0, 0]
 
 
+def test_the_scores_are_those_that_the_file_says_it_got(folder: Path) -> None:
+    """An input may have a column of scores; its name, score, is not that of the new ones then."""
+    rows = [{**row, "score": -float(row["score"]), "ours": row["score"]} for row in ROWS]
+    table = pa.Table.from_pylist(rows).replace_schema_metadata({"rankmill.score_column": "ours"})
+    pq.write_table(table, folder / "named.parquet")
+    options = ["--qrels", folder / "qrels.txt", "--json"]
+    plain = run(folder / "out.parquet", *options)
+    assert run(folder / "named.parquet", *options).stdout == plain.stdout
+    asked = run(folder / "named.parquet", *options, "--score-column", "score")
+    assert json.loads(asked.stdout)[0]["after"] != json.loads(plain.stdout)[0]["after"]
+    compared = run(folder / "out.parquet", "--run", folder / "named.parquet", *options)
+    assert all(each["before"] == each["after"] for each in json.loads(compared.stdout))
+
+
+def test_passages_that_were_added_to_the_other_output_do_not_count(folder: Path) -> None:
+    added = [{**ROWS[0], "doc_id": f"d{n}", "score": 2.0, "in_run": False} for n in range(0, 30, 3)]
+    rows = [{**row, "in_run": True} for row in ROWS]
+    lines = "".join(json.dumps(row) + "\n" for row in [*rows, *added] if row not in rows[:1])
+    (folder / "more.jsonl").write_text(lines)
+    (folder / "plain.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS[1:]))
+    found = [
+        run(folder / "out.parquet", "--run", folder / name, "--qrels", folder / "qrels.txt", "--json").stdout
+        for name in ("more.jsonl", "plain.jsonl")
+    ]
+    assert found[0] == found[1]
+    assert json.loads(found[0])[0]["before"] is not None
+
+
 def test_measures_that_count_are_sums_as_in_ir_measures(folder: Path) -> None:
     lines = [f"{row['query_id']} Q0 {row['doc_id']} 1 {row['score']!r} t\n" for row in ROWS]
     (folder / "out.trec").write_text("".join(lines))

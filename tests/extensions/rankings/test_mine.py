@@ -197,6 +197,21 @@ def test_the_first_of_a_run_are_the_best_by_its_scores(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out.jsonl").read_text())["passages"] == ["a", "e", "d"]
 
 
+def test_the_texts_are_those_that_were_scored(tmp_path: Path) -> None:
+    """Not those of columns with the usual names."""
+    scored = tmp_path / "scored.parquet"
+    rows = of_texts({"a": "A", "b": "B", "c": "C"}, {"a": 1})
+    for row in rows:
+        row.update({"question": "q", "body": row["passage"], "query": "other", "passage": "the same"})
+        row.update({"ours": 0.0 if row["doc_id"] == "b" else 1.0})
+    names = {"query": "question", "passage": "body", "score": "ours"}
+    names = {f"rankmill.{role}_column": name for role, name in names.items()}
+    pq.write_table(pa.Table.from_pylist(rows).replace_schema_metadata(names), scored)
+    assert run(scored, "--format", "labeled-list", "-o", tmp_path / "out.jsonl").exit_code == 0
+    found = json.loads((tmp_path / "out.jsonl").read_text())
+    assert (found["anchor"], found["passages"]) == ("q", ["A", "C", "B"])
+
+
 @pytest.mark.parametrize("cut", ["rank", "gap"])
 def test_the_first_of_a_run_cannot_be_told_after_top_k(tmp_path: Path, cut: str) -> None:
     scored = tmp_path / "scored.parquet"

@@ -27,8 +27,8 @@ class EvaluateOptions(options.CommandOptions):
     """The ranking to compare with.  [default: the run that was scored]"""
     measures: Annotated[str, Field(title="NAME,...")] = "nDCG@10,RR@10,R@100"
     """Measures of ir-measures; RR is MRR, R is recall."""
-    score_column: options.Column = "score"
-    """Column with the scores."""
+    score_column: options.Column | None = None
+    """Column with the scores.  [default: the one that the metadata of Parquet names, or score]"""
     by_query: bool = False
     """Print the values of every query."""
     plot: options.FilePath | None = None

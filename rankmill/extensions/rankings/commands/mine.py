@@ -61,8 +61,8 @@ class MineOptions(options.NewTable):
     """All columns of a corpus in CSV or TSV without a header, in order."""
     on_duplicate: OnDuplicate = "error"
     """An id with two texts in the queries or the corpus: stop with an error, or take the first or last."""
-    score_column: options.Column = "score"
-    """Column with the scores."""
+    score_column: options.Column | None = None
+    """Column with the scores.  [default: the one that the metadata of Parquet names, or score]"""
     min_relevance: options.Number = 1
     """Lowest grade of a relevant passage; a passage of a lower grade above 0 is left out."""
     num_negatives: options.Number = 3
