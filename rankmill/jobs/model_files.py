@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
@@ -54,10 +55,8 @@ _LONGEST = 100
 def model_folder(model: str) -> Path | None:
     """The directory that a model's name stands for on this host; ``None`` if it stands for another model."""
     folder = expanded(model)
-    try:
-        return folder if model != "demo" and folder.is_dir() else None
-    except (OSError, ValueError):  # the name cannot be that of a file
-        return None
+    # Path's own raises if the name cannot be that of a file
+    return folder if model != "demo" and os.path.isdir(folder) else None  # noqa: PTH112
 
 
 def model_files(folder: Path) -> dict[str, Path]:
