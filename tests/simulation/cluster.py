@@ -26,6 +26,7 @@ from rankmill.producer.client import sync_client
 from rankmill.producer.client.sync_client import Client
 from rankmill.producer.collect.detached import submit_detached
 from rankmill.workers.batches.tokens import Batch, Tokens
+from rankmill.workers.engine import batch_size
 from rankmill.workers.models.loading import Loaded, Model
 from rankmill.workers.worker import ScoringWorker
 from tests.simulation.world import Process, World, world
@@ -211,6 +212,24 @@ class Device:
         return Proven(not is_broken)
 
 
+class Memory:
+    """A host's memory, always the same: that of the host that simulates would decide what follows."""
+
+    _USED, _FREE, _FORWARD = 1 << 30, 16 << 30, 1 << 20
+
+    def used(self) -> int:
+        return self._USED
+
+    def used_and_free(self) -> tuple[int, int]:
+        return self._USED, self._FREE
+
+    def peak(self) -> int:
+        return self._USED + self._FORWARD
+
+    def begin(self) -> None:
+        pass
+
+
 class SimulatedLoaded(Loaded):
     """Its model is the same for every spec, but for what rows are."""
 
@@ -327,6 +346,7 @@ class Cluster:
         self.abandoned = mine.history.abandoned
         """Runs whose process has died, or that are kept for others: their keys stay until they expire."""
         self._number = 0
+        mine.patch(batch_size, "memory_of", lambda device: Memory())
         mine.patch(Client, "_new_run", self._noting(Client._new_run))
         mine.patch(sync_client, "submit_detached", self._noting_detached(submit_detached))
 

@@ -532,7 +532,7 @@ class History:
         self.held.discard(name)
 
     def _take(self, name: str, is_idle: bool = False) -> None:
-        """A worker takes a job off the queue; which others wait says whether it was its turn.
+        """A worker takes a job off the queue; of which runs others wait says whether it was its turn.
 
         The job of a worker that was idle is no turn of its tenant.
         """
@@ -549,7 +549,7 @@ class History:
         if not self.has_run(run) or f"rq:job:{name}".encode() not in self.data or self.leases(name):
             return  # it is dropped, and costs nothing: its run is gone, it is over, or a worker has it
         if worker not in job.holders:  # else likewise: it lost its lease while it was cut off
-            others = [each for each in self.waiting if self.has_run(each.rpartition("-")[0])]
+            others = {run for run in {each.rpartition("-")[0] for each in self.waiting} if self.has_run(run)}
             self._say("turn", name, worker, others)
             if not is_idle:
                 self._say("tenants_turn", name, worker, others)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import click
 
-from rankmill.jobs.contract.priority import GROUP, group_of
+from rankmill.jobs.contract.priority import GROUP, group_of, priority_of
 from rankmill.jobs.protocol.ordered_queue import is_bulk_job
 from tests.simulation.cluster import LOAD, POISON, PROOF, first_token
 from tests.simulation.history import BEAT, LEASE, Result, is_piece
@@ -350,6 +350,11 @@ class HalvesAreSent(Promise):
 # Whose turn it is
 
 
+def is_bulk(run: str) -> bool:
+    """Whether a run is bulk work, by its id."""
+    return priority_of(run) == "bulk"
+
+
 class RequestsAreHeard(Promise):
     """A worker that has room for requests takes one at once, whatever else it does.
 
@@ -403,12 +408,12 @@ class RequestsComeFirst(Promise):
         super().__init__(history)
         self._before: Counter[Process] = Counter()
 
-    def turn(self, name: str, worker: Process, others: Sequence[str]) -> None:
+    def turn(self, name: str, worker: Process, others: set[str]) -> None:
         if not self.history.one_engine:
             return
-        is_next = not all(map(is_bulk_job, others))
+        is_next = not all(map(is_bulk, others))
         full = self.history.requests(worker) >= self.history.claim_ahead_jobs
-        self.loaded += not is_bulk_job(name) and any(map(is_bulk_job, others))
+        self.loaded += not is_bulk_job(name) and any(map(is_bulk, others))
         if not is_bulk_job(name) or not is_next or full:
             del self._before[worker]
             return
@@ -429,11 +434,11 @@ class BulkIsNotStarved(Promise):
         super().__init__(history)
         self._passed_over: Counter[Process] = Counter()
 
-    def turn(self, name: str, worker: Process, others: Sequence[str]) -> None:
+    def turn(self, name: str, worker: Process, others: set[str]) -> None:
         history = self.history
         is_new = history.jobs[name].attempts == 0 and not history.owners  # else the worker may drop it
         has_bulk = any(map(is_bulk_job, history.held_by(worker)))
-        if has_bulk or not (history.is_up and is_new) or not any(map(is_bulk_job, others)):
+        if has_bulk or not (history.is_up and is_new) or not any(map(is_bulk, others)):
             del self._passed_over[worker]
             return
         self.loaded += 1
@@ -457,10 +462,10 @@ class TenantsGetTheirShare(Promise):
             lambda: (set(), Counter())
         )
 
-    def tenants_turn(self, name: str, worker: Process, others: Sequence[str]) -> None:
-        kind = "bulk" if is_bulk_job(name) else "request"
+    def tenants_turn(self, name: str, worker: Process, others: set[str]) -> None:
         run = name.partition("-")[0]
-        runs = {run, *(each.partition("-")[0] for each in others if is_bulk_job(each) == is_bulk_job(name))}
+        kind = priority_of(run)
+        runs = {run, *(each for each in others if priority_of(each) == kind)}
         weights, mine = self.history.weights, run[-GROUP:]
         self._look(kind, name, {each[-GROUP:] for each in runs}, mine, weights)
         if kind == "bulk":
