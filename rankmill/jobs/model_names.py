@@ -183,8 +183,8 @@ class ModelNames:
     settings
         The settings, including those of extensions.
     extensions
-        Returns the extensions that know such names; called when a name may be one of theirs. By default these
-        are the entry points of ``rankmill.models``.
+        Returns what makes each extension's `NamedModels`, by default the entry points of ``rankmill.models``;
+        called for a name that may need an extension.
     """
 
     def __init__(

@@ -138,8 +138,8 @@ class FileRunStore:
         return ended.run
 
     def claim(self, runner: str, lease_seconds: int, leave: Iterable[str] = ()) -> RunLease | None:
-        """Take the first waiting run that is not in `leave`; returns ``None`` if no run waits, or if this run
-        cannot be read, is done or has failed.
+        """Take the first waiting run that is not in `leave`. Returns ``None`` if no such run waits, or
+        if the run found cannot be read, is done or has failed.
 
         The run has the state that its last runner has written, or was cancelled since then. A run of another
         format stays in the queue; a damaged run is set aside.

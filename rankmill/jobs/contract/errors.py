@@ -195,7 +195,8 @@ def too_long(row: str, tokens: int, most: int) -> str:
 def read_too_long(reason: str) -> tuple[int, int] | None:
     """The two numbers in a reason that `too_long` wrote; ``None`` for other reasons.
 
-    They are read from the text because results, journals, outputs and ``Scores.errors`` have only that.
+    The numbers are read from the text because results, journals, outputs and ``Scores.errors`` have only the
+    text.
     """
     match = _TOO_LONG.fullmatch(reason)
     return (int(match[1].replace(",", "")), int(match[2].replace(",", ""))) if match else None

@@ -113,7 +113,8 @@ class OrderedQueue(RQQueue):
         return requests, {tenant.decode(errors="replace") for tenant in tenants}
 
     def put_back(self, job_ids: Sequence[str]) -> int:
-        """Put back the jobs of a run that are in no list, although their hashes say that they wait or run.
+        """Put back the jobs of a run that are in no list, although their hashes say that they wait, pause or
+        run.
 
         Returns how many were put back.
 

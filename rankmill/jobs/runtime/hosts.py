@@ -47,7 +47,7 @@ def require_worker_packages(*more: str) -> None:
     Raises
     ------
     ConfigError
-        A package is missing: rankmill was installed without the extra ``worker``.
+        A package is missing; the extra ``worker`` installs `WORKER_PACKAGES`.
     """
     missing = [name for name in (*WORKER_PACKAGES, *more) if importlib.util.find_spec(name) is None]
     if missing:

@@ -26,7 +26,7 @@ class EarlierScores:
     Parameters
     ----------
     columns
-        The columns of query and passage.
+        The columns of query and passage, or the only column.
     keys
         The digests of the pairs, ``[n, 2]``.
     scores
@@ -80,7 +80,7 @@ def read_earlier(
     batches
         The rows of the output, with the columns that are named below.
     columns, score
-        The columns of query and passage, and of the scores.
+        The columns of query and passage, or the only column; and the column of the scores.
     made
         As in `EarlierScores`.
     """

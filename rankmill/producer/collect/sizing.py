@@ -78,8 +78,8 @@ class WindowSize:
     ----------
     chunks
         The setting ``window``. With ``auto`` the window is twice what the live workers claim ahead, and at
-        least `MIN_CHUNKS`. Before their speed is known, it is two chunks for each worker, and at least 8
-        chunks.
+        least `MIN_CHUNKS`. Before the workers' speed is known, the window is two chunks for each worker, and
+        at least 8 chunks.
     payload_bytes
         Most bytes of payload, whatever the workers claim.
     sharers

@@ -2,8 +2,8 @@
 
 `rankmill.producer.local.embedded` starts this process in a session of its own and holds the other end of its
 standard input. When that end closes (the parent has finished, failed or been killed), the supervisor kills
-all processes that it started and removes its directory. Its standard output has its events, each as a line of
-JSON.
+all processes that it started and removes its directory. The supervisor writes its events to standard output,
+each as a line of JSON.
 """
 
 from __future__ import annotations

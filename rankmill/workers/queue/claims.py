@@ -75,9 +75,9 @@ class ModelQueue:
         return claims
 
     def take(self, more_to_come: Callable[[], bool], reading: Callable[[Run], bool]) -> list[ChunkClaim]:
-        """Take the claims of the model that has waited longest, or none if it is too early.
+        """Take the claims of the model that has waited longest, or none while claims gather.
 
-        It is too early while more jobs come (`more_to_come`), fewer than `GROUP` claims are ready, whatever
+        Claims gather while more jobs come (`more_to_come`), fewer than `GROUP` claims are ready, whatever
         their models, and the oldest of these has waited less than `GROUP_SECONDS`. A claim is ready if the
         files of its model are not being read any more (`reading`).
         """

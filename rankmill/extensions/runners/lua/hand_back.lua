@@ -1,6 +1,6 @@
 -- Puts back a run that is held.
 -- KEYS: the leases, the record, the queue, the pauses. ARGV: the entry, the record, its expiry (s), the run's
--- id, LPUSH or RPUSH, a pause (s). Returns 1, or 0 if it was not held.
+-- id, LPUSH or RPUSH, a pause (s). Returns 1, or 0 if the run was not held.
 if redis.call('ZREM', KEYS[1], ARGV[1]) == 0 then return 0 end
 redis.call('SET', KEYS[2], ARGV[2], 'EX', ARGV[3])
 if tonumber(ARGV[6]) > 0 then

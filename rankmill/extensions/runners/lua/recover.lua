@@ -1,6 +1,6 @@
--- Puts back runs whose pause is over, and runs whose runner's lease has lapsed. If nothing waits then, it also
--- puts back runs that are in no list, because the server has lost a list. An ended run has no job. If a run's
--- job is lost too, the run counts as this queue's, unless there are other queues.
+-- Puts back runs whose pause is over, and runs whose runner's lease has lapsed. If nothing waits then, the
+-- script also puts back runs that are in no list, because the server has lost a list. An ended run has no job.
+-- If a run's job is lost too, the run counts as this queue's, unless there are other queues.
 -- KEYS: the leases, the queue, the pauses, the submitted runs, the queues of runners. ARGV: 1 if lapsed
 -- leases count, else 0; name of the queue, prefix of RQ's jobs, length of the caller's lease (s), prefix of
 -- records. Returns nothing.

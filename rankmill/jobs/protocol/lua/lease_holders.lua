@@ -1,5 +1,5 @@
 -- Forgets the leases that have lapsed.
--- KEYS: the leases. ARGV: their length (s). Returns the holders, in the order in which their leases lapse.
+-- KEYS: the leases. ARGV: length of the leases (s). Returns the holders, in the order in which their leases lapse.
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1000000
 bound(KEYS[1], now, tonumber(ARGV[1]))

@@ -1,6 +1,6 @@
 -- Lets jobs of a run, or a job by name, wait. New jobs wait behind the run's other jobs, and returning jobs before them.
--- KEYS: see waiting.lua. ARGV: 1 for the front, else 0; 1 to give back their turn, else 0; the jobs' ids. Returns
--- nothing.
+-- KEYS: see waiting.lua. ARGV: 1 for the front, else 0; 1 to give back the jobs' turn, else 0; the jobs' ids.
+-- Returns nothing.
 for at = 3, #ARGV do
   push(ARGV[at], ARGV[1] == '1')
   if ARGV[2] == '1' then give_back(ARGV[at]) end

@@ -1,6 +1,6 @@
 -- Puts back the jobs of a run that are in no list, although their hashes say that they wait, pause or run.
 -- KEYS: see waiting.lua; then the jobs in transit, the paused jobs, the leases. ARGV: the jobs' ids. Returns how
--- many it put back.
+-- many were put back.
 local transit, paused, leases = unpack(KEYS, 4, 6)
 local under_way = {queued = true, scheduled = true, started = true}
 local lost, found = {}, 0

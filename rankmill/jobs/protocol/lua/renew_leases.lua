@@ -1,5 +1,5 @@
 -- Renews leases, but does not begin forgotten ones again.
--- KEYS: the leases. ARGV: their length (s), the holders. Returns nothing.
+-- KEYS: the leases. ARGV: length of the leases (s), the holders. Returns nothing.
 local clock = redis.call('TIME')
 for place = 2, #ARGV do
   redis.call('ZADD', KEYS[1], 'XX', clock[1] + clock[2] / 1000000 + ARGV[1], ARGV[place])

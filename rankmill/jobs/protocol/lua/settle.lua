@@ -1,9 +1,9 @@
--- Settles what all chunks of a run are scored with. If the run is gone, it writes nothing, because a caller that is
+-- Settles what all chunks of a run are scored with. If the run is gone, nothing is written, because a caller that is
 -- cut off or killed could not delete the key.
--- KEYS: the run, what is settled. ARGV: its expiry (s), 1 to write over what others have settled, else 0; for
--- each fact its name and its value (empty: not known). Returns the values; nil if the run is gone.
+-- KEYS: the run, what is settled. ARGV: expiry of what is settled (s), 1 to write over what others have settled, else
+-- 0; for each fact its name and its value (empty: not known). Returns the values; nil if the run is gone.
 if redis.call('EXISTS', KEYS[1]) == 0 then return false end
-if type(redis.pcall('HGET', KEYS[2], '')) == 'table' then redis.call('UNLINK', KEYS[2]) end  -- it is not a hash
+if type(redis.pcall('HGET', KEYS[2], '')) == 'table' then redis.call('UNLINK', KEYS[2]) end  -- the key is not a hash
 local found = {}
 for at = 3, #ARGV, 2 do
   local name, value = ARGV[at], ARGV[at + 1]

@@ -232,7 +232,8 @@ class CsvReader(_DelimitedReader):
         """The delimiter with which the header has the text columns, or else the one with which it has the
         most columns.
 
-        Without a header, it is the delimiter with which the first row has as many fields as names were given.
+        Without a header, the delimiter is the one with which the first row has as many fields as names
+        were given.
         """
         rows = {
             delimiter: _first_row(beginning, delimiter, has_quotes=True) or []
