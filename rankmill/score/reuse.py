@@ -100,12 +100,17 @@ def _check_same(made: Mapping[str, str], wanted: Mapping[str, str], name: str) -
     compared = _OF_SCORES | _COLUMNS
     # the revision comes first, because it explains most
     for key in sorted(compared, key=lambda key: key != "rankmill.revision"):
-        given, expected = made.get(key, ""), wanted.get(key, "")
+        # an empty instruction is written, and the model's own is not
+        given, expected = made.get(key), wanted.get(key)
         if key == "rankmill.model" and revision and revision == wanted.get("rankmill.revision"):
             continue  # the same files may be in another directory
         if given != expected and (expected or key not in _OPEN):
             aspect = key.removeprefix("rankmill.").replace("_", " ")
             raise InputError(
                 f"{name}: its scores cannot be used, because they are of another {aspect}: "
-                f"{given or 'none'}, not {expected or 'none'}; leave out --reuse"
+                f"{_shown(key, given)}, not {_shown(key, expected)}; leave out --reuse"
             )
+
+
+def _shown(key: str, value: str | None) -> str:
+    return "''" if (key, value) == ("rankmill.instruction", "") else value or "none"

@@ -127,7 +127,7 @@ def _shown(value: object) -> object:
 
 def _spec(path: AnyPath, metadata: Mapping[str, str]) -> ScoreSpec:
     written = {name: metadata.get(f"rankmill.{name}") for name in ScoreSpec.model_fields}
-    named = {name: value for name, value in written.items() if value not in (None, "", "None")}
+    named = {name: value for name, value in written.items() if value or (name, value) == ("instruction", "")}
     named["precision"] = (named.get("precision") or "auto").partition(" ")[0]
     try:
         return ScoreSpec.model_validate(named)

@@ -13,7 +13,7 @@ import pytest
 
 from rankmill import Client
 from tests.conftest import Outcome, Server, run_command, score_file
-from tests.harness.models.tiny import make_bert
+from tests.harness.models.tiny import cross_encoder, make_bert
 
 pytestmark = pytest.mark.own_precision
 
@@ -252,6 +252,7 @@ def test_a_column_that_another_model_made_is_not_taken(
         (["--precision", "bf16"], "they are of another precision: fp32, not bf16"),
         (["--max-length", 64], "they are of another max length: none, not 64"),
         (["--instruction", "rank"], "they are of another instruction: none, not rank"),
+        (["--instruction", ""], "they are of another instruction: none, not ''"),
         (["--reuse", "{folder}/a.parquet"], "a.parquet: --reuse needs an output of score-file"),
         (["--reuse", "{folder}/nothing.parquet"], "nothing.parquet: no such file (--reuse)"),
         (["--reuse", "{folder}/a.csv"], "a.csv: --reuse needs Parquet"),
@@ -279,3 +280,22 @@ def test_reuse_refuses_an_output_that_was_made_otherwise(
     (line,) = done.err.strip().splitlines()
     assert (done.code, message in line) == (2, True), line
     assert not (tmp_path / "b.scored.parquet").exists()
+
+
+def test_no_instruction_is_not_the_models_own(options: list[object], model: Path, tmp_path: Path) -> None:
+    """Scores without the instruction that the model's files have are neither reused nor verified with it."""
+    prompted = tmp_path / "prompted"
+    cross_encoder(model, prompts={"ask": "how far: "}, default_prompt_name="ask").save_pretrained(
+        str(prompted)
+    )
+    source = write(tmp_path / "a.parquet", [1, 2])
+    options = [*options, "--model", prompted, "--precision", "fp32"]
+    assert score_file(source, *options, "--instruction", "", "-o", tmp_path / "none.parquet").code == 0
+    done = score_file(source, *options, "--reuse", tmp_path / "none.parquet", "-o", tmp_path / "own.parquet")
+    assert (done.code, "another instruction: '', not none" in done.err) == (2, True), done.err
+    assert score_file(source, *options, "-o", tmp_path / "own.parquet").code == 0
+    scores = [pq.read_table(tmp_path / f"{name}.parquet")["score"].to_pylist() for name in ("none", "own")]
+    assert scores[0] != pytest.approx(scores[1], abs=1e-3)
+    for name in ("none", "own"):
+        done = score_file("--verify", tmp_path / f"{name}.parquet", *options[:2])
+        assert done.code == 0, done.out
