@@ -6,8 +6,8 @@ never closed. So a stray quote would silently merge rows. The bytes are checked 
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+import re
+
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
@@ -19,14 +19,11 @@ MAX_FIELD_MIB = 16
 """Most MiB of a field in quotes, unless the reader is given another bound."""
 
 _PIECE_BYTES = 1 << 20
-"""Number of bytes that are checked at a time; with more, the arrays do not fit into the caches of a
-processor.
-"""
+"""Number of bytes that are checked at a time."""
 
-Bytes = npt.NDArray[np.uint8]
-Places = npt.NDArray[np.int64]
+_INSIDE = re.compile(rb'(?:[^"]++|"")*+')
+"""The rest of an open field, up to its closing quote."""
 
-_QUOTE = ord('"')
 _BEHIND = (
     "something other than a delimiter or a line's end is behind the closing quote of the field that begins "
     'here; write a quote inside of a field in quotes twice: ""'
@@ -64,10 +61,8 @@ class _Checked:
     def read(self, size: int) -> bytes:
         data: bytes = self._stream.read(size)
         try:
-            for start in range(0, len(data), _PIECE_BYTES):
+            for start in range(0, len(data) or 1, _PIECE_BYTES):
                 self._quotes.look(data[start : start + _PIECE_BYTES])
-            if not data:
-                self._quotes.look(data)
         except Misquoted as error:
             more = f"; if it is whole, {self._way_out}" if error.is_long else ""
             raise InputError(f"{self._path}, line {_line(self._path, error.place)}: {error}{more}") from None
@@ -88,12 +83,6 @@ class Misquoted(Exception):
 class Quotes:
     """Follows the quotes through a file, a piece at a time.
 
-    Consecutive quotes are one *run*. An even run is an empty field, or stands for quotes inside a field, so
-    it neither opens nor closes a field. An odd run closes the open field; if no field is open, it opens one
-    if a field begins there, and otherwise is part of a field without quotes. So whether a field is open after
-    a run can be computed from the number of runs since the last run that can only close a field. No loop over
-    the quotes is needed.
-
     Parameters
     ----------
     delimiter
@@ -103,12 +92,14 @@ class Quotes:
     """
 
     def __init__(self, delimiter: str, longest: int) -> None:
-        self._edges = np.zeros(256, bool)
-        self._edges[[ord(delimiter), ord("\n"), ord("\r")]] = True
+        self._edges = f"{delimiter}\n\r".encode()
+        edge = b"[%b]" % re.escape(self._edges)
+        field = rb'"%b"(?=%b)' % (_INSIDE.pattern, edge)
+        # a quote that is not at the beginning of a field is an ordinary character
+        self._outside = re.compile(rb'(?:[^"]++|(?<!%b)"|%b)*+' % (edge, field))
         self._longest = longest
-        self._at = 0
-        self._before = ord("\n")
-        self._held = b""
+        self._rest, self._at = b"\n", -1
+        """The bytes to look at again, from the last one that was checked, and the place of that byte."""
         self._open: int | None = None
         """The byte at which the open field begins; ``None`` if no field is open."""
 
@@ -120,68 +111,37 @@ class Quotes:
         Misquoted
             The quotes are wrong.
         """
-        if not self._at and data.startswith(BYTE_ORDER_MARK):
-            data, self._at = data[len(BYTE_ORDER_MARK) :], len(BYTE_ORDER_MARK)
-        piece = self._held + data if self._held else data
-        whole = piece.rstrip(b'"') if data else piece  # the next piece may continue the last run of quotes
-        self._held = piece[len(whole) :]
-        if b'"' in whole:
-            self._follow(np.frombuffer(whole, np.uint8))
-        self._at += len(whole)
-        self._before = whole[-1] if whole else self._before
-        if self._open is not None:
-            self._check_length(self._open, self._at)
-            if not data:
-                raise Misquoted(self._open, "the field in quotes that begins here is never closed")
+        if self._at < 0 and data.startswith(BYTE_ORDER_MARK):
+            data, self._at = data[len(BYTE_ORDER_MARK) :], self._at + len(BYTE_ORDER_MARK)
+        piece, place = self._rest + (data or b"\n"), 1
+        while True:
+            if self._open is None:
+                place = _end(self._outside, piece, place)
+                if place == len(piece):
+                    break
+                self._open, place = self._at + place, place + 1
+            place = _end(_INSIDE, piece, place)
+            if self._at + place - self._open > self._longest:
+                raise Misquoted(
+                    self._open,
+                    f"the field in quotes that begins here is longer than {self._longest >> 20} MiB; is its "
+                    "closing quote missing",
+                    is_long=True,
+                )
+            if place + 1 >= len(piece):  # a quote at the end may be the first of two
+                break
+            if piece[place + 1] not in self._edges:
+                raise Misquoted(self._open, _BEHIND)
+            self._open, place = None, place + 1
+        if self._open is not None and not data:
+            raise Misquoted(self._open, "the field in quotes that begins here is never closed")
+        self._rest, self._at = piece[place - 1 :], self._at + place - 1
 
-    def _follow(self, raw: Bytes) -> None:
-        quotes = np.flatnonzero(raw == _QUOTE)
-        was_open = int(self._open is not None)
-        opens, closes = quotes[was_open::2], quotes[1 - was_open :: 2]
-        # in most files, each quote opens or closes a field
-        if not (self._are_edges(raw, opens - 1) and self._are_edges(raw, closes + 1)):
-            opens, closes = self._by_runs(raw, quotes)
-        if self._open is not None and len(closes):
-            self._check_length(self._open, int(closes[0]) + self._at)
-        if len(closes) == was_open + len(opens):
-            self._open = None
-        elif len(opens):
-            self._open = int(opens[-1]) + self._at
 
-    def _are_edges(self, raw: Bytes, places: Places) -> bool:
-        """Whether all places, which are in order, hold a delimiter or a line end."""
-        if not len(places):
-            return True
-        return places[0] >= 0 and places[-1] < len(raw) and bool(self._edges[raw[places]].all())
-
-    def _by_runs(self, raw: Bytes, quotes: Places) -> tuple[Places, Places]:
-        """The quotes that open and close fields, except fields that are empty or consist of quotes."""
-        gaps = np.flatnonzero(np.diff(quotes) > 1)
-        first, last = quotes[np.r_[0, gaps + 1]], quotes[np.r_[gaps, len(quotes) - 1]]
-        begins, ends = self._edges[raw[first - 1]], self._edges[raw[np.minimum(last + 1, len(raw) - 1)]]
-        if first[0] == 0:
-            begins[0] = self._edges[self._before]
-        ends[-1] |= last[-1] + 1 == len(raw)  # the end of the file counts as an edge
-        is_odd = (last - first) % 2 == 0
-        turns = np.cumsum(is_odd & begins) + (self._open is not None)
-        is_open = (turns - np.maximum.accumulate(np.where(is_odd & ~begins, turns, 0))) % 2 == 1
-        was_open = np.r_[self._open is not None, is_open[:-1]]
-        opens, closes = first[is_open & ~was_open], last[was_open & ~is_open]
-        wrong = np.flatnonzero(~ends & np.where(is_odd, was_open, begins & ~was_open))
-        if len(wrong):
-            place = int(first[wrong[0]])
-            if was_open[wrong[0]]:
-                place = int(np.r_[(self._open or 0) - self._at, opens[opens < place]][-1])
-            raise Misquoted(place + self._at, _BEHIND)
-        return opens, closes
-
-    def _check_length(self, start: int, end: int) -> None:
-        if end - start > self._longest:
-            bound = f"{self._longest >> 20} MiB"
-            message = (
-                f"the field in quotes that begins here is longer than {bound}; is its closing quote missing"
-            )
-            raise Misquoted(start, message, is_long=True)
+def _end(pattern: re.Pattern[bytes], piece: bytes, place: int) -> int:
+    match = pattern.match(piece, place)
+    assert match  # both patterns match nothing, too
+    return match.end()
 
 
 def _line(path: AnyPath, place: int) -> int:
