@@ -116,12 +116,12 @@ class FakeWorkers:
     ----------
     score
         Gets a query and a passage, a text, or a list of messages. Returns the score, or a text with the
-        reason why the row has no score; if it raises `RunFailed`, the run fails. By default it returns the
-        share of the query's words in the passage, or with `labels` a number from 0 to 1 for each.
+        reason why the row has no score; if it raises `RunFailed`, the run fails. The default
+        returns the share of the query's words in the passage, or with `labels` a number from 0 to 1 for each.
     labels
         Names of the model's outputs, if it has several; `score` returns a number for each.
     count
-        Number of workers. If it is 0, waits end with `RunTimeout`, or with `NoWorkers` after
+        Number of workers; if it is 0, waits end with `RunTimeout`, or with `NoWorkers` after
         `no_workers_seconds`.
     seconds
         Seconds that a chunk takes.

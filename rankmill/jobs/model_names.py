@@ -37,8 +37,8 @@ class Choice:
     Attributes
     ----------
     name
-        The name. Together with a query it decides which model scores the query; while the shares stay the
-        same, this is always the same model.
+        The name; together with a query it decides which model scores the query, always the same one while the
+        shares stay the same.
     shares
         The share of each model, by its name; they add up to 1.
     shadow

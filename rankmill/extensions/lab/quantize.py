@@ -142,9 +142,9 @@ def search(
     -------
     tuple
         The chosen model, and all measured models, of which the first leaves nothing out. The chosen model is
-        the one with the fewest products left out that keeps the threshold. If no model keeps it, the choice
-        is the best of those that leave out almost nothing, because leaving out more would cost speed without
-        reaching the threshold.
+        the one with the fewest products left out that keeps the threshold. If no model keeps the threshold,
+        the choice is the best of those that leave out almost nothing, because leaving out more would cost
+        speed without reaching the threshold.
     """
     trials: list[QuantizedTrial] = []
 

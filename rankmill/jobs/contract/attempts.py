@@ -1,8 +1,8 @@
 """How often a chunk is tried, after which pauses, and whether it is scored by itself.
 
-A chunk is tried once, and after failures again, at most ``max_retries`` times. When its last attempt has
-failed, workers report that (`rankmill.jobs.protocol.recovery`), and the producer splits the chunk or gives it
-up (`rankmill.producer.collect.collector`).
+A chunk is tried once, and after failures again, at most ``max_retries`` times. When a chunk's last attempt
+has failed, workers report that (`rankmill.jobs.protocol.recovery`), and the producer splits the chunk or
+gives it up (`rankmill.producer.collect.collector`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The errors that rankmill raises on purpose.
 
-The message of each is one line that says what is wrong, where, and what to do. Commands print it as it is,
-never with a traceback, and end with the exit code of its class.
+The message of each error is one line that says what is wrong, where, and what to do. Commands print the
+message as it is, never with a traceback, and end with the exit code of the error's class.
 """
 
 from __future__ import annotations

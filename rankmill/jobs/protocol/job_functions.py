@@ -1,7 +1,7 @@
 """The functions that scoring jobs name, `rankmill.score_chunk` and `rankmill.score_pairs`; both always fail.
 
-RQ calls them by name in a worker that is not a ScoringWorker. A ScoringWorker reads the job and scores it
-itself, so these functions need no engine.
+RQ calls these functions by name in a worker that is not a ScoringWorker. A ScoringWorker reads the job and
+scores it itself, so the functions need no engine.
 """
 
 from __future__ import annotations

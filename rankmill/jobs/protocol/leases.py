@@ -5,8 +5,8 @@ never compare their clocks. `Leases` are forgotten when they lapse. Leases of ch
 RQ's registries of started jobs, stay until another process takes the work. `rankmill.workers.queue.heartbeat`
 renews the leases of a worker's chunks.
 
-The server's clock may jump when another host takes over. If it jumps ahead, all leases lapse at once: see
-`Renewals`. If it jumps back, leases of dead processes would last longer by the jump: see `BOUND`.
+The server's clock may jump when another host takes over. If the clock jumps ahead, all leases lapse at once:
+see `Renewals`. If the clock jumps back, leases of dead processes would last longer by the jump: see `BOUND`.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def waiting(
     ----------
     look
         Called at least every half second between two attempts; an exception from it ends the wait. Redis
-        commands in it do not wait.
+        commands in `look` do not wait.
     most
         Longest wait of each command in seconds, if less than the client's and an enclosing block's.
     until

@@ -368,7 +368,8 @@ class CrossEncoder:
 
     @property
     def tokenizer(self) -> Any:
-        """The model's tokenizer, loaded here by transformers. If the caller changes it, scoring is refused.
+        """The model's tokenizer, loaded here by transformers. Scoring is refused if the caller changes the
+        tokenizer.
 
         Raises
         ------

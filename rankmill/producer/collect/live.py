@@ -229,7 +229,7 @@ class JournaledRun(LiveRun):
     store, run, cleaner, columns, row_tokens
         As in `LiveRun`.
     journal
-        The journal that stores results. Chunks whose results it has are not submitted.
+        The journal that stores results; chunks whose results it has are not submitted.
     """
 
     journal: Journal = field(kw_only=True)

@@ -63,8 +63,8 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
     itself does not load a model. The workers of the server score, or with --embedded workers that this
     command starts. The gateway runs until SIGTERM or Ctrl-C, and then finishes the requests in progress.
 
-    By default, it listens on loopback. An address that other hosts reach needs keys (rankmill keys create) or
-    --open.
+    The gateway listens on loopback by default. An address that other hosts reach needs keys (rankmill
+    keys create) or --open.
     """
     models = asked.models
     flags |= {

@@ -1,8 +1,8 @@
 """Runs plain code in an event loop: each wait in it becomes an ``await`` of the task that called it.
 
-The code runs in a greenlet, which is a call stack of its own in the same thread. To wait, it switches to the
-task, which awaits and then switches back. So the client's protocol is written only once, without ``await``.
-SQLAlchemy's asyncio engine works in the same way.
+The code runs in a greenlet, which is a call stack of its own in the same thread. To wait, the code switches
+to the task, which awaits and then switches back. So the client's protocol is written only once, without
+``await``. SQLAlchemy's asyncio engine works in the same way.
 """
 
 from __future__ import annotations

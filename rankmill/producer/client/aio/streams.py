@@ -113,8 +113,8 @@ class Streams:
     async def _ring(self) -> None:
         try:
             async with self._client.pipeline(transaction=False) as pipe:
-                # This process numbers the entries. A server that lost its data would number them by its
-                # clock, which may be behind the last number.
+                # This process numbers the entries. A server that lost its data would number entries by
+                # its clock, which may be behind the last number.
                 pipe.xadd(self._bell, {"run": 1}, id=str(next(self._rings)), maxlen=1)
                 pipe.expire(self._bell, _BELL_SECONDS)
                 await pipe.execute()
