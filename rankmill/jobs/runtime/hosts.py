@@ -14,8 +14,8 @@ from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.installation import install_line
 
 TOKEN_BUDGETS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
-"""Most padded tokens in a batch, by device. With fewer, the device may be idle; with more, there is more
-padding, and the CPU's caches may be too small.
+"""Most padded tokens in a batch before a better number is found, by device. With fewer, the device may be
+idle; with more, there is more padding, and the CPU's caches may be too small.
 """
 
 CLAIM_AHEAD = {"cpu": 2048, "cuda": 32_768, "mps": 8_192}

@@ -2,18 +2,34 @@
 
 The first size is the setting ``token_budget``; ``auto`` means the device's entry in `TOKEN_BUDGETS`, which is
 in `jobs` because code without torch reads it too. With ``auto``, a batch of a slow model has fewer tokens, so
-that the batch takes about half a second. If a batch does not fit into memory, the budget becomes at most half
-of that batch. A batch that is not expected to fit (`rankmill.workers.engine.headroom`) is cut.
+that the batch takes about half a second. A search of a few seconds finds a better budget once, and the budget
+is cached on disk. If a batch does not fit into memory, the budget becomes at most half of that batch. A batch
+that is not expected to fit (`rankmill.workers.engine.headroom`) is cut.
 """
 
 from __future__ import annotations
 
+import logging
+import math
+import sys
+import time
 from collections import deque
+from collections.abc import Callable
+from pathlib import Path
 from statistics import median
+from typing import Any
 
+import numpy as np
+
+from rankmill.jobs.cache import cache_folder, read_json
 from rankmill.jobs.runtime.hosts import TOKEN_BUDGETS
 from rankmill.jobs.runtime.settings import WorkerSettings
+from rankmill.jobs.system import system
+from rankmill.workers.backends.base import Backend, OutOfMemory
+from rankmill.workers.batches.tokens import Batch
 from rankmill.workers.engine.headroom import Headroom, memory_of
+from rankmill.workers.host.device import device_name, empty_cache, threads
+from rankmill.workers.host.disk_cache import digest, try_to_keep
 from rankmill.workers.models.loading import Model
 
 _MIXED_SECONDS = 4.25
@@ -41,6 +57,35 @@ _LATEST = 20
 _BATCH_SECONDS = 0.5
 """Most seconds that a batch should take, because requests wait for it; smaller batches also pad less."""
 
+_WORTH = 50
+"""The search begins when it is expected to take a 50th of the time of all forwards so far. That is soon on a
+GPU. On a CPU, where the search takes seconds, that is after minutes, so that short runs do not wait for it.
+"""
+
+_FACTORS = (0.5, 1, 2, 4)
+"""Budgets to try, as multiples of the device's default. On a GPU the largest budget is doubled as long as
+that is faster.
+"""
+
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 12
+_LIMIT_SECONDS = 5
+"""Each round runs every budget once. After the least number of rounds, the search ends if speeds are steady;
+otherwise it ends after this many seconds, or the most rounds.
+"""
+
+_AS_GOOD = 0.97
+"""A speed of at least this share of the best counts as equal, because a smaller budget pads less and lets
+requests wait less.
+"""
+
+_STEADY = 0.03
+"""If the best round of a budget beats its second best by more than this share, the machine counts as busy."""
+
+_RECIPE = 3
+"""Version of the search; it changes when the same machine would find another budget."""
+
+logger = logging.getLogger(__name__)
+
 
 class BatchSize:
     """The size of the batches of one model on one device.
@@ -48,9 +93,11 @@ class BatchSize:
     Parameters
     ----------
     token_budget
-        Most padded tokens in a batch. `shrink` lowers it.
+        Most padded tokens in a batch. `search` and `shrink` change it.
     max_rows
         Most rows in a batch.
+    search
+        Finds a better token budget.
     headroom
         Tells which batches fit into memory; by default all do.
     short_batches
@@ -59,7 +106,8 @@ class BatchSize:
     >>> size = BatchSize(2048, short_batches=True)
     >>> size.tokens(), size.mixed_batches(512)
     (512, 4)
-    >>> size.see(512, seconds=0.25)
+    >>> size.see(512, rows=8, tokens=500, seconds=0.25)
+    False
     >>> size.tokens(), size.mixed_batches(1024)
     (1024, 8)
     """
@@ -69,25 +117,36 @@ class BatchSize:
         token_budget: int,
         *,
         max_rows: int | None = None,
+        search: BudgetSearch | None = None,
         headroom: Headroom | None = None,
         short_batches: bool = False,
     ) -> None:
         self.token_budget = token_budget
         self.max_rows = max_rows
+        self._search = search
         self.headroom = headroom or Headroom()
         self._short_batches = short_batches
         self._speeds: deque[float] = deque(maxlen=_LATEST)
 
     @classmethod
     def of(cls, settings: WorkerSettings, model: Model) -> BatchSize:
-        """Make the size of batches by a worker's settings."""
-        device = model.backend.device
+        """Make the size of batches by a worker's settings.
+
+        A better token budget is searched for only if the settings fix neither the budget nor the number of
+        rows, and rows share forwards.
+        """
+        backend, search = model.backend, None
+        token_budget = first_budget(settings.token_budget, backend.device)
         max_rows = settings.max_batch if isinstance(settings.max_batch, int) else None
+        if is_auto := not isinstance(settings.token_budget, int) and max_rows is None and not model.kind:
+            search = BudgetSearch(backend, model.name, token_budget, cache_folder(settings.cache_dir))
+            token_budget = search.start
         return cls(
-            first_budget(settings.token_budget, device),
+            token_budget,
             max_rows=max_rows,
-            headroom=Headroom(memory_of(device)),
-            short_batches=isinstance(settings.token_budget, str) and max_rows is None and not model.kind,
+            search=search,
+            headroom=Headroom(memory_of(backend.device)),
+            short_batches=is_auto,
         )
 
     def tokens(self, *, share_prefixes: bool = False) -> int:
@@ -109,15 +168,214 @@ class BatchSize:
             return _FEWEST
         return max(round(_MIXED_SECONDS * median(self._speeds) / tokens), _FEWEST)
 
-    def see(self, tokens: int, seconds: float) -> None:
-        """Record the time of a batch with this many tokens, padding included."""
-        self._speeds.append(tokens / max(seconds, 1e-6))
+    def see(self, planned: int, rows: int, tokens: int, seconds: float) -> bool:
+        """Record a batch: `planned` is the number of its tokens with padding, `tokens` without, and `seconds`
+        its time.
+
+        Returns whether to call `search` now.
+        """
+        self._speeds.append(planned / max(seconds, 1e-6))
+        return self._search is not None and self._search.see(rows, tokens, seconds)
+
+    def search(self, batch: Batch) -> None:
+        """Find the best token budget by trying batches like this one. If no search is left to do, nothing
+        changes.
+
+        This takes seconds. No other forward may be in progress.
+
+        Raises
+        ------
+        DeviceLost
+            The device failed.
+        """
+        if self._search is not None:
+            self.token_budget = self._search.find(batch, self.headroom.most_rows)
+            self._search = None
 
     def shrink(self, tokens: int) -> None:
-        """Lower the budget to at most half the tokens of a batch that did not fit into memory."""
+        """Lower the budget to at most half the tokens of a batch that did not fit into memory, and end the
+        search.
+        """
         self.token_budget = max(1, min(self.token_budget, tokens // 2))
+        self._search = None
 
 
 def first_budget(setting: int | str, device: str) -> int:
     """The first token budget; ``auto`` means the device's value."""
     return setting if isinstance(setting, int) else TOKEN_BUDGETS[device]
+
+
+class BudgetSearch:
+    """The search for the token budget of one model on one device.
+
+    Other work of the machine only makes forwards slower. So the best of several short rounds counts, and the
+    budget changes only if the gain is larger than the noise.
+
+    Parameters
+    ----------
+    backend
+        The loaded model.
+    model
+        The model's name.
+    first
+        The budget until a better one is known.
+    folder
+        The cache folder, which keeps the budget that was found for each model, precision, backend, device and
+        number of threads.
+    worth
+        The search begins when all forwards have taken this many times the search's own time.
+    """
+
+    def __init__(self, backend: Backend, model: str, first: int, folder: Path, worth: float = _WORTH) -> None:
+        self._backend, self._model, self._first, self._worth = backend, model, first, worth
+        self._about: dict[str, Any] = {
+            "recipe": _RECIPE,
+            "model": model,
+            "backend": backend.name,
+            "precision": backend.precision,
+            "packs": backend.packs,
+            "device": device_name(backend.device),
+            "threads": threads(),
+        }
+        self._file = folder / "token-budgets" / f"{digest(self._about)}.json"
+        self._seconds = 0.0
+        self._rows = self._tokens = 0
+        self._remembered = self._read()
+        self._done = self._remembered is not None
+
+    @property
+    def start(self) -> int:
+        return self._remembered or self._first
+
+    def see(self, rows: int, tokens: int, seconds: float) -> bool:
+        """Record the time of a batch; returns whether it is time to call `find`."""
+        if self._done:
+            return False
+        self._seconds += seconds
+        self._rows += rows
+        self._tokens += tokens
+        return self._seconds >= self._worth * self._expected_seconds()
+
+    def _expected_seconds(self) -> float:
+        """Seconds that the search takes at least, estimated from the batches so far."""
+        tokens = (_LEAST_ROUNDS + 1) * self._backend.depth * sum(self._budgets())
+        return tokens * self._seconds / max(self._tokens, 1)
+
+    def find(self, batch: Batch, most_rows: Callable[[int], int] = lambda length: sys.maxsize) -> int:
+        """Try budgets in turn, with rows like those of `batch`; returns the best, and caches it unless the
+        machine is busy.
+
+        No other forward may be in progress on the device. `most_rows` returns how many rows of a length fit
+        into memory; larger batches are not tried.
+
+        Raises
+        ------
+        DeviceLost
+            The device failed.
+        """
+        self._done = True
+        kept_budget = self._read()  # another worker may have found it meanwhile
+        if kept_budget is not None:
+            return kept_budget
+        started = system.monotonic()
+        speeds = self._try(self._budgets(), batch, most_rows)
+        while self._backend.device != "cpu" and (larger := self._larger(speeds)):
+            tried = self._try([larger], batch, most_rows)
+            if not tried:
+                break  # batches of this size do not fit into memory
+            speeds |= tried
+        if not speeds:
+            return self._first
+        best, noise = _choose(speeds, self._first)
+        seconds = system.monotonic() - started
+        figures = {budget: max(rounds) for budget, rounds in speeds.items()}
+        if noise <= _STEADY:
+            kept = {**self._about, "token_budget": best, "tokens_per_second": figures}
+            try_to_keep(self._file, kept, "the token budget")
+        logger.info(
+            "token budget of %s: %d, found in %.1f s (tokens/s: %s)%s", self._model, best, seconds,
+            ", ".join(f"{budget}: {speed:,.0f}" for budget, speed in figures.items()),
+            "" if noise <= _STEADY else f"; not kept, as the machine is busy: {noise:.0%} of noise",
+        )  # fmt: skip
+        return best
+
+    def _budgets(self) -> list[int]:
+        wanted = [int(self._first * factor) for factor in _FACTORS]
+        return [budget for budget in wanted if budget <= max(self._first, self._most)]
+
+    @property
+    def _most(self) -> float:
+        """Tokens of a batch that takes `_BATCH_SECONDS`."""
+        return _BATCH_SECONDS * self._tokens / max(self._seconds, 1e-9)
+
+    def _larger(self, speeds: dict[int, list[float]]) -> int | None:
+        """Twice the largest budget, if the largest was clearly the fastest and the larger batch takes at most
+        `_BATCH_SECONDS`; otherwise ``None``.
+        """
+        best = {budget: max(rounds) for budget, rounds in sorted(speeds.items())}
+        *smaller, largest = best or [0]
+        faster = bool(smaller) and best[largest] * _AS_GOOD > max(best[budget] for budget in smaller)
+        return 2 * largest if faster and 2 * largest <= self._most else None
+
+    def _try(
+        self, budgets: list[int], batch: Batch, most_rows: Callable[[int], int]
+    ) -> dict[int, list[float]]:
+        """Tokens per second in each round, for each budget that fits into the device's memory."""
+        length = max(self._tokens // max(self._rows, 1), 1)
+        together = most_rows(length) // self._backend.depth
+        budgets = [budget for budget in budgets if budget // length <= max(together, 1)]
+        speeds: dict[int, list[float]] = {budget: [] for budget in budgets}
+        deadline = system.monotonic() + _LIMIT_SECONDS
+        for number in range(_MOST_ROUNDS + 1):  # round 0 does not count, because new shapes are slow at first
+            for budget in list(speeds):
+                try:
+                    speed = self._speed(_like(batch, max(budget // length, 1), length))
+                except OutOfMemory:
+                    empty_cache(self._backend.device)
+                    del speeds[budget]
+                    continue
+                if number:
+                    speeds[budget].append(speed)
+            steady = all(_noise(rounds) <= _STEADY for rounds in speeds.values())
+            if (number >= _LEAST_ROUNDS and steady) or (number > 1 and system.monotonic() > deadline):
+                break
+        return speeds
+
+    def _speed(self, batch: Batch) -> float:
+        started = time.perf_counter()
+        pending = [self._backend.submit(batch) for _ in range(self._backend.depth)]
+        for forward in pending:
+            forward.result()
+        return len(pending) * math.prod(batch.shape) / (time.perf_counter() - started)
+
+    def _read(self) -> int | None:
+        try:
+            return int(read_json(self._file)["token_budget"])
+        except (KeyError, ValueError, TypeError):
+            return None
+
+
+def _choose(speeds: dict[int, list[float]], first: int) -> tuple[int, float]:
+    """Choose a budget by the speeds of each; also returns the noise, the largest `_noise` of a budget.
+
+    The budget is `first` if its speed counts as equal to the best; otherwise it is the smallest budget whose
+    speed does.
+    """
+    best = {budget: max(rounds) for budget, rounds in speeds.items()}
+    noise = max(_noise(rounds) for rounds in speeds.values())
+    equal = min(_AS_GOOD, 1 / (1 + noise)) * max(best.values())
+    if best.get(first, 0.0) >= equal:
+        return first, noise
+    return min(budget for budget, speed in best.items() if speed >= equal), noise
+
+
+def _noise(speeds: list[float]) -> float:
+    """The share by which the best speed exceeds the second best, which is infinite without a second one."""
+    slower, faster = sorted([0.0, 0.0, *speeds])[-2:]
+    return faster / slower - 1 if slower else float("inf")
+
+
+def _like(batch: Batch, rows: int, length: int) -> Batch:
+    shape = (rows, length)
+    types = None if batch.types is None else np.resize(batch.types[0], shape)
+    return Batch.padded(np.resize(batch.ids[0], shape), types, np.ones(shape, dtype=np.int64))

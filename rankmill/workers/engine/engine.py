@@ -180,9 +180,13 @@ class Engine:
         padded = padded_lengths(np.concatenate(lengths), self.model.backend.pieces)
         return [int(some.sum()) for some in np.split(padded, np.cumsum([len(some) for some in lengths])[:-1])]
 
-    def see(self, flight: Flight, seconds: float) -> None:
-        """Record the time of a batch."""
-        self.size.see(self._planned(flight.parts), seconds)
+    def see(self, flight: Flight, seconds: float) -> bool:
+        """Record the time of a batch; returns whether to call `adapt` now."""
+        parts = flight.parts
+        return self.size.see(self._planned(parts), rows_in(parts), tokens_in(parts), seconds)
+
+    def adapt(self, flight: Flight) -> None:
+        self.size.search(self._batch(flight.parts))
 
     @property
     def must_prove(self) -> bool:

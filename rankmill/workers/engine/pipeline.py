@@ -315,7 +315,13 @@ class Pipeline:
         lane, flight = self._flights.popleft()
         seconds = self._finish(lane, flight)
         with self._changed:
-            lane.engine.see(flight, seconds)
+            adapts = lane.engine.see(flight, seconds)
+        if adapts:
+            while self._flights:
+                self._finish(*self._flights.popleft())
+            self._batch_since = system.monotonic()
+            lane.engine.adapt(flight)
+            self._batch_since = None
 
     def _take(self, wait: bool) -> tuple[_Lane, list[Part]] | None:
         """Take the next batch from the lane whose turn it is; ``None`` if no batch waits. With `wait`, this

@@ -14,7 +14,7 @@ import pytest
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import Logits, OutOfMemory
 from rankmill.workers.batches.tokens import Batch
-from rankmill.workers.engine.batch_size import BatchSize
+from rankmill.workers.engine.batch_size import BatchSize, BudgetSearch
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.headroom import Headroom, HostMemory
 from rankmill.workers.engine.pipeline import Pipeline
@@ -75,9 +75,9 @@ def model(tiny_model: Path) -> Model:
     return load_model(ScoreSpec(model=str(tiny_model), precision="fp32"), "cpu")
 
 
-def engine_with(model: Model, backend: Hungry, budget: int) -> Engine:
+def engine_with(model: Model, backend: Hungry, budget: int, search: BudgetSearch | None = None) -> Engine:
     object.__setattr__(model, "backend", backend)
-    return Engine(model, BatchSize(budget, headroom=Headroom(backend)))
+    return Engine(model, BatchSize(budget, headroom=Headroom(backend), search=search))
 
 
 def score(engine: Engine, rows: int) -> None:
@@ -120,6 +120,14 @@ def test_a_row_that_seems_too_large_may_try(model: Model) -> None:
     score(engine, 20)
     assert backend.failures == 0
     assert set(backend.batches[1:]) == {min(backend.batches[1:])}
+
+
+def test_the_search_tries_no_budget_that_would_not_fit(model: Model, tmp_path: Path) -> None:
+    backend = Hungry(size=3000 * TOKEN)
+    search = BudgetSearch(backend, "hungry", 1024, tmp_path, worth=0.0)
+    score(engine_with(model, backend, budget=1024, search=search), 300)
+    assert len(backend.batches) > 4
+    assert backend.failures == 0
 
 
 def test_the_memory_of_this_process_is_measured() -> None:
