@@ -341,9 +341,22 @@ def _type_of(values: Sequence[Any]) -> pa.DataType | None:
         if len(keys) > MAX_KEYS or len(keys) * len(values) > _MAX_CELLS:
             return None
     try:
-        return _array(values).type
+        kind = _array(values).type
     except (pa.ArrowException, OverflowError):
         return None
+    return None if _has_truth_as_number(values, kind) else kind
+
+
+def _has_truth_as_number(values: Iterable[Any], kind: pa.DataType) -> bool:
+    """Whether Arrow, at any depth, makes a number of true or false, as it does beside fractions."""
+    if pa.types.is_floating(kind):
+        return bool in set(map(type, values))
+    there = [value for value in values if value is not None] if pa.types.is_nested(kind) else []
+    if pa.types.is_struct(kind):
+        return any(
+            _has_truth_as_number([value.get(each.name) for value in there], each.type) for each in kind
+        )
+    return bool(there) and _has_truth_as_number(chain.from_iterable(there), kind.value_type)
 
 
 _PLAIN = {str: pa.string(), bool: pa.bool_(), float: pa.float64()}
