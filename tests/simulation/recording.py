@@ -83,11 +83,12 @@ def by_hand() -> None:
         leases.holders()
         store.runners(f"runner {number}", 15)
         runs = [store.submit(order) for _ in range(3)]
-        for first, pause in ((True, 0), (False, 0), (False, 30)):
-            if claim := store.claim("runner", 15, leave=(runs[1].id,)):
+        store.leave(runs[1].id)
+        for first in (True, False):
+            if claim := store.claim("runner", 15):
                 store.renew(claim, 15)
                 store.refuse(claim.run.id, "runner", "why")
-                store.hand_back(claim, first=first, pause=pause)
+                store.hand_back(claim, first=first)
         if claim := store.claim("runner", 15):
             store.end(claim)
         store.recover(15, expired=bool(number))

@@ -22,6 +22,9 @@ from tests.simulation.connection import Client, Connection
 from tests.simulation.host import CLOSED, Command, Host, Refusal, Socket
 from tests.simulation.world import Armed, Process, World, strike
 
+_FOR_RUNNERS = frozenset({b"rq:queue:rankmill-files", b"rq:wip:rankmill-files"})
+"""Lists that are not evicted here: submitted runs that are in none are lost, as the guarantees say."""
+
 
 class Late(NamedTuple):
     """Commands of a client that has given up; they may arrive all the same, later."""
@@ -239,7 +242,11 @@ class Server:
 
     def _evict(self, host: Host, *, volatile: bool) -> None:
         data = host.data._dict
-        keys = [key for key, item in data.items() if item.expireat is not None] if volatile else data
+        keys = [
+            key
+            for key, item in data.items()
+            if key not in _FOR_RUNNERS and (item.expireat is not None or not volatile)
+        ]
         if keys:
             key = next(islice(keys, self.world.random.randrange(len(keys)), None))
             self.world.tell(f"evicted: {key.decode(errors='replace')}")

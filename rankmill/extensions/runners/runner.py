@@ -30,12 +30,9 @@ from rankmill.jobs.runtime.http import MANY_PORTS, health, paths, serve
 from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.jobs.system import Backoff, system
+from rankmill.jobs.system import system
 
 _LOOK_SECONDS = 0.5
-
-_BACKOFF = Backoff(first=1.0, longest=60.0)
-"""How long a runner leaves a run to other runners if it cannot score the run itself."""
 
 logger = logging.getLogger(__name__)
 
@@ -59,10 +56,6 @@ class Runner:
         self._webhooks = WebhookSender(store, settings.of(RunnerSettings))
         self._news = system.Event()
         self._stopping = self._working = False
-        self._left: dict[str, tuple[float, int]] = {}
-        """The time (monotonic, s) until which this runner leaves a run to others, and how many times it has
-        left the run, by the run's id.
-        """
 
     def work(self) -> None:
         """Take runs until SIGTERM or SIGINT; then put the run in progress back, so that another runner
@@ -86,7 +79,7 @@ class Runner:
         try:
             with waiting(look=self._check_stop):
                 while not self._stopping:
-                    claim = self._store.claim(self.name, self._settings.lease_seconds, self._leaves())
+                    claim = self._store.claim(self.name, self._settings.lease_seconds)
                     if claim:
                         self._take(claim)
                     else:
@@ -142,7 +135,9 @@ class Runner:
         except (KeyboardInterrupt, _Left):
             self._leave()
         except OutputBusy as error:
-            self._wait_for_output(str(error))
+            logger.info("%s", error)
+            self._store.leave(run.id, self._settings.heartbeat_seconds)
+            self._hand_back(str(error))
         except RunnerError as error:
             self._refuse(str(error))
         except (RedisUnavailable, ConnectionFailed):
@@ -183,7 +178,6 @@ class Runner:
         if run.state != "done":
             drop(run, self._settings)
         claim = replace(self._heartbeat.release(), run=run)
-        self._left.pop(run.id, None)
         if not self._store.end(claim):
             logger.warning("another runner has the run; its end is not written here")
             self._clear_done(run)
@@ -211,11 +205,6 @@ class Runner:
         else:
             self._hand_back("its runner was stopped", first=True)
 
-    def _wait_for_output(self, reason: str) -> None:
-        """Put the run back for a short time, because another process is making its output."""
-        logger.info("%s", reason)
-        self._hand_back(reason, pause=self._settings.heartbeat_seconds)
-
     def _refuse(self, reason: str) -> None:
         """Hand the run to another runner; the run fails if every live runner has refused it."""
         run = self._heartbeat.claim.run
@@ -225,14 +214,13 @@ class Runner:
             names = "" if run.order.kind else f": {names_of(said)}"
             self._answer(run.end("failed", f"no runner can score it{names}"))
             return
-        times = self._left.get(run.id, (0.0, 0))[1] + 1
-        self._left[run.id] = (system.monotonic() + _BACKOFF.pause(times), times)
+        self._store.leave(run.id)
         self._hand_back(f"not by every runner: {names_of(said)}")
 
-    def _hand_back(self, reason: str, *, first: bool = False, pause: float = 0) -> None:
+    def _hand_back(self, reason: str, *, first: bool = False) -> None:
         claim = self._heartbeat.release()
         run = claim.run.changed(state="waiting", reason=reason, runner="")
-        if not self._store.hand_back(replace(claim, run=run), first=first, pause=pause):
+        if not self._store.hand_back(replace(claim, run=run), first=first):
             self._clear_done(run)
 
     def _clear_done(self, run: FileRun) -> None:
@@ -242,10 +230,6 @@ class Runner:
         with suppress(RunExpired, WireError, DamagedJob):
             if self._store.load(run.id).state == "done":
                 clear(run)
-
-    def _leaves(self) -> list[str]:
-        now = system.monotonic()
-        return [run_id for run_id, (until, _) in self._left.items() if until > now]
 
     def _interrupt(self) -> None:
         """Interrupt the main thread; called by the heartbeat's thread."""

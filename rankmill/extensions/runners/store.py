@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, cast
 
@@ -34,8 +33,8 @@ run's data.
 _LOOK_AT = 128
 """Number of waiting runs among which a runner looks for one that it does not leave to others."""
 
-_OTHER_FORMAT_SECONDS = 60
-"""Seconds for which a runner leaves a run of another format to others before it looks again."""
+_LEFT_SECONDS = 30
+"""Seconds for which a runner leaves a run that it cannot score to others before it tries again."""
 
 WEBHOOK_SECONDS = 120
 """Seconds after which another runner takes a webhook from a runner that may have died."""
@@ -69,10 +68,9 @@ class FileRunStore:
         self.queue = Queue(queue, connection=client, serializer=JSONSerializer)
         self.ttl = ttl
         self._leases = self.queue.started_job_registry.key
-        self._pauses = self.queue.scheduled_job_registry.key
         self._runners = keys.runners(queue)
         self._left: dict[str, float] = {}
-        """The time (monotonic, s) until which each run of another format is left to other runners, by id."""
+        """The time (monotonic, s) until which `claim` leaves a run to other runners, by the run's id."""
 
     def submit(self, order: FileOrder, run_id: str | None = None) -> FileRun:
         """Put a run into the queue; `run_id` is its new id, if the caller has made one."""
@@ -126,7 +124,7 @@ class FileRunStore:
         begun it, it stays in the queue, so that the next runner deletes what the first one has left.
         """
         claim = system.unique_id()
-        places = [keys.file_run_cancelled(run.id), self.queue.key, self._pauses, self._leases]
+        places = [keys.file_run_cancelled(run.id), self.queue.key, self._leases]
         taken = scripts.CANCEL.run(self.redis, places, run.id, self.ttl, lease_seconds, claim)
         if not taken:
             return self.load(run.id)
@@ -137,16 +135,20 @@ class FileRunStore:
             self.end(ended)
         return ended.run
 
-    def claim(self, runner: str, lease_seconds: int, leave: Iterable[str] = ()) -> RunLease | None:
-        """Take the first waiting run that is not in `leave`. Returns ``None`` if no such run waits, or
-        if the run found cannot be read, is done or has failed.
+    def leave(self, run_id: str, seconds: float = _LEFT_SECONDS) -> None:
+        """Let `claim` leave a run to other runners for some time."""
+        self._left[run_id] = system.monotonic() + seconds
+
+    def claim(self, runner: str, lease_seconds: int) -> RunLease | None:
+        """Take the first waiting run that is not left to others (`leave`). Returns ``None`` if no such run
+        waits, or if the run found cannot be read, is done or has failed.
 
         The run has the state that its last runner has written, or was cancelled since then. A run of another
         format stays in the queue; a damaged run is set aside.
         """
         token = system.unique_id()
         numbers, now = [lease_seconds, token, _LOOK_AT], system.monotonic()
-        leave = [*leave, *(run_id for run_id, until in self._left.items() if until > now)]
+        leave = [run_id for run_id, until in self._left.items() if until > now]
         raw = scripts.CLAIM.run(self.redis, [self.queue.key, self._leases], *numbers, *leave)
         if raw is None:
             return None
@@ -156,7 +158,7 @@ class FileRunStore:
         except FormatError as error:
             if run_id not in self._left:
                 logger.warning("left to other runners: %s", error)
-            self._left[run_id] = now + _OTHER_FORMAT_SECONDS
+            self.leave(run_id)
             self._leave_to_others(raw, token)
             return None
         except (WireError, DamagedJob) as error:
@@ -199,25 +201,18 @@ class FileRunStore:
         self._list(self.redis, run.id)
         return ended
 
-    def hand_back(self, claim: RunLease, *, first: bool = False, pause: float = 0) -> bool:
-        """Put a run back if its runner still holds it, at the front (`first`) or at the end of the queue, or
-        at the end after a `pause` in seconds; returns whether its runner held it.
+    def hand_back(self, claim: RunLease, *, first: bool = False) -> bool:
+        """Put a run back if its runner still holds it, at the front (`first`) or at the end of the queue;
+        returns whether its runner held it.
         """
         run = claim.run
-        places = [self._leases, keys.file_run(run.id), self.queue.key, self._pauses]
-        values = [claim.entry, run.written(), self.ttl, run.id, "LPUSH" if first else "RPUSH", pause]
+        places = [self._leases, keys.file_run(run.id), self.queue.key]
+        values = [claim.entry, run.written(), self.ttl, run.id, "LPUSH" if first else "RPUSH"]
         return bool(scripts.HAND_BACK.run(self.redis, places, *values))
 
     def recover(self, lease_seconds: float, *, expired: bool) -> None:
-        """Put back runs whose pause is over, and with `expired` the runs of dead runners; if nothing waits
-        then, also runs that are in no list.
-
-        The caller's leases last `lease_seconds`.
-        """
-        places = [self._leases, self.queue.key, self._pauses, keys.file_runs(), keys.file_queues()]
-        prefixes = Job.redis_job_namespace_prefix, keys.file_run("")
-        values = [int(expired), self.queue.name, prefixes[0], lease_seconds, prefixes[1]]
-        scripts.RECOVER.run(self.redis, places, *values)
+        """With `expired`, put back the runs of dead runners. The caller's leases last `lease_seconds`."""
+        scripts.RECOVER.run(self.redis, [self._leases, self.queue.key], int(expired), lease_seconds)
 
     def was_cancelled(self, run_id: str) -> bool:
         return bool(self.redis.exists(keys.file_run_cancelled(run_id)))
@@ -306,17 +301,8 @@ class FileRunStore:
             pipe.execute()
 
     def _is_gone(self, run_id: str) -> bool:
-        """Whether RQ has noted the job as failed, because a worker of another kind took it.
-
-        If the list of all runs lacks the run, this adds it again, so that runners find it.
-        """
-        with self.redis.pipeline() as pipe:
-            pipe.hget(Job.key_for(run_id), "status")
-            pipe.zscore(keys.file_runs(), run_id)
-            status, listed = pipe.execute()
-        if listed is None:
-            self._list(self.redis, run_id)
-        return bool(status == b"failed")
+        """Whether RQ has noted the job as failed, because a worker of another kind took it."""
+        return bool(self.redis.hget(Job.key_for(run_id), "status") == b"failed")
 
     def _list(self, pipe: Any, run_id: str) -> None:
         now = system.now()

@@ -22,7 +22,6 @@ from benchmarks.faults.kills import Damage, damage, finished_jobs, folder_of
 from benchmarks.faults.submitted import everybody_dies
 from rankmill import Client
 from rankmill.extensions.runners import redis_keys as keys
-from rankmill.extensions.runners.settings import RunnerSettings
 from rankmill.extensions.runners.store import FileRunStore
 from rankmill.extensions.runners.submitted import on_server
 from rankmill.jobs.contract.errors import RunCancelled, RunExpired, RunFailed
@@ -116,33 +115,6 @@ def test_it_is_scored_as_score_file_does(
     assert (failed.code, failed.err.count("\n")) == (1, 1), failed.err
     assert f"{output} exists already; replace it with --force" in failed.err
     assert not list(queue.client.scan_iter("rq:job:*"))
-
-
-@pytest.mark.parametrize("key", ["rq:queue", "rq:wip", "rq:scheduled"])
-def test_runs_whose_list_is_lost_are_scored_once(
-    key: str, client: Client, queue: Server, runners: StartRunner, source: Path, output: Path
-) -> None:
-    run, *others = [client.submit_file(str(source), str(output.with_name(f"{n}.parquet"))) for n in range(3)]
-    name = client.settings.of(RunnerSettings).file_queue
-    server: Any = queue.client
-    if key == "rq:queue":
-        server.delete(f"{key}:{name}")
-        runners(queue)
-    elif key == "rq:scheduled":
-        server.lrem(f"rq:queue:{name}", 1, run.id)
-        runners(queue)
-    else:
-        first = runners(queue)
-        wait_for(lambda: server.zcard(f"{key}:{name}"))
-        first.send_signal(signal.SIGSTOP)
-        server.delete(f"{key}:{name}")
-        first.kill()
-        runners(queue)
-    for each in (run, *others):
-        assert each.wait(timeout=60).state == "done"
-    jobs = [f"rq:job:{each.id}" for each in (run, *others)]
-    wait_for(lambda: not server.exists(*jobs))
-    assert not server.exists(f"rq:queue:{name}")
 
 
 @pytest.fixture

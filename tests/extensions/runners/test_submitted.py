@@ -26,7 +26,7 @@ ORDER = FileOrder(request=FileRequest(inputs=("/a.csv",), output="/b.csv"), spec
 
 
 @pytest.mark.parametrize("ahead", [-3600.0, 3600.0])
-def test_leases_and_pauses_follow_the_server_s_clock(
+def test_leases_follow_the_server_s_clock(
     ahead: float, shared_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shows: hosts' clocks differ or jump."""
@@ -67,36 +67,6 @@ def test_a_run_that_was_submitted_twice_is_held_by_one_runner(shared_server: Ser
     assert store.end(first)
     assert store.claim("b", 15) is None
     assert store.load(run.id).id == run.id
-
-
-@pytest.mark.parametrize("lost", ["list", "list and job", "all but the record"])
-def test_a_run_that_waits_in_no_list_is_put_back(lost: str, shared_server: Server) -> None:
-    server: Any = shared_server.client
-    server.delete(keys.file_queues(), keys.file_runs())  # those of other tests
-    store = FileRunStore(server, f"files without a {lost}", 600)
-    run = store.submit(ORDER)
-    gone = [store.queue.key, f"rq:job:{run.id}", keys.file_runs()]
-    server.delete(*gone[: ["list", "list and job", "all but the record"].index(lost) + 1])
-    assert store.load(run.id).state == "waiting"  # as whoever waits for it asks
-    store.recover(15, expired=False)
-    claim = store.claim("a", 15)
-    assert claim
-    assert claim.run.id == run.id
-    store.recover(15, expired=False)
-    assert store.claim("b", 15) is None
-    assert store.end(RunLease(run.end("done"), claim.entry))
-    store.recover(15, expired=False)
-    assert store.claim("b", 15) is None
-
-
-def test_a_run_whose_job_is_lost_is_left_to_the_runners_of_its_queue(shared_server: Server) -> None:
-    server: Any = shared_server.client
-    store, other = (FileRunStore(server, f"files of {name}", 600) for name in ("mine", "another"))
-    run = store.submit(ORDER)
-    other.submit(ORDER)
-    server.delete(store.queue.key, other.queue.key, f"rq:job:{run.id}")
-    store.recover(15, expired=False)
-    assert server.lrange(store.queue.key, 0, -1) == []
 
 
 def test_a_run_that_a_runner_takes_meanwhile_is_found(

@@ -1,11 +1,7 @@
 -- Puts back a run that is held.
--- KEYS: the leases, the record, the queue, the pauses. ARGV: the entry, the record, its expiry (s), the run's
--- id, LPUSH or RPUSH, a pause (s). Returns 1, or 0 if the run was not held.
+-- KEYS: the leases, the record, the queue. ARGV: the entry, the record, its expiry (s), the run's id, LPUSH or
+-- RPUSH. Returns 1, or 0 if the run was not held.
 if redis.call('ZREM', KEYS[1], ARGV[1]) == 0 then return 0 end
 redis.call('SET', KEYS[2], ARGV[2], 'EX', ARGV[3])
-if tonumber(ARGV[6]) > 0 then
-  redis.call('ZADD', KEYS[4], redis.call('TIME')[1] + ARGV[6], ARGV[4])
-else
-  redis.call(ARGV[5], KEYS[3], ARGV[4])
-end
+redis.call(ARGV[5], KEYS[3], ARGV[4])
 return 1
