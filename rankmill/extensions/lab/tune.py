@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeVar, get_args
@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
 from rankmill import plugins
 from rankmill.extensions.lab.agreement import Agreement, agreement
@@ -62,6 +62,9 @@ the objective is memory.
 
 _SAMPLE_SHARE = 1 / 30
 """Share of the budget that the reference may take for the sample."""
+
+_LAST_SHARE = 1 / 4
+"""Share of the budget that is kept for the last comparison."""
 
 
 class ReferenceScores(BaseModel):
@@ -157,23 +160,21 @@ class Trials:
     def use(self, reference: ReferenceScores) -> None:
         self.pairs = self.pairs.slice(0, len(reference.scores))
 
-    def probe(
-        self, backend: str, precisions: Iterable[str], reference: ReferenceScores
-    ) -> Iterable[PrecisionProbe]:
-        """Measure each precision of a backend once, and yield the results; workers that die are replaced for
-        the next precision.
-        """
-        waiting = list(precisions)
-        while waiting:
-            try:
-                with self._bench({"backend": backend}) as bench:
-                    while waiting:
-                        yield self._probe(bench, backend, waiting[0], reference)
-                        waiting.pop(0)
-            except BenchTimeout:
+    def probe(self, backend: str, precision: str, reference: ReferenceScores) -> PrecisionProbe:
+        """Measure a backend and precision once; workers stay alive for the backend's other precisions."""
+        place: dict[str, Any] = {"backend": backend, "precision": precision}
+        workers: Changes = {"backend": backend}
+        self.end_others(workers)
+        try:
+            scored = self.bulk(self.warm(workers, precision=precision), precision=precision)
+        except (RunFailed, BenchFailed, EmbeddedError) as error:
+            if isinstance(error, BenchTimeout):
                 raise
-            except (BenchFailed, EmbeddedError) as error:
-                yield PrecisionProbe(backend=backend, precision=waiting.pop(0), reason=str(error))
+            if not isinstance(error, RunFailed):  # workers have died, and the next precision gets others
+                self.end_others(None)
+            return PrecisionProbe(**place, reason=str(error))
+        agreed = rank_agreement(self.pairs, scored.scores, reference.scores)
+        return PrecisionProbe(**place, seconds=scored.seconds, agreement=agreed)
 
     def compare(self, first: Changes, second: Changes) -> PairedCosts:
         """Measure two settings in turn, so that other load on the machine affects both.
@@ -182,24 +183,22 @@ class Trials:
         """
         costs_of_both = PairedCosts()
         try:
-            bench_of_first, bench_of_second = self.warm(first), self.warm(second)
+            benches = [self.warm(first), self.warm(second)]
             for number in range(_ROUNDS):
-                benches = [(bench_of_first, costs_of_both.first), (bench_of_second, costs_of_both.second)]
-                for bench, costs in benches if number % 2 == 0 else benches[::-1]:
-                    costs.append(self._cost(bench))
+                costs = {place: self._cost(benches[place]) for place in ((0, 1), (1, 0))[number % 2]}
+                costs_of_both.first.append(costs[0])
+                costs_of_both.second.append(costs[1])
                 if self._objective == "memory" or not 1 / _CLEAR < costs_of_both.gain < _CLEAR:
                     break
         except BenchTimeout:
-            rounds = min(len(costs_of_both.first), len(costs_of_both.second))
-            if not rounds:
+            if not costs_of_both.second:
                 raise
-            return PairedCosts(first=costs_of_both.first[:rounds], second=costs_of_both.second[:rounds])
         except (BenchFailed, RunFailed, EmbeddedError) as error:
             return PairedCosts(reason=str(error))
         return costs_of_both
 
-    def warm(self, changes: Changes) -> Bench:
-        """The live workers of these settings; if there are none, this starts and warms up workers.
+    def warm(self, changes: Changes, **spec: Any) -> Bench:
+        """The workers of these settings, which are started if none are alive, warmed up with `spec`.
 
         Raises
         ------
@@ -209,7 +208,7 @@ class Trials:
         name = _name(changes)
         if name not in self._live:
             self._live[name] = self._bench(changes).__enter__()
-            self._live[name].warm_up(self.pairs.slice(0, _WARM_UP))
+        self._live[name].warm_up(self.pairs.slice(0, _WARM_UP), **spec)
         return self._live[name]
 
     def bulk(self, bench: Bench, **spec: Any) -> RunScores:
@@ -235,18 +234,6 @@ class Trials:
             settings = settings.model_copy(update=share)
         return Bench(settings, self._deadline - system.monotonic())
 
-    def _probe(
-        self, bench: Bench, backend: str, precision: str, reference: ReferenceScores
-    ) -> PrecisionProbe:
-        place: dict[str, Any] = {"backend": backend, "precision": precision}
-        try:
-            bench.warm_up(self.pairs.slice(0, _WARM_UP), precision=precision)
-            scored = self.bulk(bench, precision=precision)
-        except RunFailed as error:
-            return PrecisionProbe(**place, reason=str(error))
-        agreed = rank_agreement(self.pairs, scored.scores, reference.scores)
-        return PrecisionProbe(**place, seconds=scored.seconds, agreement=agreed)
-
     def _cost(self, bench: Bench) -> float:
         if self._objective == "latency":
             requests = split_requests(self.pairs, max(len(self.pairs) // _REQUEST_SIZE, 5), _REQUEST_SIZE)
@@ -270,7 +257,7 @@ def _name(changes: Changes) -> str:
     return json.dumps(changes, sort_keys=True)
 
 
-RecordT = TypeVar("RecordT")
+RecordT = TypeVar("RecordT", bound=BaseModel)
 
 
 class NothingWorks(RankmillError):
@@ -311,9 +298,8 @@ class Tuner:
     records
         Measurements of an interrupted tuning, which are not made again.
     budget
-        Seconds for all measurements, including those of an interrupted tuning. A measurement that is not
-        expected to end in time is not begun, time for the last comparison is reserved, and a measurement that
-        takes too long is ended.
+        Seconds for all measurements but those of an interrupted tuning; a measurement that takes too long is
+        ended.
     min_spearman
         Rank correlation with the reference that a precision must reach.
     say
@@ -328,14 +314,8 @@ class Tuner:
     budget: float
     min_spearman: float
     say: Callable[[str], None]
-    _earlier: float = field(default=0.0, init=False)
-    """Seconds that measurements of an interrupted tuning took; these are not made again."""
-    _started: float = field(default=0.0, init=False)
-    _own: set[str] = field(default_factory=set, init=False)
-    _reference_seconds: float = field(default=0.0, init=False)
-    _compare_seconds: float = field(default=0.0, init=False)
-    """Seconds that a comparison takes; 0 before the first one."""
-    _partial: list[PrecisionProbe] = field(default_factory=list, init=False)
+    _end: float = field(default=0.0, init=False)
+    """The time (monotonic) after which nothing is measured."""
     _best: dict[str, Any] = field(default_factory=dict, init=False)
     _all_kept: bool = field(default=False, init=False)
     _story: list[str] = field(default_factory=list, init=False)
@@ -350,12 +330,13 @@ class Tuner:
         RunFailed, BenchFailed, EmbeddedError
             The reference settings cannot score the sample, for example because the model cannot be loaded.
         """
-        self._started = system.monotonic()
+        started = system.monotonic()
+        self._measure_until(started + (1 - _LAST_SHARE) * self.budget)
         try:
             measure = partial(self.trials.reference, self.budget * _SAMPLE_SHARE)
             reference = self._once("reference", ReferenceScores, measure)
         except _OutOfTime:
-            raise self._too_short("the reference is not done") from None
+            raise self._too_short() from None
         self.trials.use(reference)
         step = "backend and precision"
         try:
@@ -368,7 +349,8 @@ class Tuner:
             self._tell(f"the budget of {self.budget:,.0f} s has no time for more; not finished: {step}")
         gain = None
         try:
-            gain = self._compare({}, self._best, is_last=True).gain or None
+            self._measure_until(started + self.budget)
+            gain = self._compare({}, self._best).gain or None
         except _OutOfTime:
             self._tell("no time was left to compare all changes with the initial settings")
         if gain:
@@ -388,20 +370,21 @@ class Tuner:
         self._tell(f"sample of {len(reference.scores)} pairs; ranks are compared with {label(REFERENCE)}")
         probes: list[PrecisionProbe] = []
         out_of_time = None
+        usual = tuple(name for name in get_args(Precision) if not name.startswith("int8-"))  # int8 picks one
         kinds = {name: plugins.load("rankmill.backends", name) for name in plugins.names("rankmill.backends")}
         backends = self._open("backend", ("auto", *sorted(kinds, key=lambda name: kinds[name].preference)))
         for backend in backends:
             if reference.device in kinds[backend].for_tests and len(backends) > 1:
                 continue
-            try:
-                measure = partial(self._probe, backend, reference)
-                probes += self._once(f"probe {backend}", list[PrecisionProbe], measure)
-            except _OutOfTime as error:
-                out_of_time = error
-                probes += self._partial
-                self._partial = []
+            for precision in self._open("precision", usual):
+                try:
+                    measure = partial(self.trials.probe, backend, precision, reference)
+                    probes.append(self._once(f"probe {backend}, {precision}", PrecisionProbe, measure))
+                except _OutOfTime as error:
+                    out_of_time = error
+        self.trials.end_others(None)
         if out_of_time and not probes:
-            raise self._too_short(f"the reference took {self._reference_seconds:,.0f} s")
+            raise self._too_short()
         good = self._good(probes)
         if not good:
             raise NothingWorks(
@@ -415,14 +398,6 @@ class Tuner:
         for probe in good[1:_FINALISTS]:
             if self.objective == "memory" or probe.seconds < _CHANCE * good[0].seconds:
                 self._try({"backend": probe.backend, "precision": probe.precision})
-
-    def _probe(self, backend: str, reference: ReferenceScores) -> list[PrecisionProbe]:
-        usual = tuple(name for name in get_args(Precision) if not name.startswith("int8-"))  # int8 picks one
-        self._partial = []
-        for probe in self.trials.probe(backend, self._open("precision", usual), reference):
-            self._partial.append(probe)
-        probes, self._partial = self._partial, []
-        return probes
 
     def _good(self, probes: list[PrecisionProbe]) -> list[PrecisionProbe]:
         """The probes that run here and keep the ranks, fastest first; this reports why the others do not."""
@@ -491,55 +466,37 @@ class Tuner:
         self.trials.end_others(self._best)
         return won
 
-    def _compare(self, first: Changes, second: Changes, *, is_last: bool = False) -> PairedCosts:
+    def _compare(self, first: Changes, second: Changes) -> PairedCosts:
         name = f"{label(first)} against {label(second)}"
-        return self._once(name, PairedCosts, lambda: self.trials.compare(first, second), is_last)
+        return self._once(name, PairedCosts, lambda: self.trials.compare(first, second))
 
     def _open(self, setting: str, values: tuple[str, ...]) -> list[str]:
         """The values of a setting to try, which are all values, or only the one that the settings fix."""
         fixed = getattr(self.base, setting)
         return [value for value in values if value != "auto"] if fixed == "auto" else [fixed]
 
-    def _once(
-        self, name: str, kind: type[RecordT], measure: Callable[[], RecordT], is_last: bool = False
-    ) -> RecordT:
+    def _measure_until(self, end: float) -> None:
+        self._end = end
+        self.trials.until(end)
+
+    def _once(self, name: str, kind: type[RecordT], measure: Callable[[], RecordT]) -> RecordT:
         """The value recorded under `name`; without a record, measure and record it. Raises `_OutOfTime`."""
         record = self.records.get(name)
-        if record is None:
-            self._allow(is_last=is_last)
-            started = system.monotonic()
-            try:
-                value = measure()
-            except BenchTimeout:
-                raise _OutOfTime from None
-            record = {"seconds": system.monotonic() - started, "value": TypeAdapter(kind).dump_python(value)}
-            self.records.add(name, record)
-            self._own.add(name)
-        if name not in self._own:
-            self._earlier += record["seconds"]
-        if kind is ReferenceScores:
-            self._reference_seconds = record["seconds"]
-        elif kind is PairedCosts:
-            self._compare_seconds = record["seconds"]
-        return TypeAdapter(kind).validate_python(record["value"])
-
-    def _allow(self, *, is_last: bool) -> None:
-        """Let the trials measure for the rest of the budget, less the time for the last comparison; raises
-        `_OutOfTime` if this is too short.
-
-        A step is expected to take as long as the last comparison, or, before the first one, as the reference.
-        """
-        end = self._started + self.budget - self._earlier
-        step = self._compare_seconds or self._reference_seconds
-        kept = 0.0 if is_last else step
-        if system.monotonic() + (0.0 if is_last else step) + kept >= end:
+        if record is not None:
+            return kind.model_validate(record)
+        if system.monotonic() >= self._end:
             raise _OutOfTime
-        self.trials.until(end - kept)
+        try:
+            value = measure()
+        except BenchTimeout:
+            raise _OutOfTime from None
+        self.records.add(name, value.model_dump())
+        return value
 
-    def _too_short(self, why: str) -> NothingWorks:
+    def _too_short(self) -> NothingWorks:
         return NothingWorks(
-            f"--budget {self.budget:,.0f}s is too short here: {why}, and no backend is measured; give a "
-            "longer one, what is measured is kept"
+            f"--budget {self.budget:,.0f}s is too short here: no backend is measured; give a longer one, "
+            "what is measured is kept"
         )
 
     def _tell(self, line: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +52,8 @@ def test_tuning_goes_on_after_an_interruption_and_writes_a_config(tmp_path: Path
         "--min-spearman",
         "0",
     ]
-    first = start_command("rankmill", "tune", *arguments, "--budget", "30s")
-    wait_for(lambda: kept.exists() and kept.read_text().count("\n") >= 2, first, 120)
+    first = start_command("rankmill", "tune", *arguments, "--budget", "120s")
+    wait_for(lambda: kept.exists() and kept.read_text().count("\n") >= 4, first, 120)
     first.send_signal(signal.SIGINT)
     _, told = first.communicate(timeout=60)
     assert first.returncode == 130, told
@@ -107,11 +106,9 @@ class RecordedTrials(Trials):
     def reference(self, seconds: float) -> ReferenceScores:
         return ReferenceScores(scores=[1.0, 2.0], device="cpu")
 
-    def probe(
-        self, backend: str, precisions: Iterable[str], reference: ReferenceScores
-    ) -> list[PrecisionProbe]:
+    def probe(self, backend: str, precision: str, reference: ReferenceScores) -> PrecisionProbe:
         self.backends += (backend,)
-        return [PrecisionProbe(backend=backend, precision="fp32", reason="not here")]
+        return PrecisionProbe(backend=backend, precision=precision, reason="not here")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +117,7 @@ class RecordedTrials(Trials):
 def test_mlx_takes_no_time_on_a_cpu_if_nobody_asks_for_it(
     tmp_path: Path, fixed: dict[str, str], tried: list[str]
 ) -> None:
-    settings = load_settings({"model": "demo", **fixed}, environ={})
+    settings = load_settings({"model": "demo", "precision": "fp32", **fixed}, environ={})
     trials = RecordedTrials(settings, sample("example", 2), "throughput", 300)
     records = Records(tmp_path / "records.jsonl")
     tuner = Tuner(settings, trials, "throughput", records, budget=60, min_spearman=0, say=lambda _: None)
@@ -160,12 +157,11 @@ class TimedTrials(Trials):
         self.take("reference", self.seconds[0])
         return ReferenceScores(scores=[0.0] * 2, device="cpu")
 
-    def probe(
-        self, backend: str, precisions: Iterable[str], reference: ReferenceScores
-    ) -> Iterable[PrecisionProbe]:
-        for precision in ("fp32", "bf16"):
-            self.take(f"{backend} {precision}", self.seconds[1] / 2)
-            yield PrecisionProbe(backend=backend, precision=precision, seconds=1.0, agreement=SAME)
+    def probe(self, backend: str, precision: str, reference: ReferenceScores) -> PrecisionProbe:
+        if precision not in {"fp32", "bf16"}:
+            return PrecisionProbe(backend=backend, precision=precision, reason="not here")
+        self.take(f"{backend} {precision}", self.seconds[1] / 2)
+        return PrecisionProbe(backend=backend, precision=precision, seconds=1.0, agreement=SAME)
 
     def compare(self, first: Changes, second: Changes) -> PairedCosts:
         self.take("last" if not first else "comparison", self.seconds[2])
@@ -202,8 +198,7 @@ def test_a_budget_is_kept(
     trials, took, found, told = tuned_in(budget, tmp_path, monkeypatch, seconds=seconds)
     assert took <= budget
     if isinstance(found, NothingWorks):
-        assert f"--budget {budget}s is too short here: the reference" in str(found)
-        assert "no backend is measured" in str(found)
+        assert f"--budget {budget}s is too short here: no backend is measured" in str(found)
         assert budget < 3 * sum(seconds)
         return
     assert any(name.endswith("fp32") for name in trials.done)
@@ -215,11 +210,11 @@ def test_what_is_measured_is_not_measured_again_with_a_longer_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, _, found, _ = tuned_in(15, tmp_path, monkeypatch)
-    assert "the reference took 10 s" in str(found)
+    assert "--budget 15s is too short here: no backend is measured" in str(found)
     trials, took, found, _ = tuned_in(60, tmp_path, monkeypatch)
     assert "reference" not in trials.done
     assert isinstance(found, Tuned)
-    assert took <= 50  # the ten seconds of before are a part of the budget
+    assert took <= 60
 
 
 def test_workers_are_not_waited_for_beyond_the_time(tiny_model: Path) -> None:
@@ -230,7 +225,7 @@ def test_workers_are_not_waited_for_beyond_the_time(tiny_model: Path) -> None:
         with pytest.raises(BenchTimeout):
             trials.compare({}, {"token_budget": 1024})
         with pytest.raises(BenchTimeout):
-            list(trials.probe("torch", ["fp32"], ReferenceScores(scores=[0.0] * 50, device="cpu")))
+            trials.probe("torch", "fp32", ReferenceScores(scores=[0.0] * 50, device="cpu"))
 
 
 @pytest.mark.parametrize(("seconds", "stays"), [(2.0, True), (0.5, False)])
@@ -241,15 +236,13 @@ def test_what_is_no_better_in_the_end_does_not_win(tmp_path: Path, seconds: floa
         def reference(self, seconds: float) -> ReferenceScores:
             return ReferenceScores(scores=[0.0] * 2, device="cpu")
 
-        def probe(
-            self, backend: str, precisions: Iterable[str], reference: ReferenceScores
-        ) -> list[PrecisionProbe]:
-            return [PrecisionProbe(backend=backend, precision="fp32", seconds=0.1, agreement=SAME)]
+        def probe(self, backend: str, precision: str, reference: ReferenceScores) -> PrecisionProbe:
+            return PrecisionProbe(backend=backend, precision=precision, seconds=0.1, agreement=SAME)
 
         def compare(self, first: Changes, second: Changes) -> PairedCosts:
             return PairedCosts(first=[1.0], second=[seconds])
 
-    fixed = {"model": "demo", "backend": "torch", "token_budget": 2048, "workers": 1}
+    fixed = {"model": "demo", "backend": "torch", "precision": "fp32", "token_budget": 2048, "workers": 1}
     settings = load_settings(fixed, environ={})
     trials = Lucky(settings, sample("example", 2), "throughput", 300)
     records = Records(tmp_path / "records.jsonl")
@@ -272,17 +265,14 @@ def test_settings_that_lose_ranks_do_not_win(
         def reference(self, seconds: float) -> ReferenceScores:
             return ReferenceScores(scores=[0.0] * 2, device="cpu")
 
-        def probe(
-            self, backend: str, precisions: Iterable[str], reference: ReferenceScores
-        ) -> list[PrecisionProbe]:
+        def probe(self, backend: str, precision: str, reference: ReferenceScores) -> PrecisionProbe:
+            place: dict[str, Any] = {"backend": backend, "precision": precision}
+            if (backend, precision) not in {("torch", "fp32"), ("torch", "bf16"), ("openvino", "fp32")}:
+                return PrecisionProbe(**place, reason="not here")
             passed[0] += 61 if slow else 0
             pairs = pa.table({"query": ["q"] * 4})
             other = rank_agreement(pairs, changed[::-1].astype(np.float32), [*changed])
-            agreed = {"fp32": SAME, "bf16": other}
-            return [
-                PrecisionProbe(backend=backend, precision=each, seconds=0.1, agreement=agreed[each])
-                for each in {"torch": ["fp32", "bf16"], "openvino": ["fp32"]}.get(backend, [])
-            ]
+            return PrecisionProbe(**place, seconds=0.1, agreement=SAME if precision == "fp32" else other)
 
         def compare(self, first: Changes, second: Changes) -> PairedCosts:
             return PairedCosts(first=[1.0], second=[2.0])
