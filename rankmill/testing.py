@@ -155,7 +155,7 @@ class FakeWorkers:
     def everywhere(self) -> Iterator[FakeWorkers]:
         """Score for all clients that are made within the block, by any code.
 
-        This includes `CrossEncoder` and embedded clients. Within the block, ``REDIS_URL`` names a server that
+        `CrossEncoder` and embedded clients are included. Within the block, ``REDIS_URL`` names a server that
         does not exist, unless it is set already.
         """
 

@@ -23,8 +23,8 @@ from rankmill.jobs.system import system
 def jobs(client: redis.Redis, as_json: bool) -> None:
     """List failed and set-aside jobs; retry or clear them.
 
-    A failed job has used up its attempts. A job is set aside when no worker can read it. These jobs stay in
-    the counts of rankmill status until they expire or are cleared.
+    A failed job has used up its attempts. A job is set aside when no worker can read it. Failed and set-aside
+    jobs stay in the counts of rankmill status until they expire or are cleared.
     """
     failed = failed_jobs(client)
     if as_json:

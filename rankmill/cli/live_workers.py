@@ -150,8 +150,8 @@ def unload(client: redis.Redis, model: str, names: tuple[str, ...], **given: Any
 def forget(settings: Settings, names: tuple[str, ...]) -> None:
     """Forget workers that have stopped because of wrong scores.
 
-    NAME is the worker's name or the beginning of it. rankmill status reports such a worker for a week, or
-    until this command.
+    NAME is the worker's name or the beginning of it. rankmill status reports a worker with wrong scores for a
+    week, or until this command.
     """
     client = options.connection(settings)
     reports = LAST_REPORTS.read(client)

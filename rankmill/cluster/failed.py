@@ -28,8 +28,8 @@ class FailedJob(BaseModel):
     """A job that no worker will take again by itself.
 
     ``failed`` means that all attempts have failed, ``set aside`` that no worker could read it. ``at`` is when
-    that happened, in seconds since 1970, or ``None`` if this is unknown. ``final`` is why the job cannot be
-    retried, or empty if it can.
+    the job failed or was set aside, in seconds since 1970, or ``None`` if this is unknown. ``final`` is why
+    the job cannot be retried, or empty if it can.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -91,7 +91,7 @@ def retry(client: redis.Redis, job: FailedJob) -> str:
 
 def clear(client: redis.Redis, job: FailedJob) -> str:
     """Remove a job from the list; a failed job that does not belong to a run is deleted too. Returns a text
-    that says so.
+    that says what was done.
     """
     connection: Any = client
     if job.state == "set aside":

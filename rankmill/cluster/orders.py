@@ -103,7 +103,7 @@ def order_workers(
     workers, order, model, revision
         The workers, the order, its model, and the content that the model must have, if it is known.
     wait_seconds
-        Longest wait in seconds. An order that is not carried out by then stays, with the outcome ``waiting``.
+        Longest wait in seconds. An order that is not carried out in time stays, with the outcome ``waiting``.
 
     Raises
     ------

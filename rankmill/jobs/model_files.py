@@ -1,7 +1,7 @@
 """The files of a model's directory on which its scores may depend, and the digest of their content.
 
 A model may name files of its own: an index names the files of its weights, and ``modules.json`` names
-folders. A file that is named so is part of the model, wherever it lies in the directory. A name that leads
+folders. A file that a model names is part of the model, wherever it lies in the directory. A name that leads
 out of the directory is refused, because the same digest would stand for another model on another host.
 """
 

@@ -1,8 +1,9 @@
 """Models with names of their own: an extension says what such a name stands for, and where the files are.
 
-A package adds such names by an entry point of the group ``rankmill.models``, which names a class that has the
-methods of `NamedModels` and is made from the settings. Such names have an ``@`` or a ``:``. Ids on the hub
-and ``demo`` have neither, and a path is known by its beginning, so no extension is imported for them.
+A package adds names of models by an entry point of the group ``rankmill.models``. The entry point names a
+class with the methods of `NamedModels`, which is made from the settings. An extension's names have an ``@``
+or a ``:``. No extension is imported for ids on the hub and ``demo``, which have neither character, or for
+paths, which are known by their beginnings.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ class NamedModels(Protocol):
         Raises
         ------
         InputError
-            No worker could ever have these files.
+            No worker could ever have the model's files.
         WorkerError
             This worker cannot get the files; another worker may.
         """

@@ -1,9 +1,8 @@
 """The clocks, pauses, threads, randomness, disks and processes of the system, as this package uses them.
 
 Everything that decides when or in which order something happens is called through `system`, as in
-``system.monotonic()``. So a simulation can replace these functions, and drive the real code in virtual time
-from one thread.
-Asynchronous tasks do not need this: their event loop is their clock.
+``system.monotonic()``. So a simulation can replace the functions of `system`, and drive the real code in
+virtual time from one thread. Asynchronous tasks do not need `system`: their event loop is their clock.
 """
 
 from __future__ import annotations

@@ -34,12 +34,12 @@ device. A dead worker is detected by its missing heartbeat, not by this timeout.
 
 
 class Payload(NamedTuple):
-    """The encoded pairs of a chunk, and facts about them for its job.
+    """The encoded rows of a chunk, and facts about them for its job.
 
     Attributes
     ----------
     pairs, rows
-        The encoded pairs, and their number.
+        The encoded rows, and their number.
     trace
         The trace that the chunk belongs to; empty without one.
     suspect

@@ -101,8 +101,8 @@ class Progress(WireModel):
     """How many rows of a run are done; a row is done when its chunk is finished.
 
     ``at`` is when the latest rows were done. ``since_rows`` were done at ``since``, which is about half a
-    minute earlier, or less at the start of a run. Both times are in seconds since 1970, and 0 until the run's
-    first scores.
+    minute earlier, or less at the start of a run. ``at`` and ``since`` are in seconds since 1970, and 0 until
+    the run's first scores.
     """
 
     rows: Count = 0

@@ -49,7 +49,7 @@ class WireModel(BaseModel):
     """What processes exchange; for a reader, an unknown field, a missing field or a wrong type is a
     `WireError`.
 
-    A release that changes what these fields may contain also changes `FORMAT`.
+    A release that changes what fields may contain also changes `FORMAT`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

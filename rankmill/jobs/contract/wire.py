@@ -259,7 +259,7 @@ def _write(batch: pa.RecordBatch) -> bytes:
 
 
 def _read(payload: bytes, *schemas: pa.Schema) -> pa.RecordBatch:
-    """Read a batch that has one of these schemas, which all have the same number of dictionaries."""
+    """Read a batch that has one of `schemas`, which all have the same number of dictionaries."""
     size = _unpacked_size(payload)
     try:
         raw = pa.decompress(memoryview(payload)[_HEADER.size :], decompressed_size=size, codec="zstd")

@@ -23,8 +23,8 @@ from rankmill.jobs.protocol.worker_report import queue_workers
 def score_chunk(run_id: str, chunk: str) -> NoReturn:
     """Always fail; if the queue has a ScoringWorker, the job then goes back to the queue.
 
-    Otherwise a failure with the right worker command is written to the run, so that the producer does not
-    wait.
+    Without a ScoringWorker, a failure with the right worker command is written to the run, so that the
+    producer does not wait.
 
     Raises
     ------
@@ -71,9 +71,8 @@ def _wrong_worker(function: str) -> tuple[Job, str]:
 
 
 def _leave_to_others(job: Job) -> bool:
-    """If the job's queue has a ScoringWorker, let the job go back to the queue; returns whether it has one.
-
-    The job then keeps all of its attempts.
+    """If the job's queue has a ScoringWorker, let the job go back to the queue; returns whether the queue has
+    one. A job that goes back keeps all of its attempts.
     """
     has_others = bool(queue_workers(job.connection, job.origin).scoring)
     if has_others:

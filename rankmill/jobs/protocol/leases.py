@@ -56,8 +56,8 @@ def move(
 ) -> bool:
     """Move a job by the commands of `do`, and end its lease or pause, in one transaction.
 
-    Returns whether the server has confirmed this. If the reply was lost, or another process has moved the
-    job, the entry is gone and the job is not moved again.
+    Returns whether the server has confirmed the transaction. If the reply was lost, or another process has
+    moved the job, the entry is gone and the job is not moved again.
 
     Parameters
     ----------
@@ -167,7 +167,7 @@ class Renewals:
     def renewed(self, server_now: float) -> None:
         """Note a renewal, and the time of the server's clock after it.
 
-        If the last renewal was long ago, Redis was away. If the server's clock has jumped, leases lapse too
+        If the last renewal was long ago, Redis was away; if the server's clock has jumped, leases lapse too
         early. In both cases other processes get time to renew their leases before these may be taken.
         """
         now = system.monotonic()

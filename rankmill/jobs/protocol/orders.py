@@ -26,7 +26,7 @@ class Order(WireModel):
     """An order to one process; ``model`` is given only for ``warm`` and ``unload``. ``revision`` is the
     content that a model to ``warm`` must have, if it is known.
 
-    ``started`` is when that process started, as in its report. Another process of the same name ignores the
+    ``started`` is when the process started, as in its report; another process of the same name ignores the
     order.
     """
 

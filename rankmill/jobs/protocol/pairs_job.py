@@ -28,7 +28,7 @@ DEATHS = 3
 DAY = 86400
 
 _REFUSALS_SECONDS = 3600
-"""Seconds for which Redis keeps the reasons why workers refuse such a job."""
+"""Seconds for which Redis keeps the reasons why workers refuse a job of pairs."""
 
 Text = str | None
 

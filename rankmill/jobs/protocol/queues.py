@@ -45,7 +45,7 @@ def write_capacity(client: redis.Redis, queue: str, ttl: int) -> None:
     """Write how much the live workers of a queue claim ahead in all, for producers; this expires in `ttl`
     seconds.
 
-    Does nothing if a worker wrote it less than a second ago.
+    Does nothing if a worker wrote the amount less than a second ago.
     """
     connection: Any = client
     seconds = connection.pttl(keys.capacity(queue)) / 1000

@@ -174,7 +174,7 @@ def enqueue_due(queue: Queue, now: float) -> None:
     connection: Any = queue.connection
     paused = queue.scheduled_job_registry.key
     due = connection.zrangebyscore(paused, 0, now, start=0, num=1000)
-    # no pause is that long, so the server's clock has jumped back
+    # if a pause ends later than `LONGEST_PAUSE` from now, the server's clock has jumped back
     due += connection.zrangebyscore(paused, now + LONGEST_PAUSE, "+inf", start=0, num=1000)
     for raw_id in due:
         with _one_job(queue, raw_id) as read:
@@ -194,8 +194,8 @@ def rescue_unbegun(queue: OrderedQueue, seconds: float, now: float) -> None:
     """Put back jobs that left the queue but reached no worker, because a reply of Redis was lost.
 
     RQ does this after a minute, and counts a failed attempt. Here an attempt is not counted, because no
-    worker has tried. A job must have been seen in this state for `seconds`; to begin a job takes
-    milliseconds. `now` is the time of the server's clock, which may have jumped back meanwhile.
+    worker has tried. A job must have been seen unbegun for `seconds`; to begin a job takes milliseconds.
+    `now` is the time of the server's clock, which may have jumped back meanwhile.
     """
     connection: Any = queue.connection
     waiting = queue.intermediate_queue_key

@@ -1,5 +1,5 @@
-"""Refusals of runs: which workers refuse a run, why, and until when. If all live workers refuse it, the run
-ends.
+"""Refusals of runs: which workers refuse a run, why, and until when. A run ends if all live workers refuse
+it.
 
 A worker counts as live if it has a report, which it renews within a lease. The server may have lost the
 report of the only worker that can score a run, or that worker may be starting again. So a run that a worker
@@ -50,11 +50,10 @@ class RunRefusals:
     def refuse(
         self, run_id: str, queue: str, reason: str, *, seconds: float, ttl: int, in_redis: bool = True
     ) -> str | None:
-        """Record that this worker cannot score a run; returns why the run must end, if no live worker of the
-        queue can score it.
+        """Record that this worker cannot score a run; returns why the run must end, or ``None``.
 
-        Otherwise, or if the last call for the run was less than a second ago, returns ``None``. The other
-        parameters are as in `record`.
+        The run must end if no live worker of the queue can score it; a call within a second after the last
+        call for the run returns ``None``. The other parameters are as in `record`.
         """
         last, since = self._looks.get(run_id, (-math.inf, math.inf))
         if system.monotonic() - last < _REPORT_SECONDS:

@@ -1,7 +1,7 @@
 """What producers and workers need of RQ beyond its public interface; no other module of `jobs` uses private
 parts of RQ.
 
-`tests/workers/rq/test_contract.py` names each of these things, and fails when RQ changes one.
+`tests/workers/rq/test_contract.py` names every part of RQ used here, and fails when RQ changes one.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class RQQueue(Queue):
         self.place(self.connection if pipeline is None else pipeline, job_id, at_front=at_front)
 
     def place(self, client: Any, job_id: str | bytes, *, at_front: bool) -> None:
-        """Put a job's id into the list where it waits. Only subclasses do this; here it does nothing."""
+        """Put a job's id into the list where it waits; here this does nothing, but subclasses do it."""
 
     def schedule_job(
         self, job: Job, when: datetime, pipeline: Pipeline | None = None, unique: bool = False

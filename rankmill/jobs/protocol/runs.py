@@ -168,8 +168,8 @@ class RunStore:
         """Settle what all chunks of the run are scored with; the first caller decides, and all get the same.
 
         If the run is gone, nothing is settled, and `mine` is returned. With `over`, the caller is a producer
-        that already has results, and what it says replaces what Redis has: the server may have lost what
-        those results were scored with, and others may have settled something else since.
+        that already has results, and `mine` replaces what Redis has. The server may have lost what the
+        results were scored with, and others may have settled something else since.
         """
         facts = [word for name, fact in mine._asdict().items() for word in (name, fact or "")]
         places = keys.run(run.id), keys.settled(run.id)
@@ -432,7 +432,7 @@ class RunStore:
         # nobody deletes pairs if this process dies after the run is gone.
         mine = [*keys.of_run(run.id), *(pairs[0] if pairs else ())]
         mine.append(keys.cancelled(run.id))
-        # This is no transaction, because a full server refuses one, and it gets room only when runs end. The
+        # This is not a transaction, because a full server refuses one, and gets room only when runs end. The
         # run itself goes first, so that no worker scores more of it.
         with self.redis.pipeline(transaction=False) as pipe:
             counts = self.accountant.count(pipe, run, used)

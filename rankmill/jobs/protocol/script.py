@@ -19,9 +19,9 @@ class Script:
     Parameters
     ----------
     path
-        Path of its file in the package's folder.
+        Path of the script's file in the package's folder.
     uses
-        Scripts whose functions it calls; their texts come before its own text.
+        Scripts whose functions this script calls; their texts come before its own text.
     """
 
     def __init__(self, path: str, *uses: Script) -> None:

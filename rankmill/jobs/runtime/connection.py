@@ -83,7 +83,7 @@ def connect(url: str, wait_seconds: float) -> redis.Redis:
     ConfigError
         The URL is malformed, a certificate that it names cannot be read, or the server is in cluster mode.
     ConnectionFailed
-        No server answers there, or it refuses the credentials.
+        No server answers at `url`, or the server refuses the credentials.
     """
     client = client_for(url, wait_seconds)
     probe = impatient(client)

@@ -14,13 +14,13 @@ from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.installation import install_line
 
 TOKEN_BUDGETS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
-"""Most padded tokens in a batch before a better number is found, by device. With fewer, the device may be
-idle; with more, there is more padding, and the CPU's caches may be too small.
+"""Most padded tokens in a batch before a better number is found, by device. With fewer tokens, the device may
+be idle; with more, there is more padding, and the CPU's caches may be too small.
 """
 
 CLAIM_AHEAD = {"cpu": 2048, "cuda": 32_768, "mps": 8_192}
-"""Pairs that a worker claims ahead, by device. With fewer, forwards may wait for pairs; with more, other
-workers may get too few jobs.
+"""Pairs that a worker claims ahead, by device. With fewer pairs, forwards may wait; with more, other workers
+may get too few jobs.
 """
 
 _GPU_DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")
@@ -28,8 +28,8 @@ _GPU_DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/nvmap", "/dev/dxg
 
 
 SUPERVISED = "RANKMILL_SUPERVISED"
-"""Environment variable of a worker that another process keeps running. That process holds the other end of
-the worker's standard input, so the worker notices when that process ends, whatever the cause.
+"""Environment variable of a worker that a parent process keeps running. The parent holds the other end of the
+worker's standard input, so the worker notices when the parent ends, whatever the cause.
 """
 
 WORKER_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")

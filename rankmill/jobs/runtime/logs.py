@@ -58,8 +58,8 @@ def about_job(job_id: str) -> Iterator[None]:
 def set_up(level: LogLevel, form: LogFormat, **ids: str | int) -> None:
     """Make this process log to standard error; every line has `ids`.
 
-    Libraries log at most warnings and errors. RQ does so too, and logs more only at level ``debug``, because
-    its other lines say little that rankmill's do not say.
+    Libraries log at most warnings and errors. RQ logs more only at level ``debug``, because its other lines
+    say little that rankmill's do not say.
     """
     handler = _StandardError()
     human = form == "human" or (form == "auto" and sys.stderr.isatty())

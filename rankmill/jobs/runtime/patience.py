@@ -138,8 +138,8 @@ def waiting(
     most
         Longest wait of each command in seconds, if less than the client's and an enclosing block's.
     until
-        When the caller's time ends, in `time.monotonic` seconds, if earlier than an enclosing block's. A
-        pause calls `look` then, and commands give up a silent server soon after.
+        When the caller's time ends, in `time.monotonic` seconds, if earlier than an enclosing block's. At
+        this time a pause calls `look`, and commands give up a silent server soon after.
     """
     outer = _WAIT.get()
     token = _WAIT.set(_Wait(look, min(most, outer.most), min(until, outer.until)))

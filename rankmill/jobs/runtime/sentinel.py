@@ -49,7 +49,8 @@ def parse_sentinel_url(url: str) -> dict[str, Any]:
     url
         ``redis+sentinel://[USER:PASSWORD@]HOST[:PORT][,HOST…]/SERVICE[/DB][?OPTIONS]``; ``rediss+sentinel``
         for TLS. User, password, database and options are for the servers; only the options
-        ``sentinel_username`` and ``sentinel_password`` are for the Sentinels. TLS options are for both.
+        ``sentinel_username`` and ``sentinel_password`` are for the Sentinels. TLS options are for servers and
+        Sentinels.
 
     Raises
     ------

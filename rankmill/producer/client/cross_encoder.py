@@ -61,9 +61,9 @@ _ASSIGNED = frozenset(
 class CrossEncoder:
     """Scores pairs through a queue; its methods and results are those of sentence-transformers' class.
 
-    If no server is set, it starts one with workers on this host, which needs ``rankmill[worker]``. All
-    objects of this process that need equal workers share server and workers, which end with the last `close`,
-    or with the process.
+    If no server is set, the object starts one with workers on this host, which needs ``rankmill[worker]``.
+    All objects of this process that need equal workers share server and workers, which end with the last
+    `close`, or with the process.
 
     Arguments about where and how to compute (``device``, ``batch_size``, ``num_workers``, ``pool``,
     ``chunk_size``, ``attn_implementation``, ``device_map``) are accepted, but the workers decide. Other

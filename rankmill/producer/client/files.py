@@ -1,5 +1,5 @@
-"""Runs of files that other processes carry out. An extension gives access to them by an entry point of
-``rankmill.files``.
+"""Runs of files that other processes carry out. An extension gives access to runs of files by an entry point
+of ``rankmill.files``.
 """
 
 from __future__ import annotations

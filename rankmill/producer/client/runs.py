@@ -216,13 +216,13 @@ _ALONE = Join(itemgetter(0), itemgetter(0), itemgetter(0))
 
 
 class ScoringRun(Generic[RowScore]):
-    """A submitted run. Read its results once, either all with `scores`, or in parts by iterating.
+    """A submitted run. Read a run's results once, either all with `scores`, or in parts by iterating.
 
     Chunks beyond the window are submitted while the caller reads results. Only one thread at a time may read
     a run; any thread may use `cancel` and `progress`.
 
-    A detached run is entirely in Redis. Any process that knows its id may read it, until ``run_ttl`` seconds
-    after its submission; its tables have no columns.
+    A detached run is entirely in Redis. Any process that knows the run's id may read such a run, until
+    ``run_ttl`` seconds after its submission. The tables of a detached run have no columns.
     """
 
     def __init__(self, *drivers: RunDriver, join: Join = _ALONE) -> None:

@@ -95,8 +95,8 @@ def settings_of(settings: Settings | None, options: Mapping[str, Any]) -> Settin
 class Client:
     """Submits pairs to the workers of one queue. A client may have any number of runs at the same time.
 
-    Threads may share a client. After a fork, parent and child may both use it, with separate connections.
-    Only the process that has submitted a run can read it, unless the run is detached.
+    Threads may share a client. After a fork, parent and child may both use the client, with separate
+    connections. Only the process that submitted a run can read it, unless the run is detached.
 
     Parameters
     ----------
@@ -261,8 +261,8 @@ class Client:
         on_wait
             Called again and again while the producer waits for results or for the server.
         journal, reuse
-            A journal that stores results, and scores of an earlier output. Chunks and pairs found there are
-            not scored.
+            A journal that stores results, and scores of an earlier output. Chunks that the journal has and
+            pairs with an earlier score are not scored.
         deadline, sharers
             When to stop waiting for results or for the server, in `time.monotonic` seconds; and the number of
             runs that share the window, as in `WindowSize`.
@@ -479,7 +479,7 @@ class Client:
         ------
         InputError
             A column does not exist, an item is not a pair of texts, or the model is an alias for several
-            versions. Or a detached run has no pairs, or its pairs need more than `window_mib`.
+            versions. Or a detached run has no rows, or its rows need more than `window_mib`.
         ConfigError
             The priority or a part of the spec is unknown or invalid.
         """

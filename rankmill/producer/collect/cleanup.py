@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 class RunCleaner:
     """Removes keys and waiting jobs of ended runs from Redis; threads may share it, even after a fork.
 
-    The caller waits about a second for a server that cannot serve. Then a background thread tries again,
+    The caller waits about a second for a server that cannot serve; then a background thread tries again,
     until the run's keys would have expired.
     """
 

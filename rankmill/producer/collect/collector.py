@@ -180,8 +180,8 @@ class Collector:
     start
         The first row of the first chunk.
     reuse
-        Known scores, perhaps empty. Rows with these pairs are not sent, and neither are pairs that an earlier
-        row of their chunk has. ``None`` means that all rows are sent.
+        Known scores, perhaps empty. Rows with a known score are not sent, and neither are rows that repeat an
+        earlier row of their chunk. ``None`` means that all rows are sent.
     scored
         Rows that devices have scored in earlier runs.
     """

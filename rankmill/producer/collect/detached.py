@@ -1,6 +1,6 @@
 """Detached runs, all of whose pairs are in Redis; any number of processes may collect the results.
 
-Pairs and results stay in Redis until they expire. All processes decide about such a run in the same way.
+Pairs and results stay in Redis until they expire. All processes decide about a detached run in the same way.
 """
 
 from __future__ import annotations
@@ -126,12 +126,12 @@ class DetachedRun(LiveRun):
 def submit_detached(
     store: RunStore, run: Run, tables: Iterator[pa.Table], columns: tuple[str, ...], most_bytes: int
 ) -> DetachedChunks:
-    """Put all pairs of a run into Redis, with at most `most_bytes` of payload.
+    """Put all rows of a run into Redis, with at most `most_bytes` of payload.
 
     Raises
     ------
     InputError
-        The run has no pairs, or its pairs need more than `most_bytes`.
+        The run has no rows, or its rows need more than `most_bytes`.
     """
     chunks: list[tuple[int, int]] = []
     size, start = 0, 0

@@ -189,7 +189,7 @@ class RunDriver:
             self._catch_up()
 
     def fill(self) -> None:
-        """Submit some chunks if the window has room. This is one step, so that results can be collected
+        """Submit some chunks if the window has room. A call is one step, so that results can be collected
         between two steps.
         """
         self._check_cancelled()

@@ -140,8 +140,8 @@ def cut_pairs(pairs: Rows, columns: tuple[str, ...], sizing: Sizing, inputs: Inp
     Raises
     ------
     InputError
-        The pairs are of an unsupported type, a column does not exist or has no text, or an item is not a pair
-        of texts.
+        The rows are of an unsupported type, a column does not exist or has no text, or an item is not a row
+        of the kind `inputs`.
     """
     opened = tables_of(pairs, columns, inputs)
     if opened is not None:

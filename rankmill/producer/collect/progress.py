@@ -10,7 +10,7 @@ from rankmill.jobs.contract.run import MAX_ERROR_CHARS, MAX_ROW_ERRORS, Progress
 from rankmill.producer.collect.scored import ScoredTable
 
 _SPEED_SECONDS = 60
-"""Seconds of progress that are remembered. The speed is computed from their later half, so that a run's slow
+"""Seconds of progress that are remembered; the speed is computed from their later half, so that a run's slow
 beginning is soon forgotten.
 """
 

@@ -26,11 +26,11 @@ class EarlierScores:
     Parameters
     ----------
     columns
-        The columns of query and passage, or the only column.
+        The columns of a row's texts.
     keys
-        The digests of the pairs, ``[n, 2]``.
+        The digests of the rows, ``[n, 2]``.
     scores
-        The scores of the pairs, ``[n]``.
+        The scores of the rows, ``[n]``.
     made
         The output's metadata, which say how the scores were made.
     """
@@ -119,8 +119,8 @@ def as_bytes(column: pa.ChunkedArray) -> pa.ChunkedArray:
 class ChunkPairs:
     """The distinct pairs of a chunk without a known score.
 
-    ``rows`` are the first rows that have these pairs, and only these are sent. ``places`` has, for each row
-    of the chunk, the index of the row's pair, or null if the row's score is ``known``.
+    ``rows`` are the first rows with each of the pairs, and only these rows are sent. ``places`` has, for each
+    row of the chunk, the index of the row's pair, or null if the row's score is ``known``.
     """
 
     rows: Numbers
@@ -157,7 +157,7 @@ def distinct_pairs(table: pa.Table, columns: tuple[str, ...], known: pa.Array | 
     Parameters
     ----------
     table, columns
-        The chunk, and its columns with queries and passages.
+        The chunk, and its columns with the texts of a row.
     known
         The known score of each row, or null; ``None`` if no score is known.
     """

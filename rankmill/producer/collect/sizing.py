@@ -18,8 +18,8 @@ AT_ONCE = 64
 """Most chunks that are cut at a time."""
 
 _FIRST_CHUNKS = 8
-"""Fewest chunks in the window before a worker's speed is known. This is less than `MIN_CHUNKS`, because
-chunks are small until then, and small chunks cost time.
+"""Fewest chunks in the window before a worker's speed is known. This is less than `MIN_CHUNKS`, because the
+first chunks are small, and small chunks cost time.
 """
 
 _AHEAD = 2

@@ -53,9 +53,7 @@ class Spool:
         self._used = 0
         self._file: IO[bytes] | None = None
         self.full = False
-        """Whether the disk has no more room. Chunks then wait in memory, so no new chunks should be
-        submitted.
-        """
+        """Whether the disk is full; if so, chunks wait in memory, and no new chunks should be submitted."""
 
     def __contains__(self, chunk: int) -> bool:
         return chunk in self._in_memory or chunk in self._on_disk

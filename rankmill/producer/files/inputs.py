@@ -212,8 +212,8 @@ def _is_left_behind(path: AnyPath) -> bool:
 
 
 def _is_workspace(folder: AnyPath) -> bool:
-    """Whether a folder holds the work of a run. If the output is in parts, only the journal in the folder
-    tells this.
+    """Whether a folder holds the work of a run. For an output in parts, only the journal in the folder tells
+    whether it does.
     """
     if folder.suffix.lower() != WORKSPACE:
         return False
@@ -223,7 +223,7 @@ def _is_workspace(folder: AnyPath) -> bool:
 def _is_output(path: AnyPath, output: str | None) -> bool:
     """Whether rankmill wrote the file as `output`, or as the output of a run whose folder still exists.
 
-    Another file at that path is an input, so that the command ends with an error.
+    Another file at an output's path is an input, so that the command ends with an error.
     """
     whole = resolved(path.parent if part_of(path.name) else path)
     is_named = output is not None and whole == resolved(as_path(output))

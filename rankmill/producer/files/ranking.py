@@ -61,7 +61,7 @@ class HeldRows:
     """Holds rows with their scores, and gives them back with their means or ranks.
 
     Ranked rows come by query, in the order in which the queries appeared; rows without a score are left out,
-    and equal scores are ranked as by `best_first`. Otherwise, rows keep their order.
+    and equal scores are ranked as by `best_first`. Rows that are not ranked keep their order.
 
     Parameters
     ----------
@@ -286,7 +286,7 @@ def starts_of(column: pa.Array) -> Rows:
 
 
 def _means(numbers: Rows, scores: npt.NDArray[np.float32], of: Mean) -> npt.NDArray[np.float64]:
-    """The mean of each row; NaN for a row that lacks a score. Such a row does not affect others."""
+    """The mean of each row; a row without a score gets NaN, and does not affect other rows."""
     import pandas as pd  # slow to import
 
     means = np.full(len(numbers), np.nan)

@@ -327,7 +327,7 @@ def open_source(
     limit
         Most rows to read; default: all.
     shard
-        The part of these rows to read; default: all.
+        The part of the rows within `limit` to read; default: all.
 
     Raises
     ------

@@ -37,7 +37,7 @@ class LocalWorker:
     name: str
     environ: dict[str, str]
     is_added: bool = False
-    """Whether the worker was added to others that can do its work. If such a worker fails, it is given up,
+    """Whether the worker was added to others that can do its work. If an added worker fails, it is given up,
     and the others continue.
     """
     process: subprocess.Popen[bytes] | None = None
@@ -111,8 +111,9 @@ class WorkerProcesses:
         """Start every worker that is not running, after a pause if it has died. Returns a worker that must
         not be started again, or ``None``.
 
-        Such a worker refuses to start, dies repeatedly at its start, or has given up waiting for Redis. In
-        the first two cases, a worker that was added is given up, and the others continue.
+        The worker returned refuses to start, dies repeatedly at its start, or has given up waiting for Redis.
+        A worker that was added is given up if it refuses to start or dies repeatedly, and the others
+        continue.
 
         Raises
         ------

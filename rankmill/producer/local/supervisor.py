@@ -1,9 +1,9 @@
 """The supervisor process of the embedded mode, which starts a private Valkey server and workers.
 
 `rankmill.producer.local.embedded` starts this process in a session of its own and holds the other end of its
-standard input. When that end closes (the parent has finished, failed or been killed), the supervisor kills
-all processes that it started and removes its directory. The supervisor writes its events to standard output,
-each as a line of JSON.
+standard input. When standard input closes (the parent has finished, failed or been killed), the supervisor
+kills all processes that it started and removes its directory. The supervisor writes its events to standard
+output, each as a line of JSON.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ _WAIT_SECONDS = 5
 def supervise(queue: str, environs: Sequence[Mapping[str, str]], *, share_gpus: bool) -> None:
     """Start the server and the workers, and restart workers that die.
 
-    When standard input closes, SIGTERM arrives or the server dies, this ends all of them and returns.
+    When standard input closes, SIGTERM arrives or the server dies, the function ends server and workers, and
+    returns.
 
     Parameters
     ----------

@@ -11,8 +11,8 @@ local function push(id, at_front)
     redis.call('EXPIRE', base .. 'bell', 60)
   end
 end
--- Gives each worker that waits at RQ's list a job there. This counts no turn, because nothing else waited. `id`:
--- a job of the list that has new jobs.
+-- Gives each worker that waits at RQ's list a job there. Such a job costs no turn, because nothing else waited. `id`: a
+-- job of the list that has new jobs.
 local function call_workers(id)
   local list = where(id)
   local now = redis.call('TIME')[1]

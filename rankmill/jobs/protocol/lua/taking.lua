@@ -1,5 +1,6 @@
 -- For take.lua; it uses pushing.lua. Moves jobs from the front of RQ's list to the front of the lists where they
--- belong. Stock RQ has put such jobs into its list, or the worker that a job was for is gone. A job by name stays.
+-- belong. Stock RQ has put a job of a run into its list, or the worker that the job was for is gone. A job by name
+-- stays.
 local function bring_strays()
   for _ = 1, 64 do
     local id = redis.call('LINDEX', rq, 0)

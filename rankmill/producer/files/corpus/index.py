@@ -137,9 +137,9 @@ def on_disk(
 ) -> TextIndex:
     """Open the index of a corpus if it was made from the same files with the same options, else make one.
 
-    Ids that occur twice are treated as in `in_memory`. The index is beside the first file, or in the
-    user's cache folder if the file's folder cannot be written or is in an object store, or if this process is
-    confined, because others could put an index or a link beside the file.
+    Ids that occur twice are treated as in `in_memory`. The index is beside the first file, or in the user's
+    cache folder if the file's folder cannot be written or is in an object store. A confined process also uses
+    the cache folder, because others could put an index or a link beside the file.
 
     Raises
     ------

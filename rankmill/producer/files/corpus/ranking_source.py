@@ -54,7 +54,7 @@ class RankingSource(PairSource):
     limit
         Most rows of the run to score; relevant passages that these rows lack are added to them.
     shard
-        The part of these rows to score; default: all.
+        The part of the rows within `limit` to score; default: all.
 
     Raises
     ------

@@ -28,7 +28,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 ROW = "\0"
 """Name of the column that has whole rows as they are in their file, if a format has it.
 
-Followed by a column's name, it stands for that column as text, with other values than strings as JSON.
+Followed by a column's name, `ROW` stands for that column as text, with other values than strings as JSON.
 """
 
 

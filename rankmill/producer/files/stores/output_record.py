@@ -29,7 +29,7 @@ def record_of(output: AnyPath) -> Path:
 class OutputRecord:
     """Records, by the name of each file of an output, the state in which a runner left the file.
 
-    Only the process that has the output's lock may use it.
+    Only the process that has the output's lock may use the record.
     """
 
     def __init__(self, output: AnyPath) -> None:

@@ -133,7 +133,7 @@ def opened_folder(folder: Path, target: Path | None = None, below: str = "") -> 
     Raises
     ------
     RunnerError
-        This process may not write `target` there, or in the folder `below` it.
+        This process may not write `target` in the folder, or in the folder `below` it.
     OSError
         The folder does not exist.
     """
