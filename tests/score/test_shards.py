@@ -97,6 +97,29 @@ def test_merged_shards_are_the_output_of_one_command(parts: Path, tmp_path: Path
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 52
 
 
+@pytest.mark.parametrize("bounds", [("0.001", "0.5"), ("0.001", None)])
+def test_what_the_merged_output_says_holds_for_all_shards(
+    parts: Path, tmp_path: Path, bounds: tuple[str, str | None]
+) -> None:
+    """Another worker may have scored another shard."""
+    for number, bound in enumerate(bounds, 1):
+        table = pq.read_table(parts / f"{number}.parquet")
+        about = {
+            key.decode(): value.decode()
+            for key, value in pq.read_metadata(parts / f"{number}.parquet").metadata.items()
+            if key.startswith(b"rankmill.") and key != b"rankmill.bound"
+        }
+        about |= {"rankmill.bound": bound} if bound else {}
+        about |= {"rankmill.device": f"cpu, gpu{number}", "rankmill.windows": str(number)}
+        with pq.ParquetWriter(tmp_path / f"{number}.parquet", table.schema) as file:
+            file.write_table(table)
+            file.add_key_value_metadata(about)
+    merge(tmp_path / "1.parquet", tmp_path / "2.parquet", "-o", tmp_path / "out.parquet")
+    about = pq.read_metadata(tmp_path / "out.parquet").metadata
+    assert about.get(b"rankmill.bound") == (b"0.5" if bounds[1] else None)
+    assert (about[b"rankmill.device"], about[b"rankmill.windows"]) == (b"cpu, gpu1, gpu2", b"3")
+
+
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 def test_shards_are_merged_into_standard_output(parts: Path, tmp_path: Path, kind: str) -> None:
     done = merge(*(parts / f"{n}.parquet" for n in (1, 2)), "-o", "-", "--output-format", kind)

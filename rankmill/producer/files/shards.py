@@ -16,6 +16,7 @@ from typing import IO
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.contract.results import worst
 from rankmill.producer.files.formats.base import ReadOptions
 from rankmill.producer.files.formats.parquet import PARQUET, ParquetReader, metadata_of
 from rankmill.producer.files.outputs import PART, PARTS, OutputFormat, errors_name, part_of
@@ -27,6 +28,8 @@ from rankmill.producer.files.stores.writing import whole_file
 _NUMBER, _OF, _WHOLE = "rankmill.shard", "rankmill.shards", "rankmill.shard_of"
 _SAME = ("rankmill.revision", "rankmill.precision", "rankmill.kind")
 """Metadata that the shards of one output share, besides a digest of the manifest."""
+
+_BOUND, _WINDOWS = "rankmill.bound", "rankmill.windows"
 
 _ROWS = 65_536
 
@@ -68,11 +71,7 @@ def merge(paths: Sequence[AnyPath], target: AnyPath, form: OutputFormat) -> Merg
         The output cannot be written.
     """
     pieces = _in_order(list(_with_parts(paths)))
-    left_out = {_NUMBER, _OF, _WHOLE, PART, PARTS}
-    metadata = max(pieces, key=lambda piece: piece.rows).about
-    kept = {
-        key: value for key, value in metadata.items() if key.startswith("rankmill.") and key not in left_out
-    }
+    kept = _metadata(pieces)
     errors = target.with_name(f"{target.name}.errors.jsonl")
     rows = row_errors = first = 0
     with whole_file(target) as partial, tempfile.TemporaryFile("w+b") as listed:
@@ -91,6 +90,27 @@ def merge(paths: Sequence[AnyPath], target: AnyPath, form: OutputFormat) -> Merg
         else:
             errors.unlink(missing_ok=True)
     return MergeSummary(rows, row_errors)
+
+
+def _metadata(pieces: Sequence[_Piece]) -> dict[str, str]:
+    """The metadata of the merged output, which holds for all pieces."""
+    largest = max(pieces, key=lambda piece: piece.rows).about
+    scored = [piece for piece in pieces if piece.rows] or pieces
+    joined = {
+        f"rankmill.{name}": ", ".join(sorted({word for piece in scored for word in piece.words(name)}))
+        for name in ("backend", "device")
+    }
+    bound = worst([piece.bound for piece in scored])
+    of_bound = {} if bound is None else {_BOUND: f"{bound:g}"}
+    by_shard: dict[int, int] = {}
+    for piece in scored:  # a part has the sum over its shard's parts so far
+        by_shard[piece.shard] = max(piece.windows, by_shard.get(piece.shard, 0))
+    of_windows = {_WINDOWS: str(sum(by_shard.values()))} if _WINDOWS in largest else {}
+    left_out = {_NUMBER, _OF, _WHOLE, PART, PARTS, _BOUND}
+    same = {
+        key: value for key, value in largest.items() if key.startswith("rankmill.") and key not in left_out
+    }
+    return {**same, **joined, **of_bound, **of_windows}
 
 
 def _with_parts(paths: Iterable[AnyPath]) -> Iterator[AnyPath]:
@@ -123,6 +143,15 @@ class _Piece:
             raise InputError(f"{path}: its metadata is damaged; make it again")
         self.shard, self.shards = int(metadata[_NUMBER]), int(metadata[_OF])
         self.part, self.parts = int(metadata.get(PART, 1)), int(metadata.get(PARTS, 1))
+        try:
+            self.bound = float(metadata[_BOUND]) if _BOUND in metadata else None
+            self.windows = int(metadata.get(_WINDOWS, 0))
+        except ValueError:
+            raise InputError(f"{path}: its metadata is damaged; make it again") from None
+
+    def words(self, name: str) -> list[str]:
+        """The values of metadata that joins several with commas."""
+        return [word for word in self.about.get(f"rankmill.{name}", "").split(", ") if word]
 
 
 def _in_order(paths: Sequence[AnyPath]) -> list[_Piece]:
