@@ -25,7 +25,7 @@ Threads share the following, under these locks:
 - Flags (``stopping``, ``drained``, ``signals``, ``loading``): main sets whole values; the writer may also
   set ``stopping``, which nothing clears.
 
-Tests with the fixture ``interleaved`` run all this with a switch of threads every 10 µs.
+Tests with the fixture ``interleaved`` run the worker with a switch of threads every 10 µs.
 """
 
 from __future__ import annotations
@@ -94,12 +94,12 @@ logger = logging.getLogger(__name__)
 class ScoringWorker(RQWorker):
     """One long-lived process that scores chunks on one device.
 
-    Start it with RQ's command line; settings come from the environment (``RANKMILL_DEVICE`` and so on, see
-    ``configs/base.yaml``)::
+    Start a worker with RQ's command line; settings come from the environment (``RANKMILL_DEVICE`` and so on,
+    see ``configs/base.yaml``)::
 
         rq worker rankmill --worker-class rankmill.ScoringWorker --serializer json
 
-    It differs from RQ's SimpleWorker in four ways:
+    A ScoringWorker differs from RQ's SimpleWorker in four ways:
 
     - Jobs are JSON, and only `rankmill.score_chunk` and `rankmill.score_pairs` run, whatever the command line
       or the queue says.
@@ -109,9 +109,9 @@ class ScoringWorker(RQWorker):
       goes to another worker; a long job keeps its lease.
     - A chunk's scores are written in the transaction that finishes its job.
 
-    On SIGTERM the worker finishes the batches in progress, writes the results of the chunks that these
-    batches complete, and puts the other claimed jobs back at the front of their queue. After a second
-    SIGTERM, the worker puts all claimed jobs back at once.
+    On SIGTERM the worker finishes the batches in progress, writes the results of the chunks that are then
+    complete, and puts the other claimed jobs back at the front of their queue. After a second SIGTERM, the
+    worker puts all claimed jobs back at once.
     """
 
     _doing: Doing = ""

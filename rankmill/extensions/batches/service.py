@@ -99,7 +99,7 @@ class Batches:
     Parameters
     ----------
     settings, redis_url
-        The settings, such as the folder for files and their largest size; and the server's URL.
+        The settings, such as the folder for files and their largest size, and the server's URL.
 
     Raises
     ------

@@ -175,8 +175,8 @@ class UploadedBody:
         return message
 
     def read(self, size: int) -> bytes:
-        """Read at most `size` bytes; returns no bytes at the end. Call it in another thread than the event
-        loop's.
+        """Read at most `size` bytes; returns no bytes at the end. Call `read` in another thread than the
+        event loop's.
 
         Raises
         ------

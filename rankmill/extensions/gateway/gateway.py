@@ -56,7 +56,7 @@ class Addition:
         `rankmill.extensions.gateway.http.dependencies.new_router`, so that requests are counted by path. A
         path's function gets the gateway in a parameter of the type ``TheGateway``.
     hosts
-        The hosts on which the addition itself listens. If other hosts can reach one of them, requests need
+        The hosts on which the addition itself listens. If other hosts can reach the addition, requests need
         keys, unless the setting ``gateway_open`` is true.
     keeps_data
         Whether the addition keeps data in Redis that exists nowhere else.

@@ -26,7 +26,7 @@ def api_key_requests(name: str) -> str:
 
 
 def api_key_pairs(name: str) -> str:
-    """Hash: the token bucket of the API keys of a name, with what the last request left in the bucket
-    (60,000,000 stands for one pair), and the time of that request (µs since 1970).
+    """Hash: the token bucket of the API keys of a name, with what the last request left (60,000,000 for each
+    pair), and the time of that request (µs since 1970).
     """
     return f"{PREFIX}:api-key-pairs:{name}"

@@ -84,7 +84,7 @@ An error belongs to the first kind that names its class.
 logger = logging.getLogger(__name__)
 
 
-class Refusal(Exception):  # named without Error, because it is an answer
+class Refusal(Exception):  # named without Error, because a refusal is an answer
     """A request is refused or has failed.
 
     Parameters
@@ -135,7 +135,7 @@ def unscorable(row: int, reason: str) -> Refusal:
 def row_reason(reason: str) -> str:
     """The reason why a row has no score, for callers; details about a worker's host are left out.
 
-    The log has these details only at the level ``debug``, because they may quote the row's text.
+    The log has such details only at the level ``debug``, because they may quote the row's text.
     """
     kind, _, rest = reason.partition(": ")
     is_of_worker = kind.startswith("given up after attempt") and rest != "its worker died"
@@ -218,7 +218,7 @@ def _kind(error: RankmillError) -> Kind:
 
 
 def told(error: Exception, names: Mapping[str, str]) -> str:
-    """The message of an error for a caller. If callers must not see the error's own text, that is only
+    """The message of an error for a caller. If callers must not see the error's own text, that text is only
     logged. `names` is as in `refusal_of`.
     """
     whole = message = " ".join("; ".join([str(error), *getattr(error, "__notes__", [])]).split())

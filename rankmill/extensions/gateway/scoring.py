@@ -62,7 +62,7 @@ class ServedModels:
         models = [_served(entry) for entry in entries if entry != _ANY_MODEL]
         if settings.model not in {model.model for model in models}:
             models.insert(0, _served(settings.model))
-        models.sort(key=lambda model: model.model != settings.model)  # this puts the default model first
+        models.sort(key=lambda model: model.model != settings.model)  # the default model comes first
         self._named: dict[str, ServedModel] = {}
         for model in models:
             other = self._named.setdefault(model.name, model)

@@ -70,7 +70,7 @@ class _LimitedHttp(H11Protocol):
         if self.cycle:
             self.cycle.disconnected = True
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            # uvicorn calls this while it handles an error of h11
+            # uvicorn calls this method while it handles an error of h11
             super().send_400_response(f"{msg} {sys.exception()}")
         else:  # an answer is being sent, and another one would be taken for the rest of it
             self.transport.close()

@@ -108,8 +108,8 @@ class GrpcServer:
         service = method.containing_service
         route, scores = f"/{service.full_name}/{method.name}", service.name != "Info"
 
-        # A single message is read as a stream of one message. Otherwise gRPC would wait for it before the
-        # call is admitted.
+        # A single message is read as a stream of one message. Otherwise gRPC would wait for the message
+        # before the call is admitted.
         async def one(requests: AsyncIterator[Any], context: _Context) -> Any:
             async with self._call(context, route, scores=scores) as call:
                 return await do(requests if method.client_streaming else await _only(requests), call)

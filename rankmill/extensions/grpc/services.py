@@ -97,7 +97,7 @@ class TeiServices:
         model_info = known_info(
             gateway.settings, gateway.served.default.name, facts, scored, gateway.load.workers
         )
-        del model_info["served_model_name"]  # gRPC's message does not have this field
+        del model_info["served_model_name"]  # gRPC's message does not have the field
         return tei.InfoResponse(**model_info, model_type=tei.MODEL_TYPE_RERANKER)
 
     async def rerank(self, request: tei.RerankRequest, call: Call) -> tei.RerankResponse:

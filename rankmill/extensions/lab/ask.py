@@ -35,7 +35,7 @@ def ask(
     Parameters
     ----------
     task, request
-        The name of a module of `rankmill.extensions.lab.offline`, and a request as this module describes it.
+        The name of a module of `rankmill.extensions.lab.offline`, and a request as that module describes it.
     what
         What the process does, for errors.
     settings

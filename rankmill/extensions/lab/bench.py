@@ -60,7 +60,7 @@ class Records:
         return self._values.get(self._prefix + key)
 
     def add(self, key: str, value: Any) -> None:
-        """Record a value (of JSON's types); it is on disk when this returns."""
+        """Record a value (of JSON's types); it is on disk when `add` returns."""
         key = self._prefix + key
         line = json.dumps({"key": key, "value": value}).encode() + b"\n"
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ class Bench:
             watch = Periodic("memory", self._memory.look, _LOOK_SECONDS)
             stack.callback(watch.stop)
             watch.start()
-            self._redis = self._session.client.store.redis  # this waits until the server is up
+            self._redis = self._session.client.store.redis  # ready when the server is up
             self._stack = stack.pop_all()
         return self
 

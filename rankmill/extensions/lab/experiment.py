@@ -186,7 +186,7 @@ def load_experiment(file: str | os.PathLike[str]) -> Experiment:
     if measure.pairs not in BUILT_IN:
         beside = measure.model_copy(update={"pairs": str(path.parent / measure.pairs)})
         experiment = experiment.model_copy(update={"measure": beside})
-    merge_settings(config=experiment.base)  # this reports a missing base before any work
+    merge_settings(config=experiment.base)  # a missing base is reported before any work
     return experiment
 
 

@@ -50,8 +50,8 @@ def sample(pairs: str, rows: int, columns: tuple[str, str] = COLUMNS) -> pa.Tabl
     ----------
     pairs
         ``example`` means the shipped pairs in random order. ``varied`` means the shipped pairs with passages
-        of 4 to 400 words, which are made by cutting and joining, and whose lengths are distributed like those
-        of passages of the web. Any other value is a file, from which `draw` chooses the pairs.
+        of 4 to 400 words, made by cutting and joining, with lengths distributed like those of passages of the
+        web. Any other value is a file, from which `draw` chooses the pairs.
     rows
         Number of pairs.
     columns
@@ -110,7 +110,7 @@ def draw(queries: Sequence[str], rows: int) -> list[int]:
     """Indices of up to `rows` rows to sample, given the query of each row.
 
     The sample takes the queries in random order, with up to 50 random rows of each, because the first rows of
-    a query may be the best ones. If these rows are too few, the sample takes up to 50 more rows of each
+    a query may be the best ones. If 50 rows of each are too few, the sample takes up to 50 more rows of each
     query, and so on.
     """
     random = np.random.default_rng(0)

@@ -101,7 +101,7 @@ class QuantizedTrial:
     left_out
         Names of the layers that are left out.
     share
-        The share of the matrix products that these layers have.
+        The share of the matrix products that the layers left out have.
     measured
         How the model ranks, compared with fp32.
     kept

@@ -273,9 +273,9 @@ class Tuned:
     """The best settings found, as ``changes`` to the settings that tuning began with, and the steps of the
     tuning (``story``).
 
-    ``gain`` is the cost of the first settings over the cost of the best ones, measured in turn at the end;
-    ``None`` if one of them failed, or there was no time. If ``gain`` is below 1, only the backend and the
-    precision are changed, and these only if some were refused or not tried.
+    ``gain`` is the cost of the first settings over the cost of the best ones, measured in turn at the end.
+    ``gain`` is ``None`` if one of them failed, or there was no time. If ``gain`` is below 1, only the backend
+    and the precision are changed, and these only if some were refused or not tried.
     """
 
     changes: dict[str, Any]
@@ -400,7 +400,7 @@ class Tuner:
                 self._try({"backend": probe.backend, "precision": probe.precision})
 
     def _good(self, probes: list[PrecisionProbe]) -> list[PrecisionProbe]:
-        """The probes that run here and keep the ranks, fastest first; this reports why the others do not."""
+        """The probes that run here and keep the ranks, fastest first; also report why the others do not."""
         good = []
         for probe in probes:
             name = f"{probe.backend}, {probe.precision}"

@@ -31,8 +31,8 @@ def read_scored(
 ) -> tuple[pd.DataFrame, pd.DataFrame | None]:
     """Read an output of score-file or a TREC run; returns its ranking, and the ranking to compare with.
 
-    The latter is that of the run or output at `compared`, or else of the run that was scored. It is ``None``
-    if the file does not have the run's scores or ranks, or not for all passages of the run. `score` is the
+    The ranking to compare with is that of the run or output at `compared`, or else of the run that was
+    scored; ``None`` if the file lacks the run's scores or ranks for a passage of the run. `score` is the
     column of scores; ``None`` is that of `scored_column`.
 
     Each ranking has the columns ``query_id``, ``doc_id`` and ``score``, and lacks rows without a score.

@@ -25,9 +25,9 @@ class Rules:
     relevant nor a candidate. The candidates of a query are its first ``range_max`` other passages in the
     run's order. A passage with the text of a graded passage or of an earlier candidate is not a candidate. A
     candidate is left out if its score is over ``max_score`` or under ``min_score``, or less than
-    ``absolute_margin`` below the lowest score of the query's relevant passages; ``relative_margin`` is such a
-    margin as a share of the size of that lowest score. Of the remaining candidates, the ``range_min`` with
-    the highest scores are skipped.
+    ``absolute_margin`` below the lowest score of the query's relevant passages. ``relative_margin`` is the
+    margin as a share of the size of the lowest score. Of the remaining candidates, the ``range_min`` with the
+    highest scores are skipped.
     """
 
     min_relevance: int = 1
@@ -47,7 +47,7 @@ class Mined:
     """The row numbers in the scored file of a query's relevant passages, and of its negatives, hardest first.
 
     ``copies`` is the number of passages that were not candidates because they have the text of a graded
-    passage, and ``repeats`` is the number of those that have the text of an earlier candidate.
+    passage. ``repeats`` is the number of passages with the text of an earlier candidate.
     """
 
     positives: npt.NDArray[np.int64]
@@ -68,8 +68,8 @@ _RELEVANT, _RELATED, _OTHER = 2, 1, 0
 """Kinds of passages, which have a grade from ``min_relevance`` on, a lower grade above 0, or neither."""
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
-"""Multiplier for the key of a query before it is combined with the key of a passage, so that a pair has
-another key than the pair of the same texts in the other order.
+"""Multiplier for the key of a query before it is combined with the key of a passage, so that a pair and the
+same texts in the other order have different keys.
 """
 
 

@@ -113,7 +113,7 @@ def text_keys(source: AnyPath | Corpus, ids: pd.DataFrame) -> TextKeys | None:
         keys.append((_hashes(batch[columns[0]]), _hashes(batch[columns[1]])))
     lacking = np.zeros(
         len(ids) - sum(len(part) for part, _ in keys), np.uint64
-    )  # these passages are judged, but are not in the file
+    )  # for passages that are judged, but are not in the file
     return TextKeys(*(_apart(np.concatenate([*side, lacking])) for side in zip(*keys, strict=True)))
 
 

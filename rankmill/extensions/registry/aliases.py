@@ -130,7 +130,7 @@ def remove_version(
     client
         A server whose runs may use the version; with ``None``, no runs are looked for.
     by
-        The person who removes it.
+        The person who removes the version.
 
     Raises
     ------

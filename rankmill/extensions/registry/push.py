@@ -68,8 +68,8 @@ def find_files(folder: Path) -> list[LocalFile]:
     Raises
     ------
     InputError
-        The folder does not hold a model, has too many files or a file that is neither weights in safetensors
-        nor data, or one of its files names another file that is not pushed.
+        The folder does not hold a model, has too many files, has a file that is neither weights in
+        safetensors nor data, or a file names another file that is not pushed.
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")
@@ -223,7 +223,7 @@ def push(
     steps
         Shows progress.
     by, notes, precision
-        The person who pushes it, and other values for the manifest.
+        The person who pushes the model, and other values for the manifest.
 
     Raises
     ------
@@ -312,7 +312,7 @@ def _upload(registry: RegistryStore, manifest: Manifest, local: Sequence[LocalFi
     registry.folder.tidy(*path)
     sizes = registry.folder.sizes(*path)
     for file in local:
-        if sizes.get(file.path) == file.bytes:  # an interrupted push has left this file
+        if sizes.get(file.path) == file.bytes:  # an interrupted push has left the file
             on_bytes(file.bytes)
             continue
         registry.folder.upload(file.source, on_bytes, *path, *file.path.split("/"))

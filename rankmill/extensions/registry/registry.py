@@ -2,7 +2,7 @@
 
 ``NAME/VERSION/manifest.json`` makes a version visible; its files are in ``NAME/VERSION/files-<content>/``, so
 that two writers of one version cannot mix their files. ``NAME/aliases/ALIAS.json`` is an alias.
-`rankmill.extensions.registry.store` writes these files.
+`rankmill.extensions.registry.store` writes the files of a registry.
 """
 
 from __future__ import annotations

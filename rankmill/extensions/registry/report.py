@@ -17,7 +17,7 @@ _LONGEST = 120
 
 def write_report(comparison: ModelComparison, folder: Path) -> Path:
     """Write ``report.md`` and ``scores.svg`` into a folder; returns the report's path. Raises `OSError` if
-    they cannot be written.
+    the files cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     save_chart(_figure(comparison), folder / "scores.svg")

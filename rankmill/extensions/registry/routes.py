@@ -226,7 +226,7 @@ def _push(model: ManagedModel, upload: UploadedBody, version: str | None, notes:
         raise Refusal(
             "unavailable", "no model can be tried where this gateway runs; push it with: rankmill models push"
         ) from None
-    registry.taken(model.name)  # this checks that the registry can be reached
+    registry.taken(model.name)  # raises if the registry cannot be reached
     if not _pushing.acquire(blocking=False):
         raise Refusal(
             "overloaded", "another model is being uploaded here; send it again later", retry_after=15

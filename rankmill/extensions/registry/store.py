@@ -154,6 +154,6 @@ def who() -> str:
     """The person at this command, and their host, as written in manifests and aliases."""
     try:
         user = getpass.getuser()
-    except (OSError, KeyError):  # the user of a container may not have a name
+    except (OSError, KeyError):  # the user of a container may lack a name
         user = "?"
     return f"{user}@{socket.gethostname()}"

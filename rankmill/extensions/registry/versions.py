@@ -118,7 +118,7 @@ class VersionStore:
                 kept = Manifest.read((folder / _MANIFEST).read_bytes(), "a manifest").content
             if self._registry is not None and (kept is None or kept != content):
                 now = Registry(self._registry).manifest(reference).content
-        except (InputError, RegistryAway, RegistryError):  # `_fetch` raises this, if it is called
+        except (InputError, RegistryAway, RegistryError):  # `_fetch` raises the error, if it is called
             return content
         if kept is not None and now not in {None, kept}:
             self._remove(reference, folder, file, f"{kept:.12}")
@@ -136,7 +136,7 @@ class VersionStore:
             shutil.rmtree(folder)
 
     def _whole(self, folder: Path) -> Manifest | None:
-        """The manifest of a version whose files are all here and match the manifest; otherwise ``None``."""
+        """The manifest of a version whose files are all here and match the manifest, or else ``None``."""
         try:
             manifest = Manifest.read((folder / _MANIFEST).read_bytes(), "a manifest")
             digests = [file_digest(folder / _MODEL / file.path, self._cache) for file in manifest.files]

@@ -38,7 +38,8 @@ logger = logging.getLogger(__name__)
 
 
 class Runner:
-    """Takes submitted runs until it is told to stop. Use it in the main thread, because it handles signals.
+    """Takes submitted runs until it is told to stop. Use a `Runner` in the main thread, because it handles
+    signals.
 
     Parameters
     ----------
@@ -94,7 +95,7 @@ class Runner:
         with about(submitted=claim.run.id):
             run = claim.run if claim.run.is_ended else self._begun(claim.run)
             self._heartbeat.hold(replace(claim, run=run))
-            if run.is_ended:  # it was cancelled while it waited, after another runner had begun it
+            if run.is_ended:  # the run was cancelled while it waited, after another runner had begun it
                 self._answer(run)
             elif done := made(run):
                 self._finish(done)
@@ -127,7 +128,7 @@ class Runner:
         try:
             try:
                 self._working = True
-                if self._stopping:  # the signal came just before this
+                if self._stopping:  # the signal came just before `_working` was set
                     raise KeyboardInterrupt
                 work_on(run, self._settings, self._note)
             finally:

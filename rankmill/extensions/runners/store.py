@@ -181,7 +181,7 @@ class FileRunStore:
         places = [self._leases, keys.file_run(run.id), keys.file_run_cancelled(run.id), Job.key_for(run.id)]
         state = scripts.RENEW.run(self.redis, places, claim.entry, lease_seconds, run.written(), self.ttl)
         held = cast("LeaseState", state.decode())
-        if held == "forgotten":  # the server has lost its data, but this runner still has the run
+        if held == "forgotten":  # the server has lost the run's data, but this runner still has the run
             with self.redis.pipeline() as pipe:
                 pipe.set(keys.file_run(run.id), run.written(), ex=self.ttl)
                 hold(pipe, self._leases, claim.entry, lease_seconds, only_renew=False)

@@ -126,7 +126,7 @@ class AsyncSubmittedFile:
 
 
 def find_submitted(store: FileRunStore, prefix: str) -> SubmittedFile | None:
-    """The submitted run whose id is or begins with `prefix`; otherwise ``None``.
+    """The submitted run whose id is or begins with `prefix`, or else ``None``.
 
     Raises
     ------

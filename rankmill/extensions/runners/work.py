@@ -84,7 +84,7 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
         tokens_column: str | None = None,
         step_made: Callable[[], bool] = lambda: False,
     ) -> None:
-        def is_made() -> bool:  # the last runner, if it only stood still, may have made it
+        def is_made() -> bool:  # the last runner, if it only stood still, may have made the output
             return step_made() or made(run) is not None
 
         score_file(request, options, view=view, confirm=confirm, tokens_column=tokens_column, made=is_made)
@@ -119,8 +119,8 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
 def made(run: FileRun) -> FileRun | None:
     """The run with its outcome if its output is in its place and complete, otherwise ``None``.
 
-    The output may be there because the run's runner died or left the run just after it moved the output, or
-    because the server has lost the end of the run.
+    The output may be in its place because the run's runner died or left the run just after it moved the
+    output, or because the server has lost the run's end.
     """
     if _is_in_place(run):
         return run

@@ -51,7 +51,7 @@ class Alone(Backend):
                 lanes = self._lanes
                 started.append(lanes.submit(self._score, row) if lanes else self._backend.submit(row))
         except Exception:
-            with suppress(Exception):  # these must end before the caller begins other forwards
+            with suppress(Exception):  # these rows must end before other forwards begin
                 RowForwards(started).result()
             raise
         return RowForwards(started)
@@ -90,16 +90,14 @@ def _lanes(count: int) -> Executor:
     for waiting in [lanes.submit(all_started.wait) for _ in range(count)]:
         waiting.result()
     if torch := sys.modules.get("torch"):
-        torch.set_num_threads(threads())  # this holds for threads that begin later
+        torch.set_num_threads(threads())  # the number holds for threads that begin later
     return lanes
 
 
 def _without_help() -> None:
-    """Keep PyTorch's operators in the thread that calls this; other libraries read their setting when they
-    load.
-    """
+    """Keep PyTorch's operators in the calling thread; other libraries read their setting when they load."""
     if torch := sys.modules.get("torch"):
-        torch.get_num_threads()  # otherwise PyTorch sets the number when the thread first asks for it
+        torch.get_num_threads()  # without this call, PyTorch would set another number later
         torch.set_num_threads(1)
 
 

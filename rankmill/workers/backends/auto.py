@@ -1,6 +1,7 @@
 """Chooses the backend and the precision for a model on this machine, where the settings say ``auto``.
 
-For a backend or a precision that the settings name, this module only checks that it can run the model here.
+For a backend or a precision that the settings name, this module checks only whether it can run the model
+here.
 """
 
 from __future__ import annotations

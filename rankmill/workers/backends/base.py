@@ -252,8 +252,8 @@ class BackendKind:
     timed
         Precisions that `timed_layer` accepts, if the backend supports them.
     rounding
-        How the backend rounds to 8 and 4 bits. The proof rounds transformers' model in the same way, to see
-        how far such scores may be off.
+        How the backend rounds to 8 and 4 bits. The proof rounds transformers' model like the backend, to see
+        how far rounded scores may be off.
     int8
         Returns the kinds of int8 that this CPU supports; ``int8`` means the first one unless speeds are
         measured. Each way to compute in 8 bits has a name of its own.

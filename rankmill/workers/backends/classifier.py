@@ -54,7 +54,7 @@ def check_size(kind: Any, source: str | Path, revision: str | None, config: Any)
         A model of the hub does not fit into the memory of this host.
     """
     files = checkpoint(source, revision)
-    if isinstance(source, str):  # a directory's were checked when it was found
+    if isinstance(source, str):  # a directory's files were checked when it was found
         check_headers(files, source)
     shapes = [shape for file in files for shape in _shapes(file)]
     saved = sum(map(prod, shapes))

@@ -49,8 +49,9 @@ def cast_all_but_head(model: Any, dtype: torch.dtype, heads: Sequence[str]) -> N
 class ExactHead(nn.Module):
     """A linear layer with few outputs, computed as elementwise products and sums.
 
-    Elementwise products stay in float32 in every backend. Matrix products would not: OpenVINO computes
-    matrix products in the precision that is set, and quantization and conversion to fp16 change them.
+    Elementwise products stay in float32 in every backend. Matrix products would not stay in float32: OpenVINO
+    computes matrix products in the precision that is set, and quantization and conversion to fp16 change
+    them.
     """
 
     def __init__(self, linear: nn.Linear) -> None:

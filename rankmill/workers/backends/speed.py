@@ -32,9 +32,9 @@ INT8: Mapping[str, tuple[int, str]] = {
     "int8-128-bf16": (128, "bf16"),
 }
 """Kinds of int8, the most exact first, each with the number of inputs that share a scale and the precision of
-the rest of the model. ``auto`` never chooses one. Other group sizes are left out: with VNNI, groups of 32 are
-only 1.1 times as fast as bf16; groups of 192, 384 or a whole row are not faster than groups of 128, with a
-Spearman below 0.9985.
+the rest of the model. ``auto`` never chooses int8. Other group sizes are left out: with VNNI, groups of 32
+are only 1.1 times as fast as bf16. Groups of 192, 384 or a whole row are not faster than groups of 128, and
+have a Spearman below 0.9985.
 """
 
 _WORTH_INT8 = 1.15

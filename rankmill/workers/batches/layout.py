@@ -28,7 +28,7 @@ _OUTPUTS = {"classifier": "logits", "chain": "last_hidden_state", "causal": "log
 _KNOWN = frozenset({"Dense", "Dropout", "LayerNorm", "LogitScore", "Normalize", "Pooling"})
 _FOLLOWED = frozenset(
     {"transformer_task", "modality_config", "module_output_name", "processing_kwargs", "max_seq_length"}
-    | {"unpad_inputs", "query_length", "document_length"}  # these three do not concern pairs or scores
+    | {"unpad_inputs", "query_length", "document_length"}  # these settings do not concern pairs or scores
 )
 """Settings of the transformer module that rankmill follows; any other must be empty."""
 
@@ -127,7 +127,7 @@ _REPEATED = re.compile(
 
 _WIDE, _MOST_WIDE = re.compile(r"(^|_)(attention_window|chunk_length|block_size|buckets)$"), 1 << 14
 """Matches the names of config entries that pad rows to a multiple, or make each token cost more work. The
-number is the largest allowed value of such an entry.
+number is the largest allowed value of an entry.
 """
 
 

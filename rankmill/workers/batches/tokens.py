@@ -34,8 +34,8 @@ class Tokens:
     """Token ids of `n` pairs, end to end; row ``i`` is ``ids[offsets[i]:offsets[i + 1]]``.
 
     ``types`` (segment ids) is ``None`` for models without types. Rows that share a prefix have equal numbers
-    in ``groups``, shape ``[n]``; ``shared``, shape ``[n]``, is the number of tokens that each row shares,
-    which may be 0.
+    in ``groups``, shape ``[n]``; ``shared``, shape ``[n]``, is the number of tokens that each row shares, or
+    0.
     """
 
     ids: TokenIds
@@ -89,7 +89,7 @@ class Batch:
     """Rows of tokens that a model scores together.
 
     A backend reads the rows end to end (``rows``), or as arrays ``ids``, ``types`` and ``mask`` of shape
-    ``[rows, longest]``, padded on the right. These arrays are made when they are first read. Rows with equal
+    ``[rows, longest]``, padded on the right. The arrays are made when they are first read. Rows with equal
     ``groups`` ``[rows]`` may share a prefix; ``None`` means that this is unknown.
     """
 
@@ -184,7 +184,7 @@ def ends(lengths: Ids) -> Ids:
 def pieces_of(numbers: TokenIds, starts: Ids, lengths: Ids) -> TokenIds:
     """Pick pieces of an array and join them; piece ``i`` is ``numbers[starts[i] : starts[i] + lengths[i]]``.
 
-    Arrow copies each piece at once, as bytes and without Python's lock. This is several times as fast as
+    Arrow copies each piece at once, as bytes and without Python's lock. Arrow is several times as fast as
     numpy with an index for each number. In Arrow's array, the pieces are at the odd places; nothing reads
     what is between them.
     """

@@ -47,8 +47,8 @@ _FIRST_SHARE = 4
 """The first batches have at most 1/4 of the budget's tokens, because the model may be slow."""
 
 _FEWEST = 4
-"""Fewest batches whose rows are cut together, because fewer would pad rows too much. Packed rows get this
-number, and so do all rows until the time of a batch is known.
+"""Fewest batches whose rows are cut together, because fewer would pad rows too much. Packed rows, and all
+rows until the time of a batch is known, get this number of batches.
 """
 
 _LATEST = 20
@@ -181,7 +181,7 @@ class BatchSize:
         """Find the best token budget by trying batches like this one. If no search is left to do, nothing
         changes.
 
-        This takes seconds. No other forward may be in progress.
+        The search takes seconds. The caller must have no other forward in progress.
 
         Raises
         ------
@@ -265,7 +265,7 @@ class BudgetSearch:
         """Try budgets in turn, with rows like those of `batch`; returns the best, and caches it unless the
         machine is busy.
 
-        No other forward may be in progress on the device. `most_rows` returns how many rows of a length fit
+        The device must have no other forward in progress. `most_rows` returns how many rows of a length fit
         into memory; larger batches are not tried.
 
         Raises
@@ -274,7 +274,7 @@ class BudgetSearch:
             The device failed.
         """
         self._done = True
-        kept_budget = self._read()  # another worker may have found it meanwhile
+        kept_budget = self._read()  # another worker may have found a budget meanwhile
         if kept_budget is not None:
             return kept_budget
         started = system.monotonic()
@@ -310,7 +310,7 @@ class BudgetSearch:
 
     def _larger(self, speeds: dict[int, list[float]]) -> int | None:
         """Twice the largest budget, if the largest was clearly the fastest and the larger batch takes at most
-        `_BATCH_SECONDS`; otherwise ``None``.
+        `_BATCH_SECONDS`, or else ``None``.
         """
         best = {budget: max(rounds) for budget, rounds in sorted(speeds.items())}
         *smaller, largest = best or [0]

@@ -146,7 +146,7 @@ class EngineCache:
                 cached = None
         if cached is None:
             if spec.revision:
-                self._content(spec)  # this raises for a missing model before another model is unloaded
+                self._content(spec)  # a missing model raises before another model is unloaded
             self._make_room(key)
             cached = self._cached[key] = _CachedModel(
                 spec, self._load_beside(spec), stamp, system.monotonic()
@@ -197,7 +197,7 @@ class EngineCache:
         cached = self._cached.get(self._key(self._weights_of(spec)[0]))
         try:
             return cached is not None and (spec.revision is not None or cached.stamp == _stamp(spec))
-        except (OSError, SpecError):  # `get` reports this
+        except (OSError, SpecError):  # `get` reports the error
             return False
 
     def evicts(self, spec: ScoreSpec) -> bool:
@@ -216,8 +216,8 @@ class EngineCache:
     def _weights_of(self, spec: ScoreSpec) -> list[ScoreSpec]:
         """The specs whose weights `spec` can use, the best first.
 
-        A spec that asks for tokens can use any loaded weights of its model. If none are loaded, several specs
-        are tried, because some models do not take pairs, and others need a prompt.
+        A spec that asks for tokens can use any loaded weights of its model. If no weights are loaded, several
+        specs are tried, because some models do not take pairs, and others need a prompt.
         """
         if spec.inputs != "tokens":
             return [spec]

@@ -132,7 +132,7 @@ class Engine:
             return Flight(parts, self._begin(parts))
         except DeviceLost:
             raise
-        except Exception as error:  # `finish` handles it, in the order of the batches
+        except Exception as error:  # `finish` handles errors in the order of the batches
             return Flight(parts, error)
 
     def finish(self, flight: Flight) -> list[Work]:

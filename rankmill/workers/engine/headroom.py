@@ -88,7 +88,7 @@ class HostMemory:
 
     def begin(self) -> None:
         with suppress(OSError):
-            self._RESET.write_text("5", encoding="utf-8")  # this resets VmHWM; the file exists only on Linux
+            self._RESET.write_text("5", encoding="utf-8")  # 5 resets VmHWM; the file exists only on Linux
 
 
 class CudaMemory:

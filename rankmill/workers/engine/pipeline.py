@@ -233,7 +233,7 @@ class Pipeline:
             pass
         idle = self.wait_for(lambda: not self.pending, seconds)
         if idle and self._writer:
-            self._writer.submit(lambda: None).result()  # this returns after all earlier answers
+            self._writer.submit(lambda: None).result()  # the result comes after all earlier answers
         return idle
 
     def drain(self) -> None:
@@ -284,13 +284,13 @@ class Pipeline:
             while self.step():
                 pass
         except ScoresChanged as error:
-            # this is called after all earlier answers, which may be wrong too
+            # `changed` is called after all earlier answers, which may be wrong too
             self.answer(partial(self.changed, error.model, str(error)))
 
     def step(self, *, wait: bool = True) -> bool:
         """Begin the next forward; if none may begin or no batch waits, finish the oldest forward in progress.
 
-        With `wait` and without a forward in progress, this waits for work. Returns whether something was
+        With `wait` and without a forward in progress, the step waits for work. Returns whether something was
         done.
         """
         batch = None if self._full() else self._take(wait=wait and not self._flights)
@@ -324,8 +324,8 @@ class Pipeline:
             self._batch_since = None
 
     def _take(self, wait: bool) -> tuple[_Lane, list[Part]] | None:
-        """Take the next batch from the lane whose turn it is; ``None`` if no batch waits. With `wait`, this
-        waits for a batch, until `close`.
+        """Take the next batch from the lane whose turn it is; ``None`` if no batch waits. With `wait`, wait
+        for a batch, until `close`.
         """
         with self._changed:
             if wait:
@@ -374,7 +374,7 @@ class Pipeline:
         """
         complete = lane.engine.finish(flight)
         if lane.engine.must_prove:
-            lane.engine.prove()  # if this raises, these chunks are not answered
+            lane.engine.prove()  # if `prove` raises, the chunks of this batch are not answered
             self.proven(lane.engine.model)
         now = system.monotonic()
         seconds = now - (self._batch_since or now)

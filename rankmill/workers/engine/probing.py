@@ -22,7 +22,7 @@ _BUDGET = 1024
 """Padded tokens in a batch of probes."""
 
 _UNLIKE = 3
-"""Number of batches whose rows have very different lengths. These batches have all probes except the longest
+"""Number of batches whose rows have very different lengths. The batches have all probes except the longest
 one and those beside it.
 """
 
@@ -81,7 +81,7 @@ class Probed:
         unlike = [np.concatenate([order[:1], beside]), *(rest[first::_UNLIKE] for first in range(_UNLIKE))]
         alone = [order[::-1][place : place + 1] for place in range(min(_ALONE, len(order)))]
         planned = self._planned()
-        # this gives batches of the same shape, with their rows in the other order
+        # turned batches have the same shapes, and their rows in the other order
         turned = [[rows[::-1] for rows in planned], planned]
         batches = [planned, unlike, alone]
         if self._model.backend.shares_prefixes and tokens.groups is not None and len(self._rows):

@@ -411,7 +411,7 @@ class Proving:
         return None, most
 
     def _other_bits(self, companies: list[Logits]) -> str | None:
-        """Why a model that must be deterministic is not; otherwise ``None``."""
+        """Why a model that must be deterministic is not, or else ``None``."""
         first, *others = companies
         if self._loaded.kind is None or all(_same_bits(first, logits) for logits in others):
             return None
@@ -434,7 +434,7 @@ class Proving:
         return self._other_scores(own, theirs)
 
     def _other_scores(self, own: Own, theirs: Logits) -> str | None:
-        """Why some activation or output of a spec would turn the same logits into another score; otherwise
+        """Why some activation or output of a spec would turn the same logits into another score, or else
         ``None``.
         """
         several = len(own.labels) > 1

@@ -75,7 +75,7 @@ class Work:
     seconds
         Seconds of the chunk's stages, by name.
     apart
-        The scores of the rows, if a pair's score is the mean over several windows; otherwise ``None``.
+        The scores of the rows, if a pair's score is the mean over several windows, or else ``None``.
     found
         The results of rows that ask for tokens, as JSON; ``None`` if the rows ask for scores.
     """

@@ -1,7 +1,7 @@
 """Finds the devices of this machine, which one ``auto`` means, and the defaults that depend on the device.
 
 Until a model is loaded, only this module asks PyTorch about devices, so a device is not touched before a
-worker uses it. On machines without a GPU this module does not import PyTorch, which a worker may not need.
+worker uses it. On machines without a GPU this module does not import PyTorch, which some workers do not need.
 """
 
 from __future__ import annotations

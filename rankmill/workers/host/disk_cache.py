@@ -58,8 +58,7 @@ def version(package: str) -> str:
 
 
 def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
-    """Make `folder` unless it exists. `build` fills the folder, and this adds digests, which `is_kept`
-    checks.
+    """Make `folder` unless it exists. `build` fills the folder, and `build_once` adds digests for `is_kept`.
 
     The folder appears with all of its files or not at all: several workers may build it at the same
     time, and any of them may die.
@@ -91,8 +90,8 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
 def is_kept(folder: Path, cache: Path) -> bool:
     """Whether `folder` in the folder `cache` is still as `build_once` made it.
 
-    If so, the folder is marked as in use; if not, it is removed. Several threads may call this. The first
-    time, reading large files takes a while.
+    A folder that is kept is marked as in use; a changed folder is removed. Several threads may call
+    `is_kept`. The first time, reading large files takes a while.
 
     Raises
     ------

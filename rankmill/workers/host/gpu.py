@@ -39,7 +39,7 @@ class Gpu(Collector):
 
             pynvml.nvmlInit()
             self._nvml = pynvml
-        except Exception as error:  # a worker can score without these figures
+        except Exception as error:  # a worker can score without figures of the GPU
             logger.warning("the figures of the GPU cannot be read: %s", error)
 
     def describe(self) -> Iterable[Metric]:

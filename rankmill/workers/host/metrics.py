@@ -1,7 +1,7 @@
 """Metrics of this worker process, for Prometheus and for the worker's report.
 
 One process is one worker, so metrics are variables of this module, and all code of the worker updates them
-directly. ``docs/reference/metrics.md`` lists them.
+directly. ``docs/reference/metrics.md`` lists the metrics.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def count_scored(run: Run, result: ChunkScores, submitted: datetime | None) -> N
         if priority_of(run.id) == "request":
             request_latency.observe(seconds)
     if run.inputs == "tokens":
-        return  # the scores of such a result are token counts
+        return  # the scores are token counts
     model = (run.spec.model, result.stats.revision or "")
     scores, labels = result.scores.drop_null(), outputs(result.scores)
     numbers = (scores.flatten() if labels else scores).to_numpy(zero_copy_only=False)

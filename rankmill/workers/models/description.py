@@ -83,7 +83,7 @@ class Description:
     copy
         Digest of the description's cached files; empty if it is not cached.
     lock
-        Hold this to tokenize. A tokenizer of transformers keeps its limit of length as state, and the
+        Hold the lock to tokenize. A tokenizer of transformers keeps its limit of length as state, and the
         forward's thread scores probes while the main thread prepares chunks.
     """
 

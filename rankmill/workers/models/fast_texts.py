@@ -5,8 +5,8 @@ WordPiece) and `fastokens` (for byte pairs) cost a twentieth of that, but are yo
 proven: a thread compares the two libraries. For a GPU the proof begins when the model is loaded, and for a
 CPU when tokenizing has taken as long as a proof does. The result is kept in the cache folder for all workers
 of this host. A text with an unproven character goes to Hugging Face's tokenizer, and a sample of all texts
-goes to both. The first difference, in any process of this host, ends the use of the fast library for this
-tokenizer.
+goes to both libraries. The first difference, in any process of this host, ends the use of the fast library
+for this tokenizer.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from rankmill.workers.models.tokenizer_proof import (
 )
 
 _AFTER_SECONDS = 7.0
-"""Seconds of tokenizing after which the proof begins on a CPU. The proof takes about as long, and a short run
-should not pay for it.
+"""Seconds of tokenizing after which the proof begins on a CPU. The proof takes about as many seconds, and a
+short run should not pay for it.
 """
 
 _SAMPLE = 256
@@ -97,7 +97,7 @@ class FastTexts:
         return self._fast is not None
 
     def news(self) -> str | None:
-        """How the library was found to be wrong, once for each finding; otherwise ``None``."""
+        """How the library was found to be wrong, once for each finding, or else ``None``."""
         news, self._news = self._news, None
         return news
 
@@ -237,7 +237,7 @@ class FastTexts:
                 for start, stop in kept["proven"]:
                     proven[start:stop] = True
                 self._proven = proven
-                # set last, because the proof's thread may run this
+                # set last, because the proof's thread may run these lines
                 self._fast = self._make(self._slow.to_str())
             except (TypeError, ValueError) as error:
                 logger.warning("%s is damaged: %s", self._file, error)

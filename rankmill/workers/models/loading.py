@@ -120,7 +120,7 @@ class Loaded:
         Raises
         ------
         SpecError
-            The model does not support one of these, or its tokens differ from transformers'.
+            The model does not support an option of `spec`, or its tokens differ from transformers'.
         """
         description = self.about
         with one_line(spec), description.lock:
@@ -201,7 +201,7 @@ def load(
         located = find_source(spec, copies, cache)
         source, revision = located.files, located.revision
         description = describe(source, revision, cache, located.check_unchanged)
-        _scores(spec, description)  # this reports errors of the spec before the weights are read
+        _scores(spec, description)  # errors of the spec are reported before the weights are read
         texts = _texts_of(tokenizer_for(spec, description, find_max_length(spec, description)))
         # a GPU would otherwise wait for tokens even in a short run; the weights load during the proof
         if device != "cpu" and texts:
@@ -309,7 +309,7 @@ def one_line(spec: ScoreSpec) -> Iterator[None]:
     except (RankmillError, OutOfMemory, DeviceLost, MemoryError):
         raise
     except BaseException as error:
-        of_rust = type(error).__name__ == "PanicException"  # tokenizers and safetensors raise it
+        of_rust = type(error).__name__ == "PanicException"  # raised by tokenizers and safetensors
         if not (isinstance(error, Exception) or of_rust):
             raise
         raise SpecError(_cannot_load(spec, error)) from error

@@ -1,8 +1,8 @@
 """The reference model: transformers computes the probes' logits as sentence-transformers does, pair by pair.
 
-A worker's logits are compared with these, so this module shares as little as possible with a worker's code:
-it has its own tokens (`reference_tokens`), poolings and activation, and transformers' own forward. The module
-takes one pair at a time, and pads only to measure what padding changes.
+A worker's logits are compared with the reference, so this module shares little with a worker's code: it has
+its own tokens (`reference_tokens`), poolings and activation, and transformers' own forward. The module takes
+one pair at a time, and pads only to measure what padding changes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ReferenceModel:
 
     def __init__(self, spec: ScoreSpec, source: str | Path, revision: str | None) -> None:
         self._source, self._revision, self._device = source, revision, "cpu"
-        self._about = description = read(source, revision)  # this does not use the cached description
+        self._about = description = read(source, revision)  # `read` does not use the cached description
         self._inputs = spec.inputs
         self.tokens = ReferenceTokens(spec, description)
         self._answers = answers(spec, description) if description.layout.task == "causal" else None
@@ -102,7 +102,7 @@ class ReferenceModel:
 
     def _weights(self, step: SavedModule, like: torch.Tensor) -> dict[str, torch.Tensor]:
         file = model_file(self._source, self._revision, f"{step.path}/model.safetensors")
-        assert file is not None  # loading the model needs this file
+        assert file is not None  # loading the model needs the file
         return {name: tensor.to(like) for name, tensor in load_file(file).items()}
 
     def cast(self, precision: str, device: str, rounding: Rounding | None) -> None:

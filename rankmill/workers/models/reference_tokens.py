@@ -1,5 +1,5 @@
-"""Tokenizes a pair with transformers, as sentence-transformers does; a worker's tokens are compared with
-these.
+"""Tokenizes a pair with transformers, as sentence-transformers does; a worker's tokens are compared with the
+result.
 
 This module shares as little as possible with a worker's code: it reads the tokenizer from the model's files
 instead of the cache, and has its own prompts and truncation.

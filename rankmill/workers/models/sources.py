@@ -200,5 +200,5 @@ class Reading:
     def _read(self, spec: ScoreSpec) -> None:
         try:
             find_source(spec, self._copies, self._cache, ask_hub=False)
-        except Exception as error:  # loading the model reports it again
+        except Exception as error:  # loading the model reports the error again
             logger.debug("%s cannot be read: %s", spec.model, error)

@@ -2,8 +2,8 @@
 text depends on.
 
 Jinja's sandbox protects the process from a template, but lets it run forever, fill the memory, and write text
-that differs between days or processes. Here a copy of transformers' own environment renders all prompts, and
-counts what a template does for each prompt.
+that differs between days or processes. In rankmill a copy of transformers' own environment renders all
+prompts, and counts what a template does for each prompt.
 """
 
 from __future__ import annotations

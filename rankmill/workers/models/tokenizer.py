@@ -145,8 +145,8 @@ def tokenize_pairs(
 class Joiner:
     """Tokenizes each distinct text of pairs only once, and gives the same tokens as the model's tokenizer.
 
-    The token ids of pairs are then joined in numpy. This is faster than making Python objects for each pair,
-    which threads would not speed up.
+    The token ids of pairs are then joined in numpy. Joining in numpy is faster than making Python objects for
+    each pair, which threads would not speed up.
 
     Parameters
     ----------
@@ -172,8 +172,8 @@ class Joiner:
     def of(cls, tokenizer: Any, cache: Path | None = None, *, alone: bool = False) -> Joiner | None:
         """Make a joiner for a Hugging Face tokenizer, for pairs, or for single texts if `alone`.
 
-        If no joiner can be made, or joiner and tokenizer differ on any sample, this returns ``None`` and logs
-        a line. `cache` is as in `FastTexts`.
+        If no joiner can be made, or joiner and tokenizer differ on any sample, log a line and return
+        ``None``. `cache` is as in `FastTexts`.
         """
         try:
             joiner = cls._guess(tokenizer, cache, ["b"] if not alone else None)
@@ -288,8 +288,8 @@ def single_texts(tokenizer: Any) -> Tokenizer:
 
 
 def texts_with_places(tokenizer: Any, option: str, wanted: str) -> Tokenizer:
-    """Make a tokenizer as `single_texts` does, which tells where tokens are in a text. If that fails, this
-    raises a `SpecError` about `option` that says what was `wanted`.
+    """Make a tokenizer as `single_texts` does, which tells where tokens are in a text; raises a `SpecError`
+    about `option` that says what was `wanted`.
     """
     try:
         return single_texts(tokenizer)
@@ -327,7 +327,7 @@ class Windows:
         each ``[windows]``.
 
         A passage that fits stays whole. If the query leaves less than a quarter of the model's length, the
-        passage stays whole too, and is truncated later. A text without a passage is cut in the same way.
+        passage stays whole too, and is truncated later. A text without a passage is cut like a passage.
         """
         questions, long_texts = ([""] * len(queries), queries) if passages is None else (queries, passages)
         distinct = list(dict.fromkeys(questions))

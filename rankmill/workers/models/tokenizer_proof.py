@@ -126,7 +126,7 @@ def _words(slow: Tokenizer) -> list[str]:
 
 
 def _random_texts(words: list[str], characters: str) -> Iterator[str]:
-    """Texts of words, pieces of words, spaces, signs and characters of all scripts. Long ones come last."""
+    """Texts of words, pieces of words, spaces, signs and characters of all scripts. Long texts come last."""
     chance = random.Random(0)  # noqa: S311 (no secret)
     near = [characters[start : start + 256] for start in range(0, len(characters), 256)]
 
@@ -143,7 +143,7 @@ def _random_texts(words: list[str], characters: str) -> Iterator[str]:
     for number in range(RANDOM_TEXTS):
         text = "".join(piece() for _ in range(chance.randrange(1, 60)))
         yield text.title() if number % 5 == 0 else text
-    # some of these are longer than the longest word that is cut into pieces
+    # some texts are longer than the longest word that is cut into pieces
     for length in (99, 100, 101, 200, 5000):
         yield "a" * length
         yield "é" * length

@@ -111,8 +111,7 @@ class ChunkClaim:
         return priority_of(self.run_id) == "request"
 
     def load(self) -> Run | None:
-        """Read the run; ``None`` if it is gone. For a request this also reads the pairs, because they are
-        few.
+        """Read the run; ``None`` if it is gone. The few pairs of a request are read too.
 
         Raises
         ------
@@ -182,7 +181,7 @@ class PairsClaim(ChunkClaim):
     _texts: tuple[Texts, Texts] | None = None
 
     def load(self) -> Run | None:
-        self._texts = read_pairs(self.job)  # this refuses bad texts before a model is loaded
+        self._texts = read_pairs(self.job)  # bad texts are refused before a model is loaded
         self.run = read_request(self.job)
         return self.run
 
@@ -388,9 +387,9 @@ class ChunkScorer:
     def _engine(self, claim: ChunkClaim, run: Run, rows: int) -> Engine:
         """The engine of a run, in the precision and with the content that all its chunks are scored with.
 
-        The first worker that calls this settles precision and content for the whole run. If a chunk is tried
-        again, what is settled is read again, because the server may have lost it and another worker may have
-        settled something else.
+        The first worker settles precision and content for the whole run. If a chunk is tried again, what is
+        settled is read again, because the server may have lost it and another worker may have settled
+        something else.
         """
         if attempt(run, claim.job) > 1:
             self._settled.pop(run.id, None)

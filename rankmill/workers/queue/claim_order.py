@@ -31,7 +31,7 @@ class ClaimOrder:
     ----------
     claim_ahead
         When this many pairs of a priority are claimed and not scored, the worker claims no more of that
-        priority; but it claims more bulk work if its device may soon run out.
+        priority. The worker claims more bulk work if its device may soon run out.
     """
 
     def __init__(self, claim_ahead: int) -> None:

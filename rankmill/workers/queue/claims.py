@@ -53,8 +53,8 @@ logger = logging.getLogger(__name__)
 class ModelQueue:
     """Claims whose model would evict another one, put aside until claims of one model can begin together.
 
-    Otherwise two models would evict each other job by job. Claims also wait here while the files of their
-    model are read.
+    Otherwise two models would evict each other job by job. Claims also wait while the files of their model
+    are read.
     """
 
     def __init__(self) -> None:
@@ -164,7 +164,7 @@ class Claims:
         thread ends a claim.
         """
         self.wrong: LastReport | None = None
-        """Why the worker stops, if it has computed wrong scores; otherwise ``None``."""
+        """Why the worker stops, if it has computed wrong scores, or else ``None``."""
         pipeline.proven = self._proven
         pipeline.changed = self._stop_wrong_device
         metrics.claimed_jobs.set_function(lambda: len(self.unanswered))
@@ -278,7 +278,7 @@ class Claims:
         try:
             self._scorer.begin(claim, partial(self._answer_scored, claim), whole=self._order.last)
         except WrongTokens as error:
-            self.hand_back_all()  # from now on, none of these claims is answered
+            self.hand_back_all()  # from now on, none of the worker's claims is answered
             self._pipeline.answer(partial(self._stop, [self._fast], f"a tokenizer library gave {error}"))
             return
         except Exception as error:

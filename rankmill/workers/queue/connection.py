@@ -20,7 +20,7 @@ from rankmill.jobs.runtime.patience import Patience
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.jobs.system import system
 
-if TYPE_CHECKING:  # importing these would import the engine, which a connection does not need
+if TYPE_CHECKING:  # a connection does not need the engine
     from rankmill.workers.engine.pipeline import Pipeline
     from rankmill.workers.queue.claims import Claims
 

@@ -151,10 +151,10 @@ class WorkerHeartbeat(Periodic):
 
     def _end_lock_with_a_lease(self, queue: OrderedQueue) -> None:
         """Let the lock end when the next lease lapses, so that the worker whose heartbeat comes next takes
-        that job.
+        the lease's job.
 
-        Otherwise the job would wait for this worker, which may be dead by then, or whose next heartbeat may
-        be later.
+        Otherwise the job would wait for this worker, which may be dead when the lease lapses, or whose next
+        heartbeat may be later.
         """
         connection: Any = self._worker.connection
         for _, ends in connection.zrange(queue.started_job_registry.key, 0, 0, withscores=True):

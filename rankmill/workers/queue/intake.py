@@ -41,9 +41,9 @@ Found = tuple[bytes, OrderedQueue]
 class Bell:
     """Listens for requests in a thread, between `listen` and `pause`.
 
-    An idle worker waits for any job at the queue. A worker that is full of bulk work cannot do that,
-    because it would get more bulk work. Each chunk of a request rings the bell once, and so wakes one such
-    worker. A ring that is heard after `pause` is passed on to the next worker.
+    An idle worker waits for any job at the queue. A worker that is full of bulk work cannot wait at the
+    queue, because it would get more bulk work. Each chunk of a request rings the bell once, and so wakes one
+    worker that listens. A ring that is heard after `pause` is passed on to the next worker.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class Bell:
                         self._rung()
                     elif ring:
                         self._pass_on(ring[0])
-            except (redis.RedisError, RedisUnavailable):  # the main thread's commands report such an error
+            except (redis.RedisError, RedisUnavailable):  # the main thread's commands report errors of Redis
                 system.sleep(_LISTEN_SECONDS)
 
     def _pass_on(self, key: bytes) -> None:
@@ -113,8 +113,8 @@ class Intake:
         return self._worker.queues_in_turn
 
     def claim_next(self, *, wait: bool) -> bool:
-        """Claim the next job; returns whether there was one. With `wait`, and room for all kinds of jobs, it
-        waits up to `POLL_SECONDS` for one.
+        """Claim the next job; returns whether there was one. With `wait`, and room for all kinds of jobs,
+        wait up to `POLL_SECONDS` for a job.
         """
         self._room = kinds = self._kinds()
         willing = not (self._refusals.reasons() or self._order.left_alone)

@@ -185,7 +185,7 @@ class Orders:
         seconds = system.monotonic() - began
         gone = [name for name in dict.fromkeys(before) if name not in self._engines.models]
         text = f"has {model}, as before" if model in before else f"has loaded {model} in {seconds:.1f} s"
-        if gone:  # a chunk that needs one of these would unload the new model again
+        if gone:  # a chunk that needs an unloaded model would unload the new model
             limits = "model_cache_size, model_cache_gib"
             text += f"; unloaded {', '.join(gone)} to make room ({limits}): they take turns"
         self._answer(order, "done", text)

@@ -32,7 +32,7 @@ class Refusals:
     """A circuit breaker for each model or run that a worker cannot score, named by `key`.
 
     While a breaker is closed, the worker takes chunks. A refusal opens the breaker, and the worker puts
-    chunks back until a pause is over; each pause is twice as long as the last, up to a minute, but not
+    chunks back until a pause is over. Each pause is twice as long as the last, up to a minute, but not
     shorter than the attempt. After the pause, the next chunk closes the breaker or opens it again. A breaker
     that no chunk has tested for long is forgotten.
     """

@@ -65,10 +65,10 @@ class LeasedJobs(StartedJobRegistry):
 
 
 class ScoringJob(Job):
-    """A job that can only ask for scores, of a chunk of a run or of pairs that it contains.
+    """A job that can ask only for scores, of a chunk of a run or of pairs that it contains.
 
     RQ imports and calls any function, callback and webhook that a job in Redis names. So anyone who can write
-    to the queue could run any code on every worker. A ScoringWorker calls none of these.
+    to the queue could run any code on every worker. A ScoringWorker calls nothing that a job names.
     """
 
     @property
@@ -116,7 +116,7 @@ class ScoringJob(Job):
         """Write a heartbeat as RQ does, but with `xx` write nothing for a job that is gone.
 
         For a job that has just ended, RQ would write a part of the job's hash, which never expires. RQ's next
-        command deletes that part, unless the worker dies before it or a reply is lost.
+        command deletes the part, unless the worker dies before the command or a reply is lost.
         """
         if not xx:
             super().heartbeat(timestamp, ttl, pipeline)
@@ -148,8 +148,8 @@ class ScoringJob(Job):
         tried it since it was read, or if another execution has a lease. A job that is over, or that another
         execution has, was in the queue twice.
 
-        Once started, the job expires when its run does, or never if its ``failure_ttl`` is -1. Until then the
-        job expires by its own ``ttl``, which may be shorter than the scoring takes.
+        Once started, the job expires when its run does, or never if its ``failure_ttl`` is -1. Until it is
+        started, the job expires by its own ``ttl``, which may be shorter than the scoring takes.
         """
         self.worker_name, self._status = execution.worker_name, JobStatus.STARTED
         self.last_heartbeat = self.started_at = now()

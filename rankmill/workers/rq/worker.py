@@ -223,13 +223,13 @@ class RQWorker(SimpleWorker):
         return HeldJob(self, job, queue, execution) if is_begun else None
 
     def forget(self, job: ScoringJob) -> None:
-        # this is a copy, because two threads begin and end executions
+        # the list is a copy, because two threads begin and end executions
         executions = list(self.executions.values())
         with self.connection.pipeline() as pipe:
             for execution in executions:
                 if execution.job_id == job.id:
                     self.cleanup_execution(job, pipe, execution)
-            pipe.execute(raise_on_error=False)  # any of these keys may be damaged too
+            pipe.execute(raise_on_error=False)  # any key of an execution may be damaged too
 
     def write_record(self) -> None:
         """Write RQ's record of this worker again, because the server may have lost it."""

@@ -27,7 +27,7 @@ class KeyOptions(options.CommandOptions):
     """The rights of a key."""
 
     models: Annotated[tuple[str, ...], Field(title="NAME")] = Field((), alias="model")
-    """A model that the key may use, with all its versions; repeat it for several.  [default: all]"""
+    """A model that the key may use, with all its versions; repeat the option for several.  [default: all]"""
     pairs_per_minute: options.Number | None = None
     """Most pairs a minute, batches not counted; all may come at once.  [default: no limit]"""
     requests_at_once: options.Number | None = None

@@ -111,14 +111,14 @@ class Body(Fields):
     Attributes
     ----------
     dialect
-        The dialect of the clients that send it.
+        The dialect of the clients that send the body.
     paths
         The paths at which the dialect's own server takes the body. The gateway also takes the body at these
         paths below ``/NAME``, where NAME is the dialect's name.
     summary
         A line for the documentation.
     batched
-        Whether batches may contain it.
+        Whether batches may contain the body.
     """
 
     dialect: ClassVar[Dialect]
@@ -165,7 +165,7 @@ class ScorePath:
     choose
         Finds which of the bodies a JSON object is; ``None`` if the path takes only one.
     options
-        Options whose fields mean the same in every body here.
+        Options whose fields mean the same in every body of the path.
     """
 
     path: str

@@ -91,6 +91,6 @@ def _by_path() -> dict[str, Dialect]:
 
 def dialect_at(path: str) -> Dialect:
     """The dialect of errors at a path, which need not exist. Without a dialect of the path or of its prefix,
-    this is `SHARED`.
+    the dialect is `SHARED`.
     """
     return _by_path().get(path) or dialects().get(path.lstrip("/").partition("/")[0]) or SHARED

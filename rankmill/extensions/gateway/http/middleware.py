@@ -61,7 +61,7 @@ class Observed:
                 note.status = message["status"]
                 written = MutableHeaders(scope=message)
                 written[HEADER] = note.id
-                if has_held_body:  # the next bytes of the client may be this body or another request
+                if has_held_body:  # the client's next bytes may be the body or another request
                     written["Connection"] = "close"
             await send(message)
 

@@ -53,7 +53,7 @@ async def health() -> Response:
 
 @router.get("/ready", summary="Whether a worker has the gateway's model")
 def ready(gateway: TheGateway) -> Response:
-    """Whether a worker has the gateway's model, and Redis answers; if not, the reason."""
+    """Whether a worker has the gateway's model, and Redis answers, or else the reason."""
     reason = gateway.load.unready
     if away := unreachable(gateway.plain_redis):
         logger.warning("not ready: %s", away)
@@ -102,7 +102,7 @@ def _model(gateway: Gateway, name: str, request: Request) -> dict[str, Any]:
     owner = prefix if prefix in dialects() else gateway.own.gateway_dialect
     return {
         "id": name, "object": "model", "created": gateway.created, "owned_by": owner or "rankmill",
-        # these are fields of vLLM
+        # fields of vLLM
         "root": name, "parent": None, "max_model_len": gateway.settings.max_length,
         "backend": "rankmill", "capabilities": ["rerank"],  # infinity
         "stats": {

@@ -38,7 +38,7 @@ class ApiKey(WireModel):
     Attributes
     ----------
     digest
-        SHA-256 of its text, in hexadecimal digits.
+        SHA-256 of the key's text, in hexadecimal digits.
     models
         Models that the key may use; a name includes all its versions and aliases in the registry. ``None``
         means all.

@@ -28,7 +28,7 @@ class PrecisionOptions(options.CommandOptions):
     """How precisions are compared."""
 
     precisions: Annotated[tuple[str, ...], Field(title="NAME")] = Field((), alias="precision")
-    """Precision to check; may be given several times.  [default: the setting]"""
+    """Precision to check; repeat the option for several.  [default: the setting]"""
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.999
     """Mean rank correlation with fp32 within a query that a precision must reach."""
     report_only: bool = False

@@ -96,7 +96,7 @@ def _prompt(spec: ScoreSpec, description: Description) -> str | None:
             return None
         tokenizer: Any = tokenizer_for(spec, description, find_max_length(spec, description))
         texts: list[str] = tokenizer.rendered([_SAMPLE[0]], [_SAMPLE[1]])
-    except SpecError:  # `_refusal` reports this
+    except SpecError:  # `_refusal` reports the error
         return None
     return texts[0]
 

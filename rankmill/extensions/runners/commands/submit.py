@@ -25,7 +25,7 @@ from rankmill.producer.client.sync_client import Client
 def submit(request: FileRequest, settings: Settings, webhook: str | None, as_json: bool, quiet: bool) -> None:
     """Hand INPUT files to runners, which score their pairs.
 
-    The options for files and models are those of rankmill score, but -o must name the output, and files may
+    The options for files and models are those of rankmill score, but -o must name the output, and files must
     not be standard input or output. A runner on any host that sees the files scores them with live workers,
     even after this process has ended. The command prints the run's id, which rankmill wait, status and cancel
     take.

@@ -30,7 +30,7 @@ _FINENESS = 16
 class MlxBackend(Backend):
     """A BERT-family sequence classifier in MLX's own modules.
 
-    With ``int8`` and ``int4`` the weights of the layers and of the word embeddings have 8 and 4 bits; the
+    With ``int8`` and ``int4`` the weights of the layers and of the word embeddings have 8 and 4 bits. The
     rest is computed in fp16 on a GPU and in fp32 on a CPU, and the head always in fp32.
 
     Parameters
@@ -94,7 +94,7 @@ class MlxBackend(Backend):
 
 
 class MlxForward:
-    """Logits that may not be computed yet."""
+    """Logits whose computation may still be in progress."""
 
     def __init__(self, logits: mx.array, rows: int) -> None:
         self._logits = logits

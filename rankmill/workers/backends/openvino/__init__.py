@@ -55,8 +55,8 @@ KIND = BackendKind(
     timed_layer=_timed_layer,
     timed=("fp32", "bf16", *INT8),
     lacks=_lacks,
-    # The proof rounds with one scale for each row, and so more coarsely than OpenVINO, on purpose, because
-    # two ways to round in groups differ by more than twice the error of each.
+    # The proof rounds more coarsely than OpenVINO, with one scale for each row, because two ways to round in
+    # groups differ by more than twice the error of each.
     rounding=Rounding(weights=ROW, inputs=ROW),
     int8=lambda: ("int8-128", "int8-64"),  # the kinds with bf16 are left out, because not every CPU has it
 )

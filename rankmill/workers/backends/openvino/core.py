@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 from functools import cache
 
-sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # importing it now fails
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # its import now fails
 
 import openvino  # noqa: E402
 
-# OpenVINO's bindings import NumPy when they first need it. Two threads that do this at the same time wait for
-# each other forever while they hold Python's lock, so nothing else runs. This line lets
-# one thread import NumPy first.
+# OpenVINO's bindings import NumPy when they first need it. Two threads that import NumPy at the same time
+# wait for each other forever while they hold Python's lock, so nothing else runs. This line lets one thread
+# import NumPy first.
 _ = openvino.Tensor(openvino.Type.f32, openvino.Shape([1])).data
 
 __all__ = ["core", "openvino"]

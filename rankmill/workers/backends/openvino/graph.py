@@ -69,7 +69,7 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
 def _save(graph: Any, files: ModelFiles, folder: Path) -> None:
     files.check_unchanged()  # otherwise the graph would be cached under the name of other files
     openvino.save_model(graph, folder / _FILE, compress_to_fp16=False)
-    core().read_model(folder / _FILE)  # this fails if a full disk has cut the file short
+    core().read_model(folder / _FILE)  # reading fails if a full disk has cut the file short
 
 
 def graph_of(module: Any, example: tuple[Any, ...], precision: str) -> Any:
@@ -85,7 +85,7 @@ def graph_of(module: Any, example: tuple[Any, ...], precision: str) -> Any:
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")  # PyTorch warns that shapes may be fixed; tests vary them
         traced = torch.jit.trace(module, example, check_trace=False)  # type: ignore[no-untyped-call]
-    decoder = TorchScriptPythonDecoder(traced)  # the frontend does not keep it alive
+    decoder = TorchScriptPythonDecoder(traced)  # the frontend does not keep the decoder alive
     frontend = FrontEndManager().load_by_framework("pytorch")
     graph = frontend.convert(frontend.load(decoder))
     return _in_groups(graph, precision)

@@ -149,7 +149,7 @@ class Graphs:
             graph = self._record(self._forward, shape, self._put(rows.filled(shape)))
             graphed, ours = self._timed(graph.replay)
         except RuntimeError as error:  # for example, memory is short
-            self._wait()  # this raises if the device is lost
+            self._wait()  # waiting raises if the device is lost
             self._works = False
             logger.info("forwards do not become CUDA graphs: %s", error)
             return None

@@ -85,8 +85,8 @@ class PackedRows:
         read
             Index of the token that each score reads; ``None`` means the first token of each row.
         first_position
-            Where positions begin, in families whose positions begin after the id of padding. In these, a
-            padding token has position `first_position` - 1, and is not counted.
+            Where positions begin, in families whose positions begin after the id of padding. In such
+            families, a padding token has position `first_position` - 1, and is not counted.
         """
         return cls(
             ids=rows.ids,
@@ -141,7 +141,7 @@ class PackedRows:
         done = 0
         for numbers, size in parts:
             buffer[done : done + len(numbers)] = numbers
-            buffer[done + len(numbers) : done + size] = numbers[-1]  # in `starts` this means empty rows
+            buffer[done + len(numbers) : done + size] = numbers[-1]  # in `starts`, empty rows follow
             done += size
         return buffer
 

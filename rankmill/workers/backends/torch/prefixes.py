@@ -10,7 +10,7 @@ from rankmill.workers.batches.tokens import Batch, Ids
 
 _GAIN = 1.2
 """Prefixes are shared only if there would otherwise be this many times as many tokens, because sharing copies
-keys and values, and without packing it runs the model twice.
+keys and values, and without packing runs the model twice.
 """
 
 
