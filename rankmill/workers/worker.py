@@ -160,7 +160,8 @@ class ScoringWorker(RQWorker):
         return bool(taken)
 
     def _claim_next(self, max_idle_time: int | None, *, wait: bool) -> bool:
-        """Wait for room and for a job, and claim it; returns ``False`` if the worker should stop.
+        """Wait for room and for a job, and claim it; returns ``False`` if the worker should stop, or was idle
+        for `max_idle_time` seconds.
 
         Without `wait`, as in a burst, the worker should stop as soon as no job waits for it.
         """

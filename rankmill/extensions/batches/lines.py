@@ -100,12 +100,12 @@ def first_request(path: AnyPath, endpoint: str) -> BatchRequest:
 
 
 def holds_requests(path: AnyPath) -> bool:
-    """Whether the lines of a file are requests, not pairs, as the first line shows.
+    """Whether the lines of a file are requests, not rows, as the first line shows.
 
     Raises
     ------
     WrongFile
-        The first line is neither a request nor a pair, or the file has no lines.
+        The first line is neither a request nor a row, or the file has no lines.
     """
     for number, raw in _lines(path):
         try:

@@ -21,7 +21,7 @@ class BatchOrder(WireModel):
     Attributes
     ----------
     endpoint
-        Path of the API to which each line of the input is a request; ``None`` if the input has rows of pairs.
+        Path of the API to which each line of the input is a request; ``None`` if the input has rows to score.
     owner
         Name of the API keys that own the batch; empty if it was submitted without a key.
     model, asked

@@ -130,6 +130,8 @@ class Batches:
         Refusal
             The file's name does not give a format, the caller's files have too many bytes, or `after` is
             longer than the usual time.
+        OutputError, StoreError
+            As in `FilesFolder.save`.
         """
         seconds = self._seconds("expires_after[seconds]", after)
         ending = next((suffix for suffix in _ENDINGS if name.lower().endswith(suffix)), None)
@@ -282,7 +284,7 @@ class Batches:
         return after.seconds if after else most
 
     def _pairs(self, options: BaseModel, batch_id: str, place: str) -> FileRequest:
-        """The request for a file of pairs; the output has the same format unless the options name another."""
+        """The request for a file of rows; the output has the same format unless the options name another."""
         given = options.model_dump()
         ending = place.removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]
         output = f"{batch_id}/output.{given['output_format'] or ending}"

@@ -1,4 +1,4 @@
-"""Carries out a batch in a runner: scores its pairs like a file, and writes the answers to their place.
+"""Carries out a batch in a runner: scores its rows like a file, and writes the answers to their place.
 
 Each step leaves a complete file in the batch's folder, or leaves nothing. If a runner dies, the next one
 takes the remaining steps.
@@ -255,7 +255,7 @@ class BatchOrders:
         return _OPTION.sub(_as_field, told(error, names))
 
     def place(self, order: FileOrder) -> OutputFile | None:
-        """Where the scored pairs of a batch of requests are written; ``None`` for a batch of pairs."""
+        """Where the scored rows of a batch of requests are written; ``None`` for a batch of pairs."""
         of_pairs = BatchOrder.of(order).endpoint is None
         return None if of_pairs else _scored_place(as_path(order.request.output or ""))
 
@@ -294,7 +294,7 @@ def _scored_place(output: AnyPath) -> OutputFile:
 
 
 def _steps(output: AnyPath) -> tuple[AnyPath, AnyPath]:
-    """The paths of a batch's pairs, and of its pairs with their scores."""
+    """The paths of the rows of a batch of requests, and of the rows with their scores."""
     return output.with_name("pairs.parquet"), output.with_name("scored.parquet")
 
 

@@ -62,7 +62,8 @@ def within(settings: Settings, spec: Mapping[str, str | int | None]) -> SpecFiel
     """The fields of a request's spec, without those that the gateway's settings decide.
 
     If the settings split long texts into windows, a request cannot choose what happens to texts that are too
-    long. A request with a conversation can, because conversations are never split.
+    long, nor, with ``split``, the labels. A request with a conversation can choose, because conversations are
+    never split.
 
     Raises
     ------

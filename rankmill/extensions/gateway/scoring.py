@@ -191,7 +191,7 @@ class Scoring:
 
     @asynccontextmanager
     async def begin(self, request: ScoreRequest, key: ApiKey | None) -> AsyncIterator[SubmittedRequest]:
-        """Admit a request and submit its pairs; raises as `score`, also from the ``with`` block."""
+        """Admit a request and submit its rows; raises as `score`, also from the ``with`` block."""
         served = self.served.resolve(request.model)
         spec = within(self.settings, request.spec)
         rows = request.rows()

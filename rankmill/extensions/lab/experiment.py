@@ -173,7 +173,7 @@ def load_experiment(file: str | os.PathLike[str]) -> Experiment:
     Raises
     ------
     ConfigError
-        The file does not exist or is not YAML, or a key is unknown or has an invalid value.
+        The file or its base does not exist or is not YAML, or a key is unknown or has an invalid value.
     """
     path = _locate(Path(file))
     try:

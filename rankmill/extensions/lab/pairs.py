@@ -60,7 +60,7 @@ def sample(pairs: str, rows: int, columns: tuple[str, str] = COLUMNS) -> pa.Tabl
     Raises
     ------
     InputError
-        The file cannot be read, or has no pairs.
+        The file cannot be read, has no pairs, or lacks a column.
     """
     random = np.random.default_rng(0)
     if pairs == "example":
@@ -201,7 +201,7 @@ def read_pairs(file: str | None, columns: TextColumns, label: str | None, rows: 
     Raises
     ------
     InputError
-        The file cannot be read, lacks a column, or has only the pairs of one query.
+        The file cannot be read, lacks a column, or does not have pairs of two queries.
     """
     if file is None:
         columns, label = TextColumns(*COLUMNS), None

@@ -85,7 +85,7 @@ def check_precisions(
     Raises
     ------
     InputError
-        The rows cannot be compared, or no worker can run a precision.
+        The files cannot be read, the rows cannot be compared, or no worker can run a precision.
     """
     with Session(settings) as session:  # the workers start while the files are read
         table = file_sample(inputs, sample, columns, label_column)

@@ -246,6 +246,8 @@ def quantize(
         The model cannot be quantized, or the rankings of the pairs cannot be compared.
     OutputError
         The directory exists already, or cannot be written.
+    ProcessFailed
+        As in `calibrate`.
     """
     check_output(output, force)
     with _made_whole(output) as (whole, scratch):

@@ -64,7 +64,7 @@ def read_rows(path: AnyPath, score: str, *, has_labels: bool = False) -> pd.Data
     Raises
     ------
     InputError
-        The file cannot be read, or lacks ids or scores.
+        The file cannot be read, lacks ids or scores, or has values of other types.
     """
     schema = open_reader(path).survey(find_nulls=False).schema
     names = {

@@ -200,6 +200,8 @@ def promote(
     ------
     NoWorkers
         No worker takes chunks.
+    NotInRegistry
+        A version does not exist.
     RegistryConflict
         As `set_alias`.
     NotWarm

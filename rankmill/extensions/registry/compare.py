@@ -86,7 +86,8 @@ def compare_models(
     Raises
     ------
     InputError
-        The rows cannot be compared, or no worker can score with one of the models.
+        A model is not in the registry, the files cannot be read, the rows cannot be compared, or no worker
+        can score with one of the models.
     """
     names = ModelNames(settings, lambda: [RegistryModels])
     first, second = (names.pin(model) for model in models)

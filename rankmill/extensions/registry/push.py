@@ -228,13 +228,15 @@ def push(
     Raises
     ------
     InputError
-        The model cannot be scored or is not safe.
+        The model cannot be scored or is not safe, or a name or the notes are not valid.
     RegistryConflict
         Another version has or had this name, or an alias has this name.
     RegistryAway
         The registry cannot be written.
     RegistryError
         A file in the registry has another size than here.
+    ProcessFailed
+        From `trial`.
     """
     check_name(name, "a model")
     if version is not None:
@@ -330,8 +332,8 @@ def pull(registry: RegistryStore, manifest: Manifest, target: Path, steps: Steps
     ------
     InputError
         The folder exists and is not empty, or another process is making it.
-    RegistryError
-        A file is missing or does not match the manifest.
+    RegistryError, RegistryAway, OSError
+        As in `rankmill.extensions.registry.registry.fetch_files`.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"{target} exists already; name a folder that does not exist")

@@ -173,7 +173,7 @@ class Registry:
         return MANIFEST in inside and REMOVED not in inside
 
     def find_manifest(self, reference: Reference) -> Manifest | None:
-        """The manifest of a version; ``None`` if the version does not exist.
+        """The manifest of a version; ``None`` if the version does not exist or was removed.
 
         Raises
         ------

@@ -32,6 +32,8 @@ def try_model(folder: Path, settings: Settings, *, seconds: float | None = None)
         The model cannot be scored; the message says why.
     ProcessFailed
         The process was killed, or the time was over.
+    ConfigError
+        A package of a worker is missing.
     """
     require_worker_packages()
     spec = settings.spec().model_copy(
@@ -114,9 +116,11 @@ def model_report(settings: Settings) -> ModelReport:
     Raises
     ------
     InputError
-        The model does not exist, or its files are damaged.
+        The model or the settings' device does not exist, or the model's files are damaged.
     ProcessFailed
         The process was killed.
+    ConfigError
+        A package of a worker is missing.
     """
     require_worker_packages()
     request = {"spec": settings.spec().model_dump()}

@@ -74,8 +74,9 @@ class VersionStore:
         Raises
         ------
         WorkerError
-            This host lacks the version and cannot fetch it, the version has other content, or other content
-            of this name is in use here. Another worker may have the version.
+            This host lacks the version and cannot fetch it, the version has other content, other content of
+            this name is in use here, or other users can write to the copy. Another worker may have the
+            version.
         """
         name, version = reference
         folder, file = version_folder(self._cache, name, version), version_lock(self._cache, name, version)

@@ -48,8 +48,8 @@ def check_size(kind: Any, source: str | Path, revision: str | None, config: Any)
     Raises
     ------
     SpecError
-        The config describes more than twice the parameters of the checkpoint, or far more modules; or a file
-        from the hub is damaged.
+        The config describes more than twice the parameters of the checkpoint, or far more modules or buffers;
+        or a file from the hub is damaged.
     WorkerError
         A model of the hub does not fit into the memory of this host.
     """

@@ -154,8 +154,11 @@ def make_room(kept: Iterable[KeptFolder], limit: int, *, needed: int = 0, keep: 
 
     What a process has locked stays, and so does the folder `keep`.
 
-    Returns ------- The number of bytes that are still over the limit. If `needed` by itself is over the
-    limit, nothing is removed.
+    Returns
+    -------
+    int
+        The number of bytes that are still over the limit. If `needed` by itself is over the limit, nothing is
+        removed.
     """
     if needed > limit:
         return needed - limit

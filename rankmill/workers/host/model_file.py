@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 def commit_of(source: str | Path, revision: str | None) -> str | None:
     """The commit that a revision on the hub names now, so that all files come from one commit.
 
-    If the model is a directory or does not exist, the revision itself is returned. If the hub does not
+    If the model is a directory or cannot be found, the revision itself is returned. If the hub does not
     answer, this process uses only cached files of the hub until the next call.
 
     Raises

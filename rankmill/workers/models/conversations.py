@@ -97,7 +97,7 @@ def read_messages(text: str) -> Messages:
     Raises
     ------
     ValueError
-        The text is not a list of messages, each with a role, and with a content or tool calls.
+        The text is not a list of one or more messages, each with a role, and with a content or tool calls.
     """
     try:
         messages = json.loads(text)

@@ -163,7 +163,7 @@ class PlainTokenizer:
 
 
 class Encoded(dict[str, list[list[int]]]):
-    """Token ids of pairs and, if the model has them, token types, under transformers' names."""
+    """Token ids of rows and, if the model has them, token types, under transformers' names."""
 
     def __init__(self, encodings: list[Encoding], has_types: bool) -> None:
         super().__init__(input_ids=[encoding.ids for encoding in encodings])

@@ -54,7 +54,7 @@ class Model:
     windows: Windows | None = None
     """Cuts long passages into windows; ``None`` if they are truncated or refused."""
     refused_over: int | None = None
-    """Most tokens of a pair; a longer pair gets an error. ``None`` if longer pairs are cut."""
+    """Most tokens of a row; a longer row gets an error. ``None`` if longer rows are cut."""
     labels: tuple[str, ...] = ()
     """Names of the outputs if each is a score. Scores are ``[rows, labels]`` if there are labels, and
     otherwise ``[rows]``.
@@ -62,7 +62,7 @@ class Model:
     proof: Proof | None = None
     """The proof of the model's scores; ``None`` if nothing was proven, as in a simulation."""
     kind: str | None = None
-    """What decides the bits of a score besides pair and model (`Alone.kind`); ``None`` unless the spec is
+    """What decides the bits of a score besides row and model (`Alone.kind`); ``None`` unless the spec is
     deterministic.
     """
     prove_again: Callable[[], Proof] | None = None
@@ -186,8 +186,8 @@ def load(
     Raises
     ------
     SpecError
-        The model does not exist, is not a cross-encoder, has no safetensors or is damaged, or it
-        cannot run with the requested precision or backend.
+        The model does not exist, is not a cross-encoder, has no safetensors or is damaged, or it cannot run
+        with the requested options or backend.
     WorkerError
         Another worker may be able to load the model: for example, its directory does not exist on this host.
     MemoryError, OutOfMemory, DeviceLost

@@ -253,7 +253,8 @@ def answers(spec: ScoreSpec, description: Description) -> tuple[int, int | None]
     Raises
     ------
     SpecError
-        The tokenizer or the model lacks one of these tokens.
+        The tokenizer or the model lacks an answer's token, or the model scores something other than its
+        logits.
     """
     named = answers_of(spec.prompt_template)
     if named is None and description.layout.steps:

@@ -1,8 +1,8 @@
-"""The reference model: transformers computes the probes' logits as sentence-transformers does, pair by pair.
+"""The reference model: transformers computes the probes' logits as sentence-transformers does, row by row.
 
 A worker's logits are compared with the reference, so this module shares little with a worker's code: it has
 its own tokens (`reference_tokens`), poolings and activation, and transformers' own forward. The module takes
-one pair at a time, and pads only to measure what padding changes.
+one row at a time, and pads only to measure what padding changes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _KINDS = {
 
 
 class ReferenceModel:
-    """A model run by transformers, one pair at a time.
+    """A model run by transformers, one row at a time.
 
     Parameters
     ----------
@@ -60,8 +60,8 @@ class ReferenceModel:
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row], beside: Row | None = None) -> Logits:
-        """Logits ``[rows, outputs]`` of tokenized pairs, each computed by itself, or with padding `beside` a
-        longer pair.
+        """Logits ``[rows, outputs]`` of tokenized rows, each computed by itself, or with padding `beside` a
+        longer row.
         """
         return np.stack([self._one(row, beside) for row in rows])
 
@@ -84,7 +84,7 @@ class ReferenceModel:
         return result
 
     def _chain(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Apply the modules after the transformer to the states ``[tokens, width]`` of one pair."""
+        """Apply the modules after the transformer to the states ``[tokens, width]`` of one row."""
         states = {"token_embeddings": hidden}
         for step in self._about.layout.steps:
             config = step.config

@@ -1,4 +1,4 @@
-"""Tokenizes a pair with transformers, as sentence-transformers does; a worker's tokens are compared with the
+"""Tokenizes probes with transformers, as sentence-transformers does; a worker's tokens are compared with the
 result.
 
 This module shares as little as possible with a worker's code: it reads the tokenizer from the model's files
@@ -17,7 +17,7 @@ from rankmill.workers.models.prompts import is_structured, prompt_template
 from rankmill.workers.models.templates import template_options
 
 Row = dict[str, list[int]]
-"""Token ids, mask and types of a pair, under their names in transformers."""
+"""Token ids, mask and types of a probe, under their names in transformers."""
 
 
 def own_tokenizer(source: str | Path, revision: str | None) -> Any:

@@ -76,6 +76,8 @@ def find_source(
         The files are not on this host, or their content is not what the spec asks for.
     SpecError
         The files are not a model, or the revision of a directory is a commit on the hub.
+    ConnectionError
+        As in `commit_of`.
     """
     copy = None if copies is None else copies.find(spec.model, spec.revision)
     if copy is None:

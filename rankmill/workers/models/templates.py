@@ -290,7 +290,7 @@ def _today(_: str) -> NoReturn:
 
 def _size(value: Any, depth: int = 0) -> int:
     """Approximate number of characters of a value as text, and `_STEP` more for each item of a list or
-    mapping; raises `TemplateError` if the text differs each time.
+    mapping; raises `TemplateError` if the text differs each time, or is too long or too deeply nested.
     """
     if isinstance(value, str):
         return len(value)

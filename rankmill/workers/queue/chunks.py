@@ -281,7 +281,7 @@ class ChunkScorer:
         RunFailed
             The run is damaged.
         SpecError, FormatError
-            This worker cannot score the run, because it has another format or the worker refuses it now.
+            The run has another format, or this worker refuses it now or cannot resolve its model's name.
         InputError, ForeignJobError
             The job asks for something that is not possible.
         """

@@ -219,7 +219,7 @@ class HeldJob:
 
     def asks_the_same(self) -> bool:
         """Whether the job still asks for what this worker has read; someone may have enqueued another job
-        with its id since. Raises `DamagedJob`.
+        with its id since. True also if the job is gone. Raises `DamagedJob`.
         """
         connection: Any = self.job.connection
         data = connection.hget(self.job.key, "data")

@@ -108,7 +108,7 @@ class Admission:
             await asyncio.shield(self._end(request))
 
     async def take(self, key: ApiKey | None, model: tuple[str, ...], pairs: int) -> None:
-        """Count pairs that are to be scored by a model, which is given by its names.
+        """Count pairs that are to be scored by a model, which is given by all its names.
 
         Raises
         ------

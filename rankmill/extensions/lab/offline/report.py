@@ -27,6 +27,8 @@ def report(request: Mapping[str, Any]) -> dict[str, Any]:
     ------
     SpecError
         The model does not exist, or its files are damaged.
+    ConfigError
+        The settings' device does not exist here.
     """
     spec = ScoreSpec.model_validate(request["spec"])
     with one_line(spec):

@@ -32,7 +32,7 @@ class RunnerOptions(options.CommandOptions):
 def runner(config: str | None, asked: RunnerOptions, **flags: Any) -> None:
     """Score submitted files, one after the other.
 
-    Start any number of runners on hosts that see the files. A runner reads the files, gives the pairs to live
+    Start any number of runners on hosts that see the files. A runner reads the files, gives the rows to live
     workers, and writes the output as rankmill score does; it needs no GPU. If a runner dies, another one
     continues its run within lease_seconds + heartbeat_seconds. After SIGTERM or Ctrl-C, a runner puts its run
     back into the queue at once.

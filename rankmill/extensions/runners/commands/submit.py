@@ -23,7 +23,7 @@ from rankmill.producer.client.sync_client import Client
 @options.as_json
 @options.quiet
 def submit(request: FileRequest, settings: Settings, webhook: str | None, as_json: bool, quiet: bool) -> None:
-    """Hand INPUT files to runners, which score their pairs.
+    """Hand INPUT files to runners, which score their rows.
 
     The options for files and models are those of rankmill score, but -o must name the output, and files must
     not be standard input or output. A runner on any host that sees the files scores them with live workers,

@@ -119,8 +119,8 @@ class Graphs:
         return sum(graph is not None for graph in self._graphs.values())
 
     def begin(self, rows: PackedRows) -> torch.Tensor | None:
-        """Begin the forward of `rows` by a graph, which may be recorded first; ``None`` if no graph has their
-        shape.
+        """Begin the forward of `rows` by a graph, which may be recorded first; ``None`` if no graph can run
+        them.
 
         The logits ``[scores, outputs]`` are valid until the next graph begins on the device.
         """

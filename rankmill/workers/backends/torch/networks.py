@@ -58,8 +58,9 @@ def load_network(files: ModelFiles) -> Network:
 
     Raises
     ------
-    SpecError
-        The weights do not fit the config, or the model's parts do not fit each other.
+    SpecError, WorkerError
+        As in `load_pretrained`, or the model's parts do not fit each other, or nothing names a language
+        model's answers.
     MemoryError
         The model does not fit into the memory of this machine.
     OSError, ValueError

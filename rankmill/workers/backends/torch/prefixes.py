@@ -39,7 +39,7 @@ class SharedPrefixes:
 
 
 def find_shared_prefixes(batch: Batch, skipped: int | None) -> SharedPrefixes | None:
-    """Find the shared prefixes of a batch; ``None`` if they would not save enough.
+    """Find the shared prefixes of a batch; ``None`` if no prefixes would save enough.
 
     Rows whose `Batch.groups` are equal may begin alike; their tokens show how long the common part is. The
     last token that is not `skipped`, which the score reads, is never part of a prefix.
