@@ -109,9 +109,9 @@ class ScoringWorker(RQWorker):
       goes to another worker; a long job keeps its lease.
     - A chunk's scores are written in the transaction that finishes its job.
 
-    On SIGTERM the worker finishes the batches in progress, writes the results of the chunks that are then
-    complete, and puts the other claimed jobs back at the front of their queue. After a second SIGTERM, the
-    worker puts all claimed jobs back at once.
+    On SIGTERM the worker finishes the batches in progress, and writes the results of the chunks that are then
+    complete. The worker puts the other claimed jobs back at the front of their queue. After a second SIGTERM,
+    the worker puts all claimed jobs back at once.
     """
 
     _doing: Doing = ""

@@ -49,8 +49,8 @@ class _Owned(WireModel):
     """A record with an owner, which is the name of an API key, or empty if the request had no key."""
 
     noun: ClassVar[str]
-    """The word for such a record in messages. A subclass also defines the Redis keys of a record and of an
-    owner's index.
+    """The word for a record in messages. A subclass also defines the Redis keys of a record and of an owner's
+    index.
     """
 
     id: str

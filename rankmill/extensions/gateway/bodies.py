@@ -204,8 +204,8 @@ async def uploaded(request: Request, most: int) -> AsyncIterator[tuple[UploadFil
     Raises
     ------
     Refusal
-        The file has more than `most` bytes or does not arrive completely and in time, or the body is not such
-        a form.
+        The file has more than `most` bytes or does not arrive completely and in time, or the body is not a
+        form with a file for a batch.
     """
     too_large = f"the file is larger than {most >> 20} MiB; send it in parts"
     upload = UploadedBody(request, most + _FORM_BYTES, too_large)

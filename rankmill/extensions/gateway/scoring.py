@@ -229,7 +229,7 @@ class Scoring:
             raise Refusal("invalid", refusal.message, param=None if talks else error.option) from None
 
     async def _submitted(self, rows: Sequence[Any], **options: Any) -> AsyncScoringRun:
-        """Submit rows; this waits only `MOST_WAIT` seconds for a server that cannot serve."""
+        """Submit rows; wait at most `MOST_WAIT` seconds for a server that cannot serve."""
         with waiting(most=MOST_WAIT):
             return await self.client.begin(rows, **options)
 

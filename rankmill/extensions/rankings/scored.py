@@ -104,7 +104,7 @@ def run_scores(frame: pd.DataFrame) -> pd.Series[float] | None:
 def lacks_passages(rows: pd.DataFrame) -> bool:
     """Whether a scored table from `read_rows` lacks passages of its run, as an output of ``--top-k`` does.
 
-    Such a table has a column of new ranks, or gaps between the run's ranks.
+    A table that lacks passages has a column of new ranks, or gaps between the run's ranks.
     """
     if "is_ranked" in rows and rows["is_ranked"].any():
         return run_scores(rows) is not None

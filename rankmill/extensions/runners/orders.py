@@ -19,7 +19,7 @@ from rankmill.score.score_file import Confirm
 
 class Score(Protocol):
     """The function that scores files as score-file does; `step_made` returns whether another runner has made
-    these scores meanwhile.
+    the scores meanwhile.
     """
 
     def __call__(

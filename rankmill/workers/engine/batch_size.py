@@ -58,13 +58,14 @@ _BATCH_SECONDS = 0.5
 """Most seconds that a batch should take, because requests wait for it; smaller batches also pad less."""
 
 _WORTH = 50
-"""The search begins when it is expected to take a 50th of the time of all forwards so far. That is soon on a
-GPU. On a CPU, where the search takes seconds, that is after minutes, so that short runs do not wait for it.
+"""The search begins when it is expected to take a 50th of the time of all forwards so far. On a GPU the
+search begins soon. On a CPU, where the search takes seconds, it begins after minutes, so that short runs do
+not wait for it.
 """
 
 _FACTORS = (0.5, 1, 2, 4)
 """Budgets to try, as multiples of the device's default. On a GPU the largest budget is doubled as long as
-that is faster.
+doubling is faster.
 """
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 12

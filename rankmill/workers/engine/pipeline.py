@@ -1,7 +1,7 @@
 """Runs a worker's threads that score claimed work and write the results.
 
 During a forward, the worker's main thread claims, fetches and tokenizes the next chunks, and the writing
-thread writes finished ones. So forwards need not wait for that work.
+thread writes finished chunks. So forwards need not wait for these two threads.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ from rankmill.workers.models.loading import CannotConvert, Loaded, find_max_leng
 from rankmill.workers.models.probes import SCORED, over_the_limit, scored_length
 
 _FLOOR, _PART = 1e-4, 1e-5
-"""If the worker scores in fp32, or transformers' model is too large for fp32, differences of logits are
-always allowed up to the first number, or up to the second number times the largest logit if that is more.
+"""Differences of logits up to the first number, or up to the second number times the largest logit, are
+always allowed if the worker scores in fp32, or transformers' model is too large for fp32.
 """
 
 _TIMES = 2.0
@@ -332,8 +332,8 @@ class Proving:
 
     def measured(self, way: Way, rows: int | None = None, tokens: int | None = None) -> Proof:
         """Make a new proof, even if one is kept. The proof includes a batch of `rows` rows and one of
-        `tokens` padded tokens, or smaller ones if the memory does not suffice; by default, the speed decides
-        their sizes.
+        `tokens` padded tokens, or smaller ones if the memory does not suffice. By default, the speed decides
+        the sizes of both batches.
         """
         began, backend = system.monotonic(), self._loaded.backend
         own, off, reference = self._known = self._known or self._reference()
@@ -489,7 +489,7 @@ class Proving:
         worker's device instead, in its precision (bf16 for 8 and 4 bits).
 
         Also returns the error of these results in the worker's precision on its device. For a large model
-        that is not rounded to 8 or 4 bits, this is how much padding changes the results.
+        that is not rounded to 8 or 4 bits, the error is how much padding changes the results.
         """
         # the module `reference` imports torch, which a kept proof does not need
         from rankmill.workers.models.reference import ReferenceModel

@@ -33,7 +33,7 @@ class PromptTokenizer:
 
     The two texts are messages with the roles ``query`` and ``document``; an instruction is a message with the
     role ``system``. A prompt that is too long is cut at one side, and its last tokens are replaced by those
-    that follow the passage, because the model needs these to answer.
+    that follow the passage. The model needs the last tokens to answer.
 
     Parameters
     ----------

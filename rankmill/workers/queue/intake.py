@@ -26,7 +26,7 @@ from rankmill.workers.rq.worker import POLL_SECONDS, RQWorker
 
 _LOOK_AGAIN_SECONDS = 0.1
 """A worker that refuses some runs looks for jobs again after this many seconds, instead of waiting at RQ's
-list, which could give it the runs that it refuses.
+list, because the list could give it those runs.
 """
 
 _LISTEN_SECONDS = 1

@@ -72,7 +72,9 @@ class Limits:
             self._leases(request.name).release(request.id)
 
     def renew(self) -> None:
-        """Renew the leases of the requests in progress; call it more often than once in ``lease_seconds``."""
+        """Renew the leases of the requests in progress; call `renew` more often than once in
+        ``lease_seconds``.
+        """
         names: defaultdict[str, list[str]] = defaultdict(list)
         for request in self._counted:
             names[request.name].append(request.id)

@@ -55,10 +55,10 @@ class QuantizeOptions(options.CommandOptions):
 def quantize(asked: QuantizeOptions, settings: Settings, quiet: bool, as_json: bool) -> None:
     """Make a model directory for 8 bits.
 
-    The command calibrates MODEL on some of the pairs, measures on others how int8 ranks compared with fp32,
-    and leaves layers out of 8 bits if that is needed to reach the threshold. Score with DIR as with any
-    model: --model DIR --precision int8. In other precisions DIR scores as MODEL does. MODEL may be
-    NAME@VERSION or NAME@ALIAS in the registry, and rankmill models push takes DIR.
+    The command calibrates MODEL on some of the pairs, and measures on others how int8 ranks compared with
+    fp32. Layers are left out of 8 bits if the threshold needs it. Score with DIR as with any model: --model
+    DIR --precision int8. In other precisions DIR scores as MODEL does. MODEL may be NAME@VERSION or
+    NAME@ALIAS in the registry, and rankmill models push takes DIR.
     """
     require_packages()
     check_output(asked.output, asked.force)

@@ -30,7 +30,7 @@ ALPHA = 0.5
 
 _STEPS = 8
 """Factors are rounded to powers of the 8th root of 2, so that rounding errors of the forward hardly ever
-change them; these errors differ with the number of threads.
+change them. Rounding errors differ with the number of threads.
 """
 
 _TINY = 1e-5

@@ -64,7 +64,7 @@ def _export(files: ModelFiles, precision: str, folder: Path) -> None:
 def export(module: Any, example: Mapping[str, Any], output: str, file: Path) -> None:
     """Write a torch module as a graph for any number of rows and tokens; `example` has its inputs by name.
 
-    This uses PyTorch's exporter that traces, because the other one takes 5 to 10 times as long and needs
+    PyTorch's exporter that traces is used, because the other exporter takes 5 to 10 times as long and needs
     another package.
     """
     import torch

@@ -108,8 +108,8 @@ class Network(nn.Module):
     def prepare_packing(self) -> bool:
         """Prepare for `packed`; returns whether packing may be tried.
 
-        Packing may be tried if transformers says that the model runs with Flash Attention. Such a model
-        passes to its attention everything that the attention depends on.
+        Packing may be tried if transformers says that the model runs with Flash Attention. A model that runs
+        with Flash Attention passes to its attention everything that the attention depends on.
         `rankmill.workers.backends.torch.ways` compares the scores afterwards.
         """
         told = ("_supports_flash_attn", "_supports_attention_backend")
