@@ -130,7 +130,7 @@ def _results(job: str) -> str:
 
 
 def _reason(queue: OrderedQueue, job: Job) -> str:
-    """The last line of a job's last error, or a text that says that there is none or that it is damaged."""
+    """The last line of a job's last error, or a text that says that the error is missing or damaged."""
     connection: Any = queue.connection
     streams = connection.xread({_results(job.id): "0-0"})
     if not streams:

@@ -17,7 +17,9 @@ def find_run(store: RunStore, prefix: str) -> Run:
     Raises
     ------
     InputError
-        No run's id begins with `prefix`, or several do.
+        No run's id begins with `prefix`, or several ids do.
+    WireError
+        The run in Redis is damaged or has another format.
     """
     ids = store.find(prefix)
     if len(ids) > 1:
@@ -47,7 +49,9 @@ def cancel_run(client: redis.Redis, settings: Settings, run_id: str) -> str:
     Raises
     ------
     InputError
-        No run's id begins with `run_id`, or several do.
+        No run's id begins with `run_id`, or several ids do.
+    WireError
+        As in `find_run`.
     """
     store = RunStore(client)
     watched = None if store.find(run_id) else find_watched(client, settings, run_id)

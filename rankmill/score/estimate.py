@@ -63,7 +63,8 @@ def estimate(
     Raises
     ------
     InputError
-        The input or the output is not possible, or the input has no rows.
+        The input or the output is not possible, several models or scores in a row are asked for, or the input
+        has no rows.
     RunFailed
         The workers cannot score with the model.
     """

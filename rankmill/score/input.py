@@ -109,7 +109,8 @@ def find_input(request: FileRequest) -> FoundInput:
     Raises
     ------
     InputError
-        A file does not exist, or the request names no input or two inputs.
+        A file does not exist or cannot be read, or the request names no input, two inputs, or others besides
+        standard input.
     """
     if request.run:
         if request.inputs:

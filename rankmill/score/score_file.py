@@ -79,7 +79,7 @@ def score_file(
     ------
     InputError, ConfigError, ConnectionFailed
         The message says what to change; the output is not complete.
-    RunFailed, EmbeddedError, OutputError
+    RunFailed, RunCancelled, RedisUnavailable, RedisFailed, EmbeddedError, OutputError, StoreError
         The run cannot be finished, and the output is not complete. The scores computed so far are stored,
         and the same request resumes from them, unless some are wrong (`WrongScores`).
     OutputBusy

@@ -42,7 +42,7 @@ class RunScores:
 class Session:
     """A session on the server that the settings name, or else on an embedded server with embedded workers.
 
-    Use it as a context manager. Entering does not wait; `client` waits until the server is ready.
+    Use the session as a context manager. Entering does not wait; `client` waits until the server is ready.
 
     Parameters
     ----------

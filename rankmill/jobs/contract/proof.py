@@ -49,7 +49,7 @@ class Proof(BaseModel):
     difference
         Largest difference from the reference.
     company
-        Largest change of a logit that padding and the other pairs of its batch cause.
+        Largest change of a logit that padding and the other rows of its batch cause.
     own
         Largest difference between transformers in this precision and in fp32, on the same pairs.
     bound

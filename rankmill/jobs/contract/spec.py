@@ -85,7 +85,7 @@ class ScoreSpec(BaseModel):
         of int8 with the smallest groups that is fast enough on the device: groups of 64 or 128 inputs share a
         scale, and the rest is in fp32 or bf16.
     max_length
-        Longest pair in tokens, special tokens included; of longer pairs, the longer text is cut first.
+        Longest row in tokens, special tokens included; of longer pairs, the longer text is cut first.
         ``None`` is the model's own limit.
     activation
         Function applied to the logit. ``default`` is the model's own, as
@@ -113,7 +113,7 @@ class ScoreSpec(BaseModel):
     all_labels
         Whether each output of a model is a score, so that a row has several scores.
     deterministic
-        Whether devices of one kind give a pair a score with the same bits, whatever the other pairs, their
+        Whether devices of one kind give a row a score with the same bits, whatever the other rows, their
         order, chunks, workers and threads are.
     inputs
         What a row is: a query and a passage, a single text, or a conversation. For texts and conversations

@@ -102,7 +102,7 @@ class Accountant:
         return True
 
     def heard(self, reply: Any) -> None:
-        """Log what is wrong with the accounts, for the first reply that says that something is wrong."""
+        """Log what is wrong with the accounts, for the first reply that reports a fault."""
         if reply and not self._told:
             self._told = True
             why = reply.decode(errors="replace")

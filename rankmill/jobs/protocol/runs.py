@@ -213,8 +213,8 @@ class RunStore:
                 pipe.execute()
 
     def payload(self, run: Run, chunk: ChunkId) -> bytes | None:
-        """The pairs of a chunk; ``None`` if they are gone, because its scores are collected or its run has
-        ended.
+        """The encoded rows of a chunk; ``None`` if they are gone, because the chunk's scores are collected or
+        its run has ended.
         """
         return cast("bytes | None", self.redis.get(keys.pairs(run.id, chunk)))
 

@@ -216,7 +216,7 @@ class AsyncClient:
     """The calls of `Client` for asyncio; any number of runs can share its few connections.
 
     If a task is cancelled, so is the run that it waits for, unless the run is detached. A client belongs to
-    the event loop that uses it first. Use it as a context manager, or `close` it.
+    the event loop that uses it first. Use the client as a context manager, or `close` it.
 
     The parameters are those of `Client`; the client connects when it is first entered or called.
 

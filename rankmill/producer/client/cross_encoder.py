@@ -263,11 +263,14 @@ class CrossEncoder:
         Raises
         ------
         ConfigError
-            An argument is refused, or the model has another number of outputs than ``num_labels``.
+            An argument is refused, a prompt's name is unknown, or the model has another number of outputs
+            than ``num_labels``.
         InputError
             An input is not a pair of texts.
         RunFailed
             The run failed, or a pair has no score; the message says why.
+        NoWorkers
+            No worker listens on the queue.
         """
         inputs = _older(older, inputs, "sentences")
         activation_fn = _older(older, activation_fn, "activation_fct")
@@ -314,7 +317,7 @@ class CrossEncoder:
         ------
         ConfigError
             An argument is refused, or the model gives a document several scores.
-        InputError, RunFailed
+        InputError, RunFailed, NoWorkers
             As in `predict`.
         """
         check_top_k(top_k)

@@ -164,7 +164,7 @@ class RunStats:
 
     @property
     def bound(self) -> float | None:
-        """How far a logit may be from the model's own, as the workers have proven; ``None`` if it is not
+        """How far a logit can be from the model's own, as the workers have proven; ``None`` if it is not
         proven.
         """
         return worst(self.bounds)
@@ -255,7 +255,7 @@ class ScoringRun(Generic[RowScore]):
 
     @property
     def rows(self) -> int | None:
-        """The number of pairs; ``None`` if it is not known, for example for an iterator."""
+        """The number of rows; ``None`` if it is not known, for example for an iterator."""
         return self._join.rows([driver.run.rows for driver in self._drivers])
 
     @property
@@ -301,6 +301,10 @@ class ScoringRun(Generic[RowScore]):
             The run has ended without all of its scores.
         RunExpired
             The results of a detached run are no longer kept.
+        InputError
+            An item of a stream is not a row of the run's kind.
+        RedisUnavailable, RedisFailed
+            The server could not serve during the whole allowed wait, or it refuses a command.
         """
         return read_together([self], timeout, show_progress)[0] if self._all is None else self._all
 

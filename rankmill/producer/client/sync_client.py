@@ -337,8 +337,8 @@ class Client:
         show_progress: bool | None = None,
         **spec: Unpack[SpecOptions],
     ) -> Scores:
-        """Score pairs, and wait at most `timeout` seconds for all scores; other parameters are as in `submit`
-        and `ScoringRun.scores`.
+        """Score pairs, and wait at most `timeout` seconds for all scores; other parameters and errors are as
+        in `submit` and `ScoringRun.scores`.
 
         If the model is an alias for several versions, the query decides which of them scores a pair.
 
@@ -367,7 +367,8 @@ class Client:
         priority: Priority | None = None,
         **spec: Unpack[SpecOptions],
     ) -> dict[str, Scores]:
-        """Score pairs with several models, but read the pairs once; parameters as in `Client.score`.
+        """Score pairs with several models, but read the pairs once; other parameters and errors as in
+        `Client.score`.
 
         Returns
         -------
@@ -468,9 +469,9 @@ class Client:
             a single name. By default ``query`` and ``passage``, ``text``, or ``messages``.
         priority
             Chunks of a ``request`` come before those of ``bulk`` runs, in queues and in workers. By default a
-            run is a ``request`` for up to 256 pairs, and ``bulk`` for more or an unknown number.
+            run is a ``request`` for up to 256 rows, and ``bulk`` for more or an unknown number.
         detached
-            Put all pairs into Redis at once, so that the run no longer needs this process. Any process can
+            Put all rows into Redis at once, so that the run no longer needs this process. Any process can
             fetch the scores with `attach`, until `run_ttl` seconds after this call.
         spec
             Fields of `ScoreSpec`, such as ``model``, that replace the client's settings for this run.
@@ -478,8 +479,9 @@ class Client:
         Raises
         ------
         InputError
-            A column does not exist, an item is not a pair of texts, or the model is an alias for several
-            versions. Or a detached run has no rows, or its rows need more than `window_mib`.
+            Not exactly one kind of rows is given, a column does not exist, an item is not a row of its kind,
+            or the model is an alias for several versions. Or a detached run has no rows, or its rows need
+            more than `window_mib`.
         ConfigError
             The priority or a part of the spec is unknown or invalid.
         """
@@ -660,7 +662,7 @@ class Client:
 
 
 def _rows(pairs: Rows) -> int | None:
-    """The number of pairs, if it is known; relations of DuckDB are not asked, because they would run their
+    """The number of rows, if it is known; relations of DuckDB are not asked, because they would run their
     query to count.
     """
     return len(pairs) if isinstance(pairs, Sized) and not hasattr(pairs, "fetchone") else None

@@ -202,8 +202,8 @@ class Collector:
         """Rows of finished chunks that devices have scored, over all runs of an output."""
         self.how = HowScored(run.spec, first)
         self.cut = self.taken = start
-        """Number of rows that were cut into chunks, and number of rows that the caller has taken, which are
-        also the numbers of the next chunk to cut, and of the next chunk to take.
+        """Numbers of the next chunk to cut, and of the next chunk to take; each is also the number of rows
+        that were cut or taken.
         """
         self.exhausted = False
         """Whether all chunks are cut; the collector's user sets this."""

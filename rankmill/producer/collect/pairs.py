@@ -140,8 +140,8 @@ def cut_pairs(pairs: Rows, columns: tuple[str, ...], sizing: Sizing, inputs: Inp
     Raises
     ------
     InputError
-        The rows are of an unsupported type, a column does not exist or has no text, or an item is not a row
-        of the kind `inputs`.
+        The rows are of an unsupported type, a column does not exist, exists twice or has no text, or an item
+        is not a row of the kind `inputs`.
     """
     opened = tables_of(pairs, columns, inputs)
     if opened is not None:
@@ -162,7 +162,7 @@ def tables_of(pairs: object, columns: tuple[str, ...], inputs: Inputs = "pairs")
     Raises
     ------
     InputError
-        A column does not exist, exists twice, or has no text.
+        A column does not exist, exists twice or has no text, or Arrow cannot read `pairs` as a table.
     """
     given = _table_of(pairs, columns, inputs)
     if given is None:
@@ -322,7 +322,7 @@ def pair_of(item: object, row: int, columns: tuple[str, ...]) -> tuple[str | Non
 
 
 def row_of(item: object, row: int, columns: tuple[str, ...], inputs: Inputs) -> tuple[str | None, ...]:
-    """The texts of an item; raises `InputError` if it is not a row of this kind."""
+    """The texts of an item; raises `InputError` if the item is not a row of the kind `inputs`."""
     if inputs == "pairs":
         return pair_of(item, row, columns)
     kind, name = inputs.removesuffix("s"), columns[0]

@@ -21,7 +21,8 @@ def names_of_score_columns(
     Raises
     ------
     InputError
-        Two models would have the same column, or the number of names is not the number of models.
+        Two models, or two columns of conversations, would have the same column, or the number of names is not
+        theirs.
     """
     if request.models:
         return _columns_of_models(request.score_column, request.models)

@@ -39,8 +39,8 @@ _ROW_GROUP_BYTES = 64 << 20
 class ScoredFile:
     """Writes rows with their scores into a folder, and moves the complete file to `path` at the end.
 
-    Use it as a context manager; leaving it without `publish` deletes the written files. Call, in this
-    order, `write` for all rows, `finish` and `publish`.
+    Use the object as a context manager; without `publish`, the end of the block deletes the written files.
+    Call, in this order, `write` for all rows, `finish` and `publish`.
 
     Parameters
     ----------

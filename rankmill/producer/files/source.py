@@ -317,7 +317,7 @@ def open_source(
     columns
         Names of the columns with the texts.
     allow_nulls
-        Whether rows with a null query or passage are accepted and become row errors.
+        Whether rows with a null text are accepted and become row errors.
     as_text
         Columns to read as text, whatever their values are.
     fingerprints

@@ -117,10 +117,10 @@ class PartsFolder(OutputFile):
 class Workspace:
     """The folder ``OUTPUT.rankmill/``, which holds the journal, and the output while it is being written.
 
-    Use it as a context manager, and call `begin` in it. Leaving it deletes the folder, unless an error other
-    than `InputChanged` ends the run and the journal holds scored rows; then the folder is kept, and a note on
-    the error says so (but not on `WrongScores`). After an error, the folder is also kept as long as its
-    journal names a run that could not be deleted from Redis.
+    Use the object as a context manager, and call `begin` in the block. The end of the block deletes the
+    folder, unless an error other than `InputChanged` ends the run and the journal holds scored rows; then the
+    folder is kept, and a note on the error says so (but not on `WrongScores`). After an error, the folder is
+    also kept as long as its journal names a run that could not be deleted from Redis.
 
     Parameters
     ----------
@@ -324,7 +324,7 @@ class Workspace:
         WrongScores
             Some results in the journal are wrong.
         InputError
-            The journal has results with another manifest.
+            The journal has results with another manifest, or a part that the journal knows is gone.
         OutputError
             The disk does not confirm that the folder is stored.
         RunnerError

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 class EmbeddedCluster:
     """A private Valkey server and its workers, in processes that end when this one ends.
 
-    Use it as a context manager. Entering does not wait; `url` waits until the server is ready.
+    Use the object as a context manager. Entering does not wait; `url` waits until the server is ready.
 
     Parameters
     ----------

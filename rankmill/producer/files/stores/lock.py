@@ -34,9 +34,10 @@ def lock_in_store(lock: AnyPath, output: AnyPath, folder: Path) -> ObjectLock | 
 
 
 class ObjectLock:
-    """A lock in an object store, which its holder writes again and again; use it as a context manager.
+    """A lock in an object store, which its holder writes again and again.
 
-    Clocks are not compared: a process that finds a lock watches whether it changes.
+    Use the object as a context manager. Clocks are not compared: a process that finds a lock watches whether
+    it changes.
 
     Parameters
     ----------

@@ -42,9 +42,11 @@ def open_stream(path: AnyPath) -> pa.NativeFile:
     Raises
     ------
     InputError
-        The file has 0 bytes, or is not a file.
+        The file has 0 bytes, or is not a file; or the object does not exist.
     OSError
-        The file cannot be opened.
+        The file of this host cannot be opened.
+    StoreError, RunnerError
+        The store does not serve, or the file is outside of the roots.
     """
     try:
         compression = str(pa.Codec.detect(path.name.lower()).name)
@@ -75,7 +77,7 @@ def check_not_empty(path: AnyPath, size: int, *others: AnyPath) -> None:
 
 
 def open_random(path: AnyPath) -> Path | pa.NativeFile:
-    """A file that Arrow can read in any order; raises `InputError` if it has 0 bytes."""
+    """A file that Arrow can read in any order; raises as `open_stream` does."""
     if isinstance(path, ObjectPath):
         check_not_empty(path, path.about()["size"])
         return pa.PythonFile(ObjectReader(path), mode="r")

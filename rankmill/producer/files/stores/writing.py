@@ -52,6 +52,8 @@ def folder_of(target: AnyPath) -> Iterator[AnyPath]:
     ------
     RunnerError
         The folder is outside of the roots.
+    OSError
+        The folder cannot be made or opened.
     """
     if isinstance(target, ObjectPath):
         yield target.parent
@@ -106,6 +108,8 @@ def whole_file(target: AnyPath) -> Iterator[Path]:
         The file cannot be written.
     StoreError
         The store of `target` does not accept the file.
+    RunnerError
+        The folder of `target` is outside of the roots.
     """
     with as_output_error(target), _private_folder(target) as folder:
         partial = folder / target.name
@@ -157,6 +161,8 @@ def delete(files: Iterable[AnyPath], folder: AnyPath) -> None:
     ------
     RunnerError
         The folder is outside of the roots.
+    OSError, StoreError
+        A file cannot be deleted.
     """
     if isinstance(folder, ObjectPath):
         for file in files:
