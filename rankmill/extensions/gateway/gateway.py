@@ -94,7 +94,7 @@ class Addition:
         Raises
         ------
         ConfigError
-            The process cannot listen there.
+            The process cannot listen at the address.
         """
         return None
 

@@ -128,7 +128,7 @@ class Scoring:
     Raises
     ------
     ConfigError
-        The settings ask for all outputs of a model, but an answer has one score for each text.
+        The settings ask for all outputs of a model, which only a request can ask for.
     """
 
     def __init__(

@@ -146,7 +146,7 @@ def serve(
     Raises
     ------
     ConfigError
-        The process cannot listen there.
+        The process cannot listen at `at`, or an extension at its address.
     """
     gateway: Gateway = app.state.gateway
     host, port = at

@@ -62,7 +62,8 @@ class GrpcServer:
         Raises
         ------
         ConfigError
-            The process cannot listen there, or a certificate or its key is missing or cannot be read.
+            The process cannot listen at the address, or a certificate or its key is missing or cannot be
+            read.
         """
         self._server = grpc.aio.server(
             options=[

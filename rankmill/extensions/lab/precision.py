@@ -34,7 +34,7 @@ class Measured:
     ndcg
         nDCG@10 by the labels; ``None`` without labels.
     lost
-        Number of rows with a score in the reference but not here.
+        Number of rows with a score in the reference but not in this precision.
     """
 
     precision: str

@@ -234,7 +234,7 @@ def push(
     RegistryAway
         The registry cannot be written.
     RegistryError
-        A file in the registry has another size than here.
+        A file in the registry has another size than in `folder`.
     ProcessFailed
         From `trial`.
     """

@@ -43,7 +43,7 @@ _PACE_SECONDS = 30
 
 REGISTRY = CollectorRegistry()
 """Registry of all metrics below. The library's default registry is not used, because other libraries may add
-metrics there.
+metrics to it.
 """
 
 _counter = partial(Counter, registry=REGISTRY)

@@ -191,6 +191,8 @@ def describe(
     ------
     SpecError
         The model is not a cross-encoder that rankmill supports.
+    WorkerError
+        As in `is_kept`.
     OSError, ValueError
         From transformers, if the model does not exist.
     """

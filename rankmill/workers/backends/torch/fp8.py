@@ -15,8 +15,8 @@ too.
 def round_linear_layers(network: nn.Module) -> None:
     """Round the linear layers of a network in bf16, in place.
 
-    Each row of weights and each token has its own scale, so no token depends on its neighbours. The last
-    projections are not of type `nn.Linear` here, so they are not rounded. Layers whose widths are not
+    Each row of weights and each token has its own scale, so no token depends on its neighbours. A model's
+    last projections are not of type `nn.Linear`, so they are not rounded. Layers whose widths are not
     multiples of 16 are not rounded either, because the kernels do not take these.
     """
     config = Float8DynamicActivationFloat8WeightConfig(
