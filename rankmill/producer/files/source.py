@@ -225,7 +225,7 @@ class FileSource(PairSource):
                 column = as_json(batch[name.removeprefix(ROW)])
             else:
                 column = pa.nulls(len(batch), field.type)
-            columns.append(column if column.type == field.type else column.cast(field.type))
+            columns.append(column if column.type == field.type else _cast(column, field, file.path))
         return pa.record_batch(columns, schema=schema)
 
     def _rows_of(self, rows: pa.Array, constant: Mapping[str, str | None]) -> pa.Array:
@@ -368,6 +368,16 @@ def _changed(path: AnyPath, before: str, now: str) -> InputChanged:
         f"{path} has changed while it was read (it was {before} and is {now}); no output was written. "
         "When nothing writes to it any more, give the same command again: it starts over"
     )
+
+
+def _cast(column: pa.Array, field: pa.Field, path: AnyPath) -> pa.Array:
+    try:
+        return column.cast(field.type)
+    except pa.ArrowInvalid as error:
+        raise InputError(
+            f"{path}: column {field.name!r} does not fit {field.type}, which fits the other files: "
+            f"{text_of(error)} (--text-columns {field.name} reads it as text)"
+        ) from None
 
 
 def _check_columns(path: AnyPath, schema: pa.Schema, columns: TextColumns) -> None:

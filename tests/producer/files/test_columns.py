@@ -86,6 +86,17 @@ def test_a_column_that_has_a_type_in_some_files_alone_is_text(
     assert read(parquet, other, as_text=("n",))["n"].to_pylist() == ["4", "four"]  # the way out
 
 
+def test_a_number_that_the_type_of_all_files_cannot_hold_is_named(tmp_path: Path) -> None:
+    paths = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    for path, number in zip(paths, (2**53 + 1, 0.5), strict=True):
+        pq.write_table(pa.table({"query": ["q"], "passage": ["p"], "n": [number]}), path)
+    with pytest.raises(
+        InputError, match=r"a\.parquet: column 'n' does not fit double.*--text-columns n reads"
+    ):
+        read(*paths)
+    assert read(*paths, as_text=("n",))["n"].to_pylist() == [str(2**53 + 1), "0.5"]
+
+
 @pytest.mark.parametrize("swapped", [False, True])
 def test_a_dictionary_in_one_file_is_text_in_another(tmp_path: Path, swapped: bool) -> None:
     """As score-file writes the queries of a run, and polars its categories."""
