@@ -215,8 +215,8 @@ def read_extensions(look: Look) -> dict[str, Seen]:
 def _seen(name: str, watch: Watch, look: Look) -> Seen:
     try:
         seen = watch.read(look)
-        # Runs, faults and lines depend on what was read and are asked for again later. This asks for all of
-        # these too, so that only the extension fails if one of its methods raises.
+        # Runs, faults and lines depend on what was read and are asked for again later; they are asked for
+        # here too, so that only the extension fails if one of its methods raises.
         kinds = {fault.kind for fault in seen.faults()} - {"extension", *watch.kinds}
         if kinds:
             raise ValueError(f"{', '.join(sorted(kinds))} is not among the kinds of its faults")

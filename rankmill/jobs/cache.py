@@ -115,7 +115,9 @@ def _in_its_list(folder: Path) -> str | None:
 
 
 def _owner_in(folder: Path) -> int | None:
-    """The owner of files that this process makes in a folder; some file systems give all to one owner."""
+    """The owner of files that this process makes in a folder; some file systems give all to one owner.
+    ``None`` if no file can be made.
+    """
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             return os.fstat(file.fileno()).st_uid

@@ -282,7 +282,7 @@ class FileOrder(WireModel):
     kind
         Name of an entry point of the group ``rankmill.orders``; ``None`` if the order is for files.
     details
-        What that kind adds to the order.
+        What the order's kind adds to the order.
     """
 
     optional = frozenset({"queue", "chunk_size", "webhook", "kind", "details", "tenant", "weight"})

@@ -43,8 +43,8 @@ class Payload(NamedTuple):
     trace
         The trace that the chunk belongs to; empty without one.
     suspect
-        Whether the chunk may kill its worker. A worker scores such a chunk by itself. The chunk gets only one
-        attempt, so that it can be split at once; a single row gets all attempts.
+        Whether the chunk may kill its worker. A worker scores a suspect chunk by itself. The chunk gets only
+        one attempt, so that it can be split at once; a single row gets all attempts.
     row_tokens
         Whether the result should have the number of tokens of each row.
     failed

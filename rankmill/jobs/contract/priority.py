@@ -16,10 +16,10 @@ from rankmill.jobs.system import system
 Priority = Literal["request", "bulk"]
 
 REQUEST_ROWS = 256
-"""Most pairs of a run that counts as a request, unless the caller chooses."""
+"""Most rows of a run that counts as a request, unless the caller chooses."""
 
 GROUP = 12
-"""Number of hexadecimal digits at the end of an id that stand for the tenant. These digits are at the
+"""Number of hexadecimal digits at the end of an id that stand for the tenant. The tenant's digits are at the
 end because users name runs by the beginnings of ids.
 """
 
@@ -28,7 +28,7 @@ _MARK = "r"
 
 
 def choose_priority(given: str | None, rows: int | None) -> Priority:
-    """The `given` priority, or else the one that suits `rows` pairs (``None`` if their number is unknown).
+    """The `given` priority, or else the one that suits a run of `rows` rows (``None`` if unknown).
 
     Raises
     ------

@@ -168,7 +168,8 @@ class Renewals:
         """Note a renewal, and the time of the server's clock after it.
 
         If the last renewal was long ago, Redis was away; if the server's clock has jumped, leases lapse too
-        early. In both cases other processes get time to renew their leases before these may be taken.
+        early. After an outage or a jump, other processes get time to renew their leases before lapsed ones
+        may be taken.
         """
         now = system.monotonic()
         ahead = server_now - now

@@ -44,7 +44,7 @@ class RunRefusals:
         self._lease_seconds = lease_seconds
         self._looks: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """When this worker last read who refuses a run, and since when all workers have refused that run
-        (infinity if they do not), by the run's id. Both times are in monotonic seconds.
+        (infinity if they do not), by the run's id; both in monotonic seconds.
         """
 
     def refuse(

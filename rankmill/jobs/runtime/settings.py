@@ -384,7 +384,9 @@ def merge_settings(
 
 
 def extension_settings() -> dict[str, type[ExtensionSettings]]:
-    """The name of each setting of the installed extensions, with the pydantic model that it belongs to."""
+    """The name of each setting of the installed extensions, with the pydantic model that it belongs to.
+    Raises `ConfigError` if an extension's settings are not a model of settings, or two have the same name.
+    """
     kinds: dict[str, type[ExtensionSettings]] = {}
     for kind in plugins.load_all("rankmill.settings"):
         if not (isinstance(kind, type) and issubclass(kind, ExtensionSettings)):
@@ -502,7 +504,8 @@ def _read(path: Path) -> dict[str, Any]:
 def config_file(
     config: str | os.PathLike[str] | None = None, environ: Mapping[str, str] = os.environ
 ) -> Path | None:
-    """Find a config file, which is the file at that path, or else the shipped one of that name.
+    """Find a config file, which is the file at that path, or else the shipped one of that name; ``None`` if
+    no config file is named.
 
     Raises
     ------

@@ -379,7 +379,7 @@ class Client:
         ConfigError
             A model is named twice, or no model is named.
         RunTimeout, NoWorkers
-            Not all scores came in time, or no worker listens on the queue. All runs are then cancelled.
+            Not all scores came in time, or no worker listens on the queue; all runs are then cancelled.
         """
         if not models or len(set(models)) < len(models):
             raise ConfigError(f"models: name at least one, and each once, not {', '.join(models) or 'none'}")
@@ -401,8 +401,9 @@ class Client:
         timeout: float | None = None,
         **spec: Unpack[SpecOptions],
     ) -> list[Ranked]:
-        """Order `passages` by their score with `query`, best first; passages without a score come last.
-        Otherwise this is like `score`.
+        """Order `passages` by their score with `query`, best first; passages without a score come last. Apart
+        from this order, `rank` is like `score`. Raises `InputError` if `passages` are one string, and
+        `ConfigError` if `top_k` is not a positive whole number or a passage has several scores.
         """
         if isinstance(passages, str):  # otherwise its characters would be the passages
             raise InputError(f"passages are one string, {passages!r:.80}; give a list of them")

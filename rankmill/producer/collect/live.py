@@ -259,7 +259,9 @@ class JournaledRun(LiveRun):
         )
 
     def known(self, chunk: int, rows: int, counter: RowCounter) -> ChunkResult | None:
-        """The result of a chunk in the journal; rows of a damaged result are subtracted from `counter`."""
+        """The result of a chunk, if the journal has it; rows of a damaged result are subtracted from
+        `counter`.
+        """
         damaged = self.journal.damaged_rows
         result = self.journal.get(chunk, rows)
         counter.lose(self.journal.damaged_rows - damaged)

@@ -134,7 +134,7 @@ def rows_given(
 
 
 def cut_pairs(pairs: Rows, columns: tuple[str, ...], sizing: Sizing, inputs: Inputs = "pairs") -> OpenTables:
-    """Cut pairs or other rows into tables, one for each chunk. Closing these tables also closes the stream or
+    """Cut pairs or other rows into tables, one for each chunk. Closing the tables also closes the stream or
     generator that the rows come from.
 
     Raises

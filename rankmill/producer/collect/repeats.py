@@ -47,7 +47,9 @@ class EarlierScores:
 
     @property
     def kind(self) -> str | None:
-        """For a deterministic output, what decides the bits of its scores (`ChunkStats.kind`)."""
+        """For a deterministic output, what decides the bits of its scores (`ChunkStats.kind`); else
+        ``None``.
+        """
         return self.made.get("rankmill.kind")
 
     def digests(self, table: pa.Table) -> Keys:

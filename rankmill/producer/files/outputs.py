@@ -174,8 +174,8 @@ def known_column(names: Sequence[str], usual: Sequence[str], subject: str, way_o
     Raises
     ------
     InputError
-        Several columns have such names. The message begins with `subject`, which names what is looked for,
-        and ends with `way_out`.
+        Several columns have a `usual` name. The message begins with `subject`, which names what is looked
+        for, and ends with `way_out`.
     """
     present = [name for name in usual if name in names]
     if len(present) > 1:

@@ -53,7 +53,7 @@ class LocalWorker:
 
     @property
     def gpu(self) -> str | None:
-        """The NVIDIA GPU that the worker is bound to, as ``CUDA_VISIBLE_DEVICES`` names it."""
+        """The NVIDIA GPU that the worker is bound to, as ``CUDA_VISIBLE_DEVICES`` names it, if one is set."""
         return self.environ.get("CUDA_VISIBLE_DEVICES")
 
     @property

@@ -129,7 +129,7 @@ def column_of(path: AnyPath, names: Sequence[str], *usual: Sequence[str]) -> str
     Raises
     ------
     InputError
-        No column has such a name, or several have.
+        No column has one of the `usual` names, or several columns have one.
     """
     column = _column_with(path, names, usual)
     if column is None:
