@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, Protocol, Self, cast
 
@@ -15,7 +14,6 @@ from rankmill.extensions.registry.documents import MAX_FILES, Manifest, ModelFil
 from rankmill.extensions.registry.push import check_kind, is_left_out
 from rankmill.extensions.registry.registry import PIECE
 from rankmill.jobs.contract.errors import InputError
-from rankmill.jobs.system import system
 
 _MOST_ENTRIES = 4 * MAX_FILES
 """Most files and folders of an archive, including those that are left out."""
@@ -30,35 +28,12 @@ _HEADERS = frozenset(
 
 _NO_ARCHIVE = "this is not a tar archive, or only a part of one: send the output of tar c -C MODEL_FOLDER ."
 
-_PREFIX = "rankmill-upload-"
-_NEW_SECONDS = 60
-"""Seconds for which a new folder counts as in use, because it may not have its lock yet."""
-
 
 @contextmanager
 def workspace() -> Iterator[Path]:
-    """Yield a folder for an uploaded or pulled model, and remove it at the end. Folders of killed processes
-    are removed first.
-    """
-    for old in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        _remove_if_left(old)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    try:
-        with (folder / "lock").open("wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _remove_if_left(folder: Path) -> None:
-    # an error means that the folder belongs to another user, is in use, or has just been removed
-    with suppress(OSError):
-        if folder.stat().st_mtime > system.now() - _NEW_SECONDS:
-            return
-        with (folder / "lock").open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder)
+    """Yield a folder for an uploaded or pulled model, and remove it at the end."""
+    with tempfile.TemporaryDirectory(prefix="rankmill-upload-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 class Readable(Protocol):

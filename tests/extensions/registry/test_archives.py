@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import tarfile
 import tempfile
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankmill.extensions.registry.archives import unpack, workspace
+from rankmill.extensions.registry.archives import unpack
 from rankmill.jobs.contract.errors import InputError
 from tests.harness.models.registries import entry
 
@@ -122,17 +121,3 @@ def test_any_bytes_are_unpacked_inside_or_refused(changes: list[tuple[int, int]]
         except InputError:
             pass
         assert [path.name for path in Path(name).iterdir()] == ["model"]
-
-
-def test_what_killed_processes_have_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    left = tmp_path / "rankmill-upload-left"
-    left.mkdir()
-    (left / "lock").touch()
-    with workspace() as used:
-        for folder in (left, used):
-            os.utime(folder, (1, 1))
-        with workspace():
-            assert not left.exists()
-            assert used.exists()
-    assert list(tmp_path.iterdir()) == []
