@@ -20,7 +20,6 @@ from rankmill.extensions.registry.documents import (
     Manifest,
     ModelFile,
     Reference,
-    Target,
     check_name,
 )
 from rankmill.extensions.registry.settings import RegistrySettings
@@ -213,48 +212,33 @@ class Registry:
         return None if raw is None else Alias.read(raw, f"alias {reference} in {self.url}")
 
     def resolve(self, reference: Reference) -> Choice:
-        """The present target of a version's name or of an alias; an alias may name another alias.
+        """The present target of a version's name or of an alias.
 
         Raises
         ------
         NotInRegistry
             The version or alias does not exist.
         RegistryError
-            Aliases name each other in a circle, or one names a version that does not exist.
+            The alias names a version that does not exist.
         """
-        name, tag = reference
-        followed: list[str] = []
-        while (alias := self.find_alias(Reference(name, tag))) is not None:
-            if tag in followed:
-                circle = " → ".join([*followed, tag])
-                raise RegistryError(f"the aliases of {name} in {self.url} are a circle: {circle}")
-            followed.append(tag)
-            if len(alias.now.versions) > 1 or alias.now.shadow:
-                return self._checked(reference, alias.now)
-            (tag,) = alias.now.versions
-        try:
-            content = self.manifest(Reference(name, tag)).content
-        except NotInRegistry:
-            if not followed:
-                raise
-            raise RegistryError(
-                f"alias {reference} in {self.url} names {tag}, which is not a version"
-            ) from None
-        return Choice(name, {f"{name}@{tag}": 1.0}, content=content)
+        alias = self.find_alias(reference)
+        if alias is None:
+            return Choice(reference.name, {str(reference): 1.0}, content=self.manifest(reference).content)
+        name, target, contents = reference.name, alias.now, []
+        for version in target.named:
+            manifest = self.find_manifest(Reference(name, version))
+            if manifest is None:
+                raise RegistryError(
+                    f"alias {reference} in {self.url} names {version}, which is not a version"
+                )
+            contents.append(manifest.content)
+        shares = {f"{name}@{version}": share for version, share in target.versions.items()}
+        shadow = target.shadow and f"{name}@{target.shadow}"
+        return Choice(name, shares, shadow, contents[0] if len(contents) == 1 else None)
 
     def version(self, reference: Reference) -> Reference:
         """The version that a version's name or an alias stands for; raises as `resolve` and `Choice.one`."""
         return Reference(reference.name, self.resolve(reference).one(reference).rpartition("@")[2])
-
-    def _checked(self, reference: Reference, target: Target) -> Choice:
-        for version in target.named:
-            if self.find_manifest(Reference(reference.name, version)) is None:
-                raise RegistryError(
-                    f"alias {reference} in {self.url} names {version}, which is not a version"
-                )
-        name = reference.name
-        shares = {f"{name}@{version}": share for version, share in target.versions.items()}
-        return Choice(name, shares, target.shadow and f"{name}@{target.shadow}")
 
     def _unknown(self, reference: Reference) -> NotInRegistry:
         if self.was_removed(reference):

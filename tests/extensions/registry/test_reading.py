@@ -92,18 +92,14 @@ def test_versions_are_numbered_and_the_same_model_is_the_same_version(url: str, 
     assert next_version(["v2", "v10", "a", "v1"]) == "v11"
 
 
-def test_an_alias_is_resolved_to_its_version_and_may_name_another(url: str, model: Path) -> None:
+def test_an_alias_is_resolved_to_its_version(url: str, model: Path) -> None:
     put_version(url, model, "reranker")
     registry = RegistryStore(url)
     alias(registry, "production", {"v1": 1.0})
-    alias(registry, "stable", {"production": 1.0})
-    for tag in ("v1", "production", "stable"):
+    alias(registry, "stable", {"v7": 1.0})
+    for tag in ("v1", "production"):
         assert registry.resolve(Reference("reranker", tag)).only == "reranker@v1"
     assert sorted(registry.aliases("reranker")) == ["production", "stable"]
-    alias(registry, "production", {"stable": 1.0})
-    with pytest.raises(RegistryError, match="are a circle: stable → production → stable"):
-        registry.resolve(Reference("reranker", "stable"))
-    alias(registry, "production", {"v7": 1.0})
     with pytest.raises(RegistryError, match=r"stable in .* names v7, which is not a version"):
         registry.resolve(Reference("reranker", "stable"))
     with pytest.raises(InputError, match=r"has no reranker@v9; it has v1, production, stable"):

@@ -59,9 +59,7 @@ def show(model: str, settings: Settings, as_json: bool) -> None:
     registry = RegistryStore.of(settings)
     named = reference(model)
     alias = registry.find_alias(named)
-    manifest = registry.manifest(
-        registry.version(named) if alias is None or _is_one(alias) else _first(named, alias)
-    )
+    manifest = registry.manifest(named if alias is None else _first(named, alias))
     aliases = registry.aliases(named.name)
     if as_json:
         echo(json.dumps(version_view(manifest, aliases)))
@@ -71,10 +69,6 @@ def show(model: str, settings: Settings, as_json: bool) -> None:
         for before in alias.before:
             echo(f"  before: {before}, since {_when(before.at)}, by {before.by}")
     echo("\n".join(_lines(manifest, aliases)))
-
-
-def _is_one(alias: Alias) -> bool:
-    return len(alias.now.versions) == 1 and not alias.now.shadow
 
 
 def _first(named: Reference, alias: Alias) -> Reference:
