@@ -150,8 +150,9 @@ class FileRequest(WireModel):
     mean: Literal["ranks", "scores"] | None = None
     """For several models: add the mean of the ranks, or of the standardized scores, within each query."""
     on_null: Literal["error", "fail"] = "error"
-    """What a null text of a pair does, or a missing id of a run: error gives its row an error, fail stops
-    before any work."""
+    """What a null text does, or a missing id of a run: error gives its row an error, fail stops before any
+    work.
+    """
     force: bool = False
     """Replace an existing output."""
     restart: bool = False

@@ -78,7 +78,7 @@ class ModelFigures(Collector):
     ) -> None:
         """Count a chunk's scores, and the seconds to its result if they are known.
 
-        Each pair has `outputs` scores, which are NaN if the pair has none.
+        Each row has `outputs` scores, which are NaN if the row has none.
         """
         scored = scores[~np.isnan(scores)]
         with self._lock:

@@ -93,7 +93,8 @@ def settings_of(settings: Settings | None, options: Mapping[str, Any]) -> Settin
 
 
 class Client:
-    """Submits pairs to the workers of one queue. A client may have any number of runs at the same time.
+    """Submits pairs, texts or conversations to the workers of one queue. A client may have any number of runs
+    at the same time.
 
     Threads may share a client. After a fork, parent and child may both use the client, with separate
     connections. Only the process that submitted a run can read it, unless the run is detached.

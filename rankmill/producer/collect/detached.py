@@ -1,6 +1,6 @@
-"""Detached runs, all of whose pairs are in Redis; any number of processes may collect the results.
+"""Detached runs, all of whose rows are in Redis; any number of processes may collect the results.
 
-Pairs and results stay in Redis until they expire. All processes decide about a detached run in the same way.
+Rows and results stay in Redis until they expire. All processes decide about a detached run in the same way.
 """
 
 from __future__ import annotations

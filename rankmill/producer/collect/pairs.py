@@ -1,4 +1,4 @@
-"""Cuts pairs, in any form that callers have, into one table for each chunk."""
+"""Cuts pairs or other rows, in any form that callers have, into one table for each chunk."""
 
 from __future__ import annotations
 

@@ -36,7 +36,9 @@ _ROWS = 65_536
 
 @dataclass(frozen=True)
 class MergeSummary:
-    """The result of a merge; ``rows`` is the number of all rows, and ``row_errors`` that without a score."""
+    """The result of a merge; ``rows`` is the number of all rows, and ``row_errors`` that of rows without a
+    score.
+    """
 
     rows: int
     row_errors: int

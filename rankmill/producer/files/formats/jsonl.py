@@ -79,7 +79,7 @@ class JsonlReader:
     """Reads JSON Lines, or an array of objects in a .json file, whose items count as lines.
 
     A column is converted to the type that the caller asks for. In a column of text, strings stay as they are,
-    and other values become their JSON, but the texts of pairs must be strings. The column `ROW` holds the
+    and other values become their JSON, but the texts to score must be strings. The column `ROW` holds the
     lines.
     """
 
