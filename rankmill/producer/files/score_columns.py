@@ -21,8 +21,8 @@ def names_of_score_columns(
     Raises
     ------
     InputError
-        Two models, or two columns of conversations, would have the same column, or the number of names is not
-        theirs.
+        Two models, or two columns of conversations, would have the same column of scores, or do not get one
+        name each.
     """
     if request.models:
         return _columns_of_models(request.score_column, request.models)
