@@ -23,9 +23,6 @@ _PAUSE_SECONDS = 1e-4
 that come at about the same time.
 """
 
-_EARLY = 1000
-"""Most streams whose entries are kept for runs that do not wait at the moment."""
-
 Entries: TypeAlias = list[tuple[bytes, dict[bytes, bytes]]]
 Found: TypeAlias = list[tuple[bytes, Entries]]
 
@@ -48,8 +45,6 @@ class Streams:
         self._rung, self._rings = "0", count(1)
         self._waiting: dict[str, tuple[str, asyncio.Future[Found]]] = {}
         self._asked: set[str] = set()
-        self._early: dict[str, Entries] = {}
-        """Results that came while a run was busy; the run reads these first."""
         self._task: asyncio.Task[None] | None = None
         self._ringing: asyncio.Task[None] | None = None
 
@@ -60,9 +55,6 @@ class Streams:
         """The entries of a stream after entry `after`; this waits up to `seconds` for the first one, and
         returns an empty list if none comes.
         """
-        early = self._early.pop(stream, [])
-        if later := [entry for entry in early if _place(entry[0].decode()) > _place(after)]:
-            return [(stream.encode(), later)]
         future: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
         self._waiting[stream] = after, future
         if self._task is None or self._task.done():
@@ -103,11 +95,8 @@ class Streams:
     def _take(self, stream: str, entries: Entries) -> None:
         if stream == self._bell:
             self._rung = entries[-1][0].decode()
-        elif stream not in self._waiting:
-            self._early[stream] = entries
-            if len(self._early) > _EARLY:
-                del self._early[next(iter(self._early))]  # its run reads the stream again, or has ended
-        elif not self._waiting[stream][1].done():
+        elif stream in self._waiting and not self._waiting[stream][1].done():
+            # a run that does not wait now reads its entries later
             self._waiting[stream][1].set_result([(stream.encode(), entries)])
 
     async def _ring(self) -> None:
@@ -120,8 +109,3 @@ class Streams:
                 await pipe.execute()
         except redis.RedisError:
             pass  # the command that waits notices the trouble itself
-
-
-def _place(entry: str) -> tuple[int, int]:
-    milliseconds, _, number = entry.partition("-")
-    return int(milliseconds), int(number or 0)

@@ -9,13 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import mmap
 import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -41,9 +40,6 @@ _SCHEMA = pa.schema({"id": pa.string(), "text": pa.string()})
 _BATCH_BYTES = 64 << 20
 """About how many bytes of ids and texts an index has in a batch; a look-up visits all batches."""
 
-_RELEASE_BYTES = 256 << 20
-"""Bytes of returned texts after which the memory of the mapped files is given back to the system."""
-
 logger = logging.getLogger(__name__)
 
 _CHECKED_ROWS = 65_536
@@ -63,8 +59,6 @@ class TextIndex:
     batches: Sequence[pa.RecordBatch]
     hashes: Hashes
     rows: Rows
-    maps: list[mmap.mmap] = field(default_factory=list)
-    _touched: int = 0
 
     def find(self, ids: pa.Array) -> Rows:
         """The rows of the given ids (strings); -1 for an id that the index does not have."""
@@ -92,13 +86,7 @@ class TextIndex:
         """The texts of rows; null for -1."""
         is_there = rows >= 0
         places = pa.array(np.cumsum(is_there) - 1, mask=~is_there)
-        texts = self._taken(rows[is_there], "text").take(places)
-        self._touched += texts.nbytes
-        if self._touched > _RELEASE_BYTES:
-            self._touched = 0
-            for mapped in self.maps:
-                mapped.madvise(mmap.MADV_DONTNEED)
-        return texts
+        return self._taken(rows[is_there], "text").take(places)
 
     def _taken(self, rows: Rows, name: str) -> pa.StringArray:
         if not len(rows):
@@ -222,18 +210,12 @@ def _build(folder: Path, files: Sequence[AnyPath], on_duplicate: OnDuplicate, fi
 
 
 def _open(folder: Path) -> TextIndex:
-    maps: list[mmap.mmap] = []
-
-    def mapped(name: str) -> pa.Buffer:
-        with (folder / name).open("rb") as file:
-            if not os.fstat(file.fileno()).st_size:
-                return pa.py_buffer(b"")
-            maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        return pa.py_buffer(maps[-1])
-
-    hashes: Hashes = np.frombuffer(mapped("hashes"), np.uint64)
-    rows: Rows = np.frombuffer(mapped("rows"), np.int64)
-    return TextIndex(list(pa.ipc.open_stream(mapped("texts"))), hashes, rows, maps)
+    with pa.memory_map(str(folder / "texts")) as texts, pa.ipc.open_stream(texts) as stream:
+        batches = list(stream)
+    if not any(map(len, batches)):  # an empty file cannot be mapped
+        return TextIndex(batches, np.zeros(0, np.uint64), np.zeros(0, np.int64))
+    hashes, rows = np.memmap(folder / "hashes", np.uint64, "r"), np.memmap(folder / "rows", np.int64, "r")
+    return TextIndex(batches, hashes, rows)
 
 
 def _batch(ids: pa.StringArray, texts: pa.StringArray) -> pa.RecordBatch:
