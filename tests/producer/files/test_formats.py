@@ -141,6 +141,20 @@ def test_views_of_text_are_ranked_and_unrolled_as_plain_text(tmp_path: Path, end
     assert ranked.to_pylist() == [unrolled[2], unrolled[1], unrolled[0]]
 
 
+@pytest.mark.parametrize("ending", [".arrow", ".parquet"])
+def test_the_metadata_of_an_earlier_output_are_left_out(tmp_path: Path, ending: str) -> None:
+    """They may be in the schema, if another program has written the output again."""
+    table = pa.table({"query": ["q"], "passage": ["p"]})
+    table = table.replace_schema_metadata({"rankmill.instruction": "judge", "theirs": "x"})
+    path = tmp_path / f"a{ending}"
+    if ending == ".parquet":
+        pq.write_table(table, path)
+    else:
+        feather.write_feather(table, path)
+    source = open_source(find_files([str(path)]), COLUMNS, allow_nulls=True)
+    assert source.schema.metadata == {b"theirs": b"x"}
+
+
 @pytest.mark.parametrize("cut", [8, 200])
 @pytest.mark.parametrize("ending", [".arrow", ".arrows"])
 def test_an_arrow_file_that_was_cut_is_refused(tmp_path: Path, ending: str, cut: int) -> None:

@@ -230,8 +230,15 @@ def _is_uncastable(kind: pa.DataType) -> bool:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema of what `plain_batch` makes."""
-    return pa.schema([_plain_field(field) for field in schema], schema.metadata)
+    """The schema of what `plain_batch` makes; without the metadata of an output, which do not hold for what
+    is made of it.
+    """
+    metadata = {key: value for key, value in (schema.metadata or {}).items() if not key.startswith(_OURS)}
+    return pa.schema([_plain_field(field) for field in schema], metadata or None)
+
+
+_OURS = b"rankmill."
+"""What the keys of an output's metadata begin with."""
 
 
 def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
