@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio.events
 import functools
+import gc
 import heapq
 import itertools
 import os
@@ -749,8 +750,13 @@ def _places(modules: int) -> tuple[list[tuple[Any, str]], list[tuple[Any, str]]]
 
 @contextmanager
 def living_in(mine: World) -> Iterator[World]:
-    """Let the code of this block live in a world: its clocks, threads and chance are the world's."""
+    """Let the code of this block live in a world: its clocks, threads and chance are the world's.
+
+    Garbage is collected at its end: finalizers send commands, and would change another world's events if they
+    ran there.
+    """
     _current.append(mine)
+    gc.disable()
     before = dict(vars(system))
     simulated = System(
         now=mine.host_time,
@@ -789,6 +795,8 @@ def living_in(mine: World) -> Iterator[World]:
         mine._let_go()
         mine.bury()
         mine.unpatch()
+        gc.collect()
+        gc.enable()
         vars(system).update(before)
         _current.remove(mine)
 
