@@ -31,16 +31,16 @@ def read_scored(
 ) -> tuple[pd.DataFrame, pd.DataFrame | None]:
     """Read an output of score-file or a TREC run; returns its ranking, and the ranking to compare with.
 
-    The ranking to compare with is that of the run or output at `compared`, or else of the run that was
-    scored; ``None`` if the file lacks the run's scores or ranks for a passage of the run. `score` is the
-    column of scores; ``None`` is that of `scored_column`.
+    The ranking to compare with is that of the run or output at `compared`. Without `compared`, it is the
+    ranking of the run that was scored; ``None`` if the file has neither scores nor ranks of this run, or
+    lacks some of its passages. `score` is the column of scores; by default `scored_column` finds it.
 
     Each ranking has the columns ``query_id``, ``doc_id`` and ``score``, and lacks rows without a score.
 
     Raises
     ------
     InputError
-        A file cannot be read, lacks ids or scores, or a query has a passage twice.
+        A file cannot be read or lacks ids or scores, or a query has a passage twice.
     """
     score = score or scored_column(path, "score")
     other = None

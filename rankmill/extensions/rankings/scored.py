@@ -92,9 +92,7 @@ def read_rows(path: AnyPath, score: str, *, has_labels: bool = False) -> pd.Data
 
 
 def run_scores(frame: pd.DataFrame) -> pd.Series[float] | None:
-    """The numbers by which the run ranked its passages, the largest first; ``None`` if the table has no such
-    numbers.
-    """
+    """The run's scores, or else its ranks with a minus sign; ``None`` if the table has neither."""
     for name, sign in (("run_score", 1.0), ("run_rank", -1.0)):
         if name in frame and frame[name].notna().any():
             return frame[name] * sign

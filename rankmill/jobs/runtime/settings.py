@@ -504,13 +504,13 @@ def _read(path: Path) -> dict[str, Any]:
 def config_file(
     config: str | os.PathLike[str] | None = None, environ: Mapping[str, str] = os.environ
 ) -> Path | None:
-    """Find a config file, which is the file at that path, or else the shipped one of that name; ``None`` if
-    no config file is named.
+    """Find the file that `config`, or else the variable ``RANKMILL_CONFIG``, names by its path or as a
+    shipped file; ``None`` if neither names a file.
 
     Raises
     ------
     ConfigError
-        `config` is only a name, and no file here and no shipped file has this name.
+        Only a name is given, and no file here and no shipped file has this name.
     """
     config = config or environ.get("RANKMILL_CONFIG")
     if not config:

@@ -112,7 +112,7 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 
 def _in_a_line(text: str) -> str:
-    """The text of a prompt; a long prompt is given as its beginning and a digest."""
+    """The text of a prompt, or its quoted beginning and a digest if the text is long or has line breaks."""
     if len(text) <= _LONGEST and text.isprintable():
         return text
     digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:12]

@@ -371,6 +371,7 @@ def test_what_is_too_long_is_told_as_each_service_tells_it() -> None:
         (b'{"a": NaN}', "not JSON"),
         (b'{"a": [{"b": -1e999}]}', "too large"),
         (b'{"a": 1' + b"0" * 400 + b".5}", "too large"),
+        (b'{"a": 2' + b"0" * 209 + b"e99}", "too large"),
         (b'{"a": "\\ud800"}', "not JSON"),
         (b'{"a": "\xff"}', "not JSON"),
         (b'{"a":' * 100_000, "not JSON"),

@@ -48,8 +48,7 @@ def texts_of(documents: Sequence[str | TextDocument]) -> list[str]:
 
 
 Scale = Literal["sigmoid", "identity"] | None
-"""The scale of scores, which is probabilities, the model's output, or the model's own activation (``None``).
-"""
+"""The activation that makes the scores; with ``None``, the gateway's setting decides."""
 
 
 @dataclass(frozen=True)

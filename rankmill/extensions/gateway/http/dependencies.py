@@ -24,7 +24,7 @@ T = TypeVar("T", bound=BaseModel)
 
 
 class _ObservedRoute(APIRoute):
-    """Counts requests by their path, and limits how long they wait for a server."""
+    """Notes the path of a request for the metrics, and limits its waits for a server that cannot serve."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         answer = super().get_route_handler()

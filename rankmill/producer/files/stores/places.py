@@ -54,7 +54,7 @@ def is_in_repository(path: ObjectPath) -> bool:
 
 
 def _check_container(path: ObjectPath) -> None:
-    """Check that the bucket, or what other stores have instead, exists, unless the store does not tell.
+    """Check that an object's bucket, or its repository on the hub, exists, if this process may look.
 
     Raises
     ------

@@ -94,8 +94,8 @@ class Roots:
         self._roots["read"].append(folder)
 
     def allow_look(self, path: ObjectPath) -> bool:
-        """Whether a store may be asked for an object; this also allows buckets, and a run's own objects such
-        as its lock.
+        """Whether a store may be asked for an object, which must be in a root, as a run's lock is, or above a
+        root, as a bucket is.
         """
         roots = [root for some in self._roots.values() for root in some]
         return any(_is_within(path, root) or _is_within(root, path) for root in roots)
@@ -148,8 +148,9 @@ def opened_folder(folder: Path, target: Path | None = None, below: str = "") -> 
 
 
 def held(descriptor: int, path: Path) -> Path:
-    """A path of an open folder that leads to it even if `path`, where it was opened, leads elsewhere later; a
-    process that is not confined gets `path`.
+    """A path that leads to an open folder even if `path`, where the folder was opened, leads elsewhere later.
+
+    `path` itself is returned if the process is not confined, or if the system has no such paths.
     """
     status = os.fstat(descriptor)
     stays = (f"/proc/self/fd/{descriptor}", f"/.vol/{status.st_dev}/{status.st_ino}")  # on Linux, on macOS
