@@ -35,7 +35,7 @@ class Measure(_Strict):
     pairs
         A file of pairs, relative to the experiment's file, or ``varied`` or ``example`` (shipped pairs).
     query_column, passage_column
-        Columns of that file with the texts.
+        Columns of `pairs` with the texts.
     rows
         Pairs of the bulk run; 0 means no bulk run.
     requests

@@ -77,15 +77,15 @@ def read_scored(path: AnyPath, score: str | None = None, qrels: AnyPath | None =
     """Read the ids, scores and labels of a scored table, or of a TREC run with scores, as `evaluate` does.
 
     Returns columns ``query_id``, ``doc_id``, ``score``, ``relevance``, ``in_run`` and ``place`` (in the run's
-    order), with a row for each row of the file. `score` is the column of scores; ``None`` is that of
-    `scored_column`. Judgements come from `qrels`, or else from the table's
-    ``relevance``. Without a column ``in_run``, all rows belong to the run. For the file's queries, passages
-    that have a grade above 0 in `qrels` but are not in the file follow as rows without a score.
+    order), with a row for each row of the file. `score` is the column of scores; by default `scored_column`
+    finds it. Judgements come from `qrels`, or else from the table's ``relevance``. Without a column
+    ``in_run``, all rows belong to the run. For the file's queries, passages that have a grade above 0 in
+    `qrels` but are not in the file follow as rows without a score.
 
     Raises
     ------
     InputError
-        The file cannot be read, lacks ids, scores or judgements, or a query has a passage twice.
+        The file cannot be read or lacks ids, scores or judgements, or a query has a passage twice.
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file")
@@ -114,8 +114,8 @@ def _of_run(path: AnyPath) -> pd.DataFrame:
 
 
 def _places(rows: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """The place of each row in the order of the run, which is that of its scores, or else of its ranks, or
-    else of the rows.
+    """The place of each row in the run, which is ordered by its scores, or else by its ranks; a run that has
+    neither keeps the order of its rows.
     """
     numbers = pd.factorize(rows["query_id"])[0]
     scores = run_scores(rows)

@@ -28,15 +28,15 @@ _TYPES = {
 
 
 def scored_column(path: AnyPath, role: str) -> str:
-    """The column of a scored file with the ``query``, ``passage`` or ``score``: the one that the metadata of
-    Parquet names, or else the one of that name.
+    """The name of a scored file's column for a `role`, which is ``query``, ``passage`` or ``score``; the role
+    itself is the name unless the metadata of Parquet has another.
     """
     about = metadata_of(path) if path.is_file() and format_of(path) is PARQUET else {}
     return about.get(f"rankmill.{role}_column", role)
 
 
 def is_output(path: AnyPath) -> bool:
-    """Whether a file shows that score-file has written it: by the metadata of Parquet, or by ``in_run``."""
+    """Whether the metadata of Parquet, or a column ``in_run``, shows that score-file has written a file."""
     if not path.is_file() or not is_readable(path):
         return False
     has_metadata = format_of(path) is PARQUET and "rankmill.score_column" in metadata_of(path)

@@ -216,8 +216,8 @@ def push(
     registry, folder, name
         The registry, the model's folder, and the model's name.
     version
-        Name of the version; ``None`` for the latest version if that is the same model or an unfinished push
-        of it, or else for the next number.
+        Name of the version. ``None`` means the latest version if that is the same model or an unfinished
+        push of it, and the next number otherwise.
     trial
         Tries the model in a folder.
     steps

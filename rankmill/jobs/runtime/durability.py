@@ -17,7 +17,7 @@ from rankmill.jobs.runtime.patience import each_reply, waiting
 from rankmill.jobs.system import system
 
 Concerns = Literal["every run", "only in Redis"]
-"""The runs that a risk concerns: all runs, or only what is stored nowhere but on the server (`_ALONE`).
+"""A risk concerns all runs, or only what is stored nowhere but on the server (`_ALONE`).
 
 The producer of a live run submits again what the server has lost.
 """

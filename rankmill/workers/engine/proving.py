@@ -393,8 +393,8 @@ class Proving:
         self, probed: Probed, rows: int, tokens: int, bound: float | None = None
     ) -> tuple[str | None, float]:
         """Returns why rows of large batches have other scores than from transformers (otherwise ``None``),
-        and the largest difference in batches that pass. `bound` is the largest allowed difference; ``None``
-        means that of the proof.
+        and the largest difference in batches that pass. `bound` is the largest allowed difference, by default
+        the proof's bound.
         """
         assert self._known
         bound = self._proof.bound if bound is None and self._proof else bound

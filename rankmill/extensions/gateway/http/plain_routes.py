@@ -53,7 +53,7 @@ async def health() -> Response:
 
 @router.get("/ready", summary="Whether a worker has the gateway's model")
 def ready(gateway: TheGateway) -> Response:
-    """Whether a worker has the gateway's model, and Redis answers, or else the reason."""
+    """Whether Redis answers and a worker has the gateway's model; if not, the answer says why."""
     reason = gateway.load.unready
     if away := unreachable(gateway.plain_redis):
         logger.warning("not ready: %s", away)
