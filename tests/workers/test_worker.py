@@ -35,6 +35,7 @@ from tests.conftest import (
     QUICK_LEASE,
     Server,
     StartWorker,
+    run_command,
     score_file,
     start_command,
     start_worker,
@@ -103,19 +104,30 @@ def test_a_plain_worker_s_name_is_refused_in_one_line(
     assert "Traceback" not in log
 
 
-def test_a_key_of_a_wrong_type_is_harmless_or_stops_a_worker_in_one_line(
-    server: Server, workers: StartWorker, tmp_path: Path
+def test_a_key_of_a_wrong_type_is_told_in_one_line(
+    server: Server, workers: StartWorker, client: Client, tmp_path: Path
 ) -> None:
     for name in (keys.queues(), keys.orders("same")):
         server.client.set(name, "no such type")
     same = workers(name="same")
     server.client.set("rq:queue:rankmill", "no list")
-    assert same.wait(timeout=60) == 1
+    log_of_worker = tmp_path / "worker.log"
+    wait_for(lambda: "looks again every second" in log_of_worker.read_text())
+    burst = run_command("rq", "worker", "rankmill", "--worker-class", "rankmill.ScoringWorker", "--burst",
+                        "--serializer", "json", "--url", server.url)  # fmt: skip
+    assert (burst.code, "cannot go on: Redis refuses to look into queue" in burst.err) == (1, True), burst.err
+    server.client.delete("rq:queue:rankmill", keys.queues())
+    assert client.score([("q", "p")], timeout=60).shape == (1,)
+    server.client.delete("rq:worker:same")
+    server.client.set("rq:worker:same", "no hash")
+    same.terminate()
+    assert same.wait(timeout=60) == 0
     server.client.set("rq:workers", "no set")
     assert workers(name="other", ready=False).wait(timeout=60) == 1
-    log = (tmp_path / "worker.log").read_text()
-    assert "cannot go on: Redis refuses to look into queue rankmill (WRONGTYPE" in log
+    log = log_of_worker.read_text()
+    assert "Redis refuses to look into queue rankmill (WRONGTYPE" in log
     assert "such as rq:queue:rankmill, has a value of another type, delete that key" in log
+    assert "Redis refuses a part of the worker's end: " in log
     assert "worker other cannot start: " in log
     assert "WRONGTYPE" in log
     assert "Traceback" not in log

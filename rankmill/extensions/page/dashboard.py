@@ -164,7 +164,8 @@ def _rates(spans: dict[str, tuple[WorkerReport, WorkerReport]]) -> Rates:
 
     real, padded, seconds = growth("tokens"), growth("padded_tokens"), growth("stage_seconds")
     counts = np.array(growth("latency_counts"))
-    requests = np.array(growth("request_latency_counts"))
+    # a report may count a request that its other counts lack, because a worker scores while it reports
+    requests = np.minimum(growth("request_latency_counts"), counts)
     busy = sum(seconds)
     return Rates(
         pairs_per_second=sum(speeds.values()),

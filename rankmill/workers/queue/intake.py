@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,8 +35,14 @@ _LISTEN_SECONDS = 1
 _RING_SECONDS = 60
 """Seconds after which the bell expires, as in `pushing.lua`."""
 
+_SAY_SECONDS = 30
+"""Least seconds between two log lines that Redis refuses to look into a queue."""
+
 Found = tuple[bytes, OrderedQueue]
 """The id of a job that was taken from its queue, and the queue."""
+
+
+logger = logging.getLogger(__name__)
 
 
 class Bell:
@@ -102,6 +109,7 @@ class Intake:
         self._bell = Bell(self._queues, pipeline.wake)
         self._room: list[Priority] = []
         """The priorities for which the last `claim_next` had room, in order."""
+        self._said = float("-inf")
 
     @property
     def full(self) -> bool:
@@ -115,22 +123,42 @@ class Intake:
     def claim_next(self, *, wait: bool) -> bool:
         """Claim the next job; returns whether there was one. With `wait`, and room for all kinds of jobs,
         wait up to `POLL_SECONDS` for a job.
+
+        If Redis refuses to look into a queue, a worker that may `wait` says so and goes on.
+
+        Raises
+        ------
+        RedisFailed
+            Redis refuses to look into a queue, and the worker may not wait.
         """
-        self._room = kinds = self._kinds()
-        willing = not (self._refusals.reasons() or self._order.left_alone)
-        waits = wait and not self.full
-        claimed = self._readable(lambda: self._take(kinds, willing, waits and willing)) if kinds else None
-        if claimed is None and waits:
-            if not willing:
-                system.sleep(_LOOK_AGAIN_SECONDS)
-                return False
-            claimed = self._readable(self._wait_for_any)
+        try:
+            claimed = self._find(wait)
+        except RedisFailed as error:
+            if not wait:
+                raise
+            if system.monotonic() - self._said >= _SAY_SECONDS:
+                self._said = system.monotonic()
+                logger.error("%s; the worker looks again every second", error)
+            system.sleep(POLL_SECONDS)
+            return False
         if claimed is None:
             return False
         job, queue = claimed
         self._worker.reorder_queues(queue)
         self._claims.take(job, queue)
         return True
+
+    def _find(self, wait: bool) -> tuple[ScoringJob, OrderedQueue] | None:
+        self._room = kinds = self._kinds()
+        willing = not (self._refusals.reasons() or self._order.left_alone)
+        waits = wait and not self.full
+        claimed = self._readable(lambda: self._take(kinds, willing, waits and willing)) if kinds else None
+        if claimed is not None or not waits:
+            return claimed
+        if not willing:
+            system.sleep(_LOOK_AGAIN_SECONDS)
+            return None
+        return self._readable(self._wait_for_any)
 
     def _kinds(self) -> list[Priority]:
         requests, bulk = (self._pipeline.pending_of(priority) for priority in ("request", "bulk"))

@@ -338,7 +338,10 @@ class RQWorker(SimpleWorker):
 
     def register_death(self) -> None:
         withdraw_worker(self.connection, self.name)
-        super().register_death()  # type: ignore[no-untyped-call]
+        try:
+            super().register_death()  # type: ignore[no-untyped-call]
+        except redis.ResponseError as error:
+            logger.warning("Redis refuses a part of the worker's end: %s", error)
 
     def unsubscribe(self) -> None:
         """Unsubscribe as RQ does, but first tell the thread to end; otherwise the thread would wait for one
