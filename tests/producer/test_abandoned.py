@@ -14,6 +14,7 @@ import pytest
 from rankmill import Client
 from rankmill.jobs.contract.errors import RankmillError, RunCancelled
 from rankmill.producer.collect.sizing import Sizing
+from rankmill.producer.files import source
 from tests.conftest import Server, StartWorker, run_command, wait_for
 from tests.producer.files.test_source import opened
 
@@ -80,7 +81,8 @@ def test_an_abandoned_run_is_collected_while_a_thread_starts(server: Server, wor
     assert done.out.split("\n")[:2] == ["True", "goes on"], done.err
 
 
-def test_the_file_of_a_reader_is_closed_with_it(tmp_path: Path) -> None:
+def test_the_file_of_a_reader_is_closed_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "_AHEAD_BATCHES", 2)
     for name in written(tmp_path):
         with opened(Path(name)).tables(Sizing(7)) as tables:
             next(tables)

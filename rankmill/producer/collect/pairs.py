@@ -68,7 +68,7 @@ USUAL_COLUMNS: Mapping[Inputs, tuple[str, ...]] = {
 
 
 class OpenTables(Iterator[pa.Table]):
-    """Tables from opened sources, such as files or a caller's stream.
+    """Tables from opened sources, such as files that a thread reads ahead, or a caller's stream.
 
     The code that opens the sources must close them, with ``with`` or `close`; closing may wait. The garbage
     collector never closes them, because it may run in a thread that holds a lock which closing needs.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +13,7 @@ from typing import TextIO
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputChanged
+from rankmill.jobs.system import system
 from rankmill.producer.collect.journal import Finished, Journal
 from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.files.formats.parquet import ROW_GROUP_ROWS
@@ -80,6 +82,8 @@ class ScoredFile:
         self._record = record
         self._pending: list[pa.Table] = []
         self._pending_rows = self._pending_bytes = 0
+        self._thread = system.Executor(1, "rankmill-write")
+        self._writing: Future[None] | None = None
         self._errors: TextIO | None = None
         with as_output_error(path):
             self._held = plan.held_rows(folder)
@@ -110,6 +114,7 @@ class ScoredFile:
             for table in self._held.finish() if self._held else ():
                 self._append(table)
             self._flush()
+            self._wait()
             self._writer.close(metadata)
             sync(self.partial)
             if self._errors is not None:
@@ -139,6 +144,8 @@ class ScoredFile:
         return self
 
     def __exit__(self, *_: object) -> None:
+        with self._thread, suppress(OSError, pa.ArrowException):
+            self._wait()
         with suppress(OSError, pa.ArrowException):
             self._writer.abandon()
         if self._held:
@@ -157,10 +164,17 @@ class ScoredFile:
             self._flush()
 
     def _flush(self) -> None:
-        """Write the pending rows as a row group."""
+        """Write the pending rows as a row group in the background, after the previous group is written."""
+        self._wait()
         if self._pending:
-            self._writer.write(pa.concat_tables(self._pending))
+            group = pa.concat_tables(self._pending)
+            self._writing = self._thread.submit(self._writer.write, group)
         self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
+
+    def _wait(self) -> None:
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.result()
 
     def _write_errors(self, part: ScoredTable) -> None:
         if self._errors is None:

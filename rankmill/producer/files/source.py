@@ -6,8 +6,9 @@ import logging
 import re
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -17,6 +18,7 @@ import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputChanged, InputError
 from rankmill.jobs.contract.wire import is_text
+from rankmill.jobs.system import system
 from rankmill.producer.collect.pairs import OpenTables, as_json, cut_tables, holds_messages
 from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.collect.sizing import Sizing
@@ -39,6 +41,11 @@ _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 """If all values of a column from folders' names have this form, the column has numbers; otherwise text."""
 
 _AS_USUAL = ReadOptions()
+
+_AHEAD_BYTES = 16 << 20
+_AHEAD_BATCHES = 64
+"""Most bytes and most batches that are read ahead; one batch is always read ahead."""
+
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +103,7 @@ class PairSource(ABC):
         """The pairs from row `start` on, in order, with a table for each chunk.
 
         A table has the columns that workers get, and the columns `names`; ``None`` means all columns of the
-        input.
+        input. A thread reads ahead as soon as the first table is asked for.
 
         Raises
         ------
@@ -105,7 +112,7 @@ class PairSource(ABC):
         InputError
             A file is damaged in a way that the first check cannot find.
         """
-        batches = self._batches(start, self.schema.names if names is None else names)
+        batches = _ReadAhead(self._batches(start, self.schema.names if names is None else names))
         tables = (pa.Table.from_batches([batch]) for batch in batches)
         return OpenTables(cut_tables(tables, self.columns.sent, sizing, start), batches)
 
@@ -246,6 +253,48 @@ class FileSource(PairSource):
                     f"{path}: column {name!r} is not valid UTF-8 in one of the rows "
                     f"{rows - len(batch)} to {rows - 1} (counted from 0)"
                 ) from None
+
+
+class _ReadAhead(Iterator[pa.RecordBatch]):
+    """Reads `batches` ahead in a thread, which saves time because Arrow decodes without Python's lock.
+
+    An exception is raised when the caller asks for the batch whose reading failed. This is not a generator,
+    because the garbage collector would close a generator and so wait for the thread. If nobody calls `close`,
+    the thread ends by itself.
+    """
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._thread = system.Executor(1, "rankmill-ahead")
+        self._pending: deque[Future[pa.RecordBatch | None]] = deque()
+        self._begun = False
+
+    def __next__(self) -> pa.RecordBatch:
+        if not self._begun:
+            self._begun = True
+            self._read(1)
+        try:
+            batch = self._pending.popleft().result() if self._pending else None
+        except BaseException:
+            self.close()
+            raise
+        if batch is None:
+            self.close()
+            raise StopIteration
+        most = min(_AHEAD_BYTES // max(batch.nbytes, 1), _AHEAD_BATCHES)
+        self._read(max(most, 1))
+        return batch
+
+    def _read(self, most: int) -> None:
+        while len(self._pending) < most:
+            self._pending.append(self._thread.submit(next, self._batches, None))
+
+    def close(self) -> None:
+        """Wait for the thread to end, and close the files."""
+        self._pending.clear()
+        self._thread.shutdown(cancel_futures=True)
+        if close := getattr(self._batches, "close", None):
+            close()
 
 
 def open_source(

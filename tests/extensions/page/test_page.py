@@ -242,7 +242,8 @@ def test_the_latency_of_requests_is_told_apart_from_that_of_bulk_work() -> None:
     assert rates.bulk_latency[0] > 20
     requests[slow] = 10  # a report may be ahead with its requests
     history.add(look(30, request_latency_counts=tuple(requests), latency_counts=tuple(every)))
-    assert history.rates.request_latency and history.rates.request_latency[0] > 20
+    assert history.rates.request_latency
+    assert history.rates.request_latency[0] > 20
     assert history.rates.bulk_latency is None
 
 
