@@ -7,6 +7,7 @@ import math
 import os
 import re
 import signal
+from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, NoReturn, cast
 
@@ -232,9 +233,17 @@ class RQWorker(SimpleWorker):
             pipe.execute(raise_on_error=False)  # any key of an execution may be damaged too
 
     def write_record(self) -> None:
-        """Write RQ's record of this worker again, because the server may have lost it."""
+        """Write RQ's record of this worker again, because the server may have lost it, or someone may have
+        written over it.
+        """
         connection: Any = self.connection
-        connection.hset(self.key, mapping=self.serialize())
+        try:
+            connection.hset(self.key, mapping=self.serialize())
+        except redis.ResponseError as error:
+            if not str(error).startswith("WRONGTYPE"):
+                raise
+            connection.delete(self.key)
+            connection.hset(self.key, mapping=self.serialize())
         worker_registration.register(self)
 
     def renew_leases(self) -> None:
@@ -251,7 +260,8 @@ class RQWorker(SimpleWorker):
     def show_state(self, *, busy: bool) -> None:
         state = WorkerStatus.BUSY if busy else WorkerStatus.IDLE
         if self.get_state() != state:
-            self.set_state(state)
+            with suppress(redis.ResponseError):  # the heartbeat writes the record again
+                self.set_state(state)
 
     # What RQ calls.
 
