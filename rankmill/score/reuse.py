@@ -100,8 +100,9 @@ def _check_same(made: Mapping[str, str], wanted: Mapping[str, str], name: str) -
     compared = _OF_SCORES | _COLUMNS
     # the revision comes first, because it explains most
     for key in sorted(compared, key=lambda key: key != "rankmill.revision"):
-        # an empty instruction is written, and the model's own is not
         given, expected = made.get(key), wanted.get(key)
+        if key != "rankmill.instruction":  # an empty instruction is written, and the model's own is not
+            given, expected = given or "", expected or ""
         if key == "rankmill.model" and revision and revision == wanted.get("rankmill.revision"):
             continue  # the same files may be in another directory
         if given != expected and (expected or key not in _OPEN):

@@ -53,8 +53,9 @@ def test_rows_that_need_no_work_and_rows_without_a_score_are_told_apart(
     passages = [None, *(f"moon {row % 50}" for row in range(199))]
     pq.write_table(pa.table({"query": ["big cat"] * 200, "passage": passages}), tmp_path / "in.parquet")
     done = score_file(
-        tmp_path / "in.parquet", "--redis", server.url, "--model", tiny_model, "--tenant", "files"
-    )
+        tmp_path / "in.parquet", "--redis", server.url, "--model", tiny_model, "--tenant", "files",
+        "--chunk-size", 200,
+    )  # fmt: skip
     assert done.code == 3, done.err
     found = used(server.client, "files")
     assert sum(amounts.pairs for amounts in found.values()) == 50

@@ -3,7 +3,7 @@
 COMMANDS = {
     "submit": (
         "Score",
-        "Hand INPUT files to runners, which score their pairs.",
+        "Hand INPUT files to runners, which score their rows.",
         "rankmill.extensions.runners.commands.submit:submit",
     ),
     "runner": (

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rankmill.jobs.contract.errors import InputChanged, InputError
@@ -263,6 +263,8 @@ damage = st.lists(
 
 @settings(max_examples=150)
 @given(name=st.sampled_from(sorted(GOOD)), changes=damage)
+@example("a.jsonl", [(59, b"\\ud800", 0)])  # in a key
+@example("a.jsonl", [(200, b"\\ud800", 0)])
 def test_whatever_is_damaged_in_a_file_it_is_read_or_refused(
     name: str, changes: list[tuple[int, bytes, int]]
 ) -> None:

@@ -97,6 +97,7 @@ class JsonlReader:
                 first = _record(self._path, number, _utf8(self._path, number, line))
             except InputError:
                 raise InputError(f"{self._path}: does not begin with a JSON object") from None
+            _check_keys(self._path, number, first)
             return pa.schema([(name, pa.string()) for name in first])
         return pa.schema([])
 
@@ -266,6 +267,7 @@ class _Columns:
         shapes = dict.fromkeys(map(tuple, part.records))
         for name in dict.fromkeys(chain.from_iterable(shape for shape in shapes if shape not in self._seen)):
             self.types.setdefault(name, pa.null() if self.has_type(name) else pa.string())
+        _check_keys(self._path, part.numbers[-1], self.types)
         if len(self.types) > MAX_KEYS:
             raise InputError(
                 f"{self._path}, up to line {part.numbers[-1]}: {len(self.types):,} different keys; at most "
@@ -313,6 +315,12 @@ class _Columns:
         self.types[name] = pa.list_(pa.string()) if name in self._options.lists else pa.string()
         self.mixed.add(name)
         self.unsure.discard(name)
+
+
+def _check_keys(path: AnyPath, number: int, keys: Iterable[str]) -> None:
+    """Refuse a key with a lone surrogate, because no column can have such a name."""
+    if (key := next(filter(_SURROGATE.search, keys), None)) is not None:
+        raise InputError(f"{path}, up to line {number}: the key {key!r} has a lone surrogate: rename it")
 
 
 def _present(records: Sequence[Record], wanted: set[str], *, is_uniform: bool) -> Mapping[str, Sequence[Any]]:
