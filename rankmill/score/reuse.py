@@ -14,10 +14,11 @@ from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.collect.repeats import EarlierScores, read_earlier
 from rankmill.producer.files.formats.parquet import metadata_of, scored_rows
 from rankmill.producer.files.manifest import content_here
+from rankmill.producer.files.outputs import bound_of
 from rankmill.producer.files.stores.paths import as_path
 from rankmill.score.input import text_columns
 from rankmill.score.output import named_columns
-from rankmill.score.summary import Tally, bound_of, metadata
+from rankmill.score.summary import Tally, metadata
 
 _OF_SCORES = {
     f"rankmill.{name}"

@@ -16,29 +16,8 @@ from rankmill.jobs.contract.file_run import RunOutcome
 from rankmill.jobs.contract.results import worst
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.collect.scored import ScoredTable
+from rankmill.producer.files.outputs import bound_of
 from rankmill.producer.files.sink import ScoredFile, ScoredParts
-
-
-def bound_of(made: Mapping[str, str], name: str) -> float | None:
-    """The bound in the metadata of the output `name`; ``None`` if the metadata lack it.
-
-    Raises
-    ------
-    InputError
-        The metadata are damaged: the bound is not a finite number of at least 0.
-    """
-    written = made.get("rankmill.bound")
-    if written is None:
-        return None
-    try:
-        bound = float(written)
-    except ValueError:
-        bound = math.nan
-    if not 0 <= bound < math.inf:
-        raise InputError(
-            f"{name}: its metadata are damaged: rankmill.bound is {written!r:.60}; score it again"
-        )
-    return bound
 
 
 class Summary(RunOutcome):

@@ -21,10 +21,10 @@ from rankmill.producer.client.runs import as_array
 from rankmill.producer.collect.pairs import USUAL_COLUMNS
 from rankmill.producer.files.formats.parquet import metadata_of, scored_rows
 from rankmill.producer.files.manifest import content_here
+from rankmill.producer.files.outputs import bound_of
 from rankmill.producer.files.stores.paths import AnyPath, as_path
 from rankmill.producer.local.embedded import EmbeddedCluster
 from rankmill.score.session import Session
-from rankmill.score.summary import bound_of
 
 
 class Verification(BaseModel):

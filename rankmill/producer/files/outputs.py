@@ -1,9 +1,10 @@
-"""The format of an output, the names of its files, and whether it can be written at its place."""
+"""The format of an output, the names of its files, whether it can be written at its place, and its bound."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -193,3 +194,25 @@ def _id_column(schema: pa.Schema, named: str | None, usual: Sequence[str], optio
             f"column {column!r} holds {schema.field(column).type}, not ids; choose with {option}"
         )
     return column
+
+
+def bound_of(made: Mapping[str, str], name: str) -> float | None:
+    """The bound in the metadata of the output `name`; ``None`` if the metadata lack it.
+
+    Raises
+    ------
+    InputError
+        The metadata are damaged: the bound is not a finite number of at least 0.
+    """
+    written = made.get("rankmill.bound")
+    if written is None:
+        return None
+    try:
+        bound = float(written)
+    except ValueError:
+        bound = math.nan
+    if not 0 <= bound < math.inf:
+        raise InputError(
+            f"{name}: its metadata are damaged: rankmill.bound is {written!r:.60}; score it again"
+        )
+    return bound

@@ -19,7 +19,7 @@ from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.results import worst
 from rankmill.producer.files.formats.base import ReadOptions
 from rankmill.producer.files.formats.parquet import PARQUET, ParquetReader, metadata_of
-from rankmill.producer.files.outputs import PART, PARTS, OutputFormat, errors_name, part_of
+from rankmill.producer.files.outputs import PART, PARTS, OutputFormat, bound_of, errors_name, part_of
 from rankmill.producer.files.source import Shard
 from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_stream
@@ -145,8 +145,8 @@ class _Piece:
             raise InputError(f"{path}: its metadata is damaged; make it again")
         self.shard, self.shards = int(metadata[_NUMBER]), int(metadata[_OF])
         self.part, self.parts = int(metadata.get(PART, 1)), int(metadata.get(PARTS, 1))
+        self.bound = bound_of(metadata, str(path))
         try:
-            self.bound = float(metadata[_BOUND]) if _BOUND in metadata else None
             self.windows = int(metadata.get(_WINDOWS, 0))
         except ValueError:
             raise InputError(f"{path}: its metadata is damaged; make it again") from None
