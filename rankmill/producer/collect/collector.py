@@ -221,8 +221,6 @@ class Collector:
         self._run, self._window = run, window
         self._unfinished: dict[int, UnfinishedChunk] = {}
         self._finished: list[FinishedChunk] = []
-        self._used: dict[str, Amounts] = {}
-        """Usage of the chunks that the latest result has finished, by the name of the device."""
         self._waiting: dict[int, int] = {}
         """Rows of finished chunks that are not taken yet, by chunk."""
         self._reuse = reuse
@@ -327,10 +325,9 @@ class Collector:
             if sum(len(done.table) for done, _ in chunk.results) == chunk.rows:
                 ordered = sorted(chunk.results, key=lambda answer: answer[0].start)
                 whole = join_results(piece.chunk, [(len(done.table), answer) for done, answer in ordered])
-                self._used = {}
+                if of_chunk := self._count(chunk):
+                    used[place] = of_chunk
                 self._has_answer(piece.chunk, whole)
-                if self._used:
-                    used[place] = self._used
         self.rows.see(now)
         still_bad = {name: why for name, why in unusable.items() if name in self.pieces}
         unsent = [piece for piece in fresh if piece.id in self.pieces]
@@ -396,7 +393,6 @@ class Collector:
     def _has_answer(self, number: int, whole: ChunkResult) -> None:
         """Finish a chunk whose pieces have their results."""
         chunk = self._unfinished.pop(number)
-        self._count(chunk)
         if chunk.pairs is None:
             part = scored_table(chunk.table, whole, row_results(whole, len(chunk.table)))
             self._finish(number, part, whole)
@@ -410,11 +406,14 @@ class Collector:
         self._waiting[number] = len(part.table)
         self._finished.append(FinishedChunk(number, part, result))
 
-    def _count(self, chunk: UnfinishedChunk) -> None:
+    def _count(self, chunk: UnfinishedChunk) -> dict[str, Amounts]:
+        """Count the scored rows of a chunk; returns what its results have used, by the name of the device."""
+        used: dict[str, Amounts] = {}
         for _, result in chunk.results:
             if isinstance(result, ChunkScores):
-                self._used = joined_usage(self._used, used_by(result))
+                used = joined_usage(used, used_by(result))
                 self.scored += len(result.scores) - result.scores.null_count
+        return used
 
     def rest(self) -> Amounts:
         """Count the rows of the complete run that no device has scored, and those of them that failed."""

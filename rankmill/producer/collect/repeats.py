@@ -95,7 +95,7 @@ def read_earlier(
 
 
 def _digests(columns: list[pa.ChunkedArray]) -> Keys:
-    texts = [as_bytes(column).to_pylist() for column in columns]
+    texts = [_as_bytes(column).to_pylist() for column in columns]
     queries = {text: blake2b(_bytes(text), digest_size=16).digest() for text in set(texts[0])}
     if len(texts) == 1:
         joined = b"".join(map(queries.__getitem__, texts[0]))
@@ -111,7 +111,7 @@ def _bytes(text: bytes | None) -> bytes:
     return b"\0" if text is None else b"\1" + text
 
 
-def as_bytes(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _as_bytes(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """The texts of a column of any text type, as bytes."""
     kind = column.type
     return (column.cast(kind.value_type) if pa.types.is_dictionary(kind) else column).cast(pa.binary())

@@ -265,9 +265,10 @@ class _Columns:
 
     def add(self, part: _Part) -> None:
         shapes = dict.fromkeys(map(tuple, part.records))
-        for name in dict.fromkeys(chain.from_iterable(shape for shape in shapes if shape not in self._seen)):
+        names = dict.fromkeys(chain.from_iterable(shape for shape in shapes if shape not in self._seen))
+        _check_keys(self._path, part.numbers[-1], names)
+        for name in names:
             self.types.setdefault(name, pa.null() if self.has_type(name) else pa.string())
-        _check_keys(self._path, part.numbers[-1], self.types)
         if len(self.types) > MAX_KEYS:
             raise InputError(
                 f"{self._path}, up to line {part.numbers[-1]}: {len(self.types):,} different keys; at most "
