@@ -62,7 +62,7 @@ def measure(workers: int, rows: int, chunk_size: int | Literal["auto"]) -> str:
 
     def error(enough: Callable[[Progress], bool]) -> str:
         at, progress = next((at, progress) for at, progress in shown if enough(progress))
-        left = progress.seconds_left(rows)
+        left = progress.seconds_left(rows, progress.at)
         return "not known" if left is None else f"{left / (end - at) - 1:+.0%}"
 
     tenth, half = error(lambda it: it.rows >= rows / 10), error(lambda it: it.rows >= rows / 2)

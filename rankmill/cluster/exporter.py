@@ -35,6 +35,9 @@ from rankmill.jobs.system import system
 _CACHE_SECONDS = 1
 """Seconds for which all requests get the same snapshot, to spare Redis."""
 
+_REMEMBERED_SECONDS = 86400
+"""Seconds for which the last report of a worker that is gone is remembered."""
+
 _JOBS = ("waiting", "started", "failed")
 _COUNTED = {
     "chunks": "Chunks scored by all workers, from their heartbeats' reports.",
@@ -140,7 +143,7 @@ class ClusterMetrics(Collector):
     def __init__(self, view: ClusterView) -> None:
         self._view = view
         self._lock = system.Lock()
-        self._reports: dict[str, WorkerReport] = {}
+        self._reports: dict[str, WorkerReport] | None = None
         self._total: Counter[str] = Counter()
         self._backlogs = Backlogs()
         self._usage = UsageMetrics()
@@ -172,16 +175,22 @@ class ClusterMetrics(Collector):
         return families
 
     def _count(self, cluster: Snapshot) -> None:
-        """Add each worker's increase since the last scrape, so that totals do not fall when a worker ends."""
+        """Add each worker's increase since its last report, so that totals do not fall when a worker ends.
+
+        What workers did before the first look is not counted.
+        """
         with self._lock:
             reports = {worker.name: worker.report for worker in cluster.workers if worker.report}
-            for name, report in reports.items():
-                before = self._reports.get(name)
+            known = self._reports or {}
+            for name, report in reports.items() if self._reports is not None else ():
+                before = known.get(name)
+                is_same = before is not None and before.started == report.started
                 for field in _COUNTED:
-                    done, earlier = getattr(report, field), getattr(before, field) if before else 0
-                    # if the number is smaller, the process is a new one
-                    self._total[field] += done - earlier if done >= earlier else done
-            self._reports = reports
+                    self._total[field] += getattr(report, field) - (getattr(before, field) if is_same else 0)
+            # a worker whose report has expired may be seen again
+            oldest = cluster.at - _REMEMBERED_SECONDS
+            kept = {name: report for name, report in known.items() if report.beat > oldest}
+            self._reports = kept | reports
 
 
 def _gauges(cluster: Snapshot, backlogs: Mapping[str, Backlog]) -> list[Gauge]:

@@ -351,8 +351,8 @@ class _Reader(Look):
             rows=run.rows,
             rows_done=progress.rows,
             row_errors=progress.row_errors,
-            rows_per_second=progress.rows_per_second(),
-            seconds_left=progress.seconds_left(run.rows),
+            rows_per_second=progress.rows_per_second(self.now),
+            seconds_left=progress.seconds_left(run.rows, self.now),
             quiet_seconds=max(self.now - (progress.at or run.created), 0.0),
         )
 

@@ -73,10 +73,10 @@ def _in_log(total: int) -> Iterator[Show]:
 
 
 def _speed(progress: Progress) -> str:
-    speed = progress.rows_per_second()
+    speed = progress.rows_per_second(system.now())
     return "? pairs/s" if speed is None else f"{speed:,.0f} pairs/s"
 
 
 def _left(progress: Progress, total: int) -> str:
-    seconds = progress.seconds_left(total)
+    seconds = progress.seconds_left(total, system.now())
     return "?" if seconds is None else str(timedelta(seconds=round(seconds)))

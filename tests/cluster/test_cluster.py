@@ -229,8 +229,15 @@ def test_refusals_of_workers_are_shown_whatever_is_in_them() -> None:
 
 
 def test_speed_counts_from_the_first_result_of_this_run() -> None:
-    assert Progress(rows=50, since_rows=50, since=10, at=10).rows_per_second() is None
-    assert Progress(rows=150, since_rows=50, since=10, at=15).rows_per_second() == 20
+    assert Progress(rows=50, since_rows=50, since=10, at=10).rows_per_second(10) is None
+    assert Progress(rows=150, since_rows=50, since=10, at=15).rows_per_second(15) == 20
+
+
+def test_a_run_without_results_has_no_speed_any_more() -> None:
+    brief, long = Progress(rows=100, since=10, at=15), Progress(rows=100, since=10, at=110)
+    assert [brief.rows_per_second(at) for at in (45, 46)] == [20, None]
+    assert [long.rows_per_second(at) for at in (210, 211)] == [1, None]
+    assert brief.seconds_left(200, 46) is None
 
 
 def test_a_run_shows_how_many_of_its_chunks_wait() -> None:

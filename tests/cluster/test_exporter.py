@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from pathlib import Path
 
+import fakeredis
 import pytest
 
 from rankmill import Client
+from rankmill.cluster import exporter
+from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
 from rankmill.jobs.runtime.http import split_address
 from tests.conftest import QUICK_LEASE, Server, StartExporter, StartWorker, run_command, wait_for
 from tests.workers.test_metrics import PAIRS, check_metrics, get
@@ -58,6 +63,25 @@ def test_the_exporter_shows_the_cluster(
     assert value(url, 'rankmill_queue_lost_workers{queue="rankmill"}') == 1
     assert (value(url, 'rankmill_queue_heartbeat_age_seconds{queue="rankmill"}') or 0) > 2
     check_metrics(page)
+
+
+def test_a_worker_that_is_seen_again_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = fakeredis.FakeRedis()
+    client.sadd("rq:workers", "rq:worker:w", "rq:worker:earlier")
+    monkeypatch.setattr(exporter, "_CACHE_SECONDS", 0)
+    registry = exporter.exporter_registry(exporter.ClusterView(client))
+
+    def pairs(name: str, pairs: int, started: float = 1.0) -> float | None:
+        report = WorkerReport(device="cpu", started=started, beat=time.time(), pairs=pairs)
+        announce_worker(client, name, report, 60)
+        return registry.get_sample_value("rankmill_cluster_pairs_total")
+
+    assert pairs("earlier", 1000) == 0  # before the exporter's first look
+    assert pairs("w", 100) == 100
+    client.delete(keys.worker("w"))  # it stood still, or the server has lost its data
+    assert pairs("earlier", 1005) == 105
+    assert pairs("w", 110) == 115
+    assert pairs("w", 150, started=2.0) == 265  # another process
 
 
 def test_prometheus_is_told_where_live_workers_are(

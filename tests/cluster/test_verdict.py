@@ -190,7 +190,7 @@ def test_a_cluster_at_work_is_well(server: Server) -> None:
 def test_the_speed_is_that_of_all_runs(server: Server) -> None:
     store = RunStore(server.client)
     for _ in range(2):
-        far = Progress(rows=3_000, since=1.0, at=31.0)
+        far = Progress(rows=3_000, since=time.time() - 30, at=time.time())
         server.client.set(keys.progress(stored_run(store).id), far.model_dump_json())
     assert verdict(read_cluster(server.client)).sentence == "All is well: 0 workers, 2 runs, 200 pairs/s"
     assert verdict(read_cluster(server.client, page_size=1)).sentence == "All is well: 0 workers, 2 runs"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def test_a_script_shows_a_bar_where_it_asks(client: Client, capfd: pytest.Captur
 
 
 def test_what_a_bar_says() -> None:
-    progress = Progress(rows=1500, row_errors=2, since=100.0, since_rows=500, at=101.0)
+    progress = Progress(rows=1500, row_errors=2, since=time.time() - 1, since_rows=500, at=time.time())
     line = "1,500 of 3,500 pairs, 2 without a score, 1,000 pairs/s, 0:00:02 left"
     assert as_text(progress, 3500) == line
     assert as_html(progress, 3500) == f'<progress value="1500" max="3500"></progress> {line}'

@@ -42,8 +42,9 @@ def describe(run: FileRun) -> str:
         if done.row_errors:
             lines.append(f"{done.row_errors:,} rows have no score; {done.errors_file} says which and why")
     elif run.rows is not None:
-        speed = run.progress.rows_per_second()
-        time_left = duration(run.progress.seconds_left(run.rows))
+        now = system.now()
+        speed = run.progress.rows_per_second(now)
+        time_left = duration(run.progress.seconds_left(run.rows, now))
         lines.append(
             f"{run.progress.rows:,} of {run.rows:,} rows are done"
             + (f", {speed:,.0f} pairs/s, time left: {time_left}" if speed and not run.is_ended else "")

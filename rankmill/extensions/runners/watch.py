@@ -123,7 +123,7 @@ class RunnersWatch(Watch):
         fresh = [run for run in _latest(look) if run.ended is None or look.now - run.ended < _ENDED_SECONDS]
         return SeenRunners(
             file_queues=tuple(_queues(look, queues)),
-            submitted=tuple(sorted(map(_figures, fresh), key=_has_ended)),
+            submitted=tuple(sorted((_figures(run, look.now) for run in fresh), key=_has_ended)),
         )
 
     def find(self, client: redis.Redis, settings: Settings, run_id: str) -> WatchedRun | None:
@@ -182,7 +182,7 @@ def _latest(look: Look) -> Iterator[FileRun]:
             look.note(keys.file_run(run_id), error)
 
 
-def _figures(run: FileRun) -> SeenRun:
+def _figures(run: FileRun, now: float) -> SeenRun:
     return SeenRun(
         id=run.id,
         queue=run.order.queue or "",
@@ -191,8 +191,8 @@ def _figures(run: FileRun) -> SeenRun:
         rows=run.rows,
         rows_done=run.progress.rows,
         row_errors=run.progress.row_errors,
-        rows_per_second=run.progress.rows_per_second(),
-        seconds_left=run.progress.seconds_left(run.rows),
+        rows_per_second=run.progress.rows_per_second(now),
+        seconds_left=run.progress.seconds_left(run.rows, now),
         state=run.state,
         output=mask_passwords(run.order.request.output or ""),
         runner=run.runner,

@@ -21,6 +21,8 @@ from rankmill.jobs.contract.schema import FORMAT, Count, Inputs, Seconds, Weight
 from rankmill.jobs.contract.spec import OPEN_PRECISIONS, ScoreSpec
 from rankmill.jobs.system import system
 
+_QUIET_SECONDS = 30
+
 MAX_ROW_ERRORS = 200
 """Redis keeps at most this many row errors of a run, the first ones. The list beside the output has all of
 them.
@@ -111,13 +113,19 @@ class Progress(WireModel):
     since_rows: Count = 0
     at: Seconds = 0.0
 
-    def rows_per_second(self) -> float | None:
-        fresh = self.rows - self.since_rows
-        return fresh / (self.at - self.since) if fresh > 0 and self.at > self.since else None
+    def rows_per_second(self, now: float) -> float | None:
+        """The recent speed; ``None`` if it is unknown, or if no row was done lately.
 
-    def seconds_left(self, total: int | None) -> float | None:
+        At `now`, in seconds since 1970, the last row was done at most half a minute ago, or not longer ago
+        than the time in which the speed was measured.
+        """
+        fresh, span = self.rows - self.since_rows, self.at - self.since
+        is_recent = now - self.at <= max(span, _QUIET_SECONDS)
+        return fresh / span if fresh > 0 and span > 0 and is_recent else None
+
+    def seconds_left(self, total: int | None, now: float) -> float | None:
         """Seconds that the rest of `total` rows takes at the recent speed; ``None`` if that is unknown."""
-        speed = self.rows_per_second()
+        speed = self.rows_per_second(now)
         return None if total is None or speed is None else max(total - self.rows, 0) / speed
 
 

@@ -57,7 +57,8 @@ def as_text(progress: Progress, total: int | None) -> str:
     """The progress as a line with rows, speed and remaining time."""
     done = f"{progress.rows:,} pairs" if total is None else f"{progress.rows:,} of {total:,} pairs"
     parts = [done, f"{progress.row_errors:,} without a score"] if progress.row_errors else [done]
-    speed, remaining = progress.rows_per_second(), progress.seconds_left(total)
+    now = system.now()
+    speed, remaining = progress.rows_per_second(now), progress.seconds_left(total, now)
     if speed is not None:
         parts.append(f"{speed:,.0f} pairs/s")
     if remaining:

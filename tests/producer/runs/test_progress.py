@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import sys
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -67,27 +68,28 @@ def test_the_speed_is_that_of_the_last_minute() -> None:
     now = 1000.0
     notes = RowCounter(known_rows=5000)
     notes.see(now)
-    assert (notes.progress.rows, notes.progress.rows_per_second()) == (5000, None)
+    assert (notes.progress.rows, notes.progress.rows_per_second(now)) == (5000, None)
     now += 500  # the model is loaded
     for second in range(200):
         now += 1
         notes.add(0, scored(10 if second < 100 else 50))
         notes.see(now)
         if second == 50:
-            assert notes.progress.rows_per_second() == pytest.approx(10)
-            assert notes.progress.seconds_left(10_510) == pytest.approx(500)
-    assert notes.progress.rows_per_second() == pytest.approx(50)
-    assert notes.progress.seconds_left(None) is None
+            assert notes.progress.rows_per_second(now) == pytest.approx(10)
+            assert notes.progress.seconds_left(10_510, now) == pytest.approx(500)
+    assert notes.progress.rows_per_second(now) == pytest.approx(50)
+    assert notes.progress.seconds_left(None, now) is None
 
 
 def test_a_log_has_no_time_left_that_is_not_known(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    now = time.time()
     monkeypatch.setattr(views, "_LOG_SECONDS", 0)
     with caplog.at_level(logging.INFO), progress_view(200, quiet=True) as show:
         show(Progress(), 1, "loading the model")
         show(Progress(rows=100), 2, "")
-        show(Progress(rows=150, since_rows=100, since=10.0, at=20.0), 2, "")
+        show(Progress(rows=150, since_rows=100, since=now - 10, at=now), 2, "")
     assert [record.getMessage() for record in caplog.records] == [
         "0 of 200 rows (0%), loading the model, workers: 1",
         "100 of 200 rows (50%), ? pairs/s, time left: ?, workers: 2",
@@ -96,13 +98,13 @@ def test_a_log_has_no_time_left_that_is_not_known(
 
 
 def test_a_terminal_shows_done_speed_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    out = io.StringIO()
+    now, out = time.time(), io.StringIO()
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(
         views, "Console", lambda stderr: Console(file=out, force_terminal=True, color_system=None)
     )
     with progress_view(200, quiet=False) as show:
-        show(Progress(rows=150, since_rows=100, since=10.0, at=20.0), 2, "")
+        show(Progress(rows=150, since_rows=100, since=now - 10, at=now), 2, "")
     assert "150/200 rows, 5 pairs/s, left 0:00:10 workers: 2" in out.getvalue()
     with progress_view(200, quiet=False) as show:
         show(Progress(), 1, "proving the model")
