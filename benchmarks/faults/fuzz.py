@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -348,8 +349,8 @@ def fuzz(found: Fuzz, minutes: float) -> None:
             for attack in chosen:
                 attack()
             found.look()
-        except Exception as error:  # every error is a finding
-            found.findings.append(f"{type(error).__name__}: {error}")
+        except Exception:  # every error is a finding
+            found.findings.append(traceback.format_exc())
         found.findings = list(dict.fromkeys(found.findings))
         names = ", ".join(attack.__name__ for attack in chosen)
         for line in found.findings:
