@@ -151,6 +151,12 @@ def test_a_value_of_another_type_over_a_worker_s_record_costs_no_job(
     assert not server.client.exists(keys.set_aside())
     log = (tmp_path / "worker.log").read_text()
     assert "WRONGTYPE" not in log
+    server.client.set("rq:results:odd", "no stream")
+    waits.enqueue("rankmill.score_pairs", [("no pair",)], model=client.settings.model, job_id="odd")
+    wait_for(lambda: "failed to persist failure of job odd" in (tmp_path / "worker.log").read_text())
+    log = (tmp_path / "worker.log").read_text()
+    assert "(ResponseError: Command # " in log
+    assert "XADD rq:results:odd" in log
     assert "Traceback" not in log
 
 

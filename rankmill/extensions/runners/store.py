@@ -137,7 +137,10 @@ class FileRunStore:
 
     def leave(self, run_id: str, seconds: float = _LEFT_SECONDS) -> None:
         """Let `claim` leave a run to other runners for some time."""
-        self._left[run_id] = system.monotonic() + seconds
+        now = system.monotonic()
+        # a run that was left `ttl` seconds ago has expired; until then, `claim` warns of it only once
+        self._left = {left: until for left, until in self._left.items() if until > now - self.ttl}
+        self._left[run_id] = now + seconds
 
     def claim(self, runner: str, lease_seconds: int) -> RunLease | None:
         """Take the first waiting run that is not left to others (`leave`). Returns ``None`` if no such run

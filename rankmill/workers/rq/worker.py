@@ -239,7 +239,8 @@ class RQWorker(SimpleWorker):
         """Write RQ's record of this worker again, because the server may have lost it, or someone may have
         written over it.
         """
-        with self.connection.pipeline() as pipe:
+        connection: Any = self.connection
+        with connection.pipeline() as pipe:
             _MEND_RECORD.run(pipe, [self.key])
             pipe.hset(self.key, mapping=self.serialize())
             pipe.execute()
@@ -304,15 +305,15 @@ class RQWorker(SimpleWorker):
 
     def set_state(self, state: str, pipeline: Pipeline | None = None) -> None:
         _MEND_RECORD.run(pipeline or self.connection, [self.key])
-        super().set_state(state, pipeline)  # type: ignore[no-untyped-call]
+        super().set_state(state, pipeline)
 
     def increment_successful_job_count(self, pipeline: Pipeline | None = None) -> None:
         _MEND_RECORD.run(pipeline or self.connection, [self.key])
-        super().increment_successful_job_count(pipeline)  # type: ignore[no-untyped-call]
+        super().increment_successful_job_count(pipeline)
 
     def increment_failed_job_count(self, pipeline: Pipeline | None = None) -> None:
         _MEND_RECORD.run(pipeline or self.connection, [self.key])
-        super().increment_failed_job_count(pipeline)  # type: ignore[no-untyped-call]
+        super().increment_failed_job_count(pipeline)
 
     def serialize(self) -> dict[str, Any]:
         return {**super().serialize(), SCORING_FIELD: 1}

@@ -88,6 +88,17 @@ def test_a_run_that_a_runner_takes_meanwhile_is_found(
     assert store.load(job.id).state == "done"
 
 
+def test_a_runner_forgets_the_runs_that_it_left_once_they_have_expired(
+    shared_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FileRunStore(shared_server.client, "files left", 600)
+    store.leave("expired")
+    later = system.monotonic() + 700
+    monkeypatch.setattr(system, "monotonic", lambda: later)
+    store.leave("waits")
+    assert set(store._left) == {"waits"}
+
+
 def test_an_order_is_left_to_runners_that_have_an_extension_for_it(without_extensions: None) -> None:
     assert kind_of(ORDER) is None
     order = ORDER.model_copy(update={"kind": "batch"})
