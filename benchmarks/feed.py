@@ -4,17 +4,18 @@
     python -m benchmarks.feed --model DIR --pairs FILE --runs 3
     python -m benchmarks.feed --model DIR --token-ns 20          # a device of 50 million tokens/s
     python -m benchmarks.feed --token-ns 7 --launches 300 --launch-us 20    # launches as those of CUDA
+    python -m benchmarks.feed --workers 2                        # processes that share the device
     python -m benchmarks.feed --switch-us 10                     # threads of the worker take turns so often
 
-A score-file, a server and one worker work as always. The texts are tokenized by the model's tokenizer, and
-batches are put together, planned and sent to a device. As a GPU would, the device answers after a given time
-for each token, while the host prepares the next batch. With ``--launches``, the forward's thread spends the
-given CPU time for each launch of a batch, outside of Python's lock, and takes the lock again after each, as
-PyTorch's operations do. The command prints the pairs a second from the call of score-file to the finished
-file, with processes, model and tokenizer ready before. It also prints the CPU time for a pair of each process
-and of the busiest thread, which is the limit if there are enough cores. A file's pairs are repeated, with a
-number before each passage, so no two are the same. A fast tokenizer library, if one is installed, is proven
-before, as on a host that knows the tokenizer; ``--slow`` leaves it out.
+A score-file, a server and one or more workers work as always. The texts are tokenized by the model's
+tokenizer, and batches are put together, planned and sent to a device. As a GPU would, the device answers
+after a given time for each token, while the host prepares the next batch. With ``--launches``, the forward's
+thread spends the given CPU time for each launch of a batch, outside of Python's lock, and takes the lock
+again after each, as PyTorch's operations do. The command prints the pairs a second from the call of score-
+file to the finished file, with processes, model and tokenizer ready before. It also prints the CPU time for a
+pair of each process and of the busiest thread, which is the limit if there are enough cores. A file's pairs
+are repeated, with a number before each passage, so no two are the same. A fast tokenizer library, if one is
+installed, is proven before, as on a host that knows the tokenizer; ``--slow`` leaves it out.
 """
 
 from __future__ import annotations
@@ -149,7 +150,8 @@ def main() -> None:
     parser.add_argument("--launches", type=int, default=0, help="of each batch")
     parser.add_argument("--launch-us", type=float, default=0.0, help="CPU time of a launch, in µs")
     parser.add_argument("--token-budget", type=int, default=65536, help="padded tokens in a batch")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads of the worker")
+    parser.add_argument("--workers", type=int, default=1, help="that share the device")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of a worker")
     parser.add_argument("--switch-us", type=float, default=0.0, help="to find races; 0: Python's interval")
     parser.add_argument("--slow", action="store_true", help="tokenize by tokenizers alone")
     parser.add_argument("--runs", type=int, default=1)
@@ -164,7 +166,7 @@ def main() -> None:
     os.environ.setdefault("RANKMILL_CLAIM_AHEAD", "65536")
     with (
         tempfile.TemporaryDirectory() as name,
-        cluster(1, args.threads, "benchmarks.feed.FeedWorker") as place,
+        cluster(args.workers, args.threads, "benchmarks.feed.FeedWorker") as place,
     ):
         source = write_input(Path(name), args.pairs, args.rows, "parquet")
         (Path(name) / "first").mkdir()
@@ -179,13 +181,12 @@ def feed(
     source: Path, rows: int, place: Cluster, args: argparse.Namespace, profile: Path | None
 ) -> dict[str, Any]:
     """Score a file of `rows` pairs; returns the pairs a second, and by process the µs of CPU for a pair."""
-    processes = {"server": place.server, "worker": place.workers[0]}
-    before = {name: cpu_seconds(process) for name, process in processes.items()}
-    threads = thread_seconds(place.workers[0])
+    before = cpu_seconds(place)
+    threads = thread_seconds(place.workers)
     found = measure(str(source), place.url, rows, args.chunk_size, profile, args.model)
-    cpu = {name: cpu_seconds(process) - before[name] for name, process in processes.items()}
+    cpu = {name: seconds - before[name] for name, seconds in cpu_seconds(place).items()}
     cpu["producer"] = found["cpu_seconds"]
-    later = thread_seconds(place.workers[0])
+    later = thread_seconds(place.workers)
     busiest = max(seconds - threads.get(each, 0.0) for each, seconds in later.items())
     micro = {name: round(1e6 * seconds / rows, 2) for name, seconds in cpu.items()}
     return {
@@ -198,14 +199,16 @@ def feed(
     }
 
 
-def thread_seconds(process: psutil.Process) -> dict[int, float]:
-    """CPU time of each thread of a process so far, by its id."""
-    return {each.id: each.user_time + each.system_time for each in process.threads()}
+def thread_seconds(workers: list[psutil.Process]) -> dict[int, float]:
+    """CPU time of each thread of the workers so far, by its id."""
+    threads = [thread for worker in workers for thread in worker.threads()]
+    return {thread.id: thread.user_time + thread.system_time for thread in threads}
 
 
-def cpu_seconds(process: psutil.Process) -> float:
-    """CPU time of a process so far."""
-    return float(sum(process.cpu_times()[:2]))
+def cpu_seconds(place: Cluster) -> dict[str, float]:
+    """CPU time so far of the server, and of the workers together."""
+    processes = {"server": [place.server], "worker": place.workers}
+    return {name: sum(sum(each.cpu_times()[:2]) for each in of) for name, of in processes.items()}
 
 
 if __name__ == "__main__":
