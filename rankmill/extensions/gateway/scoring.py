@@ -338,14 +338,16 @@ class SubmittedRequest:
         for row, reason in self._run.errors.items():
             raise unscorable(row, reason)
         stats, seconds = self._run.stats, time.perf_counter() - self._began
-        version = (self._run.model, stats.revision or "")
-        labels = self._run.labels
-        if not self._encodes:
-            array = np.array(scores, np.float32)
-            metrics.by_model.count(version, self._priority, array, seconds, max(len(labels), 1))
+        labels, array = self._run.labels, np.array(scores, np.float32)
+        versions = self._run.versions
+        for model, revision, rows in [] if self._encodes else versions:
+            version = model, revision or ""
+            metrics.by_model.count(version, self._priority, array[rows], seconds, max(len(labels), 1))
+        revisions = [revision for _, revision, _ in versions if revision]
+        contract = {**stats.contract(), **({"revision": ",".join(revisions)} if revisions else {})}
         return RequestScores(
             scores, self._name or self._run.model, stats.tokens, seconds, stats.seconds,
-            stats.tokenize_seconds, stats.forward_seconds, max(stats.chunks, 1), stats.contract(), labels,
+            stats.tokenize_seconds, stats.forward_seconds, max(stats.chunks, 1), contract, labels,
             self._found(), self._run.id,
         )  # fmt: skip
 

@@ -35,6 +35,9 @@ from rankmill.producer.client.runs import RowScore, ScoringRun
 from rankmill.producer.client.sync_client import Client
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from rankmill.jobs.contract.run import Progress
     from rankmill.jobs.runtime.settings import Settings, SettingsOptions
     from rankmill.producer.client.files import AsyncFileHandle, FileHandle
@@ -139,6 +142,11 @@ class AsyncScoringRun(Generic[RowScore]):
     def model(self) -> str:
         """The model that scores; for an alias, the version that the alias stood for."""
         return self._run.model
+
+    @property
+    def versions(self) -> list[tuple[str, str | None, npt.NDArray[np.int64] | slice]]:
+        """The models that score, with their revisions and row numbers: several if an alias is split."""
+        return self._run.versions
 
     @property
     def stats(self) -> RunStats:

@@ -205,11 +205,15 @@ class RunStats:
 
 
 class Join(NamedTuple):
-    """Functions by which several runs are read as one: they join tables, progress and numbers of rows."""
+    """Functions by which several runs are read as one: they join tables, progress and numbers of rows.
+
+    ``places`` has the row numbers of each run, unless every run has all rows.
+    """
 
     tables: Callable[[Sequence[Iterator[ScoredTable]]], Iterator[ScoredTable]]
     progress: Callable[[Sequence[Progress]], Progress]
     rows: Callable[[Sequence[int | None]], int | None]
+    places: Sequence[npt.NDArray[np.int64]] = ()
 
 
 _ALONE = Join(itemgetter(0), itemgetter(0), itemgetter(0))
@@ -247,6 +251,16 @@ class ScoringRun(Generic[RowScore]):
     def model(self) -> str:
         """The model that scores; for an alias, the version that the alias stood for."""
         return ",".join(driver.run.spec.model for driver in self._drivers)
+
+    @property
+    def versions(self) -> list[tuple[str, str | None, npt.NDArray[np.int64] | slice]]:
+        """The models that score, with their revisions and row numbers: several if an alias is split."""
+        if not self._join.places:
+            return [(self.model, self.stats.revision, slice(None))]
+        specs = [driver.run.spec for driver in self._drivers]
+        return [
+            (spec.model, spec.revision, rows) for spec, rows in zip(specs, self._join.places, strict=True)
+        ]
 
     @property
     def is_detached(self) -> bool:

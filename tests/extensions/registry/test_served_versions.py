@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -32,6 +34,13 @@ def asked(gateway: Running, query: str) -> list[float]:
     reply = gateway.post("/rerank", {"query": query, "texts": TEXTS})
     assert reply.status == 200, reply.body
     return [each["score"] for each in sorted(reply.json, key=lambda each: each["index"])]
+
+
+def scored_pairs(gateway: Running) -> dict[str, int]:
+    """The pairs that the gateway has counted, by model."""
+    counted = gateway.get("/metrics").body.decode()
+    found = re.findall(r'^rankmill_gateway_model_pairs_total\{model="(.*?)".*\} (.*)', counted, re.M)
+    return {model: int(float(pairs)) for model, pairs in found}
 
 
 def test_an_alias_a_split_and_a_shadow_answer_as_their_versions(
@@ -77,6 +86,15 @@ def test_an_alias_a_split_and_a_shadow_answer_as_their_versions(
         )
         stands_for(half)
         wait_for(lambda: answers(gateway, half))  # the gateway asks the registry again
+        pairs = {"text_1": QUERIES, "text_2": [TEXTS[0]] * len(QUERIES)}
+        before = Counter(scored_pairs(gateway))
+        reply = gateway.post("/v1/score", pairs)
+        by = [version_of("reranker", half, query) for query in QUERIES]
+        contents = {v: registry.manifest(Reference("reranker", v)).content for v in dict.fromkeys(by)}
+        assert reply.json["model"] == ",".join(f"reranker@{version}" for version in contents)
+        assert unquote(reply.headers["x-score-revision"]) == ",".join(contents.values())
+        more = Counter(scored_pairs(gateway)) - before
+        assert more == {f"reranker@{version}": by.count(version) for version in contents}
         tokens = gateway.post("/tokenize", {"inputs": QUERIES, "add_special_tokens": False}).json
         assert ["".join(each["text"] for each in row) for row in tokens] == [
             query.replace(" ", "") for query in QUERIES
