@@ -7,11 +7,11 @@ import math
 import os
 import re
 import signal
+from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, NoReturn, cast
 
 import redis
-from redis.client import Pipeline
 from rq import Queue, worker_registration
 from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT, DEFAULT_LOGGING_FORMAT
 from rq.exceptions import StopRequested
@@ -28,7 +28,6 @@ from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.recovery import failure_handler
 from rankmill.jobs.protocol.runs import RunStore
-from rankmill.jobs.protocol.script import Script
 from rankmill.jobs.protocol.worker_report import SCORING_FIELD, withdraw_worker
 from rankmill.jobs.runtime.hosts import worker_name
 from rankmill.jobs.system import system
@@ -53,8 +52,6 @@ _GRACE_SECONDS = 60.0
 """A call that runs this long (s) past its time limit counts as hanging: it runs in C and does not react to
 the signal.
 """
-
-_MEND_RECORD = Script("workers/rq/lua/mend_record.lua")
 
 logger = logging.getLogger(__name__)
 
@@ -240,10 +237,13 @@ class RQWorker(SimpleWorker):
         written over it.
         """
         connection: Any = self.connection
-        with connection.pipeline() as pipe:
-            _MEND_RECORD.run(pipe, [self.key])
-            pipe.hset(self.key, mapping=self.serialize())
-            pipe.execute()
+        try:
+            connection.hset(self.key, mapping=self.serialize())
+        except redis.ResponseError as error:
+            if not str(error).startswith("WRONGTYPE"):
+                raise
+            connection.delete(self.key)
+            connection.hset(self.key, mapping=self.serialize())
         worker_registration.register(self)
 
     def renew_leases(self) -> None:
@@ -260,7 +260,8 @@ class RQWorker(SimpleWorker):
     def show_state(self, *, busy: bool) -> None:
         state = WorkerStatus.BUSY if busy else WorkerStatus.IDLE
         if self.get_state() != state:
-            self.set_state(state)
+            with suppress(redis.ResponseError):  # the heartbeat writes the record again
+                self.set_state(state)
 
     # What RQ calls.
 
@@ -302,18 +303,6 @@ class RQWorker(SimpleWorker):
     def get_heartbeat_ttl(self, job: Job, working_time: float = 0.0) -> int:
         """Seconds that the lease of a job lasts; the heartbeat thread renews it."""
         return self.lease_seconds
-
-    def set_state(self, state: str, pipeline: Pipeline | None = None) -> None:
-        _MEND_RECORD.run(pipeline or self.connection, [self.key])
-        super().set_state(state, pipeline)
-
-    def increment_successful_job_count(self, pipeline: Pipeline | None = None) -> None:
-        _MEND_RECORD.run(pipeline or self.connection, [self.key])
-        super().increment_successful_job_count(pipeline)
-
-    def increment_failed_job_count(self, pipeline: Pipeline | None = None) -> None:
-        _MEND_RECORD.run(pipeline or self.connection, [self.key])
-        super().increment_failed_job_count(pipeline)
 
     def serialize(self) -> dict[str, Any]:
         return {**super().serialize(), SCORING_FIELD: 1}
