@@ -132,6 +132,26 @@ def test_a_job_is_moved_once_though_another_process_moves_it_meanwhile(store: Ru
     assert store.redis.zrange(leases, 0, -1) == [b"b-0:y"]
 
 
+def test_a_job_is_moved_though_a_heartbeat_comes_meanwhile(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leases, job = store.queue("q").started_job_registry.key, "rq:job:a-0"
+    store.redis.zadd(leases, {"a-0:x": 0})
+    store.redis.hset(job, "status", "started")
+    beats, multi = [b"first", b"second"], Pipeline.multi
+
+    def after_a_beat(pipe: Pipeline) -> None:
+        if beats:
+            store.redis.hset(job, "last_heartbeat", beats.pop())
+        multi(pipe)
+
+    monkeypatch.setattr(Pipeline, "multi", after_a_beat)
+    assert move(store.redis, leases, "a-0:x", job, lambda pipe: pipe.rpush("queue", "a-0"))
+    assert not beats
+    assert store.redis.lrange("queue", 0, -1) == [b"a-0"]
+    assert not store.redis.exists(leases)
+
+
 def test_a_lease_that_is_renewed_meanwhile_is_not_ended(server: Server) -> None:
     client = server.client
     client.zadd("leases", {"renewed": 20.0, "lapsed": 10.0})

@@ -52,12 +52,13 @@ def put(
     weight: float = 1.0,
     kind: Priority = "bulk",
     pairs: int = 10,
+    ttl: int = 3600,
     run: Run | None = None,
 ) -> Run:
     """Put chunks of a run, a new one unless it is given, into the queue."""
     is_new = run is None
     run = run or new_run(
-        ScoreSpec(model="m"), queue="q", ttl=3600, max_retries=2, priority=kind, tenant=Tenant(tenant, weight)
+        ScoreSpec(model="m"), queue="q", ttl=ttl, max_retries=2, priority=kind, tenant=Tenant(tenant, weight)
     )
     store.enqueue(run, {chunk: Payload(b"pairs", pairs) for chunk in chunks}, new=is_new)
     return run
@@ -150,7 +151,7 @@ def test_runs_that_a_worker_leaves_alone_are_no_obstacle(store: RunStore, queue:
     asked = put(store, [0], kind="request", tenant="a")
     other = put(store, [0], kind="request", tenant="a")
     assert taken(queue, alone=[asked.id]) == f"{other.id}-0"
-    store.redis.rpush(queue.key, "by-name")
+    store.redis.rpush(queue.key, "by-name", f"{mine.id}-1")  # a chunk of bulk work, for a worker that waits
     assert taken(queue, "request", alone=[asked.id, "rby-name"]) == ""
     assert {taken(queue, "request") for _ in range(2)} == {f"{asked.id}-0", "by-name"}
     # who could not be served for long does not come before all others then
@@ -247,7 +248,10 @@ def test_a_job_that_reached_no_worker_is_put_back_and_wakes_one(store: RunStore,
     queue.rescue(job, b"seen", 106.0, 5.0)
     assert store.redis.lrange(queue.key, 0, -1) == [job]  # where the worker waits
     assert [taken(queue), taken(queue)] == [f"{run.id}-0", f"{run.id}-1"]
-    queue.rescue(b"gone", b"seen", 106.0, 5.0)
+    queue.rescue(job, b"seen", 112.0, 5.0)
+    assert queue.count == 0  # it has left the queue anew, and is seen for the first time again
+    store.redis.lrem(queue.intermediate_queue_key, 1, job)  # its worker begins it
+    queue.rescue(job, b"seen", 118.0, 5.0)
     assert queue.count == 0
 
 
@@ -329,6 +333,7 @@ def test_a_chunk_left_for_an_idle_worker_is_removed_with_its_run(
 def test_every_key_of_a_queue_expires_and_none_before_the_jobs(store: RunStore, queue: OrderedQueue) -> None:
     taken(queue, worker="a", idle=True, waits=True)
     runs = [put(store, range(3), tenant="a"), put(store, [0, 1], kind="request", tenant="b")]
+    put(store, [0], kind="request", tenant="b", ttl=60)  # in the list of the other
     for _ in range(3):
         taken(queue, worker="b", idle=True)
     queue.place(store.redis, f"{runs[0].id}-0", at_front=True)
