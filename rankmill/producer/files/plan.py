@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.formats.base import ROW
+from rankmill.producer.files.formats.base import ROW, text_of, undictionaried
 from rankmill.producer.files.formats.jsonl import JSONL
+from rankmill.producer.files.formats.parquet import PARQUET
 from rankmill.producer.files.formats.text import (
     cannot_be_text,
     far_time,
-    undictionaried,
     undictionary,
     without_times,
 )
@@ -122,20 +122,33 @@ def _with(schema: pa.Schema, kept: Sequence[str], added: Sequence[tuple[pa.Field
 
 
 def _check_times(source: PairSource, target: AnyPath, form: OutputFormat, kept: Sequence[str]) -> None:
-    """Raise `InputError` if the output is text, and has a time that cannot be written as text."""
-    if not form.of(target).is_text or ROW in kept:
+    """Raise `InputError` if the output has a time that cannot be written to its format."""
+    own = form.of(target)
+    if ROW in kept:
         return
     kinds = {name: undictionaried(source.schema.field(name).type) for name in kept}
-    if form.of(target) is not JSONL:  # JSON Lines is the only text format with nested columns
-        kinds = {name: kind for name, kind in kinds.items() if not pa.types.is_nested(kind)}
-    names = [name for name, kind in kinds.items() if without_times(kind) != kind and not cannot_be_text(kind)]
+    if own is PARQUET:  # seconds become milliseconds
+        names = [name for name, kind in kinds.items() if "timestamp[s" in str(kind)]
+    elif own.is_text:
+        if own is not JSONL:  # JSON Lines is the only text format with nested columns
+            kinds = {name: kind for name, kind in kinds.items() if not pa.types.is_nested(kind)}
+        names = [
+            name for name, kind in kinds.items() if without_times(kind) != kind and not cannot_be_text(kind)
+        ]
+    else:
+        return
     first = 0
     for batch in source.select(names) if names else ():
         for name in names:
-            if (row := far_time(undictionary(batch[name]))) is not None:
+            try:
+                row = far_time(undictionary(batch[name]))
+            except pa.ArrowInvalid as error:
+                raise InputError(f"{target}: the times of column {name!r}: {text_of(error)}") from None
+            if row is not None:
+                bad, way_out = ("Parquet", ".arrow") if own is PARQUET else ("text", ".parquet")
                 raise InputError(
-                    f"{target}: row {first + row} (counted from 0): column {name!r} holds a time that text "
-                    "cannot hold, as its year is too far away; name an output that ends in .parquet"
+                    f"{target}: row {first + row} (counted from 0): column {name!r} holds a time that {bad} "
+                    f"cannot hold, as its year is too far away; name an output that ends in {way_out}"
                 )
         first += len(batch)
 

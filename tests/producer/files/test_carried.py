@@ -409,8 +409,9 @@ TENSOR = pa.ExtensionArray.from_storage(
         (pa.array([{}], pa.struct([])), ["parquet", "csv"], ["jsonl"]),
         (TENSOR, ["csv", "tsv"], ["parquet", "jsonl"]),
         (pa.array([b"x"]), ["jsonl"], ["parquet"]),
+        (pa.StructArray.from_arrays([_ZERO, _ZERO], ["a", "a"]), ["jsonl", "csv"], ["parquet"]),
     ],
-    ids=["interval", "intervals", "union", "empty", "tensor", "bytes"],
+    ids=["interval", "intervals", "union", "empty", "tensor", "bytes", "twice"],
 )
 def test_a_format_that_cannot_hold_a_column_names_those_that_can(
     tmp_path: Path, column: pa.Array, cannot: list[str], can: list[str]
@@ -425,6 +426,99 @@ def test_a_format_that_cannot_hold_a_column_names_those_that_can(
         scored(tmp_path / f"o.{ending}", opened(tmp_path / "a.arrow"))
 
 
+def _encoded(*values: Any, kind: pa.DataType | None = None) -> pa.Array:
+    """The values as a dictionary with one entry for each, also for null."""
+    return pa.DictionaryArray.from_arrays(pa.array(range(len(values))), pa.array(values, kind))
+
+
+_THREE = [0, 1, 2, 3]
+NULLS = pa.nulls(3)
+CATEGORIES = _encoded("a", None, "b")
+ODD_COLUMNS = {
+    "categories": CATEGORIES,
+    "numbers": _encoded(1, None, 3),
+    "bytes": _encoded(b"a", None, b"b"),
+    "views": _encoded("a", None, "b", kind=pa.string_view()),
+    "views of bytes": _encoded(b"a", None, b"b", kind=pa.binary_view()),
+    "durations": _encoded(dt.timedelta(1), None, dt.timedelta(2)),
+    "nothing": _encoded(None, None, None),
+    "list": pa.ListArray.from_arrays(_THREE, CATEGORIES),
+    "struct": pa.StructArray.from_arrays([CATEGORIES], ["a"]),
+    "map": pa.MapArray.from_arrays(_THREE, pa.array(["x", "y", "z"]), CATEGORIES),
+    "fixed": pa.FixedSizeListArray.from_arrays(CATEGORIES, 1),
+    "list of nulls": pa.ListArray.from_arrays(_THREE, NULLS),
+    "struct of nulls": pa.StructArray.from_arrays([NULLS], ["a"]),
+    "fixed lists of nulls": pa.FixedSizeListArray.from_arrays(NULLS, 1),
+    "json": pa.ExtensionArray.from_storage(
+        pa.json_(pa.string_view()), pa.array(["[]", None, "{}"], pa.string_view())
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD_COLUMNS)
+@pytest.mark.parametrize("ranked", [False, True])
+def test_dictionaries_and_nulls_at_any_depth_are_written(tmp_path: Path, name: str, ranked: bool) -> None:
+    column = ODD_COLUMNS[name]
+    batch = pa.record_batch({"query": ["q"] * 3, "passage": ["p"] * 3, "x": column})
+    with pa.ipc.new_file(tmp_path / "a.arrow", batch.schema) as file:
+        file.write(batch)
+    form = {"top_k": 3} if ranked else {}
+    expected = column.to_pylist()[:: -1 if ranked else 1]
+    for ending in ("parquet", "arrow"):
+        output = scored(tmp_path / f"o.{ending}", opened(tmp_path / "a.arrow"), **form)
+        (table,) = opened(output).tables(Sizing(9))
+        assert table["x"].to_pylist() == expected
+    if "bytes" not in name:
+        lines = scored(tmp_path / "o.jsonl", opened(tmp_path / "a.arrow"), **form).read_text().splitlines()
+        assert len(lines) == 3
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.DictionaryArray.from_arrays([0], pa.array([[1]])),
+        pa.DictionaryArray.from_arrays([0], pa.array([{"a": 1}])),
+        pa.array([[]], pa.list_(pa.int64(), 0)),
+    ],
+    ids=["lists", "structs", "size 0"],
+)
+def test_what_arrow_cannot_cast_is_refused_before_any_work(tmp_path: Path, column: pa.Array) -> None:
+    batch = pa.record_batch({"query": ["q"], "passage": ["p"], "x": column})
+    with pa.ipc.new_file(tmp_path / "a.arrow", batch.schema) as file:
+        file.write(batch)
+    with pytest.raises(InputError, match=r"column 'x' holds .* cannot be read; write plain lists"):
+        opened(tmp_path / "a.arrow")
+
+
+def test_a_null_in_a_dictionary_of_queries_is_a_null_query(tmp_path: Path) -> None:
+    batch = pa.record_batch({"query": CATEGORIES, "passage": ["p"] * 3})
+    with pa.ipc.new_file(tmp_path / "a.arrow", batch.schema) as file:
+        file.write(batch)
+    with pytest.raises(InputError, match=r"row 1 \(counted from 0\) has a null"):
+        open_source(find_files([str(tmp_path / "a.arrow")]), PAIRS, allow_nulls=False)
+
+
+def test_seconds_beyond_parquet_s_milliseconds_and_unknown_zones_are_named(tmp_path: Path) -> None:
+    far, nowhere = pa.array([0, 2**60], pa.timestamp("s")), pa.array([0, 1], pa.timestamp("s", "No/Where"))
+    for column, ending, why in (
+        (far, "parquet", r"row 1 .* column 'x' holds a time that Parquet cannot hold.* ends in .arrow"),
+        (nowhere, "csv", "the times of column 'x': .*No/Where"),
+    ):
+        batch = pa.record_batch({"query": ["q"] * 2, "passage": ["p"] * 2, "x": column})
+        with pa.ipc.new_file(tmp_path / "a.arrow", batch.schema) as file:
+            file.write(batch)
+        with pytest.raises(InputError, match=why):
+            scored(tmp_path / f"o.{ending}", opened(tmp_path / "a.arrow"))
+        scored(tmp_path / "o.arrow", opened(tmp_path / "a.arrow"))
+
+
+def test_text_that_is_not_utf_8_is_named_for_json(tmp_path: Path) -> None:
+    bad = pa.array([b"\xff"]).view(pa.string())
+    pq.write_table(pa.table({"query": ["q"], "passage": ["p"], "x": bad}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match="column 'x' holds text that is not valid UTF-8"):
+        scored(tmp_path / "o.jsonl", opened(tmp_path / "a.parquet"))
+
+
 @pytest.mark.parametrize("ending", ["parquet", "arrow", "jsonl", "csv"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_categories_of_polars_are_written_in_every_format(tmp_path: Path, ending: str, stream: bool) -> None:
@@ -434,8 +528,6 @@ def test_categories_of_polars_are_written_in_every_format(tmp_path: Path, ending
     )
     if ending != "csv":
         frame = frame.with_columns(pl.concat_list(pl.col("kind")).alias("more"))
-    if ending == "arrow":
-        frame = frame.drop("more")  # Arrow's files have no dictionaries inside of lists
     (frame.write_ipc_stream if stream else frame.write_ipc)(
         tmp_path / "a.arrow", compat_level=pl.CompatLevel.newest()
     )

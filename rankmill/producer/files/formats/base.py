@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.schema import Inputs
+from rankmill.jobs.contract.wire import is_text
 from rankmill.producer.files.stores.paths import AnyPath
 
 MAX_LINE_BYTES = 16 << 20
@@ -218,15 +219,18 @@ def check_types(path: AnyPath, schema: pa.Schema) -> None:
         if _is_uncastable(field.type):
             raise InputError(
                 f"{path}: column {field.name!r} holds {field.type}, which cannot be read; write plain lists "
-                "in place of list views, and plain values in place of run-end-encoded ones"
+                "in place of list views, and plain values in place of run-end-encoded ones, dictionaries of "
+                "lists or structs, and lists of size 0"
             )
 
 
 def _is_uncastable(kind: pa.DataType) -> bool:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if pa.types.is_dictionary(kind):
+        return bool(pa.types.is_nested(kind.value_type)) or _is_uncastable(kind.value_type)
     tests = (pa.types.is_list_view, pa.types.is_large_list_view, pa.types.is_run_end_encoded)
+    is_empty_list = pa.types.is_fixed_size_list(kind) and not kind.list_size
     inner = (kind.field(place).type for place in range(kind.num_fields))
-    return any(test(kind) for test in tests) or any(map(_is_uncastable, inner))
+    return is_empty_list or any(test(kind) for test in tests) or any(map(_is_uncastable, inner))
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
@@ -234,7 +238,7 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
     is made of it.
     """
     metadata = {key: value for key, value in (schema.metadata or {}).items() if not key.startswith(_OURS)}
-    return pa.schema([_plain_field(field) for field in schema], metadata or None)
+    return pa.schema([field.with_type(_plain(field.type)) for field in schema], metadata or None)
 
 
 _OURS = b"rankmill."
@@ -242,33 +246,65 @@ _OURS = b"rankmill."
 
 
 def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with plain text and bytes in place of views, at any depth. Polars writes views, and Arrow
-    cannot take rows of them.
+    """The batch with plain text and bytes in place of views, at any depth, because Arrow cannot take rows of
+    views, which Polars writes.
+
+    A dictionary of texts stays one, but without a null among its texts, because Parquet cannot hold that
+    null. Other dictionaries become plain values.
     """
     schema = plain_schema(batch.schema)
-    return batch if schema == batch.schema else batch.cast(schema)
+    columns = map(_plain_column, batch.columns, schema.types)
+    return pa.record_batch(list(columns), schema=schema)
 
 
-def _plain_field(field: pa.Field) -> pa.Field:
-    return field.with_type(_plain_type(field.type))
+def _plain_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    for step in (_mapped(column.type, _without_view), kind):  # Arrow does not take texts of views at once
+        column = column if column.type == step else column.cast(step)
+    if pa.types.is_dictionary(kind) and column.dictionary.null_count:
+        return column.dictionary_decode().dictionary_encode().cast(kind)
+    return column
 
 
-def _plain_type(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_dictionary(kind) and pa.types.is_string_view(kind.value_type):
-        return pa.dictionary(kind.index_type, pa.string(), kind.ordered)
-    if pa.types.is_struct(kind):
-        return pa.struct([_plain_field(field) for field in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(_plain_field(kind.key_field), _plain_field(kind.item_field), kind.keys_sorted)
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(_plain_field(kind.value_field), kind.list_size)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
-        return make(_plain_field(kind.value_field))
+def _plain(kind: pa.DataType) -> pa.DataType:
+    kind = _mapped(kind, _without_view)
+    is_category = pa.types.is_dictionary(kind) and is_text(kind) and not pa.types.is_null(kind.value_type)
+    return kind if is_category else _mapped(kind, undictionaried)
+
+
+def _without_view(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _without_view(kind.value_type), kind.ordered)
     return _OF_VIEWS.get(kind, kind)
 
 
-_OF_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+def undictionaried(kind: pa.DataType) -> pa.DataType:
+    """The type `kind`, or the type of its values if it is a dictionary."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _mapped(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """The type with `change` applied to the types inside of structs, maps and lists, or to itself."""
+
+    def mapped(field: pa.Field) -> pa.Field:
+        return field.with_type(_mapped(field.type, change))
+
+    if pa.types.is_struct(kind):
+        return pa.struct([mapped(field) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(mapped(kind.key_field), mapped(kind.item_field), kind.keys_sorted)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(mapped(kind.value_field), kind.list_size)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        return make(mapped(kind.value_field))
+    return change(kind)
+
+
+_OF_VIEWS = {
+    pa.string_view(): pa.large_string(),
+    pa.binary_view(): pa.large_binary(),
+    pa.json_(pa.string_view()): pa.large_string(),
+}
 """A batch may hold more text in views than fits into plain text with 32-bit offsets."""
 
 

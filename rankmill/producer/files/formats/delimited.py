@@ -31,6 +31,7 @@ from rankmill.producer.files.formats.base import (
     count_rows,
     is_empty,
     text_of,
+    undictionaried,
 )
 from rankmill.producer.files.formats.quotes import MAX_FIELD_MIB, open_quoted
 from rankmill.producer.files.formats.text import (
@@ -38,7 +39,6 @@ from rankmill.producer.files.formats.text import (
     as_text,
     joined,
     refuse,
-    undictionaried,
     undictionary,
 )
 from rankmill.producer.files.stores.paths import AnyPath

@@ -18,8 +18,8 @@ from rankmill.producer.files.formats.base import (
     plain_batch,
     plain_schema,
     text_of,
+    undictionaried,
 )
-from rankmill.producer.files.formats.text import refuse, undictionaried
 from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_random
 
@@ -112,14 +112,19 @@ class ArrowWriter:
             [field.with_type(undictionaried(field.type)) for field in schema],
             schema.metadata,
         )
-        refuse(plain, "Arrow", _has_dictionary)
         options = pa.ipc.IpcWriteOptions(compression="zstd")
         self._schema = plain
         self._sink = pa.OSFile(str(path), "wb")
         self._writer = pa.ipc.new_file(self._sink, plain, options=options)
 
     def write(self, table: pa.Table) -> None:
-        self._writer.write_table(table.cast(self._schema), max_chunksize=_BATCH_ROWS)
+        # a column that needs no cast is left alone, because Arrow casts a slice with nulls of type null wrong
+        columns = [
+            column if column.type == kind else column.cast(kind)
+            for column, kind in zip(table.columns, self._schema.types, strict=True)
+        ]
+        plain = pa.Table.from_arrays(columns, schema=self._schema)
+        self._writer.write_table(plain, max_chunksize=_BATCH_ROWS)
 
     def close(self, metadata: Mapping[str, str]) -> None:
         self._writer.close()
@@ -127,11 +132,6 @@ class ArrowWriter:
 
     def abandon(self) -> None:
         self._sink.close()
-
-
-def _has_dictionary(kind: pa.DataType) -> bool:
-    inner = [kind.field(place).type for place in range(kind.num_fields)]
-    return pa.types.is_dictionary(kind) or any(map(_has_dictionary, inner))
 
 
 ARROW = Format((".arrow", ".feather"), ArrowReader, ArrowWriter, is_text=False)

@@ -179,7 +179,7 @@ class JsonlWriter(TextWriter):
 
     def _lines(self, table: pa.Table) -> bytes:
         names = [name for name in self._schema.names if name != ROW]
-        columns = [map(_json_of, _for_json(table[name])) for name in names]
+        columns = [map(_json_of, _for_json(name, table[name])) for name in names]
         named = [
             [f"{_json_of(name)}: {text}" for text in column]
             for name, column in zip(names, columns, strict=True)
@@ -555,15 +555,20 @@ def _check_depth(path: AnyPath, number: int, line: bytes) -> None:
         raise InputError(f"{path}, line {number}: lists and objects nested deeper than {MAX_DEPTH}")
 
 
-def _for_json(column: pa.ChunkedArray) -> list[Any]:
+def _for_json(name: str, column: pa.ChunkedArray) -> list[Any]:
     """The values; a 32-bit float becomes the 64-bit float with the same shortest notation, so that 0.1 stays
-    0.1.
+    0.1. Raises `InputError` for text that is not valid UTF-8.
     """
     column = undictionary(column)
     if pa.types.is_float32(column.type):
         values: list[Any] = column.cast(pa.string()).cast(pa.float64()).to_pylist()
         return values
-    return values_for_text(column)
+    try:
+        return values_for_text(column)
+    except UnicodeDecodeError:
+        raise InputError(
+            f"column {name!r} holds text that is {NOT_UTF8}; or name an output that ends in .parquet"
+        ) from None
 
 
 def _finite(value: Any) -> Any:

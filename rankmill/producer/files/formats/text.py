@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.files.formats.base import undictionaried
 
 
 class TextWriter:
@@ -102,11 +103,6 @@ def undictionary(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Arr
     return column.cast(kind.value_type) if pa.types.is_dictionary(kind) else column
 
 
-def undictionaried(kind: pa.DataType) -> pa.DataType:
-    """The type `kind`, or the type of its values if it is a dictionary."""
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
-
-
 def refuse(schema: pa.Schema, name: str, is_bad: Callable[[pa.DataType], bool]) -> None:
     """Raise `InputError` if a column has a type that the format `name` cannot hold."""
     for field in schema:
@@ -140,8 +136,12 @@ _LISTS = ((pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list))
 
 
 def cannot_be_text(kind: pa.DataType) -> bool:
-    """Whether a type holds bytes or intervals, which Arrow does not print."""
+    """Whether a type holds bytes or intervals, which Arrow does not print, or a struct with two fields of one
+    name.
+    """
     kind = undictionaried(kind)
+    if pa.types.is_struct(kind) and len({field.name for field in kind}) < kind.num_fields:
+        return True
     inner = [kind.field(place).type for place in range(kind.num_fields)]
     tests = (
         pa.types.is_binary,
