@@ -33,7 +33,7 @@ def cache_folder(setting: str) -> Path:
     Raises
     ------
     ConfigError
-        The folder is in this user's home folder, and the user does not have one.
+        The path begins with ``~``, and that home folder is not known.
     """
     given = Path(setting if setting != "auto" else os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     folder = of_user(given, "cache_dir (RANKMILL_CACHE_DIR)")
@@ -41,7 +41,9 @@ def cache_folder(setting: str) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder of the cache and those above it; strangers cannot write to them. Raises `OSError`."""
+    """Make a folder of the cache and the missing ones above it, which not everybody may write to. Raises
+    `OSError`.
+    """
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -148,7 +150,7 @@ def write_json(file: Path, values: dict[str, Any]) -> None:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Read a file of `write_json`; empty if it cannot be read."""
+    """Read a file of `write_json`; empty if the file cannot be read or is not an object of JSON."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

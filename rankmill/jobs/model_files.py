@@ -1,8 +1,9 @@
 """The files of a model's directory on which its scores may depend, and the digest of their content.
 
 A model may name files of its own: an index names the files of its weights, and ``modules.json`` names
-folders. A file that a model names is part of the model, wherever it lies in the directory. A name that leads
-out of the directory is refused, because the same digest would stand for another model on another host.
+folders. A file that a model names is part of the model, wherever it lies in the directory. A name of weights,
+of a configuration or of a folder of ``modules.json`` must not lead out of the directory, because the same
+digest would stand for another model on another host.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ _LONGEST = 100
 
 
 def model_folder(model: str) -> Path | None:
-    """The directory that a model's name stands for on this host; ``None`` if it stands for another model."""
+    """The directory that a model's name stands for on this host; ``None`` for ``demo``, and if no such
+    directory exists.
+    """
     folder = expanded(model)
     # Path's own raises if the name cannot be that of a file
     return folder if model != "demo" and os.path.isdir(folder) else None  # noqa: PTH112
@@ -140,7 +143,7 @@ def check_named_files(file: Path) -> None:
 
 @dataclass(frozen=True)
 class _Names:
-    """The names in a JSON file that are of weights (in an index), or of files that `_walk` leaves out."""
+    """The names in a JSON file that are of weights, or may be of files that `_walk` leaves out."""
 
     weights: frozenset[str] = frozenset()
     left_out: frozenset[str] = frozenset()

@@ -210,7 +210,7 @@ class ModelNames:
         return next((owner for owner in self.owners if owner.owns(model)), None)
 
     def choice(self, model: str) -> Choice | None:
-        """What a name stands for; ``None`` if it is a path, or names a model on the hub.
+        """What a name stands for; ``None`` for ``demo``, a path or an id on the hub.
 
         Raises
         ------

@@ -32,7 +32,8 @@ class Fault(Enum):
     ATTEMPT = "attempt"
     """Something about this attempt, or something unknown: the chunk is tried again, as often as its run
     allows. If the worker died in the last attempt, the producer splits the chunk, until the faulty row is in
-    a chunk of its own. After another failure, all rows of the chunk get the reason as their error.
+    a chunk of its own. If the last attempt failed otherwise, all rows of the chunk get the reason as their
+    error.
     """
     WORKER = "worker"
     """The worker or its host: another worker scores the chunk, unless all live workers refuse it."""
@@ -103,7 +104,7 @@ class RedisFailed(RankmillError):
 
 
 class ValueRefused(RedisFailed):
-    """The server, or a proxy before it, refuses a value because of its size; the run has such values."""
+    """The server, or a proxy before it, refuses a value of the run because of its size."""
 
     fault = Fault.RUN
 

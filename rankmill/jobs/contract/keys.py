@@ -123,14 +123,12 @@ def usage(day: int | None = None) -> str:
 
 
 def refusals(run_id: str) -> str:
-    """Hash: why each worker that cannot score the run refuses it, and when it tries again, by its name."""
+    """Hash: why each worker that cannot score the run refuses it, and until when, by the worker's name."""
     return f"{PREFIX}:run:{run_id}:refusals"
 
 
 def of_run(run_id: str) -> list[str]:
-    """The keys that are deleted when a run ends, except those of its chunks and the notes that it was
-    cancelled or has wrong scores.
-    """
+    """The keys of a run, except those of its chunks and its notes (`cancelled`, `wrong`)."""
     state = (run, results, progress, errors, detached, failed_attempts, counted)
     return [name(run_id) for name in (*state, settled, refusals)]
 
@@ -181,8 +179,8 @@ def queues() -> str:
 
 
 def bell(queue: str) -> str:
-    """List: an entry for each chunk of a request that came lately; workers with room only for requests wait
-    for one.
+    """List: an entry for each job of a request that came lately, at most 64; workers with room only for
+    requests wait for an entry.
     """
     return f"{of_queue(queue)}bell"
 

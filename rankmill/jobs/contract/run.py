@@ -114,17 +114,19 @@ class Progress(WireModel):
     at: Seconds = 0.0
 
     def rows_per_second(self, now: float) -> float | None:
-        """The recent speed; ``None`` if it is unknown, or if no row was done lately.
+        """The recent speed in rows per second; ``None`` if it is unknown.
 
-        At `now`, in seconds since 1970, the last row was done at most half a minute ago, or not longer ago
-        than the time in which the speed was measured.
+        The speed is unknown at `now` (s since 1970) if no row was done for half a minute and for as long as
+        the speed was measured.
         """
         fresh, span = self.rows - self.since_rows, self.at - self.since
         is_recent = now - self.at <= max(span, _QUIET_SECONDS)
         return fresh / span if fresh > 0 and span > 0 and is_recent else None
 
     def seconds_left(self, total: int | None, now: float) -> float | None:
-        """Seconds that the rest of `total` rows takes at the recent speed; ``None`` if that is unknown."""
+        """Seconds that the rest of `total` rows takes at the recent speed; ``None`` if `total` or the speed
+        is unknown.
+        """
         speed = self.rows_per_second(now)
         return None if total is None or speed is None else max(total - self.rows, 0) / speed
 

@@ -46,8 +46,7 @@ def check_format(written_as: object, subject: str) -> None:
 
 
 class WireModel(BaseModel):
-    """What processes exchange; for a reader, an unknown field, a missing field or a wrong type is a
-    `WireError`.
+    """What processes exchange; for a reader, a field that is unknown, missing or not valid is a `WireError`.
 
     A release that changes what fields may contain also changes `FORMAT`.
     """

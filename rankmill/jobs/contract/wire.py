@@ -105,6 +105,7 @@ def encode_scores(scores: pa.Array, errors: pa.Array, tokens: pa.Array | None = 
     """Encode float32 scores (or lists of equal length) and text errors, both of shape ``[n]``.
 
     If tokens are asked for, `tokens` has their number (int32) or the tokens as JSON (text) for each row.
+    Raises `WireError` if the payload is larger than ``MAX_CHUNK_BYTES``.
     """
     columns, schema = [scores, errors], _with_type(_SCORES, "score", scores.type)
     if tokens is not None:

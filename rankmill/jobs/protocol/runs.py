@@ -130,7 +130,9 @@ class RunStore:
             pipe.execute()
 
     def _write(self, pipe: Pipeline, run: Run, *, has_results: bool = False) -> None:
-        """Write a run that Redis does not have; after a lost reply, the run may already have results."""
+        """Write a run that Redis does not have; with `has_results`, the stream of its results is there and
+        stays.
+        """
         meta, results = keys.run(run.id), keys.results(run.id)
         pipe.unlink(meta)
         pipe.hset(meta, mapping=cast("dict[Any, Any]", run.fields()))

@@ -81,7 +81,8 @@ def connect(url: str, wait_seconds: float) -> redis.Redis:
     Raises
     ------
     ConfigError
-        The URL is malformed, a certificate that it names cannot be read, or the server is in cluster mode.
+        The URL is malformed or has an option that changes replies, a certificate that it names cannot be
+        read, or the server is in cluster mode.
     ConnectionFailed
         No server answers at `url`, or the server refuses the credentials.
     """
@@ -122,7 +123,8 @@ def client_for(url: str, wait_seconds: float) -> redis.Redis:
     Raises
     ------
     ConfigError
-        The URL is malformed, or a certificate that it names cannot be read.
+        The URL is malformed or has an option that changes replies, or a certificate that it names cannot be
+        read.
     """
     return redis.Redis.from_pool(pool_for(url, Patience(wait_seconds)))
 

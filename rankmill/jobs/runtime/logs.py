@@ -1,5 +1,5 @@
-"""Logs readable lines to a terminal, and JSON elsewhere. With JSON, all that Python code writes to
-standard error is JSON.
+"""Logs to standard error, as readable lines or as JSON. With JSON, all that Python code writes to standard
+error is JSON.
 
 Every line that is logged within `about`, even by a library, has the ids that were given there, such as those
 of the run, chunk, job and worker. So a chunk can be followed by one id from its producer to its worker and

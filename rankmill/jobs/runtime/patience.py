@@ -265,8 +265,8 @@ class Patience(Retry):
     seconds
         Longest wait of a command (``redis_wait_seconds``).
     give_up
-        Called with the error, before it is raised, when a command has waited for `seconds`, but not when a
-        shorter wait of `waiting` is over. The function may end the process.
+        Called with the error, before it is raised, when a command's longest wait is over, unless `waiting`
+        made the wait shorter. The function may end the process.
 
     Raises
     ------

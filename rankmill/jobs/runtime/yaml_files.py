@@ -42,8 +42,8 @@ def read_yaml(path: Path) -> Any:
     Raises
     ------
     ConfigError
-        The file cannot be read, is too large or too deeply nested, has an alias (a few aliases can expand
-        to gigabytes), or is not YAML.
+        The file cannot be read, is too large or too deeply nested, has a value without quotes that is too
+        long, has an alias (a few aliases can expand to gigabytes), or is not YAML.
     """
     try:
         with path.open("rb") as file:

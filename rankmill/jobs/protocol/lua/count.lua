@@ -1,6 +1,6 @@
 -- Adds to the accounts what parts of a run have used. A part counts only if this script deletes its entry from the
 -- run's stream (XDEL) or adds it to a set (SADD), so it counts once. For the entry 'end', XDEL deletes the stream.
--- KEYS: the stream of results or the set of entries, the accounts.
+-- KEYS: the stream of results or the set of entries, the prefix of the accounts' keys.
 -- ARGV: XDEL or SADD, expiry of the accounts (s), most entries of a day, group, name of the tenant, model;
 --   then for each part its entry, the number of its devices, and for each device its name and five amounts.
 -- Returns what is wrong with the accounts, or nothing.
