@@ -163,6 +163,8 @@ def _live_runs(client: redis.Redis, model: str) -> Sequence[str]:
     while page * _PAGE < total:
         cluster = read_cluster(client, page=page, page_size=_PAGE)
         run_ids += [run.id for run in cluster.runs if run.model == model]
+        submitted = [run for seen in cluster.extensions.values() for run in seen.runs()] if not page else []
+        run_ids += [run.id for run in submitted if run.model == model and run.state in {"waiting", "running"}]
         page, total = page + 1, cluster.runs_total
     return run_ids
 

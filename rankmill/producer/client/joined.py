@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rankmill.jobs.contract.run import Progress
+from rankmill.jobs.contract.shown import natural_order
 from rankmill.producer.client.runs import Join, ScoringRun, as_array, joined
 from rankmill.producer.collect.pairs import OpenTables
 from rankmill.producer.collect.repeats import no_earlier
@@ -133,17 +134,18 @@ def _reasons(models: Sequence[str], errors: Sequence[pa.Array]) -> pa.Array:
 
 def version_of(name: str, versions: Mapping[str, float], query: str | None) -> str:
     """The version of model `name` that scores a query; the same query gets the same version while the
-    shares stay the same.
+    shares stay the same, in whatever order they are given.
 
-    If the share of the first or of the last version grows, that version keeps the queries that it had.
+    If the share of the lowest or of the highest version grows, that version keeps the queries that it had.
     """
     text = f"{name}\0{query or ''}".encode(errors="replace")
     at = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) / 2**64
-    for version, share in versions.items():
-        at -= share
+    ordered = sorted(versions, key=natural_order)
+    for version in ordered:
+        at -= versions[version]
         if at < 0:
             return version
-    return list(versions)[-1]  # the shares may add up to a little less than 1
+    return ordered[-1]  # the shares may add up to a little less than 1
 
 
 def rows_by_version(

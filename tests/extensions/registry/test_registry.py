@@ -130,6 +130,11 @@ def test_a_version_that_is_used_is_not_removed(
     monkeypatch.setenv("REDIS_URL", shared_server.url)
     assert f"reranker@v2 is used by run {run.id}" in refused("remove", "reranker@v2")
     run.cancel()
+    pairs, output = registry.parent / "pairs.csv", registry.parent / "scores.csv"
+    pairs.write_text("query,passage\na,b\n")
+    submitted = client.submit_file(str(pairs), str(output), model="reranker@v2")
+    assert f"reranker@v2 is used by run {submitted.id}" in refused("remove", "reranker@v2")
+    submitted.cancel()
     assert done("remove", "reranker@v2") == "removed reranker@v2\n"
     assert "reranker@v2 was removed" in refused("show", "reranker@v2")
     assert [each["version"] for each in json.loads(done("list", "--json"))] == ["v1"]

@@ -41,6 +41,8 @@ def test_a_query_of_the_new_version_keeps_it_as_its_share_grows() -> None:
     few = {query for query in queries if version_of("a", SHARES, query) == "v2"}
     more = {query for query in queries if version_of("a", {"v1": 0.6, "v2": 0.4}, query) == "v2"}
     assert few < more
+    turned = {query for query in queries if version_of("a", {"v2": 0.4, "v1": 0.6}, query) == "v2"}
+    assert turned == more
 
 
 def test_every_row_has_one_version_and_all_rows_of_a_query_the_same() -> None:
