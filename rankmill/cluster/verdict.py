@@ -176,7 +176,10 @@ def _is_stuck(run: RunState, queues: Iterable[QueueState], workers: Iterable[Wor
     if run.quiet_seconds < QUIET_SECONDS:
         return False
     is_there = any(queue.name == run.queue and (queue.waiting or queue.started) for queue in queues)
-    return is_there and any(
-        run.queue in worker.queues and worker.state == "idle" and not (worker.report and worker.report.doing)
-        for worker in workers
-    )
+    return is_there and any(run.queue in worker.queues and _is_free(worker) for worker in workers)
+
+
+def _is_free(worker: WorkerState) -> bool:
+    """Whether a worker waits for work; one that leaves chunks to others may only wait for other chunks."""
+    report = worker.report
+    return worker.state == "idle" and not (report and (report.doing or report.refusals))

@@ -207,6 +207,12 @@ def test_a_run_is_not_stuck_while_its_workers_load(server: Server) -> None:
     assert not verdict(read_cluster(server.client)).faults
 
 
+def test_a_run_is_not_stuck_while_the_only_free_worker_refuses_it(server: Server) -> None:
+    quiet_run(server.client)
+    worker(server.client, refusals=("no such model directory",))
+    assert [fault.kind for fault in verdict(read_cluster(server.client)).faults] == ["refusing_worker"]
+
+
 def test_the_worst_comes_first(server: Server) -> None:
     dead_worker(server.client)
     waiting_chunk(server.client)
