@@ -352,7 +352,9 @@ def _check(field: FieldInfo) -> Callable[[click.Context, click.Parameter, Any], 
 
 def reason(error: ValidationError) -> str:
     """The first reason why options are not valid."""
-    return error.errors()[0]["msg"].removeprefix("Value error, ")
+    if (first := error.errors()[0])["type"] == "string_unicode":  # pydantic does not say which text it is
+        return f"{first['input']!r} is not valid UTF-8; give the file or the folder another name"
+    return first["msg"].removeprefix("Value error, ")
 
 
 def server(settings: Settings) -> str:

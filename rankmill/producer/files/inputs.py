@@ -227,7 +227,7 @@ def _is_output(path: AnyPath, output: str | None) -> bool:
     """
     whole = resolved(path.parent if part_of(path.name) else path)
     is_named = output is not None and whole == resolved(as_path(output))
-    is_unfinished = workspace_of(whole).is_dir()
+    is_unfinished = os.path.isdir(workspace_of(whole))  # noqa: PTH112 -- false if the name is too long
     if not (is_named or is_unfinished):
         return False
     if format_of(path) is not PARQUET:

@@ -66,16 +66,24 @@ def read_elsewhere(path: Path) -> tuple[str, int]:
         (["in.csv", "-o", "circle.csv", "--rows-per-part", "1"], "circle.csv: its links lead in a circle"),
         (["in.csv", "-o", "memory://a/b.csv"], "an output cannot be written to memory://"),
         (["in.csv", "-o", "http://127.0.0.1:9/b.csv"], "an output cannot be written to http://"),
+        (["in.csv", "-o", f"{'x' * 240}.csv"], ".errors.jsonl: cannot be written: File name too long"),
+        (["f?/in.csv", "-o", "b.csv"], "xff/in.csv: its path is not valid UTF-8; rename the file or"),
+        (
+            ["f\udcff/in.csv", "-o", "b.csv"],
+            r"f\udcff/in.csv' is not valid UTF-8; give the file or the folder",
+        ),
     ],
 )
 def test_what_is_no_file_is_told_in_one_line(options: list[str], message: str, tmp_path: Path) -> None:
     for name in ("fifo.csv", "fifo.parquet"):
         os.mkfifo(tmp_path / name)  # opened as a file is, it would wait for ever
     (tmp_path / "circle.csv").symlink_to("circle.csv")
-    (tmp_path / "in.csv").write_text("query,passage\na,b\n")
+    (tmp_path / "f\udcff").mkdir()
+    for name in ("in.csv", "f\udcff/in.csv"):
+        (tmp_path / name).write_text("query,passage\na,b\n")
     done = run_command("score-file", *options, "--redis", "redis://127.0.0.1:1", cwd=tmp_path, timeout=60)
-    (line,) = done.err.strip().splitlines()
-    assert (done.code, message in line) == (2, True), line
+    *usage, line = done.err.strip().splitlines()
+    assert (done.code, message in line, "".join(usage)[:6]) in ((2, True, ""), (2, True, "Usage:")), done.err
 
 
 def repeated(head: bytes, unit: bytes, mebibytes: int, tail: bytes = b"") -> Callable[[pa.NativeFile], None]:

@@ -189,11 +189,22 @@ def as_path(name: str) -> AnyPath:
 
 
 def resolved(path: AnyPath) -> AnyPath:
-    """The path with links resolved; URLs have no links. Raises `InputError` where links lead in a circle."""
+    """The path with links resolved; URLs have no links.
+
+    Raises
+    ------
+    InputError
+        Links lead in a circle, or the path is not valid UTF-8, so that it fits into no journal and no JSON.
+    """
     if isinstance(path, ObjectPath):
         return path
     try:
-        return path.resolve()
+        whole = path.resolve()
+        str(whole).encode()
+        return whole
+    except UnicodeEncodeError:
+        shown = os.fsencode(path).decode(errors="backslashreplace")
+        raise InputError(f"{shown}: its path is not valid UTF-8; rename the file or the folder") from None
     except (RuntimeError, OSError):
         raise InputError(f"{path}: its links lead in a circle") from None
 
