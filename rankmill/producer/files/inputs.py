@@ -94,6 +94,8 @@ def find_files(inputs: Sequence[str], output: str | None = None) -> tuple[InputF
     ------
     InputError
         No files are found, or a file has 0 bytes or a format that cannot be read.
+    StoreError, RunnerError
+        A store does not serve, or an object is outside of the roots.
     """
     named_files = [file for name in inputs for file in _found(name, inputs)]
     files = [file for file in named_files if not _is_left_behind(file.path)]
@@ -212,8 +214,8 @@ def _is_left_behind(path: AnyPath) -> bool:
 
 
 def _is_workspace(folder: AnyPath) -> bool:
-    """Whether a folder holds the work of a run. For an output in parts, only the journal in the folder tells
-    whether it does.
+    """Whether a folder is that of a run: the name tells it for an output file with a known ending, and a
+    journal in the folder tells it for any other output.
     """
     if folder.suffix.lower() != WORKSPACE:
         return False

@@ -3,7 +3,7 @@
 A run is resumed only if its manifest is unchanged; otherwise the output would mix rows that were made in two
 ways. A file of the input is identified by its path, size, time of last change and a digest of its first and
 last 64 KiB. So the cost is the same for files of any size. An object in a store is identified by its path,
-size and version. A file of the model is identified by all of its bytes.
+size and version, or else the time of its last change. A file of the model is identified by all of its bytes.
 """
 
 from __future__ import annotations

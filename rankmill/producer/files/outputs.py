@@ -124,7 +124,9 @@ class OutputFormat:
         return self.top_k is not None or self.of(path) is TREC
 
     def group(self, schema: pa.Schema, query: str) -> str:
-        """The column of ids that tells queries apart, or else `query`, the column of their texts."""
+        """The column of ids that tells queries apart, or else `query`, the column of the queries' texts.
+        Raises `InputError` if the column of ids is missing, has no plain ids, or could be one of several.
+        """
         return _id_column(schema, self.query_id, QUERY_IDS, "--query-id-column") or query
 
     def ids(self, schema: pa.Schema) -> tuple[str, str]:
@@ -133,7 +135,7 @@ class OutputFormat:
         Raises
         ------
         InputError
-            The input has no such column, or several.
+            The input has no such column, or several, or one that holds lists or objects.
         """
         columns = []
         for option, named, usual in (

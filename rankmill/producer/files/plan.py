@@ -71,7 +71,7 @@ def plan_output(
     mean: MeanColumn | None = None,
     tokens: str | None = None,
 ) -> OutputPlan:
-    """Plan the output of `source` at `target`. For a TREC run, this reads the ids.
+    """Plan the output of `source` at `target`. For a TREC run, this reads the ids; for other text, the times.
 
     `scores` are the columns of scores, and `mean` is a column for several models. `tokens` is the column with
     each row's number of tokens. `left_out` are columns of the input that the output does not have.
@@ -81,6 +81,8 @@ def plan_output(
     InputError
         The input has a column with the name of a new one, or lacks ids; or an id or a time cannot be written;
         or a query of a TREC run has a passage twice.
+    OutputError
+        The ids of a TREC run do not fit into the temporary folder.
     """
     is_trec = form.of(target) is TREC
     kept = [name for name in source.schema.names if name not in left_out]
@@ -106,8 +108,8 @@ def plan_output(
 
 
 def _with(schema: pa.Schema, kept: Sequence[str], added: Sequence[tuple[pa.Field, str]]) -> pa.Schema:
-    """The columns of the output; `added` are the scores, and perhaps tokens and the rank, each with what to
-    do if its name is taken.
+    """The columns of the output; `added` are the scores, and perhaps their mean, tokens and the rank, each
+    with what to do if its name is taken.
     """
     of_input = list(schema.names if ROW in kept else kept)
     own = [pa.field(ROW, pa.string()) if name == ROW else schema.field(name) for name in kept]

@@ -1,4 +1,4 @@
-"""Ranks the rows of each query by score, and adds the mean of several models' scores, in bounded memory.
+"""Ranks the rows of each query by score, and adds the mean of several models' scores or ranks.
 
 Rows wait on disk until the last one has come, in parts that are sorted by query. Memory holds a buffer of
 rows, and the name of each query.
@@ -286,7 +286,7 @@ def starts_of(column: pa.Array) -> Rows:
 
 
 def _means(numbers: Rows, scores: npt.NDArray[np.float32], of: Mean) -> npt.NDArray[np.float64]:
-    """The mean of each row; a row without a score gets NaN, and does not affect other rows."""
+    """The mean of each row; a row that lacks one of its scores gets NaN, and does not affect other rows."""
     import pandas as pd  # slow to import
 
     means = np.full(len(numbers), np.nan)

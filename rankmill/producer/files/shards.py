@@ -68,8 +68,9 @@ def merge(paths: Sequence[AnyPath], target: AnyPath, form: OutputFormat) -> Merg
     Raises
     ------
     InputError
-        A file is not a shard, belongs to another output or is given twice, or a shard or part is missing.
-    OutputError
+        A file is not a shard, belongs to another output, is given twice or is damaged; or a shard or part is
+        missing; or the format of `target` cannot hold a column.
+    OutputError, StoreError
         The output cannot be written.
     """
     pieces = _in_order(list(_with_parts(paths)))
@@ -95,7 +96,7 @@ def merge(paths: Sequence[AnyPath], target: AnyPath, form: OutputFormat) -> Merg
 
 
 def _metadata(pieces: Sequence[_Piece]) -> dict[str, str]:
-    """The metadata of the merged output, which holds for all pieces."""
+    """The metadata of the merged output, which hold for all pieces."""
     largest = max(pieces, key=lambda piece: piece.rows).about
     scored = [piece for piece in pieces if piece.rows] or pieces
     joined = {
@@ -105,7 +106,7 @@ def _metadata(pieces: Sequence[_Piece]) -> dict[str, str]:
     bound = worst([piece.bound for piece in scored])
     of_bound = {} if bound is None else {_BOUND: f"{bound:g}"}
     by_shard: dict[int, int] = {}
-    for piece in scored:  # a part has the sum over its shard's parts so far
+    for piece in scored:  # the metadata of a part have the sum over its shard's parts so far
         by_shard[piece.shard] = max(piece.windows, by_shard.get(piece.shard, 0))
     of_windows = {_WINDOWS: str(sum(by_shard.values()))} if _WINDOWS in largest else {}
     left_out = {_NUMBER, _OF, _WHOLE, PART, PARTS, _BOUND}
@@ -129,8 +130,8 @@ def _with_parts(paths: Iterable[AnyPath]) -> Iterator[AnyPath]:
 
 
 class _Piece:
-    """A shard or a part of one; both are numbered from 1. The constructor raises `InputError` for another
-    file.
+    """A shard or a part of one; both are numbered from 1. The constructor raises `InputError` for a file that
+    is neither.
     """
 
     def __init__(self, path: AnyPath) -> None:
@@ -152,7 +153,7 @@ class _Piece:
             raise InputError(f"{path}: its metadata is damaged; make it again") from None
 
     def words(self, name: str) -> list[str]:
-        """The values of metadata that joins several with commas."""
+        """The values of ``rankmill.NAME`` in the metadata, where commas join them."""
         return [word for word in self.about.get(f"rankmill.{name}", "").split(", ") if word]
 
 

@@ -61,6 +61,8 @@ class ScoredFile:
         The file's format cannot hold a column.
     OutputError
         From any method: the file cannot be written, for example because the disk is full.
+    StoreError, RunnerError
+        From `publish`: the store does not accept the file, or this process may not replace a file there.
     """
 
     def __init__(

@@ -70,12 +70,12 @@ def cut_range(batches: Iterator[pa.RecordBatch], start: int, stop: int) -> Itera
 
 
 class PairSource(ABC):
-    """The base of inputs. An input yields pairs in order, and is checked before scoring begins.
+    """The base of inputs. An input yields rows in order, and is checked before scoring begins.
 
     Attributes
     ----------
     columns
-        Names of the columns with the texts.
+        Names of the columns with the texts or conversations.
     schema
         The columns of the input.
     carries
@@ -100,7 +100,7 @@ class PairSource(ABC):
         return self._stop - self._start
 
     def tables(self, sizing: Sizing, start: int = 0, names: Sequence[str] | None = None) -> OpenTables:
-        """The pairs from row `start` on, in order, with a table for each chunk.
+        """The rows from row `start` of the shard on, in order, with a table for each chunk.
 
         A table has the columns that workers get, and the columns `names`; ``None`` means all columns of the
         input. A thread reads ahead as soon as the first table is asked for.
@@ -118,7 +118,7 @@ class PairSource(ABC):
 
     @abstractmethod
     def select(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the columns `names` of all pairs, in order."""
+        """Yield the columns `names` of all rows of the shard, in order."""
 
     def check_unchanged(self) -> None:
         """Raise `InputChanged` if a file has changed since the source was opened."""
@@ -131,7 +131,7 @@ class PairSource(ABC):
 
     @abstractmethod
     def _batches(self, start: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the pairs from row `start` on, with at least columns `names` and those for workers."""
+        """Yield the shard's rows from row `start` on, with at least columns `names` and those for workers."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class _OpenFile:
 
 
 class FileSource(PairSource):
-    """Reads files of pairs in order, with one schema; `open_source` makes it."""
+    """Reads files in order, with one schema; `open_source` makes it."""
 
     def __init__(
         self,
@@ -315,9 +315,10 @@ def open_source(
     files
         From `rankmill.producer.files.inputs.find_files`.
     columns
-        Names of the columns with the texts.
+        Names of the columns with the texts or conversations.
     allow_nulls
-        Whether rows with a null text are accepted and become row errors.
+        Whether rows with a null text are accepted and become row errors; a null in place of a conversation
+        always is.
     as_text
         Columns to read as text, whatever their values are.
     fingerprints

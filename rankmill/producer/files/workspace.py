@@ -59,11 +59,13 @@ class OutputFile:
         return None if own else self.path
 
     def check(self, journal: Journal) -> None:
-        """Check that the files on which the journal relies exist; raises `InputError` if not."""
+        """Check that the files on which the journal relies exist, which are the parts of an output in parts;
+        raises `InputError` if not.
+        """
 
     def clear(self, record: OutputRecord | None) -> None:
-        """Delete files that would be mixed with the output of a new run. The `record` must have all files
-        that the run replaces or deletes.
+        """Delete the parts that would be mixed with those of a new run. Raises `RunnerError` if the `record`
+        lacks a file that the run replaces or deletes.
         """
         if record:
             record.check(self.there())
@@ -118,9 +120,10 @@ class Workspace:
     """The folder ``OUTPUT.rankmill/``, which holds the journal, and the output while it is being written.
 
     Use the object as a context manager, and call `begin` in the block. The end of the block deletes the
-    folder, unless an error other than `InputChanged` ends the run and the journal holds scored rows; then the
-    folder is kept, and a note on the error says so (but not on `WrongScores`). After an error, the folder is
-    also kept as long as its journal names a run that could not be deleted from Redis.
+    folder, except in three cases. Scored rows of an earlier run are kept if `begin` has not returned. Scored
+    rows are also kept if an error other than `InputChanged` ends the run; a note on the error says so, except
+    on `WrongScores`. After an error, a folder without scored rows is kept as long as its journal names a run
+    that could not be deleted from Redis.
 
     Parameters
     ----------
@@ -148,7 +151,7 @@ class Workspace:
     OutputBusy
         On entering: another process, or another host, is making the output, or has just made it.
     StoreError
-        On entering: the store of the output does not accept files.
+        On entering: the lock in the output's store cannot be read or written.
     """
 
     def __init__(

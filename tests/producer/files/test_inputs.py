@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.collect.sizing import Sizing
+from rankmill.producer.files.corpus.texts import read_texts
 from rankmill.producer.files.formats import json_array
 from rankmill.producer.files.formats.base import ReadOptions, TextColumns
 from rankmill.producer.files.inputs import find_files
@@ -110,6 +111,19 @@ def test_the_delimiter_of_csv_is_noticed_or_named(tmp_path: Path, delimiter: str
     assert (
         read(tmp_path / "a.csv", delimiter=delimiter) == read(tmp_path / "a.csv", delimiter=name) == expected
     )
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_the_delimiter_of_conversations_and_of_a_corpus_is_noticed(tmp_path: Path, delimiter: str) -> None:
+    conversation = '"[{""role"": ""user"", ""content"": ""a,b;c|d""}]"'
+    (tmp_path / "a.csv").write_text(f"id{delimiter}messages\n1{delimiter}{conversation}\n")
+    columns = TextColumns("messages", inputs="conversations")
+    source = open_source(find_files([str(tmp_path / "a.csv")]), columns, allow_nulls=False)
+    assert source.schema.names == ["id", "messages"]
+
+    (tmp_path / "corpus.csv").write_text(f'id{delimiter}text\n1{delimiter}"a,b;c|d"\n')
+    read_parts = [(ids.to_pylist(), texts.to_pylist()) for ids, texts in read_texts(tmp_path / "corpus.csv")]
+    assert (["1"], ["a,b;c|d"]) in read_parts
 
 
 def test_a_file_without_the_columns_is_shown_as_it_is_separated(tmp_path: Path) -> None:

@@ -35,9 +35,10 @@ _Labels = dict[tuple[str, str], int]
 
 
 class RankingSource(PairSource):
-    """Reads the pairs of a run, in its order, with columns `SCHEMA`, ``query`` and ``passage``.
+    """Reads the pairs of a run, in the run's order, with columns `SCHEMA`, ``query`` and ``passage``, and
+    with ``relevance`` and ``in_run`` if judgements are given.
 
-    A missing text is null, so that its row gets an error; `explain` names the missing id.
+    The text of a missing id is null, so that its row gets an error; `explain` names the id.
 
     Parameters
     ----------
@@ -46,13 +47,14 @@ class RankingSource(PairSource):
     fingerprints
         The `fingerprint` of each of ``files.all``.
     allow_missing
-        Whether a missing text is a row error; otherwise it ends the command before any work.
+        Whether an id without a text becomes a row error; otherwise it ends the command before any work. An
+        empty text becomes a row error in any case.
     on_duplicate
         What to do with an id that has two texts in the queries or the corpus.
     queries, corpus
         The columns of the files of queries and of the corpus.
     limit
-        Most rows of the run to score; relevant passages that these rows lack are added to them.
+        Most rows of the run to score; relevant passages that judgements add are not counted.
     shard
         The part of the rows within `limit` to score; default: all.
 
@@ -61,6 +63,8 @@ class RankingSource(PairSource):
     InputError
         A file cannot be read, an id has two texts, a query has a passage twice, a text is missing, or
         ``files.depth`` is set and the passages of a query do not follow each other.
+    OutputError
+        The index of the corpus or a temporary file cannot be written.
     """
 
     columns = TextColumns("query", "passage")
@@ -104,7 +108,7 @@ class RankingSource(PairSource):
         return (batch.select(wanted) for batch in self._ids())
 
     def explain(self, part: ScoredTable) -> ScoredTable:
-        """Name the missing id in the errors of rows without a text."""
+        """Name the id in the errors of rows without a text."""
         if part.errors.null_count == len(part.errors):
             return part
         errors = part.errors.to_pylist()

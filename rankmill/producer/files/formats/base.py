@@ -1,7 +1,7 @@
 """The interface of a file format: a reader, which reads a file in two passes, and a writer.
 
-`Reader.survey` checks a file before scoring begins, so that an error costs no work, and finds a schema that
-fits every row. `Reader.batches` then reads the rows.
+`Reader.survey` finds, before scoring begins, the number of rows and a schema that fits every row.
+`Reader.batches` then reads the rows.
 
 A package adds a format by an entry point of the group ``rankmill.formats``, which names its `Format`.
 """
@@ -29,7 +29,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 ROW = "\0"
 """Name of the column that has whole rows as they are in their file, if a format has it.
 
-Followed by a column's name, `ROW` stands for that column as text, with other values than strings as JSON.
+`ROW` followed by a column's name stands for that column as text; values that are not strings become JSON.
 """
 
 
@@ -70,10 +70,11 @@ class ReadOptions:
 
     ``delimiter`` is the character between two fields of CSV and TSV, or its name; with ``None`` it is
     detected in CSV, and a tab in TSV. ``lists`` are columns to unroll, so that a row becomes one row for each
-    item. ``max_field_mib`` is the longest field of CSV and TSV in MiB (``None`` means `MAX_FIELD_MIB`);
-    ``way_out`` tells the user what to do about a longer one. ``names`` are the columns of CSV or TSV without
-    a header. ``typed`` says whether columns of JSON get types; otherwise all are text. ``messages`` are
-    columns of conversations.
+    item. ``max_field_mib`` is the longest field in quotes of CSV and TSV in MiB (``None`` means
+    `MAX_FIELD_MIB`), and the longest row, unless `MAX_FIELD_MIB` is more; ``way_out`` tells the user what to
+    do about a longer one. ``names`` are the columns of CSV or TSV without a header. ``typed`` says whether
+    columns of JSON get types; otherwise all but ``lists`` are text. ``messages`` are columns of
+    conversations.
     """
 
     delimiter: str | None = None
@@ -90,8 +91,8 @@ class Survey:
     """Schema and size of a file. ``first_null`` is the first row (from 0) with a null in a text column.
 
     ``typed`` says whether the format has types. ``as_asked`` says whether a column can be read with any type
-    that the caller asks for, and whether `ROW` can be read. ``mixed`` are columns that become text because
-    their values do not share a type.
+    that the caller asks for, and whether `ROW` can be read. ``mixed`` are columns that become text, or lists
+    of text, because no other type fits all values.
     """
 
     schema: pa.Schema
@@ -109,6 +110,8 @@ class Reader(Protocol):
     ------
     InputError
         From any method: the file is damaged. The message names the file and, if known, column and row.
+    StoreError, RunnerError
+        From any method: as `open_stream` raises these.
     """
 
     def shown_columns(self) -> pa.Schema:
@@ -116,7 +119,9 @@ class Reader(Protocol):
         ...
 
     def survey(self, *, find_nulls: bool) -> Survey:
-        """Check the whole file; `find_nulls` asks for ``first_null`` even if this takes an extra read."""
+        """Find schema and size, and check what is read for them; `find_nulls` asks for ``first_null`` even if
+        this takes an extra read.
+        """
         ...
 
     def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
@@ -234,9 +239,7 @@ def _is_uncastable(kind: pa.DataType) -> bool:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema of what `plain_batch` makes; without the metadata of an output, which do not hold for what
-    is made of it.
-    """
+    """The schema of what `plain_batch` returns, without the metadata that an earlier score-file wrote."""
     metadata = {key: value for key, value in (schema.metadata or {}).items() if not key.startswith(_OURS)}
     return pa.schema([field.with_type(_plain(field.type)) for field in schema], metadata or None)
 

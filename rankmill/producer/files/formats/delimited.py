@@ -1,9 +1,9 @@
 """CSV and TSV, plain or compressed with gzip or zstd.
 
 The first line names the columns, unless the caller does. All columns are text, because the format has no
-types. An empty field without quotes is null. In TSV, a quote is an ordinary character, unless the file shows
-that it was written with the quotes of CSV. Quotes are checked (`formats.quotes`), because Arrow lets a stray
-quote merge rows.
+types, or bytes if they are not UTF-8. An empty field without quotes is null. In TSV, a quote is an ordinary
+character, unless the beginning of the file shows the quotes of CSV. Quotes are checked (`formats.quotes`),
+because Arrow lets a stray quote merge rows.
 """
 
 from __future__ import annotations
@@ -106,7 +106,9 @@ class _DelimitedReader:
         return Survey(schema, *count_rows(batches, self._texts), typed=False)
 
     def _stream(self, types: _Types) -> Iterator[pa.RecordBatch]:
-        """Yield the columns of `types` that the file has, or only its first column if it has none of them."""
+        """Yield the columns of `types` that the file has, or only its first column if it has none of them.
+        The first batch has no rows.
+        """
         names = self._columns
         # the first column is read only to count the rows
         wanted = [name for name in names if name in types] or names[:1]
@@ -197,7 +199,7 @@ class _DelimitedReader:
         return InputError(f"{self._path}: {where} is {NOT_UTF8}")
 
     def _explained(self, error: Exception, names: list[str], block_bytes: int) -> Exception:
-        """Turn Arrow's error into `InputError` or `_Unfit`; column and row are only in its message."""
+        """Turn Arrow's error, which has column and row only in its message, into `InputError` or `_Unfit`."""
         text = text_of(error)
         narrow = re.search(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to", text)
         if narrow:
@@ -229,12 +231,11 @@ class CsvReader(_DelimitedReader):
         return True
 
     def _usual_delimiter(self, beginning: str) -> str:
-        """The delimiter with which the header has the text columns, or else the one with which it has the
-        most columns.
-
-        Without a header, the delimiter is the one with which the first row has as many fields as names
-        were given.
+        """The delimiter with which the header has the columns of texts or conversations, or several columns
+        if the caller names none of these. Without a header, the delimiter is the one with which the first row
+        has as many fields as names were given. If no delimiter fits, the one that gives the most fields.
         """
+        wanted = {*self._texts, *self._options.messages}
         rows = {
             delimiter: _first_row(beginning, delimiter, has_quotes=True) or []
             for delimiter in DELIMITERS.values()
@@ -242,14 +243,18 @@ class CsvReader(_DelimitedReader):
         if names := self._options.names:
             fitting = [delimiter for delimiter, row in rows.items() if len(row) == len(names)]
         else:
-            fitting = [delimiter for delimiter, row in rows.items() if set(self._texts) <= set(row)]
+            fitting = [
+                delimiter
+                for delimiter, row in rows.items()
+                if wanted <= set(row) and (wanted or len(row) > 1)
+            ]
         return fitting[0] if fitting else max(rows, key=lambda delimiter: len(rows[delimiter]))
 
 
 class TsvReader(_DelimitedReader):
     """Reads TSV, in which a quote is an ordinary character, unless the file's beginning shows CSV's quotes.
 
-    A file shows CSV's quotes if a column has quotes around every value, and doubled quotes inside a value.
+    CSV's quotes are shown by a column that has quotes around every value, and doubled quotes inside a value.
     """
 
     def _shows_quotes(self, beginning: str) -> bool:

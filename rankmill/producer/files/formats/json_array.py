@@ -42,7 +42,7 @@ def array_blocks(path: AnyPath, stream: pa.NativeFile, start: bytes) -> Iterator
     Raises
     ------
     InputError
-        The file is not a JSON array, or an item is too long.
+        The file is not a JSON array in UTF-8, or an item is too long or nested too deeply.
     """
     lines: list[str] = []
     number, size = 1, 0

@@ -1,9 +1,9 @@
 r"""Reads JSON Lines or a JSON array of objects, and writes JSON Lines; gzip or zstd may compress them.
 
-Rows are parsed for the texts that are scored, but an output in JSON Lines has the lines themselves. If the
-output has types, as in Parquet, the type of a column is found from all of its values; a column whose values
-do not share a type becomes text. Lone surrogates (``\ud800``), which are not valid in Unicode text, become
-U+FFFD in texts that are sent or converted.
+Rows are parsed for the texts that are scored, but an output in JSON Lines has the lines themselves, unless
+lists are unrolled or columns are read as text. If the output has types, as in Parquet, the type of a column
+is found from all of its values; a column whose values do not share a type becomes text. Lone surrogates
+(``\ud800``), which are not valid in Unicode text, become U+FFFD in texts that are sent or converted.
 
 A hostile file could be nested so deeply that parsers crash, or have a column for every row, so the depth and
 the number of columns are bounded.
@@ -86,7 +86,7 @@ class JsonlReader:
     def __init__(self, path: AnyPath, texts: Sequence[str], options: ReadOptions) -> None:
         self._path, self._texts, self._options = path, texts, options
         self._plain: Mapping[str, pa.DataType] = {}
-        """Columns in which `survey` has found only values of one plain type."""
+        """Types of the columns in which `survey` has found only null and values of one plain type."""
 
     def shown_columns(self) -> pa.Schema:
         """See `Reader.shown_columns`; the columns are the keys of the first record."""
@@ -446,8 +446,8 @@ def _is_array(path: AnyPath, start: bytes) -> bool:
 
 
 def _blocks(path: AnyPath) -> Iterator[tuple[int, bytes]]:
-    """Yield ``(line, block)``: about `_BLOCK_BYTES` of whole lines, and the number (from 1) of their first
-    line.
+    """Yield ``(line, block)``: whole lines, and the number (from 1) of the first one. The items of an array
+    count as lines.
     """
     try:
         with open_stream(path) as stream:
@@ -491,7 +491,8 @@ def _plain_batch(block: bytes, schema: pa.Schema, most: int) -> pa.RecordBatch |
     """Read the rows of a block with Arrow, in half the time; ``None`` if Python must read them.
 
     Use this only for columns of which Python has already read all values, because Arrow is less strict.
-    Python must read what Arrow refuses: lone surrogates, repeated keys, and control characters in strings.
+    Python must read a block with more than `most` rows, and what Arrow refuses: lone surrogates, repeated
+    keys, and control characters in strings.
     """
     fields = pa.schema([field for field in schema if field.name != ROW])
     try:

@@ -140,7 +140,7 @@ class Quotes:
 
 def _end(pattern: re.Pattern[bytes], piece: bytes, place: int) -> int:
     match = pattern.match(piece, place)
-    assert match  # both patterns match nothing, too
+    assert match  # both patterns match the empty text, too
     return match.end()
 
 

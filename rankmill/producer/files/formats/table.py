@@ -22,7 +22,9 @@ def formats() -> tuple[Format, ...]:
 
 @cache
 def of_ending(ending: str) -> Format | None:
-    """The format of an ending such as ``.csv``; if that is also the format's name, only it is imported."""
+    """The format of an ending such as ``.csv``; ``None`` if no format has the ending. Only this format is
+    imported if its name is the ending.
+    """
     try:
         named: Format = plugins.load("rankmill.formats", ending.removeprefix("."))
     except KeyError:
@@ -63,7 +65,7 @@ def stem(path: AnyPath) -> str:
 
 
 def is_output_name(name: str) -> bool:
-    """Whether an output can have this name."""
+    """Whether a name has an ending of a format in which outputs can be written."""
     return any(
         name.lower().endswith(ending + compression)
         for form in written_formats()

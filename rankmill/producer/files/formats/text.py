@@ -46,7 +46,9 @@ def joined(fields: Sequence[pa.ChunkedArray | pa.Scalar], separator: str) -> pa.
 
 
 def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column as text, as Arrow prints it, but durations in ISO 8601, and null as an empty text."""
+    """The column as Arrow prints it, but with durations in ISO 8601, UUIDs in hexadecimal, and null as an
+    empty text.
+    """
     column = undictionary(column)
     if pa.types.is_duration(column.type) or isinstance(column.type, pa.UuidType):
         texts = (value if value is None else str(value) for value in values_for_text(column))
@@ -136,8 +138,8 @@ _LISTS = ((pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list))
 
 
 def cannot_be_text(kind: pa.DataType) -> bool:
-    """Whether a type holds bytes or intervals, which Arrow does not print, or a struct with two fields of one
-    name.
+    """Whether a type holds, at any depth, what has no form in JSON: bytes, intervals, or a struct with two
+    fields of one name.
     """
     kind = undictionaried(kind)
     if pa.types.is_struct(kind) and len({field.name for field in kind}) < kind.num_fields:

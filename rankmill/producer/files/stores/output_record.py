@@ -21,7 +21,9 @@ _SEAL = ""
 
 
 def record_of(output: AnyPath) -> Path:
-    """The record of an output: a hidden file beside the run's folder, which no request can name."""
+    """The path of an output's record, which is a hidden file beside the run's folder; no request can name
+    it.
+    """
     folder = workspace_of(output)
     return folder.with_name(f".{folder.name}")
 
@@ -63,7 +65,9 @@ class OutputRecord:
         self._write(recorded)
 
     def seal(self, run_id: str, *made: str) -> None:
-        """Note what the run has `made`, before that is moved, because the server may lose the run's end."""
+        """Note the run's outcome (the texts `made`) before its output is moved into place, because the server
+        may lose the end of the run.
+        """
         self._write({**self._read(), _SEAL: [run_id, *made]})
 
     def sealed(self, run_id: str) -> list[str]:
@@ -105,7 +109,7 @@ class OutputRecord:
             os.close(folder)
 
     def _read(self) -> dict[str, list[str]]:
-        """The record; empty if the file is not this user's, or is damaged."""
+        """The record; empty if the file does not exist, is not this user's, or is damaged."""
         try:
             descriptor = os.open(self._record, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             with os.fdopen(descriptor, "rb") as file:

@@ -67,7 +67,9 @@ class ObjectPath(PurePosixPath):
 
     @property
     def store(self) -> tuple[Any, str]:
-        """The fsspec file system, and the object's name in it; raises `RunnerError` outside of the roots."""
+        """The fsspec file system, and the object's name in it; raises as `patiently` does, and `RunnerError`
+        outside of the roots.
+        """
         import fsspec
 
         options = _guards[0](self) if _guards else {}
@@ -81,12 +83,13 @@ class ObjectPath(PurePosixPath):
         return self.parts[0].removesuffix(":")
 
     def ask(self, question: Callable[[Any, str], T], seconds: float = LOOK_SECONDS, doing: str = "") -> T:
-        """Call `question` with the store and the object's name in it, and wait if the store is away.
+        """Call `question` with the store and the object's name in it, and wait if the store is away. If
+        `question` fails, the message begins with `doing`.
 
         Raises
         ------
         InputError, StoreError, RunnerError
-            As `patiently` and `store` raise; the message begins with `doing`.
+            As `patiently` and `store` raise.
         """
         system, name = self.store
         return patiently(f"{doing}{self}", lambda: question(system, name), seconds)
@@ -237,7 +240,9 @@ def below(folder: AnyPath) -> list[AnyPath]:
 
 
 def workspace_of(output: AnyPath) -> Path:
-    """The folder of the run that makes `output`, beside it; for an object, it is in the user's folder."""
+    """The folder of the run that makes `output`: beside a file, or in the user's state folder for an
+    object.
+    """
     if isinstance(output, Path):
         return output.with_name(output.name + WORKSPACE)
     home = of_user(os.environ.get("XDG_STATE_HOME") or "~/.local/state", "XDG_STATE_HOME")
@@ -272,7 +277,7 @@ def patiently(subject: object, action: Callable[[], T], seconds: float) -> T:
                 raise StoreError(f"{subject}: no permission ({_reason(error)})") from None
             if isinstance(error, _LASTING) or type(error).__name__ in _LASTING_NAMES:
                 raise InputError(f"{subject}: {_reason(error)}") from None
-            # set only now, because a single upload may take longer
+            # the time is counted from the first failure, because an upload that succeeds may take longer
             deadline = min(deadline, system.monotonic() + seconds)
             if system.monotonic() > deadline:
                 raise StoreError(f"{subject}: the store does not serve: {_reason(error)}") from None

@@ -35,7 +35,9 @@ def check_folder(folder: AnyPath) -> None:
 
 
 def check_replaceable(path: AnyPath) -> None:
-    """Check that the place of an output is empty or holds a file; raises `InputError` if not."""
+    """Check that the place of an output on this host is empty or holds a file; raises `InputError` if not.
+    An object can always be replaced.
+    """
     if isinstance(path, ObjectPath):
         return
     try:
@@ -59,7 +61,7 @@ def _check_container(path: ObjectPath) -> None:
     Raises
     ------
     InputError
-        The bucket does not exist, or an output cannot be kept at such a URL.
+        The bucket or repository does not exist, or the URL's scheme cannot hold an output.
     """
     if path.protocol.lower() in NOT_WRITTEN:
         raise InputError(

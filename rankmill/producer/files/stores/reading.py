@@ -95,7 +95,9 @@ def open_bytes(path: AnyPath) -> BinaryIO:
 
 
 def fingerprint(path: AnyPath) -> str:
-    """Identify a file or an object and its state; raises `InputError` if it cannot be read."""
+    """Identify a file or an object and its state; raises `InputError`, `StoreError` or `RunnerError` if it
+    cannot be read.
+    """
     if isinstance(path, ObjectPath):
         info = path.about()
         version = next((f"{name} {info[name]}" for name in _VERSIONS if info.get(name)), None)

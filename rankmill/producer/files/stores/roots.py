@@ -135,7 +135,7 @@ def opened_folder(folder: Path, target: Path | None = None, below: str = "") -> 
     RunnerError
         This process may not write `target` in the folder, or in the folder `below` it.
     OSError
-        The folder does not exist.
+        The folder cannot be opened.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

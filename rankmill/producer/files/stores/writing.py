@@ -176,7 +176,9 @@ def delete(files: Iterable[AnyPath], folder: AnyPath) -> None:
 
 
 def clear_unfinished(folder: AnyPath) -> None:
-    """Delete the unfinished files of dead processes in a folder; raises as `delete`."""
+    """Delete all unfinished files in a folder of this host, when no process writes there; raises as
+    `opened_folder`.
+    """
     if isinstance(folder, Path):
         with opened_folder(folder, folder) as opened:
             for name in fnmatch.filter(os.listdir(opened), _UNFINISHED):  # noqa: PTH208 -- as in OwnFolder
