@@ -116,8 +116,8 @@ class FakeWorkers:
     ----------
     score
         Gets a query and a passage, a text, or a list of messages. Returns the score, or a text with the
-        reason why the row has no score; if it raises `RunFailed`, the run fails. The default
-        returns the share of the query's words in the passage, or with `labels` a number from 0 to 1 for each.
+        reason why the row has no score; if it raises `RunFailed`, the run fails. The default is
+        `shared_words`; with `labels` it returns a number from 0 to 1 for each.
     labels
         Names of the model's outputs, if it has several; `score` returns a number for each.
     count

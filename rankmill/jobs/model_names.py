@@ -89,7 +89,8 @@ class CacheRoom(Protocol):
         """Remove what was unused for longest, until `needed` more bytes fit; returns how many bytes are
         lacking.
 
-        The folder `keep` stays. If `needed` is more than the cache may ever have, nothing is removed.
+        The folder `keep` stays, and its own bytes do not count. If `needed` is more than the cache may ever
+        have, nothing is removed.
         """
 
 

@@ -70,7 +70,7 @@ def check_text(given: str | None) -> None:
 
 
 def answers_of(template: str | None) -> tuple[str, str | None] | None:
-    """The tokens for yes and no in the comment with which a template begins; ``None`` if it names no tokens.
+    """The tokens for yes and no in the comment with which a template begins; ``None`` without such a comment.
 
     The token for no is ``None`` if the comment names only one.
 

@@ -121,8 +121,8 @@ ChunkResult = ChunkScores | ChunkFailure
 
 @dataclass(frozen=True)
 class BadResult:
-    """A stream entry that is not a valid result; ``chunk`` is ``None`` if it does not name a chunk of the
-    run.
+    """A stream entry that is not a valid result; ``chunk`` is ``None`` if the entry does not name a chunk of
+    the run.
     """
 
     chunk: ChunkId | None

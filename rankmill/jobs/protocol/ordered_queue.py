@@ -3,8 +3,8 @@ have taken.
 
 RQ's own list contains the jobs that callers enqueue by name, and a chunk for each worker that waits at that
 list. All other chunks wait in the list of their run, or, for requests, in the list of their tenant.
-`waiting.lua` describes the keys of its scripts. The cost of taking a job does not depend on how many jobs
-wait.
+`waiting.lua` describes the keys of the queue's scripts. The cost of taking a job does not depend on how many
+jobs wait.
 """
 
 from __future__ import annotations
@@ -98,11 +98,11 @@ class OrderedQueue(RQQueue):
         _PUT.run(pipe, self._places, 0, 0, *job_ids)
 
     def rescue(self, job_id: bytes, seen: bytes, now: float, seconds: float) -> None:
-        """Put back a job that was taken and not begun, if this was first called for it more than `seconds`
+        """Put back a job that was taken and not begun, if the first call for the job was more than `seconds`
         ago.
 
-        The first call writes its time `now` to the key `seen`. A slow worker's job may be put back too early;
-        the worker that begins it removes it from the queue.
+        The first call writes `now` to the key `seen`. A slow worker's job may be put back too early; the
+        worker that begins it removes it from the queue.
         """
         places = [*self._places, self.intermediate_queue_key, seen]
         _RESCUE.run(self.connection, places, job_id, now, seconds)

@@ -49,7 +49,8 @@ class ModelLayout(BaseModel, frozen=True, extra="forbid"):
     task
         The transformer's kind.
     steps
-        The modules after the transformer. A language model has one module, which names the answers.
+        The modules after the transformer. A language model that was saved as a cross-encoder has one module,
+        which names the answers.
     activation
         Dotted path of the activation function that the model was saved with.
     prompts, default_prompt

@@ -16,7 +16,7 @@ from rankmill.workers.batches.planner import Rows
 
 Ids = npt.NDArray[np.int64]
 TokenIds = npt.NDArray[np.integer[Any]]
-"""Ids or types of tokens, as int32, or wider where a tokenizer has larger ids."""
+"""Ids or types of tokens, as integers of any width; tokenizers give int32."""
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 

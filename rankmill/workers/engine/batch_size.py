@@ -1,10 +1,11 @@
 """Decides the size of a batch by its padded tokens, its rows, and the memory that is free now.
 
 The first size is the setting ``token_budget``; ``auto`` means the device's entry in `TOKEN_BUDGETS`, which is
-in `jobs` because code without torch reads it too. With ``auto``, a batch of a slow model has fewer tokens, so
-that the batch takes about half a second. A search of a few seconds finds a better budget once, and the budget
-is cached on disk. If a batch does not fit into memory, the budget becomes at most half of that batch. A batch
-that is not expected to fit (`rankmill.workers.engine.headroom`) is cut.
+in `jobs` because code without torch reads it too. With ``auto``, unless ``max_batch`` is set or the model is
+deterministic, a batch of a slow model has fewer tokens, so that the batch takes about half a second, and a
+search of a few seconds finds a better budget, which is cached on disk. If a batch does not fit into memory,
+the budget becomes at most half of that batch. A batch that is not expected to fit
+(`rankmill.workers.engine.headroom`) is cut.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ not wait for it.
 
 _FACTORS = (0.5, 1, 2, 4)
 """Budgets to try, as multiples of the device's default. On a GPU the largest budget is doubled as long as
-doubling is faster.
+doubling is faster and a batch takes at most `_BATCH_SECONDS`.
 """
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 12

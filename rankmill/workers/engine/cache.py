@@ -49,7 +49,7 @@ class _CachedModel:
 
 
 class EngineCache:
-    """The engines of specs; engines of the same model and precision share their weights.
+    """The engines of specs; engines of specs with an equal `weights_key` share their weights.
 
     The least recently used model is unloaded first. The cache is used from one thread only.
 

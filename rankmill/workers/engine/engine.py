@@ -90,7 +90,7 @@ class Engine:
 
     def score(self, queries: Texts, passages: Texts | None = None) -> PairScores:
         """Score pairs ``[n]``, or single texts if `passages` is ``None``. A row that cannot be scored gets an
-        error; the other rows get scores.
+        error; the other rows get scores. Raises `DeviceLost`.
         """
         work = prepare(self.model, queries, passages, counted=self._counted)
         waiting = WaitingRows[Work]()

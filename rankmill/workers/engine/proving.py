@@ -1,8 +1,8 @@
 """Checks a model's scores before a worker serves them, and keeps the result on this host.
 
 The worker's own way (`probing`) is compared with transformers' model (`models/reference.py`). If a way does
-not pass, the next is tried; the last is to score rows of equal lengths together. If no way passes, another
-backend or precision is tried.
+not pass, the next is tried; the last is to score rows of equal lengths together. A deterministic model has a
+single way. If no way passes, another backend or precision is tried.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def load_proven(
     Raises
     ------
     SpecError, MemoryError, OutOfMemory, DeviceLost
-        As in `load`.
+        As in `load`; a `SpecError` also if transformers' logits are not numbers.
     WorkerError
         As in `load`, or none of the ways to score has passed; the message then has the figures of all.
     """

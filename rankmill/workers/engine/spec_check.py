@@ -1,4 +1,4 @@
-"""Compares tokens with those from transformers, if a spec sets a length, a side, an instruction or windows.
+"""Compares tokens with those from transformers, if a spec has options that change tokens.
 
 The scores of a model are compared when it is loaded (`proving`). This module compares only token ids, when a
 spec first comes to this host.

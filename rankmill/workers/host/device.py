@@ -56,7 +56,9 @@ def _gpus() -> list[str]:
 
 
 def gpu_precision(device: str, supported: Sequence[str]) -> str:
-    """The best supported precision on a GPU, which is bf16 if the hardware has it, else fp16, else fp32."""
+    """The best supported precision on a GPU, which is bf16 with CUDA on hardware that has it, else fp16, else
+    fp32.
+    """
     best = "fp16"
     if device == "cuda":
         import torch

@@ -152,7 +152,7 @@ def make_room(kept: Iterable[KeptFolder], limit: int, *, needed: int = 0, keep: 
     """Remove what was unused for longest, until what remains and `needed` more bytes are at most `limit`
     bytes.
 
-    What a process has locked stays, and so does the folder `keep`.
+    What a process has locked stays, and so does the folder `keep`, whose own bytes do not count.
 
     Returns
     -------

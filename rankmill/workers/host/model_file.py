@@ -90,7 +90,7 @@ def check_files(source: str | Path, revision: str | None) -> None:
     Raises
     ------
     SpecError
-        The files have an adapter, or name files of this host.
+        The files have an adapter, or as in `check_named_files`.
     OSError
         As in `model_file`.
     """

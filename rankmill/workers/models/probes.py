@@ -1,5 +1,5 @@
-"""Defines the probe pairs of a proof: some are short, long, empty, equal or over every limit; many scripts
-occur.
+"""Defines the probe pairs of a proof: some are short, long, empty, equal or over the model's limit; many
+scripts occur.
 
 For a model of single texts the passages are the probes. For a reward model each probe is a question and its
 answer, in some probes after other messages.
@@ -143,7 +143,7 @@ def columns_of(probes: Sequence[Probe], inputs: Inputs) -> list[list[str | None]
 
 
 def scored_length(config: Any) -> int:
-    """Most tokens of a scored probe if the model has no limit. BigBird gets enough for sparse attention."""
+    """Most tokens of a scored probe, unless the model takes fewer. BigBird gets enough to be sparse."""
     if getattr(config, "attention_type", None) == "block_sparse":  # BigBird
         return max(LONGEST, (5 + 2 * int(config.num_random_blocks)) * int(config.block_size) + 8)
     return LONGEST

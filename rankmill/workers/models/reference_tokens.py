@@ -2,7 +2,7 @@
 result.
 
 This module shares as little as possible with a worker's code: it reads the tokenizer from the model's files
-instead of the cache, and has its own prompts and truncation.
+instead of the cache, and fills templates and truncates by itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rankmill.workers.models.prompts import is_structured, prompt_template
 from rankmill.workers.models.templates import template_options
 
 Row = dict[str, list[int]]
-"""Token ids, mask and types of a probe, under their names in transformers."""
+"""Token ids of a probe, and mostly a mask and types, under their names in transformers."""
 
 
 def own_tokenizer(source: str | Path, revision: str | None) -> Any:
@@ -46,8 +46,8 @@ class ReferenceTokens:
             self._tokenizer.truncation_side = spec.truncation_side
 
     def __call__(self, probe: Probe, max_length: int) -> Row:
-        """Tokenize a probe; returns all that transformers' tokenizer returns, such as ids. A null probe, or
-        one that the chat template refuses, has no ids.
+        """Tokenize a probe. A null probe has no ids; a conversation with earlier messages has none either if
+        the chat template refuses these.
         """
         if probe.is_null:
             return {"input_ids": []}

@@ -73,7 +73,8 @@ def find_source(
     Raises
     ------
     WorkerError
-        The files are not on this host, or their content is not what the spec asks for.
+        The files are not on this host, their content is not what the spec asks for, or a folder's model does
+        not fit into the memory of this host.
     SpecError
         The files are not a model, or the revision of a directory is a commit on the hub.
     ConnectionError
@@ -121,7 +122,7 @@ def locate(name: str) -> str | Path:
     ------
     WorkerError
         `name` is a path, and the directory does not exist on this host; or no installed extension knows names
-        of this form.
+        of this form; or the model does not fit into the memory of this host.
     SpecError
         The directory does not contain a model.
     """

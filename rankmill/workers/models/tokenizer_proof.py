@@ -25,7 +25,7 @@ library.
 """
 
 _MOST_DIFFERENT = 256
-"""If more characters than this differ, the library is not used; if fewer differ, these count as not
+"""If more characters than this differ, the library is not used; otherwise those that differ count as not
 proven.
 """
 

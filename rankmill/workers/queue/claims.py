@@ -37,8 +37,8 @@ from rankmill.workers.rq.worker import RQWorker
 
 GROUP = 8
 GROUP_SECONDS = 3.0
-"""Claims that need another model loaded begin when this many of them are ready, or when the oldest has waited
-this many seconds.
+"""Claims that need another model loaded begin when this many of them are ready, when the oldest has waited
+this many seconds, or when no job waits in the queues.
 """
 
 _NAMED = 100
@@ -360,7 +360,7 @@ class Claims:
         self._answer(claim, self._scorer.result(claim))
 
     def _answer(self, claim: ChunkClaim, result: ChunkResult | None) -> None:
-        """Finish a job and write its result, if any, in one transaction; the writing thread runs this."""
+        """Finish a job and write its result, if it has one; the writing thread runs this."""
         if not self._ends(claim):
             return  # the job was handed back, and another worker may have it
         claim.forward.end()

@@ -65,7 +65,7 @@ class Orders:
         """The orders of the last heartbeat, as Redis has them; the next heartbeat deletes them."""
         self.drained = False
         self.cold: dict[str, str] = {}
-        """Models to load at the start that are not loaded yet, each with the reason if that has failed.
+        """Models to load at the start that are not loaded yet, each with the reason if loading has failed.
 
         Other threads read this dict, so it is replaced and never changed.
         """
