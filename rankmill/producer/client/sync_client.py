@@ -338,10 +338,11 @@ class Client:
         show_progress: bool | None = None,
         **spec: Unpack[SpecOptions],
     ) -> Scores:
-        """Score pairs, and wait at most `timeout` seconds for all scores; other parameters and errors are as
-        in `submit` and `ScoringRun.scores`.
+        """Score pairs, texts or conversations, and wait at most `timeout` seconds for all scores; other
+        parameters and errors are as in `submit` and `ScoringRun.scores`.
 
-        If the model is an alias for several versions, the query decides which of them scores a pair.
+        If the model is an alias for several versions, the query, or the single text or conversation, decides
+        which of them scores a row.
 
         If the wait ends with any error, the run is cancelled; use `submit` for a run that should go on.
 
@@ -379,6 +380,8 @@ class Client:
         ------
         ConfigError
             A model is named twice, or no model is named.
+        InputError
+            Also if a model is an alias for several versions.
         RunTimeout, NoWorkers
             Not all scores came in time, or no worker listens on the queue; all runs are then cancelled.
         """
@@ -402,9 +405,9 @@ class Client:
         timeout: float | None = None,
         **spec: Unpack[SpecOptions],
     ) -> list[Ranked]:
-        """Order `passages` by their score with `query`, best first; passages without a score come last. Apart
-        from this order, `rank` is like `score`. Raises `InputError` if `passages` are one string, and
-        `ConfigError` if `top_k` is not a positive whole number or a passage has several scores.
+        """The best `top_k` of `passages` (default: all) by their score with `query`, best first; passages
+        without a score come last. Otherwise this is like `score`. Raises `InputError` if `passages` are one
+        string, and `ConfigError` if `top_k` is not a positive whole number or a passage has several scores.
         """
         if isinstance(passages, str):  # otherwise its characters would be the passages
             raise InputError(f"passages are one string, {passages!r:.80}; give a list of them")
@@ -485,7 +488,9 @@ class Client:
             or the model is an alias for several versions. Or a detached run has no rows, or its rows need
             more than `window_mib`.
         ConfigError
-            The priority or a part of the spec is unknown or invalid.
+            The priority or a part of the spec is unknown or invalid, or `columns` are too many or too few.
+        RedisUnavailable, RedisFailed
+            The server could not serve during the whole allowed wait, or it refuses a command.
         """
         rows, spec = rows_given(pairs, texts, messages, spec)
         if not detached:

@@ -416,7 +416,7 @@ class Collector:
         return used
 
     def rest(self) -> Amounts:
-        """Count the rows of the complete run that no device has scored, and those of them that failed."""
+        """Count the rows of the complete run that failed, and those that got a score without a device."""
         failed = self.rows.progress.row_errors
         return Amounts(cached=max(self.cut - self.scored - failed, 0), failed=failed)
 

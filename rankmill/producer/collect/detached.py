@@ -132,6 +132,8 @@ def submit_detached(
     ------
     InputError
         The run has no rows, or its rows need more than `most_bytes`.
+    RedisUnavailable, RedisFailed
+        The server could not serve during the whole allowed wait, or it refuses a command.
     """
     chunks: list[tuple[int, int]] = []
     size, start = 0, 0

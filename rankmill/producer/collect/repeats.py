@@ -1,4 +1,4 @@
-"""Pairs that are not sent: those of an earlier output, and those that an earlier row of their chunk has."""
+"""Rows that are not sent, because an earlier output or an earlier row of their chunk gives their scores."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Scores = npt.NDArray[np.float32]
 
 
 class EarlierScores:
-    """The scores of an earlier output. A pair is found by a digest of 128 bits, which takes 20 bytes of
-    memory with its score.
+    """The scores of an earlier output, by a digest of each row's texts. Digest and score of a row take 20
+    bytes of memory.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class EarlierScores:
         return _digests([table[name] for name in self.columns])
 
     def known(self, keys: Keys) -> pa.Array:
-        """The known score of each pair, by the pair's digest; null if the score is not known."""
+        """The score of each row, by the digest of the row's texts; null if the score is not known."""
         if not len(self):
             return pa.nulls(len(keys), pa.float32())
         places = np.minimum(np.searchsorted(self._keys[:, 0], keys[:, 0]), len(self) - 1)

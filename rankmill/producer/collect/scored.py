@@ -33,10 +33,10 @@ class ScoredTable:
 
     In each row exactly one of score and error is null. A score is a float32, or a list of a fixed number of
     them; if no row has a score, the type has no meaning. ``stats`` is ``None`` if no worker has scored any of
-    the rows, or if several runs have; then ``parts`` are the tables of these runs. ``attempts`` is the number
-    of attempts; ``worker`` made the last one (empty if unknown). ``reused`` is the number of rows with the
-    score of an earlier output. ``tokens`` are as in `RowResults`. For a detached run, the table has no
-    columns.
+    the rows, or if several runs have; then ``parts`` are the tables of these runs. ``attempts`` is the most
+    attempts that any of the rows needed; ``worker`` is one of the workers (empty if unknown). ``reused`` is
+    the number of rows with the score of an earlier output. ``tokens`` are as in `RowResults`. For a detached
+    run, the table has no columns.
     """
 
     table: pa.Table

@@ -79,9 +79,9 @@ class WindowSize:
     chunks
         The setting ``window``. With ``auto`` the window is twice what the live workers claim ahead, and at
         least `MIN_CHUNKS`. Before the workers' speed is known, the window is two chunks for each worker, and
-        at least 8 chunks.
+        at least 8 chunks; before the first look at the workers, it is `MIN_CHUNKS`.
     payload_bytes
-        Most bytes of payload, whatever the workers claim.
+        Bytes of payload at which the window is full, whatever the workers claim.
     sharers
         Number of runs that share the window equally.
     """

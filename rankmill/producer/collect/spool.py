@@ -53,7 +53,9 @@ class Spool:
         self._used = 0
         self._file: IO[bytes] | None = None
         self.full = False
-        """Whether the disk is full; if so, chunks wait in memory, and no new chunks should be submitted."""
+        """Whether the last write to disk failed, as on a full disk; if so, chunks wait in memory, and no new
+        chunks should be submitted.
+        """
 
     def __contains__(self, chunk: int) -> bool:
         return chunk in self._in_memory or chunk in self._on_disk
