@@ -6,10 +6,12 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import stat
 import struct
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +24,12 @@ entries.
 """
 
 _ACL_USER, _ACL_GROUP = 0x02, 0x08
+
+_LOCK = ".lock"
+"""Name of the file by which a process holds its temporary folder."""
+
+_YOUNG_SECONDS = 60
+"""A younger temporary folder may not be locked yet by its process."""
 
 _MODE = 0o775
 """The most rights of a new folder of the cache, whatever the umask allows."""
@@ -237,6 +245,32 @@ def lock(path: Path, *, shared: bool = False, wait: bool = True) -> Locked | Non
         locked.close()
         return None
     return locked
+
+
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """Make a folder for temporary files, which goes with the ``with`` block; if the process is killed, the
+    next one that makes such a folder removes it.
+    """
+    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        held = lock(folder / _LOCK)
+        assert held  # nobody else knows the folder yet
+        with closing(held):
+            for other in folder.parent.glob(f"{prefix}*"):
+                with suppress(OSError):
+                    _remove_if_left(other)
+            yield folder
+
+
+def _remove_if_left(folder: Path) -> None:
+    status = folder.lstat()
+    is_young = system.now() - status.st_mtime < _YOUNG_SECONDS  # its process may not have locked it yet
+    if status.st_uid != os.geteuid() or is_young or not (folder / _LOCK).exists():
+        return
+    if held := lock(folder / _LOCK, wait=False):
+        with closing(held):
+            shutil.rmtree(folder)
 
 
 class KeptFolder(NamedTuple):

@@ -14,25 +14,21 @@ from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.collect.repeats import EarlierScores, read_earlier
 from rankmill.producer.files.formats.parquet import metadata_of, scored_rows
 from rankmill.producer.files.manifest import content_here
-from rankmill.producer.files.outputs import bound_of
+from rankmill.producer.files.outputs import bound_of, option_of
 from rankmill.producer.files.stores.paths import as_path
 from rankmill.score.input import text_columns
 from rankmill.score.output import named_columns
 from rankmill.score.summary import Tally, metadata
 
-_OF_SCORES = {
-    f"rankmill.{name}"
-    for name in (
-        "model", "revision", "precision", "max_length", "activation", "instruction",
-        "prompt_template", "label", "long", "long_stride", "all_labels", "deterministic", "truncation_side",
-        "max_passage_tokens", "inputs",
-    )
-}  # fmt: skip
+_COMPARED = (
+    "revision",  # first, because it explains most
+    "model", "precision", "max_length", "activation", "instruction", "prompt_template", "label", "long",
+    "long_stride", "all_labels", "deterministic", "truncation_side", "max_passage_tokens", "inputs",
+    "query_column", "passage_column", "text_column", "score_column",
+)  # fmt: skip
+"""Metadata that say how and of which texts scores were made, and which column has them."""
 
-_COLUMNS = {f"rankmill.{name}_column" for name in ("query", "passage", "text", "score")}
-"""Metadata that say which texts were scored, and which column has the scores."""
-
-_OPEN = {"rankmill.revision", "rankmill.precision"}
+_OPEN = {"revision", "precision"}
 """Metadata that a run need not name, because it takes the values of the earlier output."""
 
 
@@ -98,21 +94,16 @@ def _check_same(made: Mapping[str, str], wanted: Mapping[str, str], name: str) -
             f"{name}: its scores cannot be used, because it does not say which commit or content the "
             "model had; leave out --reuse"
         )
-    compared = _OF_SCORES | _COLUMNS
-    # the revision comes first, because it explains most
-    for key in sorted(compared, key=lambda key: key != "rankmill.revision"):
-        given, expected = made.get(key), wanted.get(key)
-        if key != "rankmill.instruction":  # an empty instruction is written, and the model's own is not
-            given, expected = given or "", expected or ""
-        if key == "rankmill.model" and revision and revision == wanted.get("rankmill.revision"):
+    for option in _COMPARED:
+        given, expected = option_of(made, option), option_of(wanted, option)
+        if option == "model" and revision and revision == wanted.get("rankmill.revision"):
             continue  # the same files may be in another directory
-        if given != expected and (expected or key not in _OPEN):
-            aspect = key.removeprefix("rankmill.").replace("_", " ")
+        if given != expected and (expected or option not in _OPEN):
             raise InputError(
-                f"{name}: its scores cannot be used, because they are of another {aspect}: "
-                f"{_shown(key, given)}, not {_shown(key, expected)}; leave out --reuse"
+                f"{name}: its scores cannot be used, because they are of another {option.replace('_', ' ')}: "
+                f"{_shown(given)}, not {_shown(expected)}; leave out --reuse"
             )
 
 
-def _shown(key: str, value: str | None) -> str:
-    return "''" if (key, value) == ("rankmill.instruction", "") else value or "none"
+def _shown(value: str | None) -> str:
+    return "none" if value is None else value or "''"

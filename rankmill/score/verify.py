@@ -21,7 +21,7 @@ from rankmill.producer.client.runs import as_array
 from rankmill.producer.collect.pairs import USUAL_COLUMNS
 from rankmill.producer.files.formats.parquet import metadata_of, scored_rows
 from rankmill.producer.files.manifest import content_here
-from rankmill.producer.files.outputs import bound_of
+from rankmill.producer.files.outputs import bound_of, option_of
 from rankmill.producer.files.stores.paths import AnyPath, as_path
 from rankmill.producer.local.embedded import EmbeddedCluster
 from rankmill.score.session import Session
@@ -126,8 +126,8 @@ def _shown(value: object) -> object:
 
 
 def _spec(path: AnyPath, metadata: Mapping[str, str]) -> ScoreSpec:
-    written = {name: metadata.get(f"rankmill.{name}") for name in ScoreSpec.model_fields}
-    named = {name: value for name, value in written.items() if value or (name, value) == ("instruction", "")}
+    written = {name: option_of(metadata, name) for name in ScoreSpec.model_fields}
+    named = {name: value for name, value in written.items() if value is not None}
     named["precision"] = (named.get("precision") or "auto").partition(" ")[0]
     try:
         return ScoreSpec.model_validate(named)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import struct
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rankmill.jobs.cache import cache_folder, make_folder, strangers, write_json
+from rankmill.jobs.cache import cache_folder, make_folder, strangers, temporary_folder, write_json
 from rankmill.jobs.contract.errors import ConfigError
 
 MINE, OTHER = os.getegid(), 54321
@@ -22,6 +25,23 @@ STRANGERS = {
     "another group's": (0o775, OTHER, f"can be written by group {OTHER}"),
     "another group's to read": (0o755, OTHER, None),
 }
+
+
+def test_a_temporary_folder_of_a_killed_process_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed = "import os, sys, rankmill.jobs.cache as c\nwith c.temporary_folder('up-'): os._exit(9)"
+    subprocess.run([sys.executable, "-c", killed], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
+    (left,) = tmp_path.iterdir()
+    (tmp_path / "up-not-ours").mkdir()
+    with temporary_folder("up-") as held:
+        assert left.exists()  # it is so new that its process may not have locked it yet
+        for each in tmp_path.iterdir():
+            os.utime(each, (0, 0))
+        with temporary_folder("up-") as second:
+            assert {*tmp_path.iterdir()} == {held, second, tmp_path / "up-not-ours"}
+    assert [*tmp_path.iterdir()] == [tmp_path / "up-not-ours"]
 
 
 @pytest.mark.parametrize(("mode", "group", "why"), STRANGERS.values(), ids=STRANGERS)

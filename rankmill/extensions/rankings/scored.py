@@ -30,9 +30,35 @@ _TYPES = {
 def scored_column(path: AnyPath, role: str) -> str:
     """The name of a scored file's column for a `role`, which is ``query``, ``passage`` or ``score``; the role
     itself is the name unless the metadata of Parquet has another.
+
+    Raises
+    ------
+    InputError
+        The metadata do not name the column of scores, and the column ``score`` may be one of the input.
     """
     about = metadata_of(path) if path.is_file() and format_of(path) is PARQUET else {}
+    if role == "score" and f"rankmill.{role}_column" not in about and path.is_file() and is_table(path, role):
+        _check_is_last(path, role)
     return about.get(f"rankmill.{role}_column", role)
+
+
+def _check_is_last(path: AnyPath, score: str) -> None:
+    """Raise `InputError` if a column with fractions follows, because score-file writes its scores behind the
+    columns of the input, one of which may be `score`.
+    """
+    schema = open_reader(path).shown_columns()
+    after = pa.schema(list(schema)[schema.names.index(score) + 1 :] if score in schema.names else [])
+    for batch in open_reader(path).batches(after, _ROWS) if after.names else ():
+        for name in after.names:
+            try:
+                values = batch[name].cast(pa.float64())
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                continue  # the column does not hold numbers
+            if pc.any(pc.not_equal(values, pc.floor(values))).as_py():
+                raise InputError(
+                    f"{path}: column {name!r}, which holds numbers too, follows column {score!r}: name the "
+                    "one with the new scores with --score-column"
+                )
 
 
 def is_output(path: AnyPath) -> bool:

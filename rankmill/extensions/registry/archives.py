@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tarfile
-import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, Protocol, Self, cast
 
@@ -27,13 +26,6 @@ _HEADERS = frozenset(
 )  # fmt: skip
 
 _NO_ARCHIVE = "this is not a tar archive, or only a part of one: send the output of tar c -C MODEL_FOLDER ."
-
-
-@contextmanager
-def workspace() -> Iterator[Path]:
-    """Yield a folder for an uploaded or pulled model, and remove it at the end."""
-    with tempfile.TemporaryDirectory(prefix="rankmill-upload-", ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
 
 
 class Readable(Protocol):

@@ -45,12 +45,13 @@ from rankmill.extensions.registry.aliases import (
     target,
     version_view,
 )
-from rankmill.extensions.registry.archives import ModelArchive, unpack, workspace
+from rankmill.extensions.registry.archives import ModelArchive, unpack
 from rankmill.extensions.registry.documents import MAX_NOTES, Alias, Reference, Target, check_name
 from rankmill.extensions.registry.push import Steps, pull, push
 from rankmill.extensions.registry.settings import RegistrySettings
 from rankmill.extensions.registry.store import RegistryStore
 from rankmill.extensions.registry.trial import try_model
+from rankmill.jobs.cache import temporary_folder
 from rankmill.jobs.contract.errors import ConfigError, InputError
 from rankmill.jobs.runtime.hosts import require_worker_packages
 from rankmill.jobs.runtime.settings import Settings
@@ -232,7 +233,7 @@ def _push(model: ManagedModel, upload: UploadedBody, version: str | None, notes:
             "overloaded", "another model is being uploaded here; send it again later", retry_after=15
         )
     try:
-        with workspace() as place:
+        with temporary_folder("rankmill-upload-") as place:
             folder = unpack(upload, place / "upload")
             trial = partial(try_model, settings=model.gateway.settings, seconds=_TRIAL_SECONDS)
             try:
@@ -288,7 +289,7 @@ async def pull_version(model: TheModel, version: str) -> Response:
 def _pull(model: ManagedModel, version: str) -> ModelArchive:
     manifest = model.registry.manifest(model.version(version))
     with ExitStack() as stack:
-        folder = stack.enter_context(workspace()) / "model"
+        folder = stack.enter_context(temporary_folder("rankmill-upload-")) / "model"
         try:
             pull(model.registry, manifest, folder, Steps(quiet=True))
         except OSError as error:

@@ -201,6 +201,14 @@ def _id_column(schema: pa.Schema, named: str | None, usual: Sequence[str], optio
     return column
 
 
+def option_of(made: Mapping[str, str], name: str) -> str | None:
+    """The option of scores in an output's metadata; ``None`` if it was not set. Only an instruction may be
+    empty.
+    """
+    written = made.get(f"rankmill.{name}")
+    return written if written or name == "instruction" else None
+
+
 def bound_of(made: Mapping[str, str], name: str) -> float | None:
     """The bound in the metadata of the output `name`; ``None`` if the metadata lack it.
 

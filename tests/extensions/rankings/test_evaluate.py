@@ -16,6 +16,7 @@ import scipy.stats
 from click.testing import CliRunner, Result
 
 from rankmill.cli.main import rankmill
+from rankmill.producer.files.outputs import OutputFormat
 
 RANDOM = random.Random(7)
 QUERIES = [f"q{n}" for n in range(6)]
@@ -168,6 +169,23 @@ def test_the_scores_are_those_that_the_file_says_it_got(folder: Path) -> None:
     assert json.loads(asked.stdout)[0]["after"] != json.loads(plain.stdout)[0]["after"]
     compared = run(folder / "out.parquet", "--run", folder / "named.parquet", *options)
     assert all(each["before"] == each["after"] for each in json.loads(compared.stdout))
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "tsv", "arrow"])
+def test_a_score_of_the_input_is_not_taken_for_the_new_one(folder: Path, ending: str) -> None:
+    """Only the metadata of Parquet name the column of scores; the wrong one gave wrong figures."""
+    rows = [{**row, "score": -float(row["score"]), "ours": row["score"]} for row in ROWS]
+    table, path = pa.Table.from_pylist(rows), folder / f"out.{ending}"
+    writer = OutputFormat().writer(path, path, table.schema, "ours")
+    writer.write(table)
+    writer.close({})
+    options = ["--qrels", folder / "qrels.txt", "--json"]
+    refused = run(path, *options)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    said = "column 'ours', which holds numbers too, follows column 'score': name the one with the new scores"
+    assert said in refused.stderr
+    plain = run(folder / "out.parquet", *options)
+    assert run(path, *options, "--score-column", "ours").stdout == plain.stdout
 
 
 def test_passages_that_were_added_to_the_other_output_do_not_count(folder: Path) -> None:

@@ -97,6 +97,18 @@ def test_a_number_that_the_type_of_all_files_cannot_hold_is_named(tmp_path: Path
     assert read(*paths, as_text=("n",))["n"].to_pylist() == [str(2**53 + 1), "0.5"]
 
 
+def test_a_number_of_json_that_the_type_of_all_files_cannot_hold_is_named(tmp_path: Path) -> None:
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for path, number in zip(paths, (2**53 + 1, 0.5), strict=True):
+        path.write_text(json.dumps({"query": "q", "passage": "p", "n": number}))
+    with pytest.raises(
+        InputError,
+        match=r"a\.jsonl, line 1: column 'n' holds '9007199254740993', not double.*--text-columns n reads",
+    ):
+        read(*paths)
+    assert read(*paths, as_text=("n",))["n"].to_pylist() == [str(2**53 + 1), "0.5"]
+
+
 @pytest.mark.parametrize("swapped", [False, True])
 def test_a_dictionary_in_one_file_is_text_in_another(tmp_path: Path, swapped: bool) -> None:
     """As score-file writes the queries of a run, and polars its categories."""

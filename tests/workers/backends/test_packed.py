@@ -270,6 +270,27 @@ def test_graphs_are_used_when_shapes_come_again_and_give_the_same(
 
 
 @torch.inference_mode()
+def test_shapes_whose_graphs_are_rejected_take_no_place(
+    networks: dict[str, Network], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs_module = "rankmill.workers.backends.torch.graphs"
+    monkeypatch.setattr(f"{graphs_module}._AS_GOOD", 1e9)
+    monkeypatch.setattr(f"{graphs_module}._LONG", 1e9)
+    monkeypatch.setattr(f"{graphs_module}._MOST", 1)
+    network = networks["bert"]
+    short, long = (network.pack(rows_of(network, [tokens])) for tokens in (20, 60))
+
+    class WrongIfShort(Replayed):
+        def replay(self) -> torch.Tensor:
+            return super().replay() + (self.shape.tokens < 40)
+
+    graphs = Graphs(network.packed, torch.from_numpy, WrongIfShort, wait=lambda: None)
+    assert all(graphs.begin(short) is None for _ in range(20))
+    assert any(graphs.begin(long) is not None for _ in range(20))
+    assert graphs.kept == 1
+
+
+@torch.inference_mode()
 def test_a_graph_that_is_wrong_or_fails_is_not_used(
     networks: dict[str, Network], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -164,7 +164,8 @@ class JsonlReader:
         try:
             return _array(values, kind)
         except (pa.ArrowException, OverflowError):
-            raise part.error(_first_bad(values, kind), name, kind) from None
+            wanted = f"{kind}, which fits the other files (--text-columns {name} reads it as text)"
+            raise part.error(_first_bad(values, kind), name, wanted) from None
 
 
 class JsonlWriter(TextWriter):

@@ -10,7 +10,6 @@ import logging
 import os
 import secrets
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from rankmill.jobs.cache import temporary_folder
 from rankmill.jobs.contract.errors import OutputError
 from rankmill.jobs.system import system
 from rankmill.producer.files.stores.own_folder import OwnFolder
@@ -131,9 +131,12 @@ def as_output_error(path: AnyPath) -> Iterator[None]:
 @contextmanager
 def _private_folder(target: AnyPath) -> Iterator[Path]:
     """Make a folder beside `target`, or in the system's folder for an object, for the ``with`` block."""
-    above = target.parent if isinstance(target, Path) else Path(tempfile.gettempdir())
+    if not isinstance(target, Path):
+        with temporary_folder("rankmill-upload-") as temporary:
+            yield temporary
+        return
     name = _UNFINISHED.replace("*", secrets.token_hex(8))
-    with closing(OwnFolder(above / name, target)) as folder, ExitStack() as stack:
+    with closing(OwnFolder(target.parent / name, target)) as folder, ExitStack() as stack:
 
         def remove() -> None:
             with suppress(OSError):

@@ -26,9 +26,7 @@ _WORTH = 8
 """A shape is recorded when it occurs for the eighth time."""
 
 _MOST = 32
-"""Most shapes that are tried. Each graph has a list of launches of its own, but all share the memory for
-states.
-"""
+"""Most graphs that are kept. Each has a list of launches of its own, but all share the memory for states."""
 
 _STEPS = 8
 """Number of rounded token counts from a power of two to the next."""
@@ -127,7 +125,7 @@ class Graphs:
         if rows.keys is not None or not self._works:
             return None
         shape = rounded(rows.shape)
-        if shape not in self._graphs and len(self._graphs) < _MOST:
+        if shape not in self._graphs and self.kept < _MOST:
             self._seen[shape] += 1
             if self._seen[shape] >= _WORTH:
                 self._graphs[shape] = self._recorded(rows, shape)
