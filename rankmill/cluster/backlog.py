@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rankmill.cluster.snapshot import QueueState, RunState, Snapshot
+from rankmill.jobs.contract.priority import priority_of
 from rankmill.jobs.protocol.worker_report import STAGES, WorkerReport
 
 RUNS = 1000
@@ -73,14 +74,18 @@ def _chunk_pairs(reports: Iterable[WorkerReport]) -> float:
 
 
 def _pairs(queue: QueueState, runs: Iterable[RunState], chunk_pairs: float) -> int:
-    """Pairs that are left in active runs with a known total, submitted or not; at least as many as the
-    queue's jobs have.
+    """Pairs that are left in active runs with a known total, submitted or not, and the usual number of pairs
+    for each other job of the queue.
     """
     jobs = queue.waiting + queue.started
     limit = _QUIET_SECONDS if jobs else _ABANDONED_SECONDS
-    pairs_left = sum(
-        max(run.rows - run.rows_done, 0)
+    active = [
+        run
         for run in runs
         if run.rows is not None and (run.quiet_seconds < limit or (jobs and not queue.workers))
-    )
-    return max(pairs_left, round(jobs * chunk_pairs))
+    ]
+    pairs_left = sum(max((run.rows or 0) - run.rows_done, 0) for run in active)
+    # how many jobs of a request wait is not known, and which jobs have started is not either
+    waiting = sum(run.waiting if priority_of(run.id) == "bulk" else 1 for run in active)
+    others = max(queue.waiting - waiting, 0) + (0 if active else queue.started)
+    return pairs_left + round(others * chunk_pairs)

@@ -23,10 +23,12 @@ def worker(
     return WorkerState(name=name, queues=(queue,), state=state, beat_seconds=1, report=report)
 
 
-def run(rows: int | None, done: int, quiet: float = 1, queue: str = "rankmill") -> RunState:
+def run(
+    rows: int | None, done: int, quiet: float = 1, queue: str = "rankmill", waiting: int = 8, kind: str = ""
+) -> RunState:
     return RunState(
-        id="0af", queue=queue, model="demo", created=1, rows=rows, rows_done=done, row_errors=0,
-        rows_per_second=None, seconds_left=None, quiet_seconds=quiet,
+        id=f"{kind}0af", waiting=waiting, queue=queue, model="demo", created=1, rows=rows, rows_done=done,
+        row_errors=0, rows_per_second=None, seconds_left=None, quiet_seconds=quiet,
     )  # fmt: skip
 
 
@@ -52,6 +54,8 @@ TWO = [worker("a", pairs=1000, forward=10), worker("b", pairs=3000, forward=10)]
         ([*TWO, worker("dead", 1, 100, "lost")], [run(10_000, 2000)], 8, Backlog(8000, 20.0)),
         ([*TWO, worker("of another queue", 1, 100, queue="x")], [run(8000, 0)], 8, Backlog(8000, 20.0)),
         (TWO, [run(8000, 0), run(8000, 0, queue="x"), run(400, 0)], 8, Backlog(8400, 21.0)),
+        (TWO, [run(10, 0, waiting=0, kind="r")] * 8, 8, Backlog(80, 0.2)),  # the requests' own pairs
+        (TWO, [run(8000, 0, waiting=5)], 8, Backlog(8300, 20.75)),  # and a detached run, of three chunks
         (TWO, [run(None, 5000)], 8, Backlog(800, 2.0)),  # unknown: the chunks in the queue, of 100 each
         (TWO, [run(8000, 0, quiet=700)], 4, Backlog(400, 1.0)),  # its producer is dead
         (TWO, [run(8000, 0, quiet=70)], 0, Backlog(0, 0.0)),  # the same, without any job
