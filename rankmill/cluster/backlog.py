@@ -84,8 +84,11 @@ def _pairs(queue: QueueState, runs: Iterable[RunState], chunk_pairs: float) -> i
         for run in runs
         if run.rows is not None and (run.quiet_seconds < limit or (jobs and not queue.workers))
     ]
-    pairs_left = sum(max((run.rows or 0) - run.rows_done, 0) for run in active)
-    # how many jobs of a request wait is not known, and which jobs have started is not either
-    waiting = sum(run.waiting if priority_of(run.id) == "bulk" else 1 for run in active)
+    pairs = [max((run.rows or 0) - run.rows_done, 0) for run in active]
+    # not known: how many jobs of a request wait (at most its pairs), and whose jobs have started
+    waiting = sum(
+        run.waiting if priority_of(run.id) == "bulk" else left
+        for run, left in zip(active, pairs, strict=True)
+    )
     others = max(queue.waiting - waiting, 0) + (0 if active else queue.started)
-    return pairs_left + round(others * chunk_pairs)
+    return sum(pairs) + round(others * chunk_pairs)

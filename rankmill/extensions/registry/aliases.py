@@ -207,7 +207,7 @@ def promote(
     RegistryConflict
         As `set_alias`.
     NotWarm
-        A worker has failed to load a version, or has not loaded it in time.
+        A worker has failed to load a version, has not loaded it in time, or has ended meanwhile.
     """
     cluster = read_cluster(client, page_size=0)
     workers = [worker for worker in reachable(cluster.workers) if worker.state in TAKE_CHUNKS]
@@ -221,8 +221,8 @@ def promote(
         outcomes = order_workers(client, workers, "warm", model, content, wait_seconds=wait_seconds)
         for outcome in outcomes:
             on_outcome(outcome)
-        late = [outcome for outcome in outcomes if outcome.state in {"failed", "waiting"}]
-        if late:
+        late = [outcome for outcome in outcomes if outcome.state != "done"]
+        if late:  # a worker that is gone may have died of the model
             raise NotWarm(
                 f"{alias} is unchanged: {len(late)} of {len(outcomes)} workers have not loaded "
                 f"{model} ({late[0].worker}: {late[0].text})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from pathlib import Path
 from urllib.parse import unquote
@@ -16,6 +17,7 @@ from rankmill.extensions.registry.documents import Alias, Reference, target_of
 from rankmill.extensions.registry.store import RegistryStore
 from rankmill.extensions.registry.versions import VersionStore
 from rankmill.jobs.contract.errors import RankmillError
+from rankmill.jobs.protocol.worker_report import SCORING_FIELD, WorkerReport, announce_worker
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.producer.client.joined import version_of
 from rankmill.workers.models.copies import ModelCopies
@@ -115,6 +117,20 @@ def test_an_alias_a_split_and_a_shadow_answer_as_their_versions(
         assert f"rankmill_gateway_model_pairs_total{{{labels}}}" in counted
         assert f"rankmill_gateway_model_latency_seconds_count{{{labels}}}" in counted
     assert 'rankmill_gateway_model_score_bucket{le="+Inf",model="reranker@v2"' in counted
+
+
+def test_an_alias_stays_if_a_worker_ends_before_it_has_loaded_the_version(
+    server: Server, tmp_path: Path
+) -> None:
+    put_version(tmp_path, make_bert(tmp_path / "model"), "reranker")
+    server.client.sadd("rq:workers", "rq:worker:w")
+    server.client.hset(
+        "rq:worker:w", mapping={"birth": "x", "state": "idle", "queues": "q", SCORING_FIELD: 1}
+    )
+    announce_worker(server.client, "w", WorkerReport(device="cpu", started=1.0, beat=time.time()), 2)
+    live, wanted = Reference("reranker", "live"), target_of({"v1": 1.0}, shadow=None, by="a test", at=1.0)
+    with pytest.raises(NotWarm, match=r"1 of 1 workers have not loaded reranker@v1 \(w: has ended"):
+        promote(RegistryStore(str(tmp_path)), live, wanted, server.client, wait_seconds=60, on_outcome=print)
 
 
 def test_a_worker_with_another_registry_s_version_leaves_it_to_others(
