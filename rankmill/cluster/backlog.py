@@ -25,9 +25,10 @@ _FORWARD = STAGES.index("forward")
 
 @dataclass(frozen=True)
 class Backlog:
-    """Pairs that are not scored yet, and the seconds that the live workers need for them.
+    """Pairs that are not scored yet, and the seconds that the live workers need for them, or that one worker
+    would need if the queue has no live worker.
 
-    ``seconds`` is ``None`` if there are pairs, but no worker of the queue has scored any yet.
+    ``seconds`` is ``None`` if there are pairs, but no worker of the queue was seen to have scored any.
     """
 
     pairs: int

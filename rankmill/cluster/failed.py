@@ -8,6 +8,7 @@ from typing import Any, Literal
 import redis
 from pydantic import BaseModel, ConfigDict
 from rq import Queue
+from rq.exceptions import InvalidJobOperation, NoSuchJobError
 from rq.job import Job
 from rq.results import Result
 
@@ -80,12 +81,15 @@ def retry(client: redis.Redis, job: FailedJob) -> str:
     Raises
     ------
     InputError
-        The job cannot be retried.
+        The job cannot be retried, or has left the list since it was read.
     """
     if job.final:
         raise InputError(f"cannot be retried: {job.final}")
     queue = RunStore(client).queue(job.queue)
-    queue.failed_job_registry.requeue(job.id)
+    try:
+        queue.failed_job_registry.requeue(job.id)
+    except (NoSuchJobError, InvalidJobOperation):
+        raise InputError("cannot be retried: it has expired, or was retried or cleared just now") from None
     return f"put back into queue {job.queue}"
 
 

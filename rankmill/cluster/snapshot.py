@@ -90,7 +90,7 @@ class WorkerState(_Frozen):
 class QueueState(_Frozen):
     """The numbers of a queue's waiting, started and finally failed jobs, and of its live ScoringWorkers.
 
-    ``workers`` counts the workers that take chunks, and ``drained`` those that are drained.
+    ``workers`` counts the workers that take chunks, and ``drained`` those that are draining or drained.
     ``oldest_seconds`` is the age of the oldest of the jobs that are first in their lists; ``None`` if no job
     waits.
     """
@@ -258,7 +258,7 @@ class _Reader(Look):
     def _queues(
         self, known: Iterable[str], used: Iterable[str], workers: Sequence[WorkerState]
     ) -> tuple[QueueState, ...]:
-        """The `known` queues that are not empty, those `used` lately, and those that have workers."""
+        """The `known` queues with waiting or started jobs, those `used` lately, and those with workers."""
         listed = {*used, *(name for worker in workers for name in worker.queues)}
         names = sorted({*known, *listed})
         counts = self.replies(

@@ -23,7 +23,9 @@ from rankmill.score.score_file import with_inputs
 from rankmill.score.session import Session
 
 _LOOK_ROWS, _AT_ONCE = 100_000, 1000
-"""The sample is drawn from this many first rows of the input, which are read in parts of this many rows."""
+"""The sample is drawn from at most the first `_LOOK_ROWS` rows of the input, which are read in parts of at
+most `_AT_ONCE` rows.
+"""
 
 
 class Estimate(BaseModel):

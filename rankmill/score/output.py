@@ -210,7 +210,7 @@ def find_target(request: FileRequest, files: Sequence[InputFile]) -> OutputTarge
 
 
 def named_columns(request: FileRequest) -> dict[str, str]:
-    """Metadata of the output that says which texts were scored, and which columns have the scores."""
+    """Metadata of the output that say which texts were scored, and which columns have the scores."""
     texts = text_columns(request)
     sides = {"texts": ["text"], "conversations": ["messages"]}.get(texts.inputs, ["query", "passage"])
     names = {"score": request.score_column, **dict(zip(sides, texts.names, strict=False))}

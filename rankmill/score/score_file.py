@@ -82,6 +82,8 @@ def score_file(
     RunFailed, RunCancelled, RedisUnavailable, RedisFailed, EmbeddedError, OutputError, StoreError
         The run cannot be finished, and the output is not complete. The scores computed so far are stored,
         and the same request resumes from them, unless some are wrong (`WrongScores`).
+    RunnerError
+        This runner may not read the input or write the output.
     OutputBusy
         Another process is making the output, or has just made it.
     InputChanged

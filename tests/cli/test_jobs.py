@@ -12,7 +12,9 @@ from rq.serializers import JSONSerializer
 
 from rankmill import Client
 from rankmill.cli.main import rankmill as command_line
+from rankmill.cluster.failed import failed_jobs, retry
 from rankmill.cluster.snapshot import read_cluster
+from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.protocol.set_aside import set_aside
 from tests.conftest import Outcome, Server, StartWorker, wait_for
 from tests.harness.waiting import waiting_jobs
@@ -54,6 +56,18 @@ def test_a_failed_job_is_listed_with_its_reason_retried_and_cleared(
     assert rankmill("jobs", "clear", "--all", *at).out == f"{job.id}: cleared\n"
     assert "No failed jobs" in rankmill("jobs", *at).out
     assert not server.client.exists(job.key)
+
+
+def test_a_job_that_has_left_the_list_meanwhile_is_not_retried(server: Server, queue: Queue) -> None:
+    job = queue.enqueue("rankmill.score_pairs", [], model="demo")
+    server.client.zadd(queue.failed_job_registry.key, {job.id: 4e9})
+    (listed,) = failed_jobs(server.client)
+    assert retry(server.client, listed) == "put back into queue rankmill"
+    with pytest.raises(InputError, match="was retried or cleared just now"):
+        retry(server.client, listed)
+    job.delete()
+    with pytest.raises(InputError, match="it has expired"):
+        retry(server.client, listed)
 
 
 def test_chunks_of_runs_and_unreadable_jobs_are_not_retried(server: Server, queue: Queue) -> None:

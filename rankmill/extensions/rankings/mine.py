@@ -23,11 +23,11 @@ class Rules:
 
     A passage is relevant from grade ``min_relevance`` on; a passage of a lower grade above 0 is neither
     relevant nor a candidate. The candidates of a query are its first ``range_max`` other passages in the
-    run's order. A passage with the text of a graded passage or of an earlier candidate is not a candidate. A
-    candidate is left out if its score is over ``max_score`` or under ``min_score``, or less than
-    ``absolute_margin`` below the lowest score of the query's relevant passages. ``relative_margin`` is the
-    margin as a share of the size of the lowest score. Of the remaining candidates, the ``range_min`` with the
-    highest scores are skipped.
+    run's order. A passage with the text of a passage with a grade above 0 or of an earlier candidate is not a
+    candidate. A candidate is left out if it has no score, if its score is over ``max_score`` or under
+    ``min_score``, or if its score is less than ``absolute_margin`` below the lowest score of the query's
+    relevant passages. ``relative_margin`` is the margin as a share of the size of this lowest score. Of the
+    remaining candidates, the ``range_min`` with the highest scores are skipped.
     """
 
     min_relevance: int = 1
