@@ -156,7 +156,8 @@ class ChunkClaim:
     def finish(self, result: ChunkResult | None) -> None:
         """End the job and write its result, if it has one, in one transaction.
 
-        If the server refuses the result because of its size, a failure of the run is written instead.
+        If the result is too large for a payload, or the server refuses it because of its size, a failure of
+        the run is written instead.
         """
 
         def write(pipe: redis.client.Pipeline) -> None:
@@ -165,9 +166,10 @@ class ChunkClaim:
 
         try:
             self.held.finish(write)
-        except ValueRefused as error:
-            logger.warning("the run cannot be scored: %s", error)
-            result = ChunkFailure(chunk=self.chunk, message=str(error), fatal=True)
+        except (ValueRefused, WireError) as error:
+            way_out = ": set a smaller chunk_size (--chunk-size)" if isinstance(error, WireError) else ""
+            logger.warning("the run cannot be scored: %s%s", error, way_out)
+            result = ChunkFailure(chunk=self.chunk, message=f"{error}{way_out}", fatal=True)
             self.held.finish(write)
 
     def fail(self, error: Exception) -> None:

@@ -77,3 +77,16 @@ def test_a_result_that_is_refused_ends_its_run(tmp_path: Path, strict: Server, w
         with pytest.raises(RunFailed, match=SAID):
             client.score(pairs, timeout=50)
         assert client.score(pairs[:4], timeout=50).shape == (4, 3000)
+
+
+def test_a_result_that_is_too_large_for_a_payload_ends_its_run(
+    tmp_path: Path, server: Server, workers: StartWorker
+) -> None:
+    """The worker ended, and so did each one that tried the chunk after it."""
+    model = make_bert(tmp_path / "model", labels=1_100)
+    pairs = [("big cat", f"moon river {number}") for number in range(16_000)]
+    workers()
+    with Client(server.url, model=str(model), all_labels=True, chunk_size=16_000) as client:
+        with pytest.raises(RunFailed, match=r"over the limit of 67,108,864: set a smaller chunk_size"):
+            client.score(pairs, timeout=100)
+        assert client.score(pairs[:4], timeout=50).shape == (4, 1_100)
