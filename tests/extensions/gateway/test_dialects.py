@@ -313,6 +313,13 @@ def test_an_answer_without_a_certain_dialect_suits_cohere_jina_and_vllm() -> Non
     assert shown["results"] == [{"index": 1, "relevance_score": 0.75, "document": {"text": "b"}}]
 
 
+@pytest.mark.parametrize("path", [each.path for each in PATHS if each.choose])
+def test_a_field_that_is_null_chooses_no_dialect(path: str) -> None:
+    names = {name for body in path_of(path).bodies for name in body.model_fields}
+    for body in ({"query": "q", "documents": TEXTS}, {"query": "q", "texts": TEXTS}, {"prompt": "q"}):
+        assert kind_of(path, dict.fromkeys(names) | body) is kind_of(path, body)
+
+
 def test_equal_scores_keep_the_order_of_the_input() -> None:
     body = read("/rerank", query="q", texts=TEXTS)
     tied: Any = body.answer(RequestScores([0.5, 0.5, 0.5], "m"))

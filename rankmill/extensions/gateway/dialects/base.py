@@ -80,6 +80,11 @@ class Dialect:
         return self.statuses.get(refusal.kind, KINDS[refusal.kind].http)
 
 
+def _without_nulls(sent: JsonObject) -> JsonObject:
+    """The fields that are not null; clients send null for fields that they do not set."""
+    return {name: value for name, value in sent.items() if value is not None}
+
+
 class Fields(BaseModel):
     """Fields of a request's body; fields that a dialect does not know are ignored, as the dialect's own
     server does.
@@ -90,10 +95,7 @@ class Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_absent(cls, sent: Any) -> Any:
-        """Remove null values, which clients send for fields that they do not set."""
-        if not isinstance(sent, dict):
-            return sent
-        return {name: value for name, value in sent.items() if value is not None}
+        return _without_nulls(sent) if isinstance(sent, dict) else sent
 
 
 class Options(Fields):
@@ -175,7 +177,7 @@ class ScorePath:
     options: tuple[type[Options], ...] = ()
 
     def body(self, sent: JsonObject) -> type[Body]:
-        return self.choose(sent) if self.choose else self.bodies[0]
+        return self.choose(_without_nulls(sent)) if self.choose else self.bodies[0]
 
     def score_request(self, body: Body, sent: JsonObject) -> ScoreRequest:
         """The request for scores in a body, which was read from the object `sent`; raises `Refusal`."""
