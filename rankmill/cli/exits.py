@@ -48,6 +48,8 @@ def clean_exit(interrupted: str = "") -> Callable[[Callable[P, None]], Callable[
             except RankmillError as error:
                 _fail(error, error.exit_code)
             except KeyboardInterrupt as error:
+                # while Python waits for threads, another Ctrl-C ends the process, without a traceback
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
                 error.args = (f"interrupted; {interrupted}" if interrupted else "interrupted",)
                 _fail(error, ExitCode.INTERRUPTED)
             except BrokenPipeError:

@@ -21,7 +21,7 @@ from rankmill.jobs.contract import errors
 from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
 from rankmill.jobs.runtime.settings import Settings, load_settings
 from rankmill.jobs.system import system
-from tests.conftest import BIN, ENVIRON, Server, run_command
+from tests.conftest import BIN, ENVIRON, Server, run_command, start_command
 
 FAMILY = [
     "score", "merge", "wait", "mine", "submit", "serve", "keys", "runner", "status", "workers", "runs",
@@ -109,6 +109,26 @@ def test_sigterm_ends_a_command_as_ctrl_c_does() -> None:
 
     done = CliRunner().invoke(some_command)
     assert (done.exit_code, done.stderr) == (130, "some-command: interrupted\n")
+
+
+def test_another_ctrl_c_ends_a_command_that_waits_for_its_threads() -> None:
+    code = """
+import threading
+from rankmill.cli import options
+
+@options.command("some-command")
+def some_command():
+    threading.Thread(target=threading.Event().wait).start()
+    raise KeyboardInterrupt
+
+some_command()
+"""
+    process = start_command("python", "-c", code)
+    assert process.stderr
+    assert "interrupted" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    _, rest = process.communicate(timeout=60)
+    assert (process.returncode, rest) == (-signal.SIGINT, "")
 
 
 def test_every_error_class_has_an_exit_code() -> None:
