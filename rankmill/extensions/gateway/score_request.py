@@ -44,7 +44,9 @@ class ScoreRequest:
 
 
 def alone(texts: Sequence[str], model: str | None, spec: Mapping[str, str | int | None]) -> ScoreRequest:
-    """A request to score single texts, for which the gateway's settings for pairs do not count."""
+    """A request to score single texts, or whatever `spec` names as ``inputs``. The gateway's settings for
+    pairs do not count.
+    """
     of_pairs = dict.fromkeys(("instruction", "prompt_template", "max_passage_tokens"))
     return ScoreRequest(None, texts, model, {**of_pairs, "inputs": "texts", **spec})
 

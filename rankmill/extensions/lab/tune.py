@@ -274,8 +274,8 @@ class Tuned:
     tuning (``story``).
 
     ``gain`` is the cost of the first settings over the cost of the best ones, measured in turn at the end.
-    ``gain`` is ``None`` if one of them failed, or there was no time. If ``gain`` is below 1, only the backend
-    and the precision are changed, and these only if some were refused or not tried.
+    ``gain`` is ``None`` if one of them failed, or there was no time. If ``gain`` is below 1, nothing is
+    changed, or only the backend and the precision, if other backends or precisions were refused or not tried.
     """
 
     changes: dict[str, Any]

@@ -250,8 +250,8 @@ class FileRunStore:
         return {name: why for name, why in reasons.items() if name in live}
 
     def take_webhook(self) -> FileRun | None:
-        """Take an ended run whose webhook is due; returns ``None`` if none is due, or its record cannot be
-        read. No other process gets the run for `WEBHOOK_SECONDS`.
+        """Take an ended run whose webhook is due; returns ``None`` if no webhook is due, or if the record of
+        the run cannot be read. No other process gets the run for `WEBHOOK_SECONDS`.
         """
         key = keys.webhooks(self.queue.name)
         raw = scripts.TAKE_WEBHOOK.run(self.redis, [key], WEBHOOK_SECONDS)
