@@ -65,7 +65,7 @@ class Damaged(_Frozen):
 
 
 class WorkerState(_Frozen):
-    """A worker; ``report`` is its own report, ``None`` if it has none, or it has expired or cannot be read.
+    """A worker; ``report`` is what it reports, or ``None`` if its report is missing or cannot be read.
 
     ``host`` is the name of the worker's host, and ``pid`` its process id there. ``relative_pace`` is the
     worker's pace divided by the usual pace of workers with the same device and models (``None`` if no other
@@ -136,7 +136,7 @@ class Snapshot(_Frozen):
     """All queues and workers, and one page of the runs, those with the most recent activity first.
 
     ``at`` is in seconds since 1970, and ``page`` counts from 0. ``damaged`` lists the keys that cannot be
-    read. ``trouble`` is the reason why the server accepts no writes now. ``set_aside`` lists the jobs that no
+    read. ``trouble`` is the reason if the server accepts no writes now. ``set_aside`` lists the jobs that no
     worker could read. ``last_reports`` are of workers that stopped in the last week because they computed
     wrong scores. ``extensions`` has what each extension shows, by the extension's name. ``durability`` is set
     if it was asked for, ``memory`` if the server tells it.

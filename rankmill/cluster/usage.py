@@ -18,7 +18,7 @@ By = Literal["key", "model", "day"]
 NOBODY = "(none)"
 """Name of the tenant of runs that do not name one."""
 OTHER = "(other)"
-"""Name of tenant and model in the entry that adds up everything beyond a day's most entries."""
+"""Name of tenant and model in the entry that adds up what exceeds the bound on a day's entries."""
 
 _NOBODY_GROUP = group_of("")
 _LABELS = ("tenant", "model", "device")

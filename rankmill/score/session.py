@@ -140,7 +140,8 @@ class Session:
             raise
 
     def labels(self, **options: Any) -> tuple[str, ...]:
-        """Ask a worker for the names of a model's outputs, if it has several; `options` are as in `run`.
+        """Ask a worker for the names of a model's outputs; empty for a single output. `options` are as in
+        `run`.
 
         Raises
         ------

@@ -24,7 +24,7 @@ class Summary(RunOutcome):
     """Result of the command, as printed with ``--json``.
 
     ``resumed_rows`` of the ``rows`` were scored by earlier, interrupted runs of the command; ``seconds`` and
-    ``pairs_per_second`` do not count them. ``startup_seconds`` is the time until the first worker was seen,
+    ``pairs_per_second`` are those of this run only. ``startup_seconds`` is the time until a worker was seen,
     and ``load_seconds`` the time from then until a worker had the model. The rest is the scoring, whose speed
     is ``pairs_per_second``. ``real_token_share`` is the share of the computed tokens that were not padding.
     ``int8_gain`` is the speed of int8 divided by the speed of the precision used, if workers have measured

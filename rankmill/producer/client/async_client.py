@@ -135,12 +135,16 @@ class AsyncScoringRun(Generic[RowScore]):
 
     @property
     def id(self) -> str:
-        """The run's id, as in logs and Redis keys; other processes attach to a detached run by it."""
+        """The run's id, as in logs and Redis keys; other processes attach to a detached run by it. A run that
+        an alias splits has an id for each version, with commas between them.
+        """
         return self._run.id
 
     @property
     def model(self) -> str:
-        """The model that scores; for an alias, the version that the alias stood for."""
+        """The model that scores; for an alias, the version that the alias stood for, or its versions with
+        commas between them.
+        """
         return self._run.model
 
     @property

@@ -562,7 +562,9 @@ def _settings(options: Mapping[str, Any]) -> Settings:
 
 
 def _older(options: dict[str, Any], value: Any, *names: str) -> Any:
-    """Return an argument's value, or take it out of `options` if it is given there under an older name."""
+    """Return an argument's value, or take it out of `options` if it is given there under an older name;
+    raises `ConfigError` if both are given.
+    """
     for name in names:
         if name in options:
             if value is not None:

@@ -33,9 +33,14 @@ class FileHandle(Protocol):
     def wait(
         self, timeout: float | None = None, *, on_look: Callable[[Any], None] = lambda run: None
     ) -> FileRunState:
-        """Wait for the end of the run; raises `TimeoutError` if it has not ended within `timeout` seconds.
+        """Wait for the end of the run; `on_look` gets the run's state several times a second.
 
-        `on_look` gets the run's state several times a second.
+        Raises
+        ------
+        TimeoutError
+            The run has not ended within `timeout` seconds.
+        RunFailed, RunCancelled
+            The run has ended without an output.
         """
 
     def cancel(self) -> FileRunState:
@@ -56,7 +61,7 @@ class AsyncFileHandle(Protocol):
         """The run's present state, progress and result."""
 
     async def wait(self, timeout: float | None = None) -> FileRunState:
-        """Wait for the end of the run; raises `TimeoutError` if it has not ended within `timeout` seconds."""
+        """Wait for the end of the run; raises as `FileHandle.wait`."""
 
     async def cancel(self) -> FileRunState:
         """Cancel the run; its scores are kept."""

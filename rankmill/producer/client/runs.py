@@ -244,12 +244,16 @@ class ScoringRun(Generic[RowScore]):
 
     @property
     def id(self) -> str:
-        """The run's id, as in logs and Redis keys; other processes attach to a detached run by it."""
+        """The run's id, as in logs and Redis keys; other processes attach to a detached run by it. A run that
+        an alias splits has an id for each version, with commas between them.
+        """
         return ",".join(driver.run.id for driver in self._drivers)
 
     @property
     def model(self) -> str:
-        """The model that scores; for an alias, the version that the alias stood for."""
+        """The model that scores; for an alias, the version that the alias stood for, or its versions with
+        commas between them.
+        """
         return ",".join(driver.run.spec.model for driver in self._drivers)
 
     @property
@@ -290,8 +294,8 @@ class ScoringRun(Generic[RowScore]):
         return f"run {self.id}, {self.model}: {as_html(self.progress, self.rows)}"
 
     def wait(self, timeout: float | None = None, *, show_progress: bool | None = None) -> RunStats:
-        """Wait for the end of the run, and keep the scores for `scores`, which has the same parameters and
-        errors.
+        """Wait for the end of the run, keep the scores for `scores`, and return `stats`. Parameters and
+        errors are those of `scores`.
         """
         self.scores(timeout, show_progress=show_progress)
         return self.stats
@@ -315,6 +319,8 @@ class ScoringRun(Generic[RowScore]):
             The run has ended without all of its scores.
         RunExpired
             The results of a detached run are no longer kept.
+        EmbeddedError
+            The server or the workers of an embedded client cannot be kept alive.
         InputError
             An item of a stream is not a row of the run's kind.
         RedisUnavailable, RedisFailed

@@ -135,7 +135,7 @@ class HowScored:
         self._labels = first.labels if first else None
 
     def news(self, stats: Iterable[ChunkStats]) -> Settled | None:
-        """What the run is scored with, if these results tell more about that than is known; else ``None``."""
+        """How the run is scored, if these results tell more than was known; else ``None``."""
         settled = self.settled
         for own in map(self._of, stats):
             settled = Settled(*(before or new for before, new in zip(settled, own, strict=True)))
@@ -211,8 +211,8 @@ class Collector:
         self.pieces: dict[ChunkId, Piece] = {}
         """Pieces without a result."""
         self.answered: list[ChunkId] = []
-        """The pieces that have a result; `LiveRun.forget` empties this after it has deleted them from
-        Redis.
+        """The pieces that have a result and may still be in Redis; `LiveRun.forget` deletes the pieces there,
+        and empties this list.
         """
         self.fatal: ChunkFailure | None = None
         """Why no chunk of the run can be scored; ``None`` if this is not known."""
@@ -286,8 +286,8 @@ class Collector:
         self.most_bytes = max(self.most_bytes, int(self._load.payload / self._payload_share))
 
     def news(self, results: Iterable[ChunkResult | BadResult]) -> Settled | None:
-        """What the run is scored with, if these results, which are not accepted yet, tell anything new about
-        that; else ``None``.
+        """How the run is scored, if these results, which are not accepted yet, tell more than was known; else
+        ``None``.
         """
         scored = (result for result in results if isinstance(result, ChunkScores))
         return self.how.news(result.stats for result in scored if self._fits(result))

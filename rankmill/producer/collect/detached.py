@@ -55,7 +55,7 @@ class DetachedRun(LiveRun):
         return collector
 
     def restore(self, settled: Settled) -> None:
-        """Write again what the server has lost of the run; if it lost the stream, the whole run is lost."""
+        """Write again what the server has lost of the run, unless it has lost the run's own record."""
         if self.store.exists(self.run.id):
             super().restore(settled)
             self.store.unlist(self.run)

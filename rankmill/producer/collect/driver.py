@@ -292,8 +292,8 @@ class RunDriver:
             raise self._kept.wrong(why)
 
     def _give_up(self) -> None:
-        """Cancel a run that only this process collects; other runs stay, because all processes that collect
-        them see the same.
+        """Cancel a run that only this process collects; a detached run stays, because every process that
+        collects it finds the same fault.
         """
         if not self.is_detached:
             self.cancel()

@@ -205,7 +205,7 @@ class Journal:
         self._set_state("model", model)
 
     def get(self, chunk: int, rows: int | None = None) -> ChunkResult | None:
-        """Read the result of a chunk; ``None`` if the journal does not have the result, or it is damaged.
+        """Read the result of a chunk; ``None`` if the journal does not have it, or has a damaged one.
 
         `rows` is the chunk's number of rows, if it is known. A damaged result is deleted, so that the chunk
         is scored again.

@@ -119,7 +119,7 @@ class LiveRun:
         return self.store.results(self.run, after="0", block_ms=block_ms)
 
     def look_back(self) -> None:
-        """Make `results` begin again with the first one; here it always does."""
+        """Make `results` begin again with the first result; a run of this process always does."""
 
     def log(self, piece: Piece, result: ChunkResult) -> None:
         """Log a result, but not its error messages, because they may contain text of the input."""

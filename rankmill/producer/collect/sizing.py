@@ -94,7 +94,8 @@ class WindowSize:
         self._sharers = sharers
 
     def follow(self, capacity: QueueCapacity, chunk_rows: int, *, sized: bool) -> None:
-        """Note what the workers claim ahead; each may claim one chunk more, because it claims whole chunks.
+        """Note what the workers claim ahead; each worker may claim one chunk more, because workers claim
+        whole chunks.
 
         `sized` says whether the size of chunks already follows the workers' speed.
         """

@@ -225,7 +225,8 @@ def _is_workspace(folder: AnyPath) -> bool:
 def _is_output(path: AnyPath, output: str | None) -> bool:
     """Whether rankmill wrote the file as `output`, or as the output of a run whose folder still exists.
 
-    Another file at an output's path is an input, so that the command ends with an error.
+    A file of others at an output's path is an input, so that the command ends with an error, and does not
+    leave out the file.
     """
     whole = resolved(path.parent if part_of(path.name) else path)
     is_named = output is not None and whole == resolved(as_path(output))

@@ -71,7 +71,8 @@ def plan_output(
     mean: MeanColumn | None = None,
     tokens: str | None = None,
 ) -> OutputPlan:
-    """Plan the output of `source` at `target`. For a TREC run, this reads the ids; for other text, the times.
+    """Plan the output of `source` at `target`. This reads the ids for a TREC run, and the times that the
+    format may not hold.
 
     `scores` are the columns of scores, and `mean` is a column for several models. `tokens` is the column with
     each row's number of tokens. `left_out` are columns of the input that the output does not have.

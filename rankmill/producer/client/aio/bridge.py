@@ -1,4 +1,4 @@
-"""Runs plain code in an event loop: each wait in it becomes an ``await`` of the task that called it.
+"""Runs plain code in an event loop: each wait of the code becomes an ``await`` of the task that called `run`.
 
 The code runs in a greenlet, which is a call stack of its own in the same thread. To wait, the code switches
 to the task, which awaits and then switches back. So the client's protocol is written only once, without

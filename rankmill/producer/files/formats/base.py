@@ -308,7 +308,9 @@ _OF_VIEWS = {
     pa.binary_view(): pa.large_binary(),
     pa.json_(pa.string_view()): pa.large_string(),
 }
-"""A batch may hold more text in views than fits into plain text with 32-bit offsets."""
+"""Types in place of views; their offsets have 64 bits, because views may hold more text than 32 bits
+count.
+"""
 
 
 def is_empty(path: AnyPath) -> InputError:

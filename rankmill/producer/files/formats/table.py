@@ -22,8 +22,8 @@ def formats() -> tuple[Format, ...]:
 
 @cache
 def of_ending(ending: str) -> Format | None:
-    """The format of an ending such as ``.csv``; ``None`` if no format has the ending. Only this format is
-    imported if its name is the ending.
+    """The format of an ending such as ``.csv``; ``None`` if no format has the ending. If the ending is a dot
+    and the format's name, no other format is imported.
     """
     try:
         named: Format = plugins.load("rankmill.formats", ending.removeprefix("."))

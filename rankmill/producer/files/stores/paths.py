@@ -61,8 +61,8 @@ def guard(check: Guard) -> None:
 class ObjectPath(PurePosixPath):
     """The path of an object in a store, such as ``s3://bucket/key``.
 
-    Some methods have the names of methods of `pathlib.Path`, and ask the store. Code that takes an `AnyPath`
-    asks the store only by these methods.
+    Some methods have the names of methods of `pathlib.Path` and ask the store, so that code can take an
+    `AnyPath`.
     """
 
     @property
