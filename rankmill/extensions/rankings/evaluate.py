@@ -62,7 +62,9 @@ def read_scored(
 
 
 def _of_table(path: AnyPath, score: str) -> tuple[pd.DataFrame, pd.DataFrame | None, bool]:
-    """The rankings of a scored table by its scores and by its run, and whether it lacks some of the run."""
+    """The rankings of a scored table by its scores and by its run, and whether it lacks passages of its
+    run.
+    """
     frame = read_rows(path, score)
     is_cut = lacks_passages(frame)
     frame = frame[frame["in_run"]]  # other rows are judged passages that were added for mining

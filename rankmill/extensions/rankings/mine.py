@@ -46,8 +46,8 @@ class Rules:
 class Mined:
     """The row numbers in the scored file of a query's relevant passages, and of its negatives, hardest first.
 
-    ``copies`` is the number of passages that were not candidates because they have the text of a graded
-    passage. ``repeats`` is the number of passages with the text of an earlier candidate.
+    ``copies`` is the number of passages that were not candidates because they have the text of a passage with
+    a grade above 0. ``repeats`` is the number of passages with the text of an earlier candidate.
     """
 
     positives: npt.NDArray[np.int64]

@@ -81,8 +81,8 @@ class SubmittedFile:
         return AsyncSubmittedFile(self)
 
     def cancel(self) -> FileRun:
-        """Cancel the run; if a runner has the run, it ends with the runner's next heartbeat. The run's
-        scores are kept.
+        """Cancel the run; a run that a runner holds ends with the runner's next heartbeat. Scores that exist
+        are kept.
         """
         with redis_errors():
             run = self._store.load(self.id)

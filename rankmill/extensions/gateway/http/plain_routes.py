@@ -141,7 +141,9 @@ def usage(
     key: Caller,
     days: Annotated[int, Query(ge=1, le=KEPT_DAYS, description="Number of days, including today.")] = 30,
 ) -> dict[str, Any]:
-    """The usage of the keys with the caller's name, or of callers without a key; an admin sees all usage."""
+    """The usage of the keys with the caller's name, or, without a key, of the tenant that the settings name;
+    an admin sees all usage.
+    """
     if key and key.admin:
         return {"object": "list", **listed(read_accounts(gateway.plain_redis, days))}
     accounts = read_accounts(gateway.plain_redis, days, key.name if key else gateway.settings.tenant)
@@ -149,7 +151,9 @@ def usage(
 
 
 class ModelOrder(BaseModel):
-    """The model that workers load or unload; without one, they unload all models."""
+    """The model that workers load or unload. Without a model, all models are unloaded, and an order to load
+    is refused.
+    """
 
     model_config = ConfigDict(extra="forbid")
 

@@ -123,8 +123,8 @@ def mine_negatives(scored: AnyPath, asked: MineOptions, force: bool) -> None:
     """Choose hard negatives from a scored run.
 
     The rules are those of sentence-transformers' mine_hard_negatives. SCORED is an output of score-file --run
-    RUN --queries QUERIES --corpus CORPUS --qrels QRELS --with-texts, or any other scored run; what that lacks
-    comes from --qrels, --queries and --corpus. A run is scored once, and can then be mined with any options.
+    RUN --queries QUERIES --corpus CORPUS --qrels QRELS --with-texts, or any other scored run, with --qrels,
+    --queries and --corpus for what it lacks. A run is scored once, and can then be mined with any options.
     """
     form = asked.format
     with new_table(asked, format_of(scored), "training data is not a TREC run", force=force) as (
@@ -172,8 +172,8 @@ def _writer(unfinished: Path, target: OutputFormat, output: AnyPath, schema: pa.
 
 
 def _same_texts(mined: list[Mined]) -> str:
-    """A sentence on how many passages were left out because their text had already been taken; empty if none
-    were.
+    """A sentence on how many passages were left out because their text had already been taken; empty if no
+    passage was left out.
     """
     copies, repeats = sum(query.copies for query in mined), sum(query.repeats for query in mined)
     if not copies and not repeats:
