@@ -164,7 +164,7 @@ def by_itself(batches_per_second: float) -> dict[str, Any]:
     result = ChunkScores(chunk=0, scores=scores, errors=pa.nulls(20, pa.string()), stats=stats)
 
     def count() -> None:
-        metrics.count_batch(20, 1900, 2000, 2048)
+        metrics.count_batch(20, 20, 1900, 2000, 2048)
         for stage in STAGES:
             with metrics.stage(stage):
                 pass

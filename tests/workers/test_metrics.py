@@ -46,7 +46,7 @@ from tests.conftest import QUICK_LEASE, Server, StartWorker, score_file, wait_fo
 from tests.harness.models.tiny import make_bert
 from tests.harness.tools import tool
 from tests.harness.waiting import waiting_jobs
-from tests.workers.engine.test_engine import misbehaving
+from tests.workers.engine.test_engine import engine, misbehaving
 
 PAIRS: list[tuple[str, str | None]] = [("big cat", f"moon river {number}") for number in range(99)]
 PAIRS.append(("big cat", None))
@@ -196,10 +196,23 @@ def test_rows_without_a_score_are_counted_by_kind(kind: str, how: dict[str, floa
     def counted() -> float:
         return metrics.REGISTRY.get_sample_value("rankmill_row_errors_total", {"kind": kind}) or 0
 
-    engine, _ = misbehaving(tiny_model, **how)
+    mine, _ = misbehaving(tiny_model, **how)
     before = counted()
-    assert len(engine.score(["big", "cat"], ["moon", "river"]).errors) == 2
-    assert counted() == before + 2
+    scored = mine.score(["big", "cat"], ["moon", "river"])
+    assert (len(scored.errors), scored.faults) == (2, {0: kind, 1: kind})
+    assert counted() == before  # they are counted with the chunk's answer: another worker may give it
+
+
+def test_the_windows_of_a_pair_are_one_pair(tiny_model: Path) -> None:
+    def counted() -> float:
+        return metrics.REGISTRY.get_sample_value("rankmill_pairs_total") or 0
+
+    before = counted()
+    scored = engine(tiny_model, backend="torch", long="split").score(
+        ["big", "cat", "moon"], ["moon " * 500, "river", "tea " * 300]
+    )
+    assert scored.windows > 6
+    assert counted() == before + 3
 
 
 def no_temperature(*_: object) -> int:

@@ -92,7 +92,7 @@ class Engine:
         """Score pairs ``[n]``, or single texts if `passages` is ``None``. A row that cannot be scored gets an
         error; the other rows get scores. Raises `DeviceLost`.
         """
-        work = prepare(self.model, queries, passages, counted=self._counted)
+        work = prepare(self.model, queries, passages)
         waiting = WaitingRows[Work]()
         self.queue(work, waiting)
         flights: list[Flight] = []
@@ -277,10 +277,11 @@ class Engine:
     def _scatter(self, parts: list[Part], logits: Logits) -> None:
         scores = self.model.activation(logits)
         self._fitted = max(self._fitted, longest_in(parts))
-        computed, done = self._computed(parts), 0
+        computed, done, pairs = self._computed(parts), 0, 0
         for (work, rows), mine_computed in zip(parts, computed, strict=True):
             mine, out, places = scores[done : done + len(rows)], work.scored, work.rows[rows]
             done += len(rows)
+            pairs += work.pairs_in(rows)
             finite = np.isfinite(mine).reshape(len(mine), -1).all(axis=1)
             if work.apart is not None:
                 work.apart[rows[finite]] = mine[finite]
@@ -295,7 +296,7 @@ class Engine:
             out.batches += 1
         if self._counted:
             budget = self.size.tokens(share_prefixes=self._groups(parts[0][0].tokens) is not None)
-            metrics.count_batch(done, tokens_in(parts), sum(computed), budget)
+            metrics.count_batch(pairs, done, tokens_in(parts), sum(computed), budget)
 
 
 class ScoresChanged(DeviceLost):

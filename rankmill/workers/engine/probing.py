@@ -61,7 +61,7 @@ class Probed:
 
     def __init__(self, model: Model, way: Way) -> None:
         self._model, self._way = model, way
-        work = prepare(model, *columns_of(SCORED, model.inputs), counted=False)
+        work = prepare(model, *columns_of(SCORED, model.inputs))
         self._tokens, self._rows, self.errors = work.tokens, work.rows, dict(work.scored.errors)
         self.tokens = [digest([])] * len(SCORED)
         for row, ids in zip(work.rows.tolist(), ids_of(work.tokens), strict=True):
@@ -143,7 +143,7 @@ class Probed:
         return Engine(self._model, budget, way=self._way, counted=False)
 
     def _work(self, tokens: Tokens, rows: Rows, count: int | None = None) -> Work:
-        scored = PairScores(self._model.no_scores(len(rows) if count is None else count), counted=False)
+        scored = PairScores(self._model.no_scores(len(rows) if count is None else count))
         return Work(tokens, rows, scored, len(rows))
 
     def _in_batches(self, batches: Iterable[Rows]) -> Logits:
@@ -159,9 +159,7 @@ class Probed:
 
 def tokens_of(model: Model, probes: Sequence[Probe]) -> list[str]:
     """Digests of the token ids of probes, which must all have a text."""
-    return [
-        digest(ids) for ids in ids_of(prepare(model, *columns_of(probes, model.inputs), counted=False).tokens)
-    ]
+    return [digest(ids) for ids in ids_of(prepare(model, *columns_of(probes, model.inputs)).tokens)]
 
 
 def ids_of(tokens: Tokens) -> Iterator[list[int]]:

@@ -93,7 +93,7 @@ class SpecCheck:
         # otherwise the limit is the model's own, which was compared at load
         cut = spec.max_length is not None or limit <= LONGEST
         probes = [*OF_SPECS, *(over_the_limit(limit) if cut else ())]
-        work = prepare(model, *columns_of(probes, spec.inputs), counted=False)
+        work = prepare(model, *columns_of(probes, spec.inputs))
         ours = list(zip(work.rows.tolist(), ids_of(work.tokens), strict=True))
         for row, probe in enumerate(probes):
             mine = [ids for place, ids in ours if place == row]

@@ -14,7 +14,6 @@ from rankmill.jobs.contract.wire import MAX_CHUNK_BYTES, MAX_TEXT_CHARS, names_o
 from rankmill.workers.backends.base import DeviceLost, Logits
 from rankmill.workers.batches.planner import Rows
 from rankmill.workers.batches.tokens import Tokens
-from rankmill.workers.host import metrics
 from rankmill.workers.models.loading import Model
 
 Texts = Sequence[str | None]
@@ -39,8 +38,8 @@ class PairScores:
         Number of batches with at least one of the pairs.
     windows
         Number of windows of the passages that were cut.
-    counted
-        Whether the worker's metrics count the pairs.
+    faults
+        The kind of each error, by the row's index.
     """
 
     scores: npt.NDArray[np.float32]
@@ -49,12 +48,10 @@ class PairScores:
     padded_tokens: int = 0
     batches: int = 0
     windows: int = 0
-    counted: bool = True
+    faults: dict[int, RowFault] = field(default_factory=dict)
 
     def fail(self, row: int, kind: RowFault, reason: str) -> None:
-        self.errors[row] = reason
-        if self.counted:
-            metrics.row_errors.labels(kind).inc()
+        self.errors[row], self.faults[row] = reason, kind
 
     def fail_tokenizer(self, row: int, reason: str) -> None:
         self.fail(row, "tokenizer", f"tokenizer: {reason}")
@@ -88,19 +85,23 @@ class Work:
     apart: Logits | None = None
     found: list[str | None] | None = None
 
+    def pairs_in(self, rows: Rows) -> int:
+        """Number of pairs whose first window is among `rows`."""
+        if not self.scored.windows:
+            return len(rows)
+        return int(np.sum((rows == 0) | (self.rows[rows - 1] != self.rows[rows])))
+
     @property
     def row_tokens(self) -> npt.NDArray[np.int32]:
         """Number of tokens of each pair ``[n]`` in all of its rows; 0 for a pair without a row."""
         return np.bincount(self.rows, self.tokens.lengths, len(self.scored.scores)).astype(np.int32)
 
 
-def prepare(model: Model, queries: Texts, passages: Texts | None = None, *, counted: bool = True) -> Work:
+def prepare(model: Model, queries: Texts, passages: Texts | None = None) -> Work:
     """Tokenize pairs ``[n]``, or single texts if `passages` is ``None``. A pair gets an error if a text is
     missing, cannot be tokenized or is too long.
-
-    ``counted`` says whether the worker's metrics count the pairs.
     """
-    scored = PairScores(model.no_scores(len(queries)), counted=counted)
+    scored = PairScores(model.no_scores(len(queries)))
     pieces: list[tuple[Rows, Tokens]] = []
 
     def tokenize(part: Rows) -> None:

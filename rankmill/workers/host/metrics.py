@@ -10,7 +10,7 @@ import importlib.metadata
 import platform
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
@@ -59,7 +59,9 @@ tokens = _counter("rankmill_tokens_total", "Tokens of those pairs.")
 padded_tokens = _counter("rankmill_padded_tokens_total", "Tokens computed for those pairs, padding included.")
 batches = _counter("rankmill_batches_total", "Batches that went through the model.")
 batch_pairs = _histogram(
-    "rankmill_batch_pairs", "Pairs in a batch.", buckets=[2**power for power in range(13)]
+    "rankmill_batch_pairs",
+    "Pairs in a batch; each window of a long text is one.",
+    buckets=[2**power for power in range(13)],
 )
 batch_fill = _histogram(
     "rankmill_batch_fill_ratio",
@@ -153,9 +155,11 @@ def stage(name: str) -> Iterator[None]:
         yield
 
 
-def count_batch(rows: int, real: int, padded: int, budget: int) -> None:
-    """Count a scored batch of `rows` pairs, with its real tokens, padded tokens and token budget."""
-    pairs.inc(rows)
+def count_batch(scored: int, rows: int, real: int, padded: int, budget: int) -> None:
+    """Count a batch of `rows`, which are the windows of `scored` pairs, with its real tokens, padded tokens
+    and token budget.
+    """
+    pairs.inc(scored)
     tokens.inc(real)
     padded_tokens.inc(padded)
     batches.inc()
@@ -168,9 +172,13 @@ def count_chunk(outcome: str) -> None:
     chunks.labels(outcome).inc()
 
 
-def count_scored(run: Run, result: ChunkScores, submitted: datetime | None) -> None:
-    """Count a scored chunk, and its latency since `submitted`, if that is known."""
+def count_scored(
+    run: Run, result: ChunkScores, submitted: datetime | None, faults: Iterable[RowFault] = ()
+) -> None:
+    """Count a scored chunk, the `faults` of its rows, and its latency since `submitted`, if that is known."""
     count_chunk("scored")
+    for fault in faults:
+        row_errors.labels(fault).inc()
     seconds = None if submitted is None else max(system.now() - submitted.timestamp(), 0.0)
     if seconds is not None:
         latency.observe(seconds)

@@ -370,8 +370,10 @@ class Claims:
             claim.span.end()
             if isinstance(result, ChunkScores):
                 assert claim.run
+                assert claim.work
                 self._remember(claim)
-                metrics.count_scored(claim.run, result, claim.job.created_at)
+                faults = claim.work.scored.faults.values()
+                metrics.count_scored(claim.run, result, claim.job.created_at, faults)
                 logger.debug("scored %d rows in %.2f s", len(result.scores), result.stats.seconds)
             elif result is None:
                 metrics.count_chunk("dropped")
