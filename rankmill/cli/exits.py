@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -23,9 +24,22 @@ class OneKindOfLine(click.Command):
     def main(self, *args: Any, **options: Any) -> Any:
         from rankmill.jobs.runtime.logs import is_json_asked_for, write_json
 
+        _take_closed_streams()
         if is_json_asked_for():
             write_json()
         return super().main(*args, **options)
+
+
+def _take_closed_streams() -> None:
+    """Open the null device for each standard stream that is closed; otherwise a file would get the stream's
+    descriptor, to which libraries write their messages.
+    """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(descriptor, True)
+            if name == "stderr":
+                sys.stderr = os.fdopen(descriptor, "w")
 
 
 def clean_exit(interrupted: str = "") -> Callable[[Callable[P, None]], Callable[P, None]]:

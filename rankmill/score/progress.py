@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 
 from rich.console import Console
@@ -52,8 +52,13 @@ def _in_terminal(total: int) -> Iterator[Show]:
         text = doing or f"rows, {_speed(progress)}, left {_left(progress, total)}"
         bar.update(task, completed=progress.rows, what=text, workers=workers)
 
-    with bar:
+    with suppress(OSError):  # the terminal may be closed, and the run goes on
+        bar.start()
+    try:
         yield show
+    finally:
+        with suppress(OSError):
+            bar.stop()
 
 
 @contextmanager

@@ -8,6 +8,8 @@ import json
 import os
 import pty
 import re
+import shlex
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 from subprocess import DEVNULL
@@ -24,7 +26,7 @@ from rankmill.jobs.protocol.worker_report import (
     worker_doings,
 )
 from rankmill.producer.local.worker_watch import WorkerWatch
-from tests.conftest import ENVIRON, Server, StartWorker, score_file, start_command, wait_for
+from tests.conftest import BIN, ENVIRON, Server, StartWorker, score_file, start_command, wait_for
 from tests.harness.models.tiny import cross_encoder, make_bert
 from tests.harness.preloaded import PreloadedProcess
 from tests.harness.servers.valkey import nothing_left
@@ -109,6 +111,29 @@ def test_a_model_s_first_proof_is_shown_with_model_device_and_time(
             pass
     os.close(ours)
     assert process.wait(timeout=60) == 0
+
+
+def test_a_run_goes_on_when_its_terminal_is_closed(
+    source: Path, server: Server, workers: StartWorker, tiny_model: Path
+) -> None:
+    ours, theirs = pty.openpty()
+    words = ["score-file", str(source), *map(str, options(server, tiny_model))]
+    environ = {**ENVIRON, "COLUMNS": "200", "TERM": "xterm"}
+    process = PreloadedProcess[bytes](words, stdin=DEVNULL, stdout=DEVNULL, stderr=theirs, env=environ)
+    os.close(theirs)
+    shown = b""
+    while b"0/200 rows" not in shown:
+        shown += os.read(ours, 10_000)
+    os.close(ours)
+    workers()
+    assert process.wait(timeout=120) == 0
+    assert len(pq.read_table(source.with_name("pairs.scored.parquet"))) == 200
+
+
+def test_standard_error_may_be_closed(source: Path, shared_queue: Server, tiny_model: Path) -> None:
+    words = shlex.join([f"{BIN}/score-file", str(source), *map(str, options(shared_queue, tiny_model))])
+    assert subprocess.run(["sh", "-c", f"exec {words} 2>&-"], env=ENVIRON, check=False).returncode == 0
+    assert len(pq.read_table(source.with_name("pairs.scored.parquet"))) == 200
 
 
 def test_of_several_workers_the_one_that_proves_says_how_long(server: Server) -> None:
