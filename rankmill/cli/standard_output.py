@@ -16,7 +16,7 @@ import click
 
 from rankmill.cli.options import NewTable
 from rankmill.cli.show import echo
-from rankmill.jobs.contract.errors import InputError, RankmillError
+from rankmill.jobs.contract.errors import InputError, OutputError, RankmillError
 from rankmill.jobs.contract.file_request import STANDARD_STREAM, FileRequest
 from rankmill.producer.files.stores.paths import AnyPath
 
@@ -112,6 +112,8 @@ def _temporary_file(kind: str) -> Iterator[Path]:
     from rankmill.producer.files.formats.table import of_ending
 
     form = of_ending(f".{kind}")
+    if sys.stdout is None:
+        raise click.UsageError("-o -: standard output is closed; name a file with -o")
     if form and not form.is_text and sys.stdout.isatty():
         raise click.UsageError(f"-o -: a terminal does not show {kind}; name another --output-format")
     with tempfile.TemporaryDirectory(prefix="rankmill-") as folder:
@@ -126,9 +128,14 @@ def _copy(output: Path, *, quiet: bool) -> None:
             for line in islice(file, _SHOWN_ERRORS):
                 error = json.loads(line)
                 echo(f"row {error['row']} (counted from 0) has no score: {error['error']}", err=True)
-    with output.open("rb") as data:
-        shutil.copyfileobj(data, sys.stdout.buffer)
-    sys.stdout.buffer.flush()
+    try:
+        with output.open("rb") as data:
+            shutil.copyfileobj(data, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"cannot write to standard output: {error.strerror}; -o can name a file") from None
 
 
 def _kind_of_input(request: FileRequest) -> str:

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.file_request import FileRequest
-from tests.conftest import ENVIRON, Outcome, Server
+from tests.conftest import BIN, ENVIRON, Outcome, Server
 from tests.harness.preloaded import PreloadedProcess
 
 ROWS = [{"query": "q", "passage": f"passage {n}", "n": n} for n in range(40)]
@@ -175,6 +176,25 @@ def test_standard_output_gets_nothing_of_a_run_that_fails(tmp_path: Path, common
     code, out, err = piped(b"", "a.jsonl", *common)
     assert (code, out, "line 301: column 'passage' holds '5', not text" in err) == (2, b"", True), err
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("stream", "code", "message"),
+    [
+        (">&-", 2, "-o -: standard output is closed; name a file with -o"),
+        (">/dev/full", 1, "cannot write to standard output: No space left on device; -o can name a file"),
+    ],
+)
+def test_a_standard_output_that_takes_nothing_is_one_line(
+    tmp_path: Path, common: list[object], stream: str, code: int, message: str
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(LINES)
+    words = shlex.join(map(str, [f"{BIN}/score-file", tmp_path / "a.jsonl", "-o", "-", *common]))
+    done = subprocess.run(
+        ["sh", "-c", f"exec {words} {stream}"], env=ENVIRON, capture_output=True, check=False
+    )
+    assert (done.returncode, message in done.stderr.decode()) == (code, True), done.stderr
+    assert b"Traceback" not in done.stderr
 
 
 def test_a_submitted_run_has_no_standard_output() -> None:
