@@ -233,7 +233,8 @@ def _gauges(cluster: Snapshot, backlogs: Mapping[str, Backlog]) -> list[Gauge]:
          "Tokens in a second of forward lately, over what is usual of workers with this one's device and "
          "models.", ("worker",),
          {(each.name,): each.relative_pace for each in cluster.workers if each.relative_pace is not None}),
-        ("rankmill_runs_active", "Runs that are not finished.", (), {(): cluster.runs_total}),
+        ("rankmill_runs_active", "Runs that are not finished, without detached ones.", (),
+         {(): cluster.runs_total}),
         ("rankmill_redis_writable",
          "1 if Redis takes writes, else 0 (for example full, or a replica); all processes wait for it.",
          (), {(): cluster.trouble is None}),

@@ -203,6 +203,11 @@ def test_rows_without_a_score_are_counted_by_kind(kind: str, how: dict[str, floa
     assert counted() == before  # they are counted with the chunk's answer: another worker may give it
 
 
+def test_a_pace_is_that_of_a_second_of_forwards_at_least() -> None:
+    pace = metrics._Pace()
+    assert [pace.now(*totals) for totals in ((0, 0.0), (10, 0.5), (200, 1.0))] == [None, None, 200]
+
+
 def test_the_windows_of_a_pair_are_one_pair(tiny_model: Path) -> None:
     def counted() -> float:
         return metrics.REGISTRY.get_sample_value("rankmill_pairs_total") or 0

@@ -88,7 +88,8 @@ class WorkerReport(WireModel):
     doing, doing_words
         Why the worker does not score yet, as a key and in words that name model, device and, if known, time.
     pace
-        Padded tokens that were scored in a second of forwards lately; ``None`` if none were scored.
+        Padded tokens that were scored in a second of forwards lately; ``None`` if forwards took less than a
+        second.
     answers
         Answers to the latest orders.
     claim_ahead

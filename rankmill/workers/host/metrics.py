@@ -41,6 +41,9 @@ from rankmill.workers.host.gpu import Gpu
 _PACE_SECONDS = 30
 """The pace is measured over at least this many seconds, or over the worker's life if that is shorter."""
 
+_LEAST_FORWARD_SECONDS = 1
+"""Fewer seconds of forwards say nothing about a pace: a first batch is slow."""
+
 REGISTRY = CollectorRegistry()
 """Registry of all metrics below. The library's default registry is not used, because other libraries may add
 metrics to it.
@@ -216,7 +219,7 @@ class _Pace:
         self._seen: deque[tuple[float, float, float]] = deque()
 
     def now(self, padded: float, forward: float) -> float | None:
-        """The pace, given the totals of padded tokens and of seconds in forwards; ``None`` if nothing was
+        """The pace, given the totals of padded tokens and of seconds in forwards; ``None`` if too little was
         scored.
         """
         at = system.monotonic()
@@ -224,7 +227,8 @@ class _Pace:
         while len(self._seen) > 2 and at - self._seen[1][0] > _PACE_SECONDS:
             self._seen.popleft()
         _, first, began = self._seen[0]
-        return (padded - first) / (forward - began) if forward > began else None
+        seconds = forward - began
+        return (padded - first) / seconds if seconds >= _LEAST_FORWARD_SECONDS else None
 
 
 _cpu = _CpuUse()
