@@ -66,6 +66,30 @@ def test_tasks_that_share_a_connection_get_their_own_replies(shared_server: Serv
     asyncio.run(main())
 
 
+def test_tasks_that_wait_for_the_same_run_each_get_its_results(server: Server) -> None:
+    """Also if they have read up to different entries, as tasks that collect a detached run may have."""
+
+    async def main() -> None:
+        client: Any = LoopRedis(server.url, 60)
+        server.client.xadd("run", {"chunk": 0}, id="1")
+
+        def read(after: str) -> list[Any]:
+            return [
+                entry.decode()
+                for _, found in client.xread({"run": after}, block=30_000)
+                for entry, _ in found
+            ]
+
+        tasks = [asyncio.create_task(bridge.run(read, after)) for after in ("1", "1", "0")]
+        assert await tasks[2] == ["1-0"]
+        server.client.xadd("run", {"chunk": 1}, id="2")
+        assert await asyncio.gather(*tasks[:2]) == [["2-0"], ["2-0"]]
+        await client.streams.close()
+        await client.loop_client.aclose()
+
+    asyncio.run(main())
+
+
 def test_a_request_is_stored_with_one_transaction_and_deleted_without(server: Server) -> None:
     """Nothing else is asked of the server before its result is waited for."""
 

@@ -28,7 +28,8 @@ Found: TypeAlias = list[tuple[bytes, Entries]]
 
 
 class Streams:
-    """Reads the streams of all runs that wait, and gives each task its entries.
+    """Reads the streams of all runs that wait, and gives each task its entries. A second task that waits for
+    the same run has a command of its own.
 
     If a run comes while the command waits, it rings a bell, which is a stream only for this reader. So the
     command returns, and the next command reads the run's stream too.
@@ -55,6 +56,10 @@ class Streams:
         """The entries of a stream after entry `after`; this waits up to `seconds` for the first one, and
         returns an empty list if none comes.
         """
+        if (
+            stream in self._waiting
+        ):  # another task waits for this run, perhaps for results after another entry
+            return _found(await self._client.xread({stream: after}, block=math.ceil(1000 * seconds)))
         future: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
         self._waiting[stream] = after, future
         if self._task is None or self._task.done():
@@ -82,7 +87,7 @@ class Streams:
                 block = math.ceil(1000 * _BLOCK_SECONDS)
                 reply = await self._client.xread({**streams, self._bell: self._rung}, block=block)
                 self._asked = set()
-                for name, entries in reply.items() if isinstance(reply, dict) else reply or ():
+                for name, entries in _found(reply):
                     self._take(name.decode(), entries)
                 await asyncio.sleep(_PAUSE_SECONDS * len(streams))
         except Exception as error:
@@ -109,3 +114,8 @@ class Streams:
                 await pipe.execute()
         except redis.RedisError:
             pass  # the command that waits notices the trouble itself
+
+
+def _found(reply: Any) -> Found:
+    """The reply to XREAD, which redis-py gives as a list or as a dictionary."""
+    return list(reply.items() if isinstance(reply, dict) else reply or ())
