@@ -107,6 +107,6 @@ def test_a_pair_of_conversations_gets_both_scores(
     np.testing.assert_allclose([row["score_chosen"] for row in found], chosen, atol=1e-5)
     np.testing.assert_allclose(found[0]["score_rejected"], rejected[0], atol=1e-5)
     assert found[1]["score_rejected"] is None
-    assert "no tools here" in rejected.errors[1]
+    assert "no tool here" in rejected.errors[1]
     listed = json.loads((tmp_path / "out.jsonl.errors.jsonl").read_text())
     assert listed["error"].startswith("rejected: ")

@@ -51,7 +51,8 @@ class PairScores:
     faults: dict[int, RowFault] = field(default_factory=dict)
 
     def fail(self, row: int, kind: RowFault, reason: str) -> None:
-        self.errors[row], self.faults[row] = reason, kind
+        # a template may quote a lone surrogate of a conversation
+        self.errors[row], self.faults[row] = reason.encode(errors="replace").decode(), kind
 
     def fail_tokenizer(self, row: int, reason: str) -> None:
         self.fail(row, "tokenizer", f"tokenizer: {reason}")

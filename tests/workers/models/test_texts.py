@@ -29,7 +29,8 @@ CHATS = [
     [{"role": "system", "content": "Be kind."}, *exchange("why", "moon"), *exchange("so?", "tea " * 80)],
 ]
 TEMPLATE = (
-    "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "{% for m in messages %}{% if m.role not in ('system', 'user', 'assistant') %}"
+    "{{ raise_exception('no ' ~ m.role ~ ' here') }}{% endif %}"
     "<{{ m.role }}>{{ m.content }}\n{% endfor %}"
     "{{ date_string or strftime_now('%Y') }}"
 )
@@ -113,15 +114,17 @@ def test_reward_models(kind: str, tmp_path: Path) -> None:
     bad = [
         json.dumps([{"content": "moon"}]), "[]", "moon", json.dumps([{"role": "tool", "content": "x"}]),
         json.dumps([{"role": "user", "content": None}]), None,
+        json.dumps([{"role": "\ud800", "content": "x"}]),
     ]  # fmt: skip
     found = scored.score([*map(json.dumps, CHATS), *bad])
     np.testing.assert_allclose(found.scores[: len(CHATS)], wanted, atol=1e-5)
     reasons = [found.errors[row] for row in range(len(CHATS), len(CHATS) + len(bad))]
     assert "message 0 has no role" in reasons[0]
     assert "the conversation is empty: it has no message" in reasons[1]
-    assert "no tools here" in reasons[3]
+    assert "no tool here" in reasons[3]
     assert "message 0 has no content" in reasons[4]
     assert reasons[5] == "conversation is null"
+    assert "no ? here" in reasons[6]  # a lone surrogate ended the worker
     assert len(found.errors) == len(bad)
 
 
