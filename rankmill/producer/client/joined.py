@@ -194,6 +194,9 @@ def split_run(table: pa.Table, rows: Sequence[RowNumbers], runs: Sequence[Scorin
         )
 
     def progress(progresses: Sequence[Progress]) -> Progress:
-        return Progress(rows=sum(part.rows for part in progresses))
+        return Progress(
+            rows=sum(part.rows for part in progresses),
+            row_errors=sum(part.row_errors for part in progresses),
+        )
 
     return joined(runs, Join(tables, progress, lambda _: len(table), rows))

@@ -135,9 +135,9 @@ class RunStats:
     """How the rows of a run that were read so far were scored.
 
     ``retries`` counts attempts beyond a chunk's first. ``tokens`` counts real tokens, and ``padded_tokens``
-    counts padding too. ``workers`` has the rows of each worker, by name. ``seconds`` is the longest time from
-    fetching a chunk to its scores, without loading the model, and ``tokenize_seconds`` and
-    ``forward_seconds`` are parts of that time.
+    counts padding too. ``workers`` has the rows of each worker, by name, which is empty for rows that no
+    worker scored. ``seconds`` is the longest time from fetching a chunk to its scores, without loading the
+    model, and ``tokenize_seconds`` and ``forward_seconds`` are parts of that time.
 
     ``precision``, ``backend``, ``device``, ``revision`` and ``kind`` are those of the last scored chunk, or
     ``None`` if they are not known; ``kind`` decides the bits of a deterministic run's scores. ``bounds`` are

@@ -81,7 +81,9 @@ def test_a_split_and_a_shadow_score_as_their_versions_do(client: Client, server:
     assert not np.allclose(alone["v1"], alone["v2"])
     shares = {"v1": 0.5, "v2": 0.5}
     let_it_stand_for(client, shares)
-    found = client.score([*PAIRS, ("moon", None)])
+    run = client.begin([*PAIRS, ("moon", None)])
+    found = run.scores(timeout=60)
+    assert (run.progress.rows, run.progress.row_errors) == (len(PAIRS) + 1, 1)
     by = [version_of("reranker", shares, query) for query, _ in PAIRS]
     assert set(by) == {"v1", "v2"}
     expected = [alone[version][row] for row, version in enumerate(by)]
