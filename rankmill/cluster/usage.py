@@ -82,15 +82,15 @@ def listed(entries: Iterable[Entry], called: Callable[[str], str] = str) -> dict
 
 
 class UsageMetrics:
-    """Counters of what was used, beginning on the day before this process first read the accounts.
+    """Counters of what was used since this process first read the accounts.
 
     What each day had when it was last read is remembered, so totals do not fall at midnight.
     """
 
     def __init__(self) -> None:
         self._lock = system.Lock()
-        self._past: dict[tuple[str, ...], Amounts] = {}
-        self._days: dict[int, dict[tuple[str, ...], Amounts]] = {}
+        self._seen: dict[tuple[int, tuple[str, ...]], Amounts] | None = None
+        self._totals: dict[tuple[str, ...], Amounts] = {}
 
     def families(self, entries: Iterable[Entry] | None) -> Iterable[CounterMetricFamily]:
         """The metrics, which lack values if `entries` is ``None``."""
@@ -99,29 +99,22 @@ class UsageMetrics:
             for name, text in _COUNTED.items()
         ]
         if entries is not None:
-            for labels, total in self._totals(entries).items():
+            for labels, total in self._count(entries).items():
                 values = (total.pairs, total.tokens, total.microseconds / 1e6, total.cached, total.failed)
                 for family, value in zip(counters, values, strict=True):
                     family.add_metric(labels, value)
         return counters
 
-    def _totals(self, entries: Iterable[Entry]) -> dict[tuple[str, ...], Amounts]:
+    def _count(self, entries: Iterable[Entry]) -> dict[tuple[str, ...], Amounts]:
         with self._lock:
-            seen: dict[int, dict[tuple[str, ...], Amounts]] = {}
+            seen: dict[tuple[int, tuple[str, ...]], Amounts] = {}
             for entry in entries:
-                labels = (tenant_of(entry), entry.model or OTHER, entry.device)
-                day = seen.setdefault(entry.day, {})
-                day[labels] = day.get(labels, NOTHING).plus(entry.amounts)
-            for past, amounts in self._days.items():
-                if past not in seen:
-                    _add(self._past, amounts)
-            self._days = seen
-            totals = dict(self._past)
-            for amounts_of_day in seen.values():
-                _add(totals, amounts_of_day)
-            return totals
-
-
-def _add(totals: dict[tuple[str, ...], Amounts], more: dict[tuple[str, ...], Amounts]) -> None:
-    for labels, amounts in more.items():
-        totals[labels] = totals.get(labels, NOTHING).plus(amounts)
+                place = entry.day, (tenant_of(entry), entry.model or OTHER, entry.device)
+                seen[place] = seen.get(place, NOTHING).plus(entry.amounts)
+            for (day, labels), amounts in seen.items():
+                before = amounts if self._seen is None else self._seen.get((day, labels), NOTHING)
+                # a server that has lost data may have less than before
+                grown = Amounts(*(max(now - then, 0) for now, then in zip(amounts, before, strict=True)))
+                self._totals[labels] = self._totals.get(labels, NOTHING).plus(grown)
+            self._seen = seen
+            return dict(self._totals)

@@ -126,7 +126,9 @@ def test_metrics_of_what_was_used_fall_at_no_midnight() -> None:
         assert sample.labels == {"tenant": "shop", "model": "m", "device": "cpu"}
         return sample.value
 
-    assert seen((1, 5)) == 5
-    assert seen((1, 7), (2, 1)) == 8
-    assert seen((2, 4), (3, 1)) == 12
-    assert seen((2, 4), (3, 2)) == 13
+    assert seen((1, 5)) == 0  # used before this exporter: an earlier one has counted it
+    assert seen((1, 7), (2, 1)) == 3
+    assert seen((2, 4), (3, 1)) == 7
+    assert seen((2, 4), (3, 2)) == 8
+    assert seen((2, 1), (3, 2)) == 8  # the server has lost something
+    assert seen((2, 2), (3, 2)) == 9

@@ -84,7 +84,7 @@ def join_results(chunk: int, results: Sequence[tuple[int, ChunkResult]]) -> Chun
     if not scored:
         return failed[0].model_copy(update={"chunk": chunk})
     totals = {
-        "attempt": max(part.stats.attempt for part in scored),
+        "attempt": max(*(part.stats.attempt for part in scored), *(part.attempts for part in failed), 1),
         "tokens": sum(part.stats.tokens for part in scored),
         "padded_tokens": sum(part.stats.padded_tokens for part in scored),
         "batches": sum(part.stats.batches for part in scored),

@@ -33,6 +33,7 @@ from rankmill.jobs.protocol.recovery import failure_handler
 from rankmill.producer.collect.collector import Collector, HowScored, Piece
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.progress import RowCounter
+from rankmill.producer.collect.scored import join_results
 from rankmill.producer.collect.sizing import WindowSize
 from tests.harness.queue_by_hand import STATS, QueueByHand, pairs
 from tests.harness.waiting import lose_waiting, waiting_jobs
@@ -145,6 +146,14 @@ def test_attempts_are_counted_whatever_ends_them(second: str, monkeypatch: pytes
     reason = "its result cannot be used: " if second == "unusable" else "it was lost"
     assert str(part.errors[0]).startswith(f"given up after attempt 2: {reason}")
     assert part.attempts == 2
+
+
+def test_a_chunk_has_as_many_attempts_as_its_piece_that_failed() -> None:
+    scored = ChunkScores(0, pa.array([1.0], pa.float32()), pa.nulls(1, pa.string()), STATS)
+    failed = ChunkFailure(chunk=1, message="given up", fatal=False, attempts=3)
+    whole = join_results(0, [(1, scored), (1, failed)])
+    assert isinstance(whole, ChunkScores)
+    assert whole.stats.attempt == 3
 
 
 @pytest.mark.parametrize("priority", ["bulk", "request"])
