@@ -47,8 +47,8 @@ class RankingSource(PairSource):
     fingerprints
         The `fingerprint` of each of ``files.all``.
     allow_missing
-        Whether an id without a text becomes a row error; otherwise it ends the command before any work. An
-        empty text becomes a row error in any case.
+        Whether an id that is in no file becomes a row error; otherwise it ends the command before any work. A
+        null text and an empty query become row errors in any case.
     on_duplicate
         What to do with an id that has two texts in the queries or the corpus.
     queries, corpus

@@ -70,11 +70,11 @@ class ReadOptions:
 
     ``delimiter`` is the character between two fields of CSV and TSV, or its name; with ``None`` it is
     detected in CSV, and a tab in TSV. ``lists`` are columns to unroll, so that a row becomes one row for each
-    item. ``max_field_mib`` is the longest field in quotes of CSV and TSV in MiB (``None`` means
-    `MAX_FIELD_MIB`), and the longest row, unless `MAX_FIELD_MIB` is more; ``way_out`` tells the user what to
-    do about a longer one. ``names`` are the columns of CSV or TSV without a header. ``typed`` says whether
-    columns of JSON get types; otherwise all but ``lists`` are text. ``messages`` are columns of
-    conversations.
+    item. ``max_field_mib`` is the most MiB of a field in quotes of CSV and TSV (``None`` means
+    `MAX_FIELD_MIB`); the larger of this number and `MAX_FIELD_MIB` bounds a row. ``way_out`` tells the user
+    what to do about a longer field or row. ``names`` are the columns of CSV or TSV without a header.
+    ``typed`` says whether columns of JSON get types; otherwise all but ``lists`` are text. ``messages`` are
+    columns of conversations.
     """
 
     delimiter: str | None = None
@@ -88,7 +88,8 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class Survey:
-    """Schema and size of a file. ``first_null`` is the first row (from 0) with a null in a text column.
+    """Schema and size of a file. ``first_null`` is the first row (from 0) with a null in a text column, or
+    ``None`` if no such row was found.
 
     ``typed`` says whether the format has types. ``as_asked`` says whether a column can be read with any type
     that the caller asks for, and whether `ROW` can be read. ``mixed`` are columns that become text, or lists
