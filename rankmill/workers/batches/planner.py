@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -169,6 +169,11 @@ class WaitingRows(Generic[Owner]):
                 del self._works[number], self._left[number], self._size[number], self._tokens[number]
         self._cut_next()
         return parts
+
+    def take_all(self) -> Iterator[list[tuple[Owner, Rows]]]:
+        """Take batches until none is left."""
+        while self.batches:
+            yield self.take()
 
     def _cut_next(self) -> None:
         """Cut the next work if few batches are left, and further works as long as they fit into mixed

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -82,7 +84,6 @@ class Engine:
         self.model = model
         self._way = way or (model.proof.way if model.proof else None)
         self._counted = counted
-        self._proven, self._had_errors = system.monotonic(), False
         self.size = BatchSize(size) if isinstance(size, int) else size
         self._length_aware = length_aware
         self._fitted = model.proof.longest if model.proof else 0
@@ -95,13 +96,18 @@ class Engine:
         work = prepare(self.model, queries, passages)
         waiting = WaitingRows[Work]()
         self.queue(work, waiting)
-        flights: list[Flight] = []
-        while waiting.batches or flights:
-            if waiting.batches:
-                flights.append(self.submit(waiting.take()))
-            if not waiting.batches or len(flights) >= self.model.backend.depth:
-                self.finish(flights.pop(0))
+        self.run(waiting.take_all())
         return work.scored
+
+    def run(self, batches: Iterable[list[Part]]) -> None:
+        """Score batches in turn, with up to `Backend.depth` forwards in progress."""
+        flights: deque[Flight] = deque()
+        for parts in batches:
+            flights.append(self.submit(parts))
+            if len(flights) >= self.model.backend.depth:
+                self.finish(flights.popleft())
+        for flight in flights:
+            self.finish(flight)
 
     def queue(self, work: Work, waiting: WaitingRows[Work], *, whole: bool = False) -> None:
         """Add the rows of `work` to `waiting`, which cuts them into batches by this engine's limits; `whole`
@@ -193,9 +199,10 @@ class Engine:
         """Whether `prove` must be called now, by `PROVE_SECONDS` and `ERROR_SECONDS`; ``False`` for a model
         without a proof.
         """
-        seconds = system.monotonic() - self._proven
+        probes = self.model.last_probes
+        seconds = system.monotonic() - probes.at
         return self.model.prove_again is not None and (
-            seconds > PROVE_SECONDS or (self._had_errors and seconds > ERROR_SECONDS)
+            seconds > PROVE_SECONDS or (probes.errors_since and seconds > ERROR_SECONDS)
         )
 
     def prove(self) -> None:
@@ -210,7 +217,7 @@ class Engine:
         """
         if self.model.prove_again is not None and not (proof := self.model.prove_again()).holds:
             raise ScoresChanged(self.model, str(proof))
-        self._proven, self._had_errors = system.monotonic(), False
+        self.model.last_probes.at, self.model.last_probes.errors_since = system.monotonic(), False
 
     def _batch(self, parts: list[Part]) -> Batch:
         return put_together([(work.tokens, rows) for work, rows in parts], self.model.tokenizer.pad_id)
@@ -233,7 +240,7 @@ class Engine:
         if isinstance(error, OutOfMemory):
             self._shrink(parts)
         else:
-            self._had_errors = True
+            self.model.last_probes.errors_since = True
         rows = rows_in(parts)
         self._run_again(parts, np.array_split(np.arange(rows), min(2, rows)))
 

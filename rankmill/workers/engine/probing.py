@@ -34,11 +34,25 @@ the longest.
 _ALIKE = 2
 """Number of groups of probes that begin alike and are scored in one batch."""
 
-_COME_AGAIN = 9
-"""How often packed batches are scored, so that a graph of their shape is replayed at least once."""
+_PACKED_AGAIN = 8
+"""How often packed batches are scored again, so that a graph of their shape is replayed at least once."""
 
 _ALONE = 8
-"""This many of the shortest probes are also scored by themselves, because other rows would pad them most."""
+"""This many probes of short and middle lengths are also scored by themselves, as requests are; other rows
+would pad these most.
+"""
+
+_MIDDLE = 4
+"""Rows of a middle length have at most a quarter of the longest probe's tokens, as most pairs have."""
+
+_FEW = 8
+"""Number of different probes in a large batch of short rows, or of rows of middle lengths."""
+
+_SHARE = 4
+"""How often a large batch repeats each probe if rows share prefixes, so that sharing saves enough."""
+
+_WORKS = 4
+"""Number of works in a large batch."""
 
 
 class Probed:
@@ -69,27 +83,28 @@ class Probed:
 
     def companies(self, time: ProofTime, then: float) -> list[Logits]:
         """Logits ``[probes, outputs]`` for each of several sets of batches, which are those that the engine
-        plans, batches of very different lengths, and the shortest probes by themselves.
+        plans, batches of very different lengths, and some short probes by themselves.
 
-        If rows share prefixes, one more batch has rows that begin alike. If rows are packed, the planned
-        batches are scored again several times. NaN stands for a probe that was not scored. `time` is told how
-        long the batches take, and that `then` more seconds follow.
+        If rows share prefixes, one more batch has rows that begin alike. The planned batches are scored again
+        with their rows in the other order, and several times if rows are packed. NaN stands for a probe that
+        was not scored. `time` is told how long the batches take, and that `then` more seconds follow.
         """
         tokens = self._tokens
         order = np.argsort(-tokens.lengths, kind="stable")
         rest, beside = order[1:-_BESIDE_LONGEST], order[-_BESIDE_LONGEST:]
         unlike = [np.concatenate([order[:1], beside]), *(rest[first::_UNLIKE] for first in range(_UNLIKE))]
-        alone = [order[::-1][place : place + 1] for place in range(min(_ALONE, len(order)))]
+        alone = self._middle[:: max(len(self._middle) // _ALONE, 1)][:, None]
         planned = self._planned()
-        # turned batches have the same shapes, and their rows in the other order
+        # turned batches have the shapes of the planned ones, and their rows in the other order
         turned = [[rows[::-1] for rows in planned], planned]
-        batches = [planned, unlike, alone]
+        batches = [planned, unlike, [*alone]]
         if self._model.backend.shares_prefixes and tokens.groups is not None and len(self._rows):
             _, of, members = np.unique(tokens.groups, return_inverse=True, return_counts=True)
             # a backend shares prefixes only if that saves enough, as it does with these groups
             alike = np.isin(of, np.argsort(-members, kind="stable")[:_ALIKE])
             batches.append([np.flatnonzero(alike)])
-        batches += [turned[turn % 2] for turn in range(1, _COME_AGAIN)] if self._way == "packed" else []
+        times = _PACKED_AGAIN if self._way == "packed" else 1
+        batches += [turned[turn % 2] for turn in range(times)]
         every = [rows for company in batches for rows in company]
         timed = time.each(
             every, [len(rows) * int(tokens.lengths[rows].max(initial=0)) for rows in every], then
@@ -100,23 +115,27 @@ class Probed:
         return logits
 
     def repeated(self, rows: int, tokens: int) -> Iterator[tuple[Rows, Logits]]:
-        """Yield the indices of probes and their logits, for a batch of this many `rows` and then for one of
+        """Yield the indices of probes and their logits, for a batch of this many `rows` and then for three of
         up to this many padded `tokens`.
 
-        The first batch repeats the shortest probes, and the second all probes, beginning with the longest. If
-        the rows of a batch must have equal lengths, each batch repeats a single probe. Each batch has two
-        works, like a batch of several chunks.
+        The first batch repeats the shortest probes, and the last one all probes, beginning with the longest.
+        Between them, one batch has rows of equal lengths, and one has rows of middle lengths. If all batches
+        must have rows of equal lengths, each repeats probes of one length. Each batch has several works, like
+        a batch of several chunks. If rows share prefixes, each probe of the last batch comes several times.
         """
         lengths = self._tokens.lengths
-        order = np.argsort(lengths, kind="stable")
-        shortest, longest = order[:_ALONE], order[::-1]
-        if self._way == "equal":
-            shortest, longest = order[:1], order[-1:]
-        most = max(tokens // max(int(lengths[longest[0]]), 1), 1)
-        for places in (np.resize(shortest, rows), np.resize(longest, most)):
+        order = np.argsort(lengths, kind="stable")[::-1]
+        equal = np.flatnonzero(lengths == np.bincount(lengths).argmax())
+        middle = self._middle[-_FEW:][::-1]
+        every = np.repeat(order, _SHARE) if self._model.backend.shares_prefixes else order
+        fitting = [max(tokens // int(lengths[probes[0]]), 1) for probes in (equal, middle, every)]
+        counts = [rows, *np.minimum(fitting, rows).tolist()]
+        for probes, count in zip([order[-_FEW:], equal, middle, every], counts, strict=True):
+            fits = lengths[probes] == lengths[probes[0]] if self._way == "equal" else slice(None)
+            places = np.resize(probes[fits], count)
             works = [
                 self._work(self._tokens.take(part), np.arange(len(part)))
-                for part in np.array_split(places, 2)
+                for part in np.array_split(places, _WORKS)
                 if len(part)
             ]
             engine = self._engine(max(len(places) * int(lengths[places].max()), 1))
@@ -124,11 +143,18 @@ class Probed:
             yield self._rows[places], np.concatenate([self._logits(work) for work in works])
 
     def _planned(self) -> list[Rows]:
-        waiting, batches = WaitingRows[Work](), []
+        waiting = WaitingRows[Work]()
         self._engine(_BUDGET).queue(self._work(self._tokens, self._rows), waiting)
-        while waiting.batches:
-            batches += [rows for _, rows in waiting.take()]
-        return batches
+        return [rows for parts in waiting.take_all() for _, rows in parts]
+
+    @property
+    def _middle(self) -> Rows:
+        """Probes of short and middle lengths, the shortest first."""
+        lengths = self._tokens.lengths
+        order = np.argsort(lengths, kind="stable")
+        most = max(lengths.max(initial=0) // _MIDDLE, lengths[order[:1]].sum())
+        middle: Rows = order[lengths[order] <= most]
+        return middle
 
     @property
     def size(self) -> int:
@@ -137,7 +163,7 @@ class Probed:
     @property
     def shortest(self) -> int:
         """Most tokens of a row in the first batch of `repeated`."""
-        return int(np.sort(self._tokens.lengths)[:_ALONE].max(initial=1))
+        return int(np.sort(self._tokens.lengths)[:_FEW].max(initial=1))
 
     def _engine(self, budget: int) -> Engine:
         return Engine(self._model, budget, way=self._way, counted=False)
@@ -147,9 +173,8 @@ class Probed:
         return Work(tokens, rows, scored, len(rows))
 
     def _in_batches(self, batches: Iterable[Rows]) -> Logits:
-        engine, work = self._engine(_BUDGET), self._work(self._tokens, self._rows, len(SCORED))
-        for rows in batches:
-            engine.finish(engine.submit([(work, rows)]))
+        work = self._work(self._tokens, self._rows, len(SCORED))
+        self._engine(_BUDGET).run([(work, rows)] for rows in batches)
         self.errors.update(work.scored.errors)
         return self._logits(work)
 

@@ -47,6 +47,11 @@ _FLOOR, _PART = 1e-4, 1e-5
 always allowed if the worker scores in fp32, or transformers' model is too large for fp32.
 """
 
+_SCORE_PART = 1e-6
+"""Differences of the scores of the same logits up to this number, or this part of the largest score, are
+allowed.
+"""
+
 _TIMES = 2.0
 """A worker's error may be this many times transformers' own error in the same precision."""
 
@@ -59,10 +64,13 @@ _CHOSEN = 16
 _LONGEST = 160
 """Most characters of an error in a proof."""
 
-_BATCH_SECONDS = 1.0
-"""Seconds that the largest batch compared at load should take at most; larger batches are compared when they
-come.
+_BATCH_SECONDS = 0.5
+"""Seconds that each of the largest batches compared at load should take at most; larger batches are compared
+when they come.
 """
+
+_LARGE_BATCHES = 4
+"""Number of batches of `Probed.repeated`."""
 
 _FACTOR, _ROWS = 4, 1024
 """Limits of the largest batches that are compared at load, as a multiple of the device's first token budget
@@ -344,7 +352,7 @@ class Proving:
         if backend.precision == "fp32" or reference == "own":
             bound = max(bound, _FLOOR, _PART * _largest(theirs))
         probed, at = self._probed(way), system.monotonic()
-        companies = probed.companies(self._time, then=2 * _BATCH_SECONDS)
+        companies = probed.companies(self._time, then=_LARGE_BATCHES * _BATCH_SECONDS)
         if rows is None or tokens is None:
             rows, tokens = self._first_sizes(probed, system.monotonic() - at)
         wrong = self._other_bits(companies) or self._wrong(own, probed, theirs, bound)
@@ -384,7 +392,7 @@ class Proving:
 
     def _first_sizes(self, probed: Probed, seconds: float) -> tuple[int, int]:
         """Rows and padded tokens of the largest batches that are compared when a model is loaded."""
-        speed = 2 * probed.size / max(seconds, 1e-6)  # all probes are scored at least twice
+        speed = 3 * probed.size / max(seconds, 1e-6)  # all probes are scored at least three times
         most = _FACTOR * TOKEN_BUDGETS[self._loaded.backend.device.partition(":")[0]]
         tokens = int(min(most, max(_BATCH_SECONDS * speed, 1)))
         return min(_ROWS, max(tokens // probed.shortest, 1)), tokens
@@ -449,7 +457,7 @@ class Proving:
                 ours = model.activation(logits).reshape(len(logits), -1)
                 expected = np.array(own.scores[activation], np.float32)[:, output]
                 lost = np.isfinite(expected) & ~np.isfinite(ours)
-                if lost.any() or _largest(ours - expected) > _FLOOR:
+                if lost.any() or _largest(ours - expected) > _SCORE_PART * max(_largest(expected), 1):
                     of = f" of output {label}" if label else ""
                     return f"the same output has another score{of} (activation {activation})"
         return None

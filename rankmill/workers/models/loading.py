@@ -36,6 +36,17 @@ from rankmill.workers.models.tokenizer import ShortPassages, Tokenize, Windows
 logger = logging.getLogger(__name__)
 
 
+@dataclass
+class LastProbes:
+    """When the probes of a loaded model last had the right scores, and whether a batch has failed since then.
+
+    All specs of the model share it, so that the probes are scored again however many specs there are.
+    """
+
+    at: float = field(default_factory=system.monotonic)
+    errors_since: bool = False
+
+
 @dataclass(frozen=True)
 class Model:
     """A model that is ready to score: it turns texts into ids, ids into logits, and logits into scores.
@@ -71,6 +82,7 @@ class Model:
     """Compares batches with this many rows and padded tokens; returns ``None`` if such batches have been
     compared.
     """
+    last_probes: LastProbes = field(default_factory=LastProbes)
     inputs: Inputs = "pairs"
     averages: bool = False
     """Whether a row's score is the mean of its windows' scores, instead of the best of them."""
@@ -108,6 +120,7 @@ class Loaded:
     proof: Proof | None = None
     prove_again: Callable[[], Proof] | None = None
     prove_batch: Callable[[int, int], Proof | None] | None = None
+    last_probes: LastProbes = field(default_factory=LastProbes)
     check_spec: Callable[[ScoreSpec, Model], None] = lambda spec, model: None
 
     @property
@@ -144,6 +157,7 @@ class Loaded:
                 kind=self.kind,
                 prove_again=self.prove_again,
                 prove_batch=self.prove_batch,
+                last_probes=self.last_probes,
                 inputs=spec.inputs,
                 averages=spec.long == "split-mean",
                 encoder=TextEncoder(whole, longest, description.labels) if spec.inputs == "tokens" else None,

@@ -77,6 +77,13 @@ _SHORT = (
     ("  spaces\tand\nlines ", " are  not \r\n all the same "),
     ("[SEP] [MASK] <s> </s>", "special [CLS] words <pad> in a text"),
     ("donaudampfschifffahrtsgesellschaft", "a" * 40),
+    ("a\x00b \u200bc\ufeff \x1fd", "two\u00a0words\x00, \u202eone\u00adword\u2028 and the end"),
+    ("   ", " \n"),
+    ("Straße", "café au lait"),
+    ("straße", "café au lait "),
+    ("STRASSE", "cafe\u0301 au lait"),
+    ("Strasse", "Café au lait"),
+    ("Straße", "cafe au lait"),
 )
 
 _NULL = Probe("", "", is_null=True)
@@ -113,7 +120,7 @@ SCORED = (
 equal, or almost equal.
 """
 
-OF_SPECS = tuple(SCORED[place] for place in (1, 4, 6, 8, 12, 17, 30)) + SCORED[-5:-1]
+OF_SPECS = tuple(SCORED[place] for place in (1, 4, 6, 8, 12, 17, 22, 25, 37)) + SCORED[-5:-1]
 """Pairs whose tokens are compared for a spec's own options."""
 
 AT_THE_LIMIT = (

@@ -17,6 +17,7 @@ import pytest
 from rankmill.jobs.contract.errors import WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import Logits
+from rankmill.workers.backends.torch import backend as torch_backend
 from rankmill.workers.engine import engine as engines
 from rankmill.workers.engine import proving
 from rankmill.workers.engine.engine import Engine, ScoresChanged
@@ -24,7 +25,7 @@ from rankmill.workers.engine.pipeline import Pipeline
 from rankmill.workers.engine.probing import Probed
 from rankmill.workers.engine.proving import load_proven
 from rankmill.workers.engine.work import prepare
-from rankmill.workers.models import loading, tokenizer
+from rankmill.workers.models import activation, loading, tokenizer
 from rankmill.workers.models.loading import Model
 from tests.conftest import wait_for
 from tests.harness.models.rerankers import PAIR_TEMPLATE, make_decoder
@@ -96,6 +97,81 @@ def in_rows_of_180_to_449_tokens(patch: Patch) -> None:
     in_batches(patch, lambda lengths: (lengths >= 180) & (lengths <= 449))
 
 
+def in_rows_of_equal_length(patch: Patch) -> None:
+    in_batches(patch, lambda lengths: np.full(len(lengths), len(lengths) > 1 and np.ptp(lengths) == 0))
+
+
+def in_many_rows_of_40_to_130_tokens(patch: Patch) -> None:
+    in_batches(
+        patch, lambda lengths: np.full(len(lengths), len(lengths) >= 16 and 40 <= lengths.max() <= 130)
+    )
+
+
+def swapped_works(patch: Patch) -> None:
+    """Of three chunks in a batch, the first two get each other's scores."""
+    scatter = engines.Engine._scatter
+
+    def swapped(self: Engine, parts: Any, logits: Logits) -> None:
+        scatter(self, parts if len(parts) < 3 else [parts[1], parts[0], *parts[2:]], logits)
+
+    patch.setattr(engines.Engine, "_scatter", swapped)
+
+
+def the_first_batch_s_logits_for_a_second_of_its_shape(patch: Patch) -> None:
+    submit, first = torch_backend.TorchBackend.submit, dict[tuple[int, int], Any]()
+    patch.setattr(
+        torch_backend.TorchBackend,
+        "submit",
+        lambda self, batch: first.setdefault(batch.shape, submit(self, batch)),
+    )
+
+
+def overwritten_by_the_next_forward(patch: Patch) -> None:
+    """Two forwards are in progress at a time, and have one buffer for their logits."""
+    submit, result, begun = torch_backend.TorchBackend.submit, torch_backend.TorchForward.result, list[Any]()
+
+    def begin(self: Any, batch: Any) -> Any:
+        begun.append(submit(self, batch))
+        return begun[-1]
+
+    patch.setattr(torch_backend.TorchBackend, "__init__", with_two_in_progress)
+    patch.setattr(torch_backend.TorchBackend, "submit", begin)
+    patch.setattr(
+        torch_backend.TorchForward,
+        "result",
+        lambda self: np.resize(result(begun[-1]), result(self).shape),
+    )
+
+
+_init = torch_backend.TorchBackend.__init__
+
+
+def with_two_in_progress(self: Any, *args: Any) -> None:
+    _init(self, *args)
+    self.depth = 2
+
+
+def a_sigmoid_of_four_decimals(patch: Patch) -> None:
+    right = activation._sigmoid
+    patch.setattr(activation, "_sigmoid", lambda logits: np.round(right(logits), 4))
+    patch.setitem(activation._OWN, "Sigmoid", activation._sigmoid)
+
+
+def texts_that_end_at_a_control_character(patch: Patch) -> None:
+    call = tokenizer.PairTokenizer.__call__
+
+    def cut(texts: Any) -> list[str]:
+        return [text.partition("\0")[0] for text in texts]
+
+    patch.setattr(
+        tokenizer.PairTokenizer,
+        "__call__",
+        lambda self, queries, passages=None: call(
+            self, cut(queries), None if passages is None else cut(passages)
+        ),
+    )
+
+
 def half_a_percent_of_scale(patch: Patch) -> None:
     in_the_logits(patch, lambda logits: logits * 1.005)
 
@@ -142,6 +218,9 @@ def permuted_heads(patch: Patch) -> None:
 
 SCORERS = [
     from_row_40_on, beyond_64_rows, beyond_4096_padded_tokens, in_rows_of_180_to_449_tokens,
+    in_rows_of_equal_length, swapped_works, in_many_rows_of_40_to_130_tokens,
+    the_first_batch_s_logits_for_a_second_of_its_shape, overwritten_by_the_next_forward,
+    a_sigmoid_of_four_decimals, texts_that_end_at_a_control_character,
     half_a_percent_of_scale, after_a_null_row, texts_that_begin_alike_taken_for_one, permuted_heads,
     swapped_segments, lost_bias, norm_with_another_epsilon,
 ]  # fmt: skip
@@ -206,6 +285,22 @@ def test_a_worker_answers_no_batch_that_is_wrong(model: Path, tmp_path: Path, mo
     assert answers == ["small"]
     assert str(model) in stops[0]
     assert "scores that differ by 1" in stops[0]
+
+
+def test_the_probes_come_each_hour_however_many_specs_there_are(model: Path, tmp_path: Path) -> None:
+    """A service may have more instructions than a worker has engines, so each engine is young."""
+    spec = ScoreSpec(model=str(model), precision="fp32")
+    loaded = load_proven(spec, "cpu", "torch", str(tmp_path))
+
+    def young(instruction: str) -> Engine:
+        return Engine(loaded.model(spec.model_copy(update={"instruction": instruction})), 512)
+
+    assert not young("find: ").must_prove
+    loaded.last_probes.at -= engines.PROVE_SECONDS + 1
+    engine = young("look for: ")
+    assert engine.must_prove
+    engine.prove()
+    assert not young("find: ").must_prove
 
 
 SPECS: dict[str, dict[str, Any]] = {
