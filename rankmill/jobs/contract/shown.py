@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 
-_UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters except tab and newline, and characters that change the direction of writing."""
+_UNSHOWN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Control characters except tab and newline, characters that change the direction of writing, and lone
+surrogates.
+"""
 
 
 def shown(text: str) -> str:
-    r"""Escape each character that a terminal would act on.
+    r"""Escape each character that a terminal would act on, and lone surrogates, which UTF-8 does not have.
 
     >>> shown("a\x1b[2J\u202eb")
     'a\\x1b[2J\\u202eb'
