@@ -150,7 +150,7 @@ class FileRequest(WireModel):
     mean: Literal["ranks", "scores"] | None = None
     """For several models: add the mean of the ranks, or of the standardized scores, within each query."""
     on_null: Literal["error", "fail"] = "error"
-    """What a null text does, or a missing id of a run: error gives its row an error, fail stops before any
+    """What a null text does or, with --run, a missing id: error gives its row an error, fail stops before any
     work.
     """
     force: bool = False
