@@ -111,6 +111,7 @@ def test_what_the_merged_output_says_holds_for_all_shards(
         }
         about |= {"rankmill.bound": bound} if bound else {}
         about |= {"rankmill.device": f"cpu, gpu{number}", "rankmill.windows": str(number)}
+        shutil.copy(parts / f"{number}.parquet.errors.jsonl", tmp_path)
         with pq.ParquetWriter(tmp_path / f"{number}.parquet", table.schema) as file:
             file.write_table(table)
             file.add_key_value_metadata(about)
@@ -131,6 +132,29 @@ def test_a_damaged_bound_of_a_shard_is_one_line(parts: Path, tmp_path: Path, bou
     assert done.exit_code == 2
     assert f"2.parquet: its metadata are damaged: rankmill.bound is '{bound}'; score it again" in done.stderr
     assert not (tmp_path / "out.parquet").exists()
+
+
+LISTED = '{"row": 4, "error": "a\u2028b", "attempts": 1, "worker": "w"}\n'
+
+
+@pytest.mark.parametrize(
+    ("listed", "code", "message"),
+    [
+        (None, 2, "1 rows have no score, and 1.parquet.errors.jsonl lists 0 of them; put the list beside"),
+        (LISTED[:-20], 2, "1.parquet.errors.jsonl: line 1 is damaged; score the shard again"),
+        ("[]\n", 2, "1.parquet.errors.jsonl: line 1 is damaged; score the shard again"),
+        (LISTED, 3, "2 rows have no score"),
+    ],
+)
+def test_the_errors_of_all_shards_are_listed(
+    parts: Path, tmp_path: Path, listed: str | None, code: int, message: str
+) -> None:
+    shutil.copy(parts / "1.parquet", tmp_path)
+    if listed:
+        (tmp_path / "1.parquet.errors.jsonl").write_text(listed)
+    done = merge(tmp_path / "1.parquet", parts / "2.parquet", "-o", tmp_path / "out.parquet")
+    assert (done.exit_code, message in done.output) == (code, True), done.output
+    assert (tmp_path / "out.parquet").exists() == (code == 3)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])

@@ -68,8 +68,8 @@ def merge(paths: Sequence[AnyPath], target: AnyPath, form: OutputFormat) -> Merg
     Raises
     ------
     InputError
-        A file is not a shard, belongs to another output, is given twice or is damaged; or a shard or part is
-        missing; or the format of `target` cannot hold a column.
+        A file is not a shard, belongs to another output, is given twice or is damaged; or a shard, a part or
+        a row in a list of errors is missing; or the format of `target` cannot hold a column.
     OutputError, StoreError
         The output cannot be written.
     """
@@ -81,10 +81,17 @@ def merge(paths: Sequence[AnyPath], target: AnyPath, form: OutputFormat) -> Merg
         writer = form.writer(partial, target, pieces[0].schema, "score")
         for piece in pieces:
             first = rows if piece.part == 1 else first  # the lists of row errors count rows within a shard
-            row_errors += _copy_errors(piece.path, first, listed)
+            count, unscored = _copy_errors(piece.path, first, listed), 0
+            row_errors += count
             for batch in piece.reader.batches(piece.schema, _ROWS):
                 writer.write(pa.Table.from_batches([batch]))
                 rows += len(batch)
+                unscored += batch[piece.score].null_count if piece.score in batch.schema.names else 0
+            if unscored > count:
+                raise InputError(
+                    f"{piece.path}: {unscored:,} rows have no score, and {errors_name(piece.path.name)} "
+                    f"lists {count:,} of them; put the list beside the shard, or score the shard again"
+                )
         writer.close(kept)
         if row_errors:
             with whole_file(errors) as partial_errors, partial_errors.open("wb") as out:
@@ -146,6 +153,7 @@ class _Piece:
             raise InputError(f"{path}: its metadata is damaged; make it again")
         self.shard, self.shards = int(metadata[_NUMBER]), int(metadata[_OF])
         self.part, self.parts = int(metadata.get(PART, 1)), int(metadata.get(PARTS, 1))
+        self.score = metadata.get("rankmill.score_column", "")
         self.bound = bound_of(metadata, str(path))
         try:
             self.windows = int(metadata.get(_WINDOWS, 0))
@@ -206,9 +214,12 @@ def _copy_errors(path: AnyPath, first: int, out: IO[bytes]) -> int:
     if not listed.exists():
         return 0
     with open_stream(listed) as stream:
-        lines = stream.read().decode("utf-8").splitlines()
-    for line in lines:
-        record = json.loads(line)
-        whole_record = {**record, "row": record["row"] + first}
+        lines = bytes(stream.read()).splitlines()  # text would also be cut inside reasons
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            whole_record = {**record, "row": record["row"] + first}
+        except (ValueError, KeyError, TypeError):
+            raise InputError(f"{listed}: line {number} is damaged; score the shard again") from None
         out.write((json.dumps(whole_record, ensure_ascii=False) + "\n").encode())
     return len(lines)
