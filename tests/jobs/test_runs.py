@@ -8,6 +8,7 @@ import fakeredis
 import numpy as np
 import pyarrow as pa
 import pytest
+from rq.exceptions import AbandonedJobError
 from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
 
@@ -18,7 +19,7 @@ from rankmill.jobs.contract.keys import ChunkId
 from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, ChunkStats
 from rankmill.jobs.contract.run import Progress, Run, Settled
 from rankmill.jobs.protocol.queues import QueueCapacity, write_capacity
-from rankmill.jobs.protocol.recovery import enqueue_due
+from rankmill.jobs.protocol.recovery import enqueue_due, failure_handler
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
 from tests.harness.runs import stored_run
@@ -153,6 +154,16 @@ def test_a_chunk_sent_again_after_a_lost_reply_gets_no_more_attempts(store: RunS
     assert [job.retries_left for job in jobs] == [1, 2, 0]
     assert [job.get_status() for job in jobs] == [JobStatus.QUEUED, JobStatus.QUEUED, JobStatus.FAILED]
     assert store.queue(run.queue).scheduled_job_registry.count == 0
+
+
+def test_an_attempt_that_a_worker_fails_counts_if_the_chunk_is_sent_anew(store: RunStore, run: Run) -> None:
+    store.enqueue(run, {chunk: Payload(b"a", 1) for chunk in (0, 1)})
+    handle, error = failure_handler(store), ValueError("broken")
+    for kind in (ValueError, AbandonedJobError):
+        job = Job.fetch(keys.job_id(run.id, 1), store.redis, serializer=JSONSerializer)
+        handle(job, kind, error, None)
+        pause_after_a_failure(store, run, 1)
+    assert store.failed_attempts(run) == {1: 2}
 
 
 def test_deleting_a_run_takes_its_jobs_off_the_queue(store: RunStore, run: Run) -> None:

@@ -143,6 +143,19 @@ def test_who_comes_late_starts_level_with_the_others(store: RunStore, queue: Ord
     assert abs(had[first.id] - had[third.id]) <= 2
 
 
+@pytest.mark.parametrize("kind", BOTH)
+def test_who_sends_a_chunk_at_a_time_gets_no_more(
+    store: RunStore, queue: OrderedQueue, kind: Priority
+) -> None:
+    runs = [put(store, range(100), tenant=tenant, kind=kind) for tenant in "ab"]
+    for sender in runs:
+        had = Counter[str]()
+        for chunk in range(20):
+            had[taken(queue).partition("-")[0]] += 1
+            put(store, [1000 + chunk], kind=kind, run=sender)
+        assert abs(had[runs[0].id] - had[runs[1].id]) <= 2
+
+
 def test_runs_that_a_worker_leaves_alone_are_no_obstacle(store: RunStore, queue: OrderedQueue) -> None:
     refused = [put(store, range(30), tenant=tenant) for tenant in "abc"]
     mine = put(store, range(2), tenant="a")

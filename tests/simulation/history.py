@@ -109,6 +109,8 @@ class History:
         """Whether one engine scores all runs; else workers put jobs aside, and count them when they begin."""
         self.undisturbed = False
         """Whether nothing goes wrong at all."""
+        self.in_reach = False
+        """Whether every worker that is alive could renew its leases since the server was last away."""
         self.size = 1
         """How many workers there are when all are there."""
         self.deserted = False

@@ -81,6 +81,7 @@ class Mutant:
 
 
 _LISTS = "tests/jobs/test_waiting_lists.py::test_"
+_STORE = "tests/jobs/test_runs.py::test_"
 _REFUSALS = "tests/faults/test_refusals.py::test_"
 _BY_NAME = "tests/workers/queue/test_score_pairs.py::test_"
 _ALONE = f"{_LISTS}runs_that_a_worker_leaves_alone_are_no_obstacle"
@@ -93,6 +94,8 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
                "            held = self._worker.claim(job, queue)\n"
                "            if suspect := is_suspect(job):\n                self._pipeline.drain()\n",
                kept=True),
+        Mutant("a chunk whose worker has died is not scored alone", _RECOVERY,
+               "        if died:\n            suspect(job)\n", ""),
         Mutant("a half lacks a row", _COLLECTOR,
                "(middle, len(self.table) - middle))", "(middle, len(self.table) - middle - 1))"),
         Mutant("halves are joined in the order of their results", _COLLECTOR,
@@ -174,7 +177,7 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
         Mutant("the end of a run deletes the note that its scores are wrong", _RUNS,
                "            pipe.get(keys.wrong(run.id))\n",
                "            pipe.getdel(keys.wrong(run.id))\n",
-               test="tests/jobs/test_runs.py::test_a_note_that_scores_are_wrong_outlives_its_run"),
+               test=f"{_STORE}a_note_that_scores_are_wrong_outlives_its_run"),
         Mutant("a worker keeps to itself what its broken device has scored", "workers/queue/claims.py",
                "        self._store.leave_notes({run: ttl for run, ttl in runs.items() if ttl}, why)\n",
                ""),
@@ -185,6 +188,11 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
         Mutant("a job that has ended keeps its lease", _JOB,
                "            worker.cleanup_execution(job, pipe, self._execution)\n            pipe.delete",
                "            pipe.delete"),
+        Mutant("leases that lapsed in an outage are taken at once", "jobs/protocol/leases.py",
+               "now - self._last > 2 * self._beat or abs", "abs"),
+        Mutant("a job that leaves the queue anew is put back at once", "jobs/protocol/lua/rescue.lua",
+               "  redis.call('DEL', seen)\n", "",
+               test=f"{_LISTS}a_job_that_reached_no_worker_is_put_back_and_wakes_one"),
         Mutant("a job is moved twice", "jobs/protocol/leases.py",
                "                if end is None or end > until:\n",
                "                if False:\n", kept=True),
@@ -209,6 +217,13 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
                "job.retries_left = max((job.retries_left or 0) - 1, 1); job.retry(queue, pipe)"),
         Mutant("a chunk that is sent again has all its attempts", _RUNS,
                "            _SENT_AGAIN.run(pipe, places, *facts)\n", "", kept=True),
+        Mutant("a failed attempt is forgotten with its job", _RECOVERY,
+               "            store.count_attempts(run, {chunk: attempts})\n", "",
+               test=f"{_STORE}an_attempt_that_a_worker_fails_counts_if_the_chunk_is_sent_anew"),
+        Mutant("a job that a heartbeat touches is not handed back", "jobs/protocol/leases.py",
+               "            except redis.WatchError:\n                pass\n",
+               "            except redis.WatchError:\n                return False\n",
+               test="tests/jobs/test_leases.py::test_a_job_is_moved_though_a_heartbeat_comes_meanwhile"),
         Mutant("a failed attempt is recorded twice", _JOB,
                "        self._move(end)\n",
                "        pipe = worker.connection.pipeline()\n        end(pipe)\n        pipe.execute()\n",
@@ -292,6 +307,9 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
         Mutant("weights are ignored", "jobs/protocol/lua/turns.lua",
                "rows / (weight > 0 and weight or 1)",
                "rows"),
+        Mutant("who sends more has had nothing", "jobs/protocol/lua/waiting.lua",
+               "'NX', level(scope[1])", "level(scope[1])",
+               test=f"{_LISTS}who_sends_a_chunk_at_a_time_gets_no_more"),
         Mutant("the run that had most is next", _TAKING,
                "redis.call('ZRANGE', turns, skipped, skipped, 'WITHSCORES')",
                "redis.call('ZREVRANGE', turns, skipped, skipped, 'WITHSCORES')"),
@@ -316,6 +334,10 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
         Mutant("what is sent takes no part in the turns", "jobs/protocol/lua/pushing.lua",
                "  if list ~= rq then more(1) end\n  enter(id)\n",
                "  if list ~= rq then more(1) end\n"),
+        Mutant("a run with a short expiry shortens its list's", "jobs/protocol/lua/waiting.lua",
+               "  if redis.call('TTL', key) < seconds then redis.call('EXPIRE', key, seconds) end\n",
+               "  redis.call('EXPIRE', key, seconds)\n",
+               test=f"{_LISTS}every_key_of_a_queue_expires_and_none_before_the_jobs"),
         Mutant("a run that one worker leaves alone loses its turn", "jobs/protocol/lua/taking.lua",
                "    if waits then skipped = skipped + 1 else redis",
                "    if false then skipped = skipped + 1 else redis"),
@@ -394,6 +416,16 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
         Mutant("a finished run is not deleted", _LIVE,
                "deleted = self.cleaner.remove(self.run, [], answered=collector.answered, used=used)\n",
                "deleted = None\n"),
+        Mutant("texts of a long run's claimed chunks stay when it ends", _RUNS,
+               "        for names in pairs[1:]:  # a", "        for names in ():  # a",
+               test="tests/faults/test_cancel.py::"
+                    "test_chunks_that_workers_have_or_that_pause_are_counted_and_expire"),
+        Mutant("a run that is cancelled while its chunks are sent stays", _DRIVER,
+               "            if self._cancelled:  # another thread has cancelled the run meanwhile\n"
+               "                self.cancel()\n        for",
+               "            pass\n        for",
+               test="tests/producer/runs/test_collector.py::"
+                    "test_a_run_that_is_cancelled_while_chunks_are_sent_leaves_nothing"),
         Mutant("pairs never expire", _RUNS,
                "pipe.set(keys.pairs(run.id, chunk), payload.pairs, ex=run.ttl)",
                "pipe.set(keys.pairs(run.id, chunk), payload.pairs)"),

@@ -195,7 +195,8 @@ class OneWorkerHasAChunk(Promise):
         if self.history.waiting.count(name) > 1:
             self.broken(f"{worker.name} puts {name} into the queue, and it is there already")
         holder = self.history.jobs[name].holder  # the lease of a dead one lapses just now
-        if holder and holder.alive and self.history.leases(name) and self.history.is_in_time:
+        may_renew = self.history.in_reach and holder is not worker
+        if holder and holder.alive and (may_renew or self.history.leases(name)) and self.history.is_in_time:
             self.broken(f"{worker.name} puts {name} into the queue, and a worker has it")
 
     def second(self, passed: float, able: Sequence[Process]) -> None:
@@ -331,7 +332,7 @@ class HalvesAreSent(Promise):
 
     def result(self, found: Result) -> None:
         splits = found.died and not is_piece(found.chunk) and not self.history.lost
-        if splits and int(found.chunk) + 1 < self.history.rows(found.run):
+        if splits and self.history.pairs(found.job) > 1:
             self._splits[found.run] = self.world.now
 
     def put(self, name: str, worker: Process | None) -> None:

@@ -66,7 +66,7 @@ _REPORTS = "rankmill:worker:"
 _BY_NAME = 0.1
 """Share of the seeds with a job by name."""
 
-_TURNS = 15
+_TURNS = 17
 """Of so many seeds in a row each theme has one; the others have none."""
 
 SETTLING_SECONDS = 60.0
@@ -299,14 +299,20 @@ def _miscomputed(it: Scenario, dice: random.Random) -> Scenario:
     return _quiet(it, dice, [0.1, 0.2], run, faults=(fault,))
 
 
-def _killing(it: Scenario, dice: random.Random) -> Scenario:
-    """A row among others that kills its worker, and replies that are lost when a worker takes a job."""
+def _killing(it: Scenario, dice: random.Random, kills: int = 1, chunk: int = 4) -> Scenario:
+    """Rows among others that kill their worker, and replies that are lost when a worker takes a job."""
     run = _long(dice, dice.choice(["live", "file parquet", "detached"]), rows=40)
-    row = dice.randrange(40)
-    run = replace(run, pairs=(*run.pairs[:row], ("query", POISON), *run.pairs[row + 1 :]))
+    rows = dice.sample(range(40), kills)
+    pairs = (("query", POISON) if row in rows else pair for row, pair in enumerate(run.pairs))
+    run = replace(run, pairs=tuple(pairs))
     takes = "rq:queue:q:intermediate rq:workers:q"
     faults = tuple(Fault(run.at + 0.2, "breaks", 0.0, number, takes) for number in range(3))
-    return _quiet(it, dice, [0.05, 0.05], run, faults=faults)
+    return _quiet(it, dice, [0.05, 0.05], run, faults=faults, chunk_size=chunk)
+
+
+def _suspects(it: Scenario, dice: random.Random) -> Scenario:
+    """Several such rows in chunks that cannot be split: deaths by others may not count as theirs."""
+    return _killing(it, dice, kills=4, chunk=1)
 
 
 def _calls(it: Scenario, dice: random.Random) -> Scenario:
@@ -318,6 +324,14 @@ def _calls(it: Scenario, dice: random.Random) -> Scenario:
     speeds = dice.choices([0.05, 0.1, 0.3], k=dice.randint(2, 3))
     bulk = replace(_long(dice, "detached", "bulk"), at=1.0)
     return _quiet(it, dice, speeds, bulk, *calls, ahead=dice.choice([4, 8]), budget=128)
+
+
+def _outage(it: Scenario, dice: random.Random) -> Scenario:
+    """A server that is away, or takes no writes, for longer than a lease, or whose clock jumps, in a run."""
+    kind = dice.choice(["restart", "load", "no_replicas", "full", "server_clock"])
+    run = _long(dice, dice.choice(["live", "detached", "file parquet"]))
+    fault = Fault(dice.uniform(4.0, 9.0), kind, dice.choice([20.0, 45.0]), dice.randrange(64))
+    return _quiet(it, dice, [0.2] * 3, run, faults=(fault,))
 
 
 def _one_can(it: Scenario, dice: random.Random) -> Scenario:
@@ -351,6 +365,8 @@ THEMES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
         _killing,
         _calls,
         _one_can,
+        _outage,
+        _suspects,
     )
 }
 """What a scenario may be about, by name."""
@@ -537,6 +553,9 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
     return outcome
 
 
+_APART = frozenset({"stop", "cut_off", "breaks", "half_open", "freeze", "two_masters"})
+"""Faults by which a worker may lose its leases though it is alive."""
+
 _PLAIN = frozenset({"term", "drain", "miscompute", "kill_producer", "kill_at_write"})
 """Faults beside which all promises are kept, in time: somebody is asked for something, a worker sees that its
 device is broken, or a producer dies.
@@ -563,6 +582,7 @@ def _promise(history: History, scenario: Scenario) -> None:
     window = settings.get("window", "auto")
     history.window = None if window == "auto" else window
     history.evicts = any(fault.kind.startswith("evict") for fault in scenario.faults)
+    history.in_reach = not _APART & {fault.kind for fault in scenario.faults}
     history.size = len(scenario.workers)
     history.undisturbed = not scenario.faults and not scenario.stumbles
     history.alike = len(set(scenario.machines)) < 2

@@ -219,6 +219,24 @@ def test_what_a_run_has_when_it_is_cancelled_is_counted(monkeypatch: pytest.Monk
     assert not queue.store.redis.keys("rankmill:run:*")
 
 
+def test_a_run_that_is_cancelled_while_chunks_are_sent_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue = QueueByHand([pairs(3), pairs(3, 3)], WindowSize(1, 1 << 20))
+    enqueue = queue.store.enqueue
+
+    def after_a_cancellation(*args: Any, **options: Any) -> None:
+        queue.driver.cancel()  # as another thread may
+        enqueue(*args, **options)
+
+    monkeypatch.setattr(queue.store, "enqueue", after_a_cancellation)
+    with pytest.raises(RunCancelled):
+        queue.scores(queue.score_all)
+    assert not waiting_jobs(queue.store.redis, "q")
+    assert not queue.store.redis.keys("rankmill:run:*")
+    assert not queue.store.redis.keys("rq:job:*")
+
+
 def test_what_is_in_a_journal_is_counted_though_a_signal_comes_just_then(tmp_path: Path) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
