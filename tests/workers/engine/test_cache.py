@@ -95,6 +95,20 @@ def test_lengths_and_activations_share_weights(counted: Counted, specs: list[Sco
     assert counted("loads", outcome="loaded") == 1
 
 
+def test_each_option_of_a_spec_has_an_engine_of_its_own(specs: list[ScoreSpec]) -> None:
+    cache = cache_of()
+    options: list[dict[str, Any]] = [
+        {}, {"max_length": 8}, {"activation": "identity"}, {"instruction": "find: "}, {"label": "0"},
+        {"truncation_side": "left"}, {"max_passage_tokens": 5}, {"all_labels": True}, {"long": "refuse"},
+        {"long": "split"}, {"long": "split-mean"}, {"long": "split", "long_stride": 3},
+    ]  # fmt: skip
+    asked = [specs[0].model_copy(update=each) for each in options]
+    engines = [cache.get(spec) for spec in asked]
+    assert len(set(map(id, engines))) == len(options)
+    assert [cache.get(spec) for spec in asked] == engines
+    assert len({id(engine.model.backend) for engine in engines}) == 1
+
+
 @pytest.mark.parametrize("pinned", [False, True])
 @pytest.mark.parametrize("loaded", ["pairs", "texts", None])
 def test_who_asks_for_tokens_needs_no_weights_of_his_own(

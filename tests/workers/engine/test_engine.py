@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +16,12 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from rankmill.jobs.contract.errors import ConfigError, SpecError
 from rankmill.jobs.contract.spec import ScoreSpec
-from rankmill.workers.backends.base import DeviceLost, Logits, OutOfMemory
+from rankmill.workers.backends.base import Backend, DeviceLost, Logits, OutOfMemory, Pending
 from rankmill.workers.backends.torch.backend import TorchForward
 from rankmill.workers.batches.tokens import Batch
 from rankmill.workers.engine.engine import Engine
+from rankmill.workers.engine.probing import ids_of
+from rankmill.workers.engine.work import prepare
 from rankmill.workers.host.device import resolve_device
 from rankmill.workers.models.loading import load_model
 from rankmill.workers.models.sources import DEMO_MODEL
@@ -229,6 +233,41 @@ def test_the_neighbours_of_a_row_that_breaks_the_model_are_scored(tiny_model: Pa
     assert scored.errors == {77: "model: RuntimeError: poison in the batch"}
     assert np.isfinite(scored.scores).sum() == 255
     assert backend.forwards <= 2 * 8 + 1  # 256 rows: logarithmic, not 256
+
+
+class Cut:
+    """A real backend that cannot compute some batches, so that these are cut."""
+
+    def __init__(self, real: Backend, *, poison: int = -1, most_tokens: int = 1 << 30) -> None:
+        self._real, self._poison, self._most = real, poison, most_tokens
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def submit(self, batch: Batch) -> Pending:
+        if batch.ids.size > self._most:
+            raise OutOfMemory("too large")
+        if (batch.ids == self._poison).any():
+            raise RuntimeError("poison")
+        return self._real.submit(batch)
+
+
+@pytest.mark.parametrize("why", ["poison", "memory"])
+def test_rows_of_several_chunks_keep_their_scores_if_their_batch_is_cut(why: str, tiny_model: Path) -> None:
+    real = engine(tiny_model)
+    chunks = [some_pairs(count) for count in (7, 20, 3, 11)]
+    expected = [real.score(*chunk).scores for chunk in chunks]
+    poison = AutoTokenizer.from_pretrained(tiny_model).convert_tokens_to_ids("moon")
+    backend = Cut(real.model.backend, **({"poison": poison} if why == "poison" else {"most_tokens": 400}))
+    cut = Engine(replace(real.model, backend=backend), 100_000)
+    works = [prepare(cut.model, *chunk) for chunk in chunks]
+    ended = cut.finish(cut.submit([(work, np.arange(len(work.rows))[::-1]) for work in works]))
+    assert ended == works
+    for work, theirs in zip(works, expected, strict=True):
+        broken = [row for row, ids in enumerate(ids_of(work.tokens)) if poison in ids and why == "poison"]
+        assert work.scored.errors == dict.fromkeys(broken, "model: RuntimeError: poison")
+        theirs[broken] = np.nan
+        np.testing.assert_allclose(work.scored.scores, theirs, atol=1e-5)
 
 
 def test_out_of_memory_halves_the_budget_and_keeps_it(tiny_model: Path) -> None:

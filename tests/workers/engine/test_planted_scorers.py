@@ -6,6 +6,7 @@ A plant is refused at load, or its first large batch is, or its first spec: no w
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from rankmill.workers.engine import proving
 from rankmill.workers.engine.engine import Engine, ScoresChanged
 from rankmill.workers.engine.pipeline import Pipeline
 from rankmill.workers.engine.probing import Probed
-from rankmill.workers.engine.proving import load_proven
+from rankmill.workers.engine.proving import Proving, load_proven
 from rankmill.workers.engine.work import prepare
 from rankmill.workers.models import activation, loading, tokenizer
 from rankmill.workers.models.loading import Model
@@ -382,6 +383,48 @@ def test_another_template_than_the_proven_one_is_compared(tmp_path: Path, monkey
     )
     with pytest.raises(WorkerError, match="prompt_template"):
         loaded.model(other.model_copy(update={"instruction": "z"}))
+
+
+CHANGES: dict[str, tuple[str, Any] | dict[str, Any]] = {
+    "device": ("device_name", lambda device: "another"),
+    "threads": ("threads", lambda: 99),
+    "instructions": ("cpu_flags", lambda: frozenset({"another"})),
+    "kernels": ("forced_kernels", lambda: ["ANOTHER=1"]),
+    "packages": ("version", lambda package: "another"),
+    "release": ("_release", lambda: "another"),
+    "precision": {"precision": "bf16"},
+    "rows": {"inputs": "texts"},
+    "bits": {"deterministic": True},
+    "model": {},
+}
+"""What a kept proof depends on: a function of `proving` with another result, or another spec."""
+
+
+@pytest.fixture(scope="module")
+def proven(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder with the proof of `model`."""
+    cache = tmp_path_factory.mktemp("proven") / "cache"
+    load_proven(ScoreSpec(model=str(model), precision="fp32"), "cpu", "torch", str(cache))
+    return cache
+
+
+@pytest.mark.parametrize("changed", CHANGES)
+def test_a_kept_proof_is_not_believed_for_anything_else(
+    changed: str, model: Path, proven: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    def measured(*args: Any, **options: Any) -> None:
+        raise WorkerError("it is proven again")
+
+    monkeypatch.setattr(Proving, "measured", measured)
+    cache, spec = shutil.copytree(proven, tmp_path / "cache"), {"model": str(model), "precision": "fp32"}
+    load_proven(ScoreSpec.model_validate(spec), "cpu", "torch", str(cache))
+    change = CHANGES[changed]
+    if isinstance(change, tuple):
+        monkeypatch.setattr(proving, *change)
+    else:
+        spec |= change or {"model": str(make_bert(tmp_path / "other", positions=512, seed=1))}
+    with pytest.raises(WorkerError, match="it is proven again"):
+        load_proven(ScoreSpec.model_validate(spec), "cpu", "torch", str(cache))
 
 
 def test_what_is_kept_of_another_model_is_not_believed(model: Path, tmp_path: Path) -> None:
