@@ -132,12 +132,14 @@ def _of_memory(memory: ServerMemory) -> Iterator[ClusterFault]:
 
 
 def _of_queue(queue: QueueState) -> Iterator[ClusterFault]:
-    if queue.waiting and not queue.workers:
+    # no worker is left to put back what dead ones had; a draining worker finishes its own
+    waits = queue.waiting + (0 if queue.drained else queue.started)
+    if waits and not queue.workers:
         whom = "all workers are drained" if queue.drained else "no workers"
         start = f"start some with score-workers --queue {shlex.quote(queue.name)}"
         yield ClusterFault(
             kind="no_workers",
-            text=f"Nothing is scored in queue {queue.name}: {whom}, {waiting(queue.waiting, 'chunk')}",
+            text=f"Nothing is scored in queue {queue.name}: {whom}, {waiting(waits, 'chunk')}",
             remedy="rankmill workers resume NAME makes one take chunks" if queue.drained else start,
         )
     if queue.failed:

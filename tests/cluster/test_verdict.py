@@ -213,6 +213,24 @@ def test_a_run_is_not_stuck_while_the_only_free_worker_refuses_it(server: Server
     assert [fault.kind for fault in verdict(read_cluster(server.client)).faults] == ["refusing_worker"]
 
 
+def test_chunks_of_dead_workers_wait_until_a_worker_comes(server: Server) -> None:
+    """RQ forgets a dead worker within minutes, but not what it had."""
+    waiting_chunk(server.client)
+    RunStore(server.client).queue("q").take(["bulk"])
+    server.client.zadd("rq:wip:q", {"job": time.time() + 60})
+    sentence = verdict(read_cluster(server.client)).sentence
+    assert sentence == "Nothing is scored in queue q: no workers, 1 chunk waits"
+    worker(server.client, drained=True, claimed_jobs=1)
+    assert not verdict(read_cluster(server.client)).faults
+
+
+def test_the_run_of_a_dead_runner_waits_until_a_runner_comes(server: Server) -> None:
+    server.client.zadd(redis_keys.file_queues(), {"files": 1})
+    server.client.zadd("rq:wip:files", {"run:token": time.time() + 60})
+    sentence = verdict(read_cluster(server.client)).sentence
+    assert sentence == "No runner takes queue files, where 1 submitted run waits"
+
+
 def test_the_worst_comes_first(server: Server) -> None:
     dead_worker(server.client)
     waiting_chunk(server.client)

@@ -78,8 +78,8 @@ class SeenRunners(Seen):
 
     def faults(self) -> Iterator[ClusterFault]:
         for queue in self.file_queues:
-            if queue.waiting and not queue.runners:
-                waits = waiting(queue.waiting, "submitted run")
+            if not queue.runners and (left := queue.waiting + queue.running):  # running: of dead runners
+                waits = waiting(left, "submitted run")
                 yield ClusterFault(
                     kind="no_runners",
                     text=f"No runner takes queue {queue.name}, where {waits}",
