@@ -188,9 +188,8 @@ def test_words_of_a_model_do_nothing_to_a_terminal(tmp_path: Path) -> None:
     (model / "config_sentence_transformers.json").write_text('{"model_type": "CrossEncoder"}')
     with pytest.raises(SpecError) as caught:
         score(model)
-    assert "\\x1b[2J\\x9b31m\\u202e\\ud800evil" in str(
-        caught.value
-    )  # workers ended: Redis takes no surrogates
+    # Redis takes no lone surrogate: workers ended
+    assert "\\x1b[2J\\x9b31m\\u202e\\ud800evil" in str(caught.value)
 
 
 @pytest.mark.parametrize(
