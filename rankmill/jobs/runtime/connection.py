@@ -83,7 +83,7 @@ def of_command(error: Exception, command: Iterable[Any]) -> Exception:
 
 
 class NamingPipeline(Pipeline):
-    """A pipeline whose errors are those `of_command`."""
+    """A pipeline whose errors have the refused command (`of_command`)."""
 
     def annotate_exception(self, exception: Exception, number: int, command: Iterable[Any]) -> None:
         command = tuple(command)
@@ -91,7 +91,7 @@ class NamingPipeline(Pipeline):
 
 
 class NamingRedis(redis.Redis):
-    """A client whose errors are those `of_command`."""
+    """A client whose errors have the refused command (`of_command`)."""
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         try:

@@ -38,8 +38,8 @@ _PACKED_AGAIN = 8
 """How often packed batches are scored again, so that a graph of their shape is replayed at least once."""
 
 _ALONE = 8
-"""This many probes of short and middle lengths are also scored by themselves, as requests are; other rows
-would pad these most.
+"""At least this many probes of short and middle lengths, or all such probes, are also scored by themselves,
+as requests are; other rows would pad these most.
 """
 
 _MIDDLE = 4
@@ -116,7 +116,7 @@ class Probed:
 
     def repeated(self, rows: int, tokens: int) -> Iterator[tuple[Rows, Logits]]:
         """Yield the indices of probes and their logits, for a batch of this many `rows` and then for three of
-        up to this many padded `tokens`.
+        at most this many rows and padded `tokens`.
 
         The first batch repeats the shortest probes, and the last one all probes, beginning with the longest.
         Between them, one batch has rows of equal lengths, and one has rows of middle lengths. If all batches

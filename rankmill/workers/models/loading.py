@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 class LastProbes:
     """When the probes of a loaded model last had the right scores, and whether a batch has failed since then.
 
-    All specs of the model share it, so that the probes are scored again however many specs there are.
+    All specs of the model share this object, so that the probes are scored once for all of them.
     """
 
     at: float = field(default_factory=system.monotonic)
