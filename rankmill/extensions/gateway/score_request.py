@@ -70,7 +70,8 @@ def within(settings: Settings, spec: Mapping[str, str | int | None]) -> SpecFiel
     Raises
     ------
     Refusal
-        The request asks for longer pairs than the gateway takes.
+        The request asks for longer pairs than the gateway takes, or for all labels where the settings give
+        only one.
     """
     most, wanted = settings.max_length, spec.get("max_length")
     if most is not None and isinstance(wanted, int) and wanted > most:
@@ -79,6 +80,9 @@ def within(settings: Settings, spec: Mapping[str, str | int | None]) -> SpecFiel
     fixed = {"split": {"long", "all_labels", "label"}, "split-mean": {"long"}}.get(settings.long, set())
     if spec.get("inputs") == "conversations":
         fixed = set()
+    if "label" in fixed and spec.get("all_labels") and settings.label is not None:
+        why = f"this gateway splits long texts, and scores only the label {settings.label!r:.100}"
+        raise Refusal("invalid", f"{why}: ask for a ranking, not for all labels")
     return {"inputs": "pairs", **{name: value for name, value in spec.items() if name not in fixed}}
 
 
