@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from rankmill.extensions.gateway.bodies import parse
 from rankmill.extensions.gateway.dialects.base import Body, ScorePath, read_as
-from rankmill.extensions.gateway.dialects.routes import dialects, score_paths
+from rankmill.extensions.gateway.dialects.routes import certain, dialects, score_paths
 from rankmill.extensions.gateway.dialects.tei import TEI, known_info, simple_tokens
 from rankmill.extensions.gateway.dialects.vllm import VLLM, VllmRerank
 from rankmill.extensions.gateway.refusals import KINDS, Refusal, unscorable
@@ -509,6 +510,12 @@ def test_an_owner_has_the_form_of_its_paths_too() -> None:
     shown: Any = read_as(found.body(body), body).answer(SCORED)
     assert shown["id"] == "rerank-r1"
     assert [each.path for each in score_paths("vllm")].count("/rerank") == 1
+
+
+@pytest.mark.parametrize("owner", [None, *dialects()])
+def test_a_batch_reads_lines_as_the_path_reads_bodies(owner: str | None) -> None:
+    for each in score_paths(owner):
+        assert replace(path_of(certain(each.path, owner)), path=each.path) == each
 
 
 def test_invocations_take_what_the_other_paths_take() -> None:

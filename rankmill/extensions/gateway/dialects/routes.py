@@ -80,8 +80,8 @@ def certain(path: str, owner: str | None) -> str:
     """The path, with the owner's prefix if it is a path of the owner, so that it means the same at every
     gateway.
     """
-    mine = any(path in body.paths and body.dialect.name == owner for body in bodies())
-    return f"/{owner}{path}" if mine else path
+    owned = f"/{owner}{path}"
+    return owned if any(each.path == owned for each in score_paths()) else path
 
 
 @cache
