@@ -248,9 +248,6 @@ def _score(
                 output.write(source.explain(part))
                 watch.look()
                 look()
-            for model_journal in work.journals:
-                if why := client.store.wrong(model_journal.runs):
-                    raise model_journal.distrust(why)
         return run.scoring_since
     except RunFailed as error:
         if work.rows or isinstance(error, WrongScores):

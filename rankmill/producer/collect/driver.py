@@ -375,7 +375,6 @@ class RunDriver:
         if not reasons:
             return
         again, given_up = self.collector.retry(reasons, self._store.failed_attempts(self.run))
-        self._kept.restore(self.collector.how.settled)
         for failure in given_up:  # all processes that collect the run read the same failure
             self._store.write_result(self.run, failure)
         again = self._kept.count_attempts(again) if again else []

@@ -232,11 +232,9 @@ class HeldJob:
         """
 
         def put_back(pipe: Pipeline) -> None:
-            self._worker.cleanup_execution(self.job, pipe, self._execution)
+            self._worker.cleanup_execution(self.job, pipe, self._execution)  # ends the renewal of the lease
             enqueue(self.queue, self.job, pipe, at_front=True)
 
-        # this worker no longer renews the lease, even if another worker already has the job
-        self._worker.executions.pop(self._execution.id, None)
         self._move(put_back)
 
     def finish(self, write: Callable[[Pipeline], object]) -> None:
