@@ -86,7 +86,8 @@ def _pairs(queue: QueueState, runs: Iterable[RunState], chunk_pairs: float) -> i
         if run.rows is not None and (run.quiet_seconds < limit or (jobs and not queue.workers))
     ]
     pairs = [max((run.rows or 0) - run.rows_done, 0) for run in active]
-    # not known: how many jobs of a request wait (at most its pairs), and whose jobs have started
+    # The number of a request's waiting jobs is unknown, but is at most the number of pairs left. It is also
+    # unknown which runs the started jobs belong to.
     waiting = sum(
         run.waiting if priority_of(run.id) == "bulk" else left
         for run, left in zip(active, pairs, strict=True)

@@ -144,7 +144,7 @@ def _callback(on_bytes: Callable[[int], None]) -> Any:
 
 
 def reference(text: str, noun: str = "VERSION") -> Reference:
-    """The version or alias that a command line names; raises `InputError` if `text` is not of this form."""
+    """The version or alias that a command line names; raises `InputError` if `text` is not NAME@TAG."""
     if not has_tag(text):
         raise InputError(f"{text} is not of the form NAME@{noun}")
     return parse_reference(text)

@@ -269,7 +269,7 @@ def _model_at_home(model: str) -> str:
 
 
 def _absolute(path: str) -> str:
-    return path if _is_absolute(path) else os.path.abspath(expanded(path))  # noqa: PTH100 -- also of globs
+    return path if _is_absolute(path) else os.path.abspath(expanded(path))  # noqa: PTH100 -- paths may be globs
 
 
 class FileOrder(WireModel):

@@ -73,8 +73,8 @@ def move(
     """
     connection: Any = client
     wanted = connection.pipeline()
-    # The commands are made before the loop holds a connection, because `do` may need another one, which may
-    # be dead and cost its timeout.
+    # `do` may wait for the timeout of a dead connection, so it is called before the loop, which holds another
+    # connection.
     do(wanted)
     wanted.zrem(key, holder)
     while True:
@@ -93,7 +93,7 @@ def move(
             except (redis.ConnectionError, redis.TimeoutError):
                 if not pipe.watching:  # the client has already waited for the server as long as it may
                     raise
-                # A connection was lost, and redis-py has tried only once to get another one to end the WATCH.
+                # The connection and its WATCH are lost, and redis-py has tried only once to connect again.
                 pipe.watching = False
 
 

@@ -33,7 +33,7 @@ OURS = "rankmill"
 RQ = ("rq.worker", "rq.job")
 """Loggers to which RQ's command line gives handlers of their own."""
 
-_ids: ContextVar[Mapping[str, str | int]] = ContextVar("ids", default={})  # noqa: B039  # is never changed
+_ids: ContextVar[Mapping[str, str | int]] = ContextVar("ids", default={})  # noqa: B039 -- it is never changed
 
 
 @contextmanager

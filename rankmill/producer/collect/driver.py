@@ -163,7 +163,7 @@ class RunDriver:
             self._close_source()
             raise
         self._spool.close()
-        if not self._kept.is_brief:  # the next command of a brief run tells whether it exists
+        if not self._kept.is_brief:  # `end` looks for the note, too, and a brief run saves a command
             with self._at_redis():
                 self._check_notes()
         if why := self._kept.end(collector):
@@ -371,7 +371,7 @@ class RunDriver:
         self._retry({piece: reasons.get(piece, "it was lost") for piece in missing})
 
     def _retry(self, reasons: Mapping[ChunkId, str]) -> None:
-        """Submit pieces, perhaps again. A piece without an attempt left fails with its reason."""
+        """Submit pieces that have no job. A piece without an attempt left fails with its reason."""
         if not reasons:
             return
         again, given_up = self.collector.retry(reasons, self._store.failed_attempts(self.run))

@@ -92,7 +92,7 @@ class LiveRun:
         return None
 
     def restore(self, settled: Settled) -> None:
-        """Store the run on the server, perhaps again, with what is settled."""
+        """Write what the server lacks of the run, and what is settled."""
         self.store.restore(self.run)
         if any(settled):
             self.store.settle(self.run, settled, over=True)

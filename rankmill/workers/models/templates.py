@@ -41,7 +41,7 @@ steps.
 
 _TIMES, _BESIDE = 4, 1 << 14
 """A prompt has at most 4 times as many characters as `_size` counts for its messages, and 16,384 more,
-because each row has a prompt.
+so that the prompts of a chunk's rows do not fill the memory.
 """
 
 _FIRST_SECONDS, _PROMPT_SECONDS = 10.0, 0.02

@@ -300,7 +300,8 @@ class ChunkScorer:
             try:
                 claim.run = run = run.model_copy(update={"spec": self._pinned(run.spec)})
             except WorkerError as error:
-                # only this run is refused: its model, which a `WorkerError` would refuse, is not known
+                # A `WorkerError` would refuse the model, which is not known. A `SpecError` refuses only the
+                # run.
                 raise SpecError(str(error)) from None
         self._refusals.check(weights_key(self.spec(run)))
 
@@ -410,7 +411,8 @@ class ChunkScorer:
             try:
                 engine = self._engines.get(spec)
             except WorkerError as error:
-                # only this run is refused, because this host may have what another run settles on
+                # A `SpecError` refuses only this run, because this host may have what other runs of the
+                # model settle on.
                 raise SpecError(str(error)) from None
             own = engine.model.backend.precision
             if settled.precision not in {None, own}:
