@@ -34,6 +34,13 @@ class DeviceLost(Exception):
     """The process can no longer use the device; another process must do the work."""
 
 
+def is_panic(error: BaseException) -> bool:
+    """Whether an error is a panic of a package in Rust, such as tokenizers; such an error is not an
+    `Exception`.
+    """
+    return type(error).__name__ == "PanicException"
+
+
 class Pending(Protocol):
     """A forward that is in progress."""
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from rankmill.jobs.contract.errors import RowFault, SpecError, too_long
 from rankmill.jobs.contract.wire import MAX_CHUNK_BYTES, MAX_TEXT_CHARS, names_of_texts, text_fault
-from rankmill.workers.backends.base import DeviceLost, Logits
+from rankmill.workers.backends.base import DeviceLost, Logits, is_panic
 from rankmill.workers.batches.planner import Rows
 from rankmill.workers.batches.tokens import Tokens
 from rankmill.workers.models.loading import Model
@@ -197,7 +197,9 @@ def bisect(rows: Rows, run: Callable[[Rows], None], broken: Callable[[int, str],
         run(rows)
     except (DeviceLost, SpecError):
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not (isinstance(error, Exception) or is_panic(error)):
+            raise
         if len(rows) == 1:
             broken(int(rows[0]), f"{type(error).__name__}: {' '.join(str(error).split())}")
             return

@@ -25,6 +25,7 @@ from tokenizers import Tokenizer
 from rankmill.jobs.cache import Locked, lock, read_json, strangers
 from rankmill.jobs.runtime.installation import install_line
 from rankmill.jobs.system import system
+from rankmill.workers.backends.base import is_panic
 from rankmill.workers.batches.tokens import Tokens
 from rankmill.workers.host.disk_cache import digest, try_to_keep
 from rankmill.workers.models.tokenizer_proof import (
@@ -131,7 +132,7 @@ class FastTexts:
             tokens = self._mixed(texts, odd) if odd else fast_tokens(self._fast, texts)
             wrong = self._differing(texts, tokens)
         except BaseException as error:
-            if not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):
+            if not (isinstance(error, Exception) or is_panic(error)):
                 raise
             wrong = f"{type(error).__name__}: {error}"
         if wrong is None:

@@ -21,7 +21,14 @@ from rankmill.jobs.model_files import model_folder
 from rankmill.jobs.system import system
 from rankmill.workers.backends.alone import Alone
 from rankmill.workers.backends.auto import BackendChoice, backends, choose_backend
-from rankmill.workers.backends.base import Backend, DeviceLost, Logits, ModelFiles, OutOfMemory
+from rankmill.workers.backends.base import (
+    Backend,
+    DeviceLost,
+    Logits,
+    ModelFiles,
+    OutOfMemory,
+    is_panic,
+)
 from rankmill.workers.backends.families import first_position
 from rankmill.workers.backends.speed import Combination
 from rankmill.workers.models.activation import Activation, activation
@@ -323,8 +330,7 @@ def one_line(spec: ScoreSpec) -> Iterator[None]:
     except (RankmillError, OutOfMemory, DeviceLost, MemoryError):
         raise
     except BaseException as error:
-        of_rust = type(error).__name__ == "PanicException"  # raised by tokenizers and safetensors
-        if not (isinstance(error, Exception) or of_rust):
+        if not (isinstance(error, Exception) or is_panic(error)):
             raise
         raise SpecError(_cannot_load(spec, error)) from error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from rankmill.jobs.contract.errors import ConfigError, SpecError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import Backend, DeviceLost, Logits, OutOfMemory, Pending
 from rankmill.workers.backends.torch.backend import TorchForward
-from rankmill.workers.batches.tokens import Batch
+from rankmill.workers.batches.tokens import Batch, Tokens
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.probing import ids_of
 from rankmill.workers.engine.work import prepare
@@ -233,6 +233,23 @@ def test_the_neighbours_of_a_row_that_breaks_the_model_are_scored(tiny_model: Pa
     assert scored.errors == {77: "model: RuntimeError: poison in the batch"}
     assert np.isfinite(scored.scores).sum() == 255
     assert backend.forwards <= 2 * 8 + 1  # 256 rows: logarithmic, not 256
+
+
+def test_a_text_on_which_the_tokenizer_panics_costs_only_its_row(tiny_model: Path) -> None:
+    class PanicException(BaseException):  # as PyO3 names it
+        pass
+
+    def panics(queries: Sequence[str], passages: Sequence[str] | None = None) -> Tokens:
+        if passages and "the moon" in passages:
+            raise PanicException("index out of bounds")
+        return real.model.tokenizer(queries, passages)
+
+    real = engine(tiny_model)
+    passages = ["a cat"] * 5 + ["the moon"] + ["a dog"] * 6
+    tokenizer: Any = panics
+    work = prepare(replace(real.model, tokenizer=tokenizer), ["q"] * 12, passages)
+    assert work.scored.errors == {5: "tokenizer: PanicException: index out of bounds"}
+    assert work.left == 11
 
 
 class Cut:
