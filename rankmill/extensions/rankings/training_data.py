@@ -111,9 +111,8 @@ def text_keys(source: AnyPath | Corpus, ids: pd.DataFrame) -> TextKeys | None:
     keys = [(np.zeros(0, np.uint64), np.zeros(0, np.uint64))]  # because the file may have no rows
     for batch in _text_batches(source, columns):
         keys.append((_hashes(batch[columns[0]]), _hashes(batch[columns[1]])))
-    lacking = np.zeros(
-        len(ids) - sum(len(part) for part, _ in keys), np.uint64
-    )  # for passages that are judged, but are not in the file
+    # judged passages that are not in the file have rows of `ids`, too
+    lacking = np.zeros(len(ids) - sum(len(part) for part, _ in keys), np.uint64)
     return TextKeys(*(_apart(np.concatenate([*side, lacking])) for side in zip(*keys, strict=True)))
 
 

@@ -358,7 +358,7 @@ class RunStore:
             pipe.execute()
 
     def _note(self, pipe: Pipeline, run: Run, progress: Progress) -> None:
-        # only if the key exists (xx), because the run may have been cancelled meanwhile
+        # `xx` writes only over an existing key: the run may have been cancelled meanwhile
         pipe.set(keys.progress(run.id), progress.written(), ex=run.ttl, xx=True)
 
     def row_errors(self, run_id: str) -> tuple[list[RowError], int]:

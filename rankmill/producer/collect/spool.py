@@ -102,7 +102,7 @@ class Spool:
         try:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
-            start = 0  # after the loop, the start of the first gap that is large enough
+            start = 0  # the loop moves this to the first gap that is large enough
             for place, size in sorted(self._on_disk.values()):
                 if start + len(written) <= place:
                     break

@@ -110,7 +110,8 @@ def calibrate(request: Mapping[str, Any]) -> dict[str, Any]:
     OSError
         The folder cannot be written.
     """
-    # with all labels, because another choice is refused with options that quantize does not have
+    # Without `all_labels`, a model with several outputs is refused with an error that names --label, an
+    # option that quantize does not have.
     spec = ScoreSpec.model_validate({**request["spec"], "precision": "fp32", "all_labels": True})
     settings = load_settings()
     loaded = load(spec, "cpu", "openvino", settings.cache_dir, ModelCopies(settings))
