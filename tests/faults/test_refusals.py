@@ -390,6 +390,8 @@ def test_a_refusal_counts_until_its_worker_tries_again(server: Server) -> None:
     b.take_back(run)
     assert c.record(run, "no room", seconds=60, ttl=60) == {"c": "no room"}
     assert all(server.client.ttl(key) > 0 for key in server.client.scan_iter(f"rankmill:run:{run}:refus*"))
+    assert a.record("gone", "no hub", seconds=60, ttl=60) == {"a": "no hub"}
+    assert not list(server.client.scan_iter("rankmill:run:gone*"))  # nobody would delete it
 
 
 def test_a_run_that_has_begun_ends_when_all_refuse_it_for_a_lease(

@@ -198,6 +198,11 @@ def test_a_chunk_goes_back_to_the_queue_when_its_pause_is_over(store: RunStore, 
     enqueue_due(queue, time.time())
     assert waiting_jobs(store.redis, run.queue) == [keys.job_id(run.id, 0)]
     assert not store.redis.zcard(queue.scheduled_job_registry.key)
+    pause_after_a_failure(store, run, 0)
+    hour_ahead = time.time() + 3600  # the server's clock has jumped back since
+    store.redis.zadd(queue.scheduled_job_registry.key, {keys.job_id(run.id, 0): hour_ahead})
+    enqueue_due(queue, time.time())
+    assert waiting_jobs(store.redis, run.queue) == [keys.job_id(run.id, 0)]
 
 
 def test_missing_chunks_are_those_without_a_living_job(store: RunStore, run: Run) -> None:

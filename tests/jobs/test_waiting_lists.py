@@ -22,6 +22,7 @@ from rankmill.jobs.contract.run import Run, new_run
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.protocol.set_aside import set_aside
 
 BOTH: tuple[Priority, Priority] = ("request", "bulk")
 
@@ -364,6 +365,9 @@ def test_a_damaged_job_or_a_foreign_id_stops_nobody(store: RunStore, queue: Orde
     store.redis.lpush(queue.key, b"\xff\xfe", "x-1")
     found = [taken_raw for _ in range(5) if (taken_raw := queue.take(BOTH).job_id)]
     assert set(found) == {b"\xff\xfe", b"x-1", *(f"{run.id}-{chunk}".encode() for chunk in range(3))}
+    for raw_id in found:
+        set_aside(queue, raw_id, "it is damaged")
+    assert not store.redis.lrange(queue.intermediate_queue_key, 0, -1)  # so none is put back
 
 
 def test_taking_a_job_costs_the_same_however_many_wait(store: RunStore, queue: OrderedQueue) -> None:
