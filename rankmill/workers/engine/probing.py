@@ -85,9 +85,10 @@ class Probed:
         """Logits ``[probes, outputs]`` for each of several sets of batches, which are those that the engine
         plans, batches of very different lengths, and some short probes by themselves.
 
-        If rows share prefixes, one more batch has rows that begin alike. The planned batches are scored again
-        with their rows in the other order, and several times if rows are packed. NaN stands for a probe that
-        was not scored. `time` is told how long the batches take, and that `then` more seconds follow.
+        If all batches must have rows of equal lengths, there are also batches of such probes. If rows share
+        prefixes, one more batch has rows that begin alike. The planned batches are scored again with their
+        rows in the other order, and several times if rows are packed. NaN stands for a probe that was not
+        scored. `time` is told how long the batches take, and that `then` more seconds follow.
         """
         tokens = self._tokens
         order = np.argsort(-tokens.lengths, kind="stable")
@@ -98,6 +99,9 @@ class Probed:
         # turned batches have the shapes of the planned ones, and their rows in the other order
         turned = [[rows[::-1] for rows in planned], planned]
         batches = [planned, unlike, [*alone]]
+        if self._way == "equal":  # of the batches above, only pieces of one length are scored, in turn
+            several = np.flatnonzero(np.bincount(tokens.lengths) > 1)
+            batches.append([np.flatnonzero(tokens.lengths == length) for length in several])
         if self._model.backend.shares_prefixes and tokens.groups is not None and len(self._rows):
             _, of, members = np.unique(tokens.groups, return_inverse=True, return_counts=True)
             # a backend shares prefixes only if that saves enough, as it does with these groups
