@@ -5,13 +5,14 @@ The newest are last. Breaks of the product found some, as seeds have their like 
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rankmill.jobs.contract.priority import Priority, Tenant
 from tests.simulation.cluster import POISON, Pair, Submitted
 from tests.simulation.faults import Fault
-from tests.simulation.scenario import Scenario
+from tests.simulation.scenario import THEMES, Scenario
 
 
 @dataclass(frozen=True)
@@ -325,7 +326,10 @@ KEPT = (
           Fault(10.0, "kill_producer"), workers=(0.1,), chunk_size=4),
     Kept("A worker that no longer listened to the bell heard a request's ring, and had no room for it: "
          "another, which had, came to the request when it looked, up to a second later.",
-         "77cd716a", Scenario.drawn(371)),
+         "77cd716a", THEMES["calls"](Scenario.drawn(371, themed=False), random.Random("theme 371"))),
+    _kept("A chunk fails three times and then not. That its attempt has failed must be told before its job "
+          "is put back, which counts the attempt. A break found this.",
+          "a break", _run(3, 1.0, "live", "bulk"), seed=3, workers=(0.05,), chunk_size=4, stumbles=3),
     _kept("A request of two chunks rang once, and who heard it had room for one of them.", "405ea39d",
           _run(120, 1.0, "detached", "bulk"), *(_run(40, 5.0, "requests") for _ in "ab"),
           seed=4, workers=(0.1, 0.3), chunk_size=4, settings=(("claim_ahead", 8), ("token_budget", 128))),
