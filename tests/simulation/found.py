@@ -12,7 +12,7 @@ from typing import Any
 from rankmill.jobs.contract.priority import Priority, Tenant
 from tests.simulation.cluster import POISON, Pair, Submitted
 from tests.simulation.faults import Fault
-from tests.simulation.scenario import THEMES, Scenario
+from tests.simulation.scenario import THEMES, Scenario, outage, suspects
 
 
 @dataclass(frozen=True)
@@ -327,6 +327,11 @@ KEPT = (
     Kept("A worker that no longer listened to the bell heard a request's ring, and had no room for it: "
          "another, which had, came to the request when it looked, up to a second later.",
          "77cd716a", THEMES["calls"](Scenario.drawn(371, themed=False), random.Random("theme 371"))),
+    Kept("The server is away for longer than a lease: live workers keep their chunks. A break found this.",
+         "a break", outage(Scenario.drawn(13, themed=False), random.Random("theme 13"))),
+    Kept("Rows that kill their worker, among chunks that cannot be split: each must be alone when tried "
+         "again. A break found this.",
+         "a break", suspects(Scenario.drawn(14, themed=False), random.Random("theme 14"))),
     _kept("A chunk fails three times and then not. That its attempt has failed must be told before its job "
           "is put back, which counts the attempt. A break found this.",
           "a break", _run(3, 1.0, "live", "bulk"), seed=3, workers=(0.05,), chunk_size=4, stumbles=3),

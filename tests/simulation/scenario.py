@@ -66,7 +66,7 @@ _REPORTS = "rankmill:worker:"
 _BY_NAME = 0.1
 """Share of the seeds with a job by name."""
 
-_TURNS = 17
+_TURNS = 15
 """Of so many seeds in a row each theme has one; the others have none."""
 
 SETTLING_SECONDS = 60.0
@@ -310,7 +310,7 @@ def _killing(it: Scenario, dice: random.Random, kills: int = 1, chunk: int = 4) 
     return _quiet(it, dice, [0.05, 0.05], run, faults=faults, chunk_size=chunk)
 
 
-def _suspects(it: Scenario, dice: random.Random) -> Scenario:
+def suspects(it: Scenario, dice: random.Random) -> Scenario:
     """Several such rows in chunks that cannot be split: deaths by others may not count as theirs."""
     return _killing(it, dice, kills=4, chunk=1)
 
@@ -326,7 +326,7 @@ def _calls(it: Scenario, dice: random.Random) -> Scenario:
     return _quiet(it, dice, speeds, bulk, *calls, ahead=dice.choice([4, 8]), budget=128)
 
 
-def _outage(it: Scenario, dice: random.Random) -> Scenario:
+def outage(it: Scenario, dice: random.Random) -> Scenario:
     """A server that is away, or takes no writes, for longer than a lease, or whose clock jumps, in a run."""
     kind = dice.choice(["restart", "load", "no_replicas", "full", "server_clock"])
     run = _long(dice, dice.choice(["live", "detached", "file parquet"]))
@@ -365,8 +365,6 @@ THEMES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
         _killing,
         _calls,
         _one_can,
-        _outage,
-        _suspects,
     )
 }
 """What a scenario may be about, by name."""
