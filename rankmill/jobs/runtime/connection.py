@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import NoBackoff
-from redis.client import Pipeline
 from redis.connection import parse_url
 from redis.retry import Retry
 
@@ -76,34 +75,6 @@ class WaitingPool(redis.BlockingConnectionPool):
         return connection
 
 
-def of_command(error: Exception, command: Iterable[Any]) -> Exception:
-    """The error, with the command that was refused, so that `redis_errors` names its key."""
-    error.command = tuple(command)  # type: ignore[attr-defined]
-    return error
-
-
-class NamingPipeline(Pipeline):
-    """A pipeline whose errors have the refused command (`of_command`)."""
-
-    def annotate_exception(self, exception: Exception, number: int, command: Iterable[Any]) -> None:
-        command = tuple(command)
-        super().annotate_exception(of_command(exception, command), number, command)  # type: ignore[no-untyped-call]
-
-
-class NamingRedis(redis.Redis):
-    """A client whose errors have the refused command (`of_command`)."""
-
-    def execute_command(self, *args: Any, **options: Any) -> Any:
-        try:
-            return super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
-        except redis.ResponseError as error:
-            of_command(error, args)
-            raise
-
-    def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Pipeline:
-        return NamingPipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
-
-
 def connect(url: str, wait_seconds: float) -> redis.Redis:
     """Make a client for `url` after a server there has answered; parameters as in `client_for`.
 
@@ -155,7 +126,7 @@ def client_for(url: str, wait_seconds: float) -> redis.Redis:
         The URL is malformed or has an option that changes replies, or a certificate that it names cannot be
         read.
     """
-    return NamingRedis.from_pool(pool_for(url, Patience(wait_seconds)))
+    return redis.Redis.from_pool(pool_for(url, Patience(wait_seconds)))
 
 
 def pool_for(url: str, patience: Patience) -> WaitingPool:

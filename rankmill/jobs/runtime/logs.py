@@ -76,7 +76,6 @@ def set_up(level: LogLevel, form: LogFormat, **ids: str | int) -> None:
         logger.handlers.clear()
         logger.propagate = True
         logger.setLevel(logging.INFO if chosen <= logging.DEBUG else max(chosen, logging.WARNING))
-        logger.addFilter(_name_error)
 
 
 def write_json() -> None:
@@ -194,16 +193,6 @@ class _Json(logging.Formatter):
         if record.exc_info:
             line["exception"] = mask_passwords(self.formatException(record.exc_info))
         return shown_json(json.dumps(line, ensure_ascii=False))
-
-
-def _name_error(record: logging.LogRecord) -> bool:
-    """Put an error into RQ's line in place of its traceback, because RQ logs one if Redis refuses to end a
-    job.
-    """
-    if record.exc_info and (error := record.exc_info[1]):
-        record.msg, record.args = f"{record.getMessage()} ({type(error).__name__}: {error})", ()
-        record.exc_info = None
-    return True
 
 
 def _note_ids(record: logging.LogRecord, ids: Mapping[str, str | int]) -> bool:

@@ -202,23 +202,7 @@ def redis_errors() -> Iterator[None]:
         reason = cannot_serve(error)
         if reason:
             raise RedisUnavailable(f"Redis cannot serve: {reason}") from None
-        raise RedisFailed(f"Redis has refused a command: {_reply(error)[1]}{_way_out(error)}") from None
-
-
-def _way_out(error: redis.RedisError) -> str:
-    """Which keys may have a value of another type, and what to do; empty for other errors."""
-    command = getattr(error, "command", ("",))
-    name, *words = (
-        word.decode(errors="replace") if isinstance(word, bytes) else str(word) for word in command
-    )
-    if not words or not _reply(error)[1].startswith(("WRONGTYPE", "ERR value is not")):
-        return ""
-    if name in {"EVAL", "EVALSHA"}:
-        words = words[2 : 2 + int(words[1])]
-    elif "STREAMS" in words:
-        words = words[words.index("STREAMS") + 1 :]
-    either = f"one of {', '.join(words)}" if name.startswith("EVAL") and len(words) > 1 else words[0]
-    return f"; {either} has a value of another type: delete that key, and try again"
+        raise RedisFailed(f"Redis has refused a command: {_reply(error)[1]}") from None
 
 
 def each_reply(client: redis.Redis, commands: Sequence[tuple[Any, ...]]) -> list[Any]:

@@ -19,7 +19,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.client import Pipeline
 
-from rankmill.jobs.runtime.connection import WaitingPool, of_command, pool_for
+from rankmill.jobs.runtime.connection import WaitingPool, pool_for
 from rankmill.jobs.runtime.in_time import TcpConnection, TlsConnection, UnixConnection
 from rankmill.jobs.runtime.patience import Patience, end_of_command
 from rankmill.jobs.runtime.sentinel import MasterConnection, MasterFinder, TlsMasterConnection
@@ -158,7 +158,7 @@ class LoopRedis(redis.Redis):
     async def _send(self, command: Command) -> list[Any]:
         (reply,) = replies = await self.line.send([command])
         if isinstance(reply, Exception):
-            raise of_command(reply, command)
+            raise reply
         return replies
 
     def read_reply(self, reply: Any, command: Command, options: dict[str, Any]) -> Any:
@@ -228,9 +228,9 @@ class LoopPipeline(Pipeline):
                 raise next((reply for reply in queued if isinstance(reply, Exception)), replies)
         else:
             replies = await self._client.line.send(stack)
-        for reply, command in zip(replies, stack, strict=True):
-            if raise_on_error and isinstance(reply, Exception):
-                raise of_command(reply, command)
+        failed = [reply for reply in replies if isinstance(reply, Exception)]
+        if failed and raise_on_error:
+            raise failed[0]
         return [
             reply if isinstance(reply, Exception) else self._client.read_reply(reply, args, options)
             for reply, (args, options) in zip(replies, commands, strict=True)
