@@ -86,8 +86,9 @@ def _faults(cluster: Snapshot) -> Iterator[ClusterFault]:
         )
     if cluster.memory:
         yield from _of_memory(cluster.memory)
+    lost = {queue for worker in cluster.workers if worker.state == "lost" for queue in worker.queues}
     for queue in cluster.queues:
-        yield from _of_queue(queue)
+        yield from _of_queue(queue, has_lost=queue.name in lost)
     for seen in cluster.extensions.values():
         yield from seen.faults()
     for run in cluster.runs:
@@ -131,9 +132,9 @@ def _of_memory(memory: ServerMemory) -> Iterator[ClusterFault]:
         )
 
 
-def _of_queue(queue: QueueState) -> Iterator[ClusterFault]:
-    # no worker is left to put back what dead ones had; a draining worker finishes its own
-    waits = queue.waiting + (0 if queue.drained else queue.started)
+def _of_queue(queue: QueueState, *, has_lost: bool) -> Iterator[ClusterFault]:
+    # once RQ has forgotten dead workers, only their chunks tell of them; a draining worker finishes its own
+    waits = queue.waiting + (0 if has_lost or queue.drained else queue.started)
     if waits and not queue.workers:
         whom = "all workers are drained" if queue.drained else "no workers"
         start = f"start some with score-workers --queue {shlex.quote(queue.name)}"
