@@ -168,7 +168,7 @@ def by_itself(batches_per_second: float) -> dict[str, Any]:
         for stage in STAGES:
             with metrics.stage(stage):
                 pass
-        metrics.count_scored(run, result, datetime.now(UTC))
+        metrics.count_scored(run, "bulk", result, datetime.now(UTC), ())
 
     batch = cpu_seconds(count, 5000)
     report = cpu_seconds(

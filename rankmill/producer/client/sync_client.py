@@ -600,7 +600,10 @@ class Client:
         """
         choice = self._names.choice(str(spec.get("model", self.settings.model)))
         options: dict[str, Any] = {**spec, "priority": priority, "deadline": deadline, "tenant": tenant}
-        if choice is None or choice.only:
+        if choice is None:
+            return self._start(pairs, columns, **options)
+        if choice.only:  # the name may stand for something else when the run starts
+            options["model"] = choice.only
             return self._start(pairs, columns, **options)
         return self._start_split(choice, pairs, columns, **options)
 

@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.samples import Sample
 
 from rankmill.jobs.contract.errors import RowFault
-from rankmill.jobs.contract.priority import priority_of
+from rankmill.jobs.contract.priority import Priority
 from rankmill.jobs.contract.results import ChunkScores
 from rankmill.jobs.contract.run import Run
 from rankmill.jobs.contract.wire import outputs
@@ -176,7 +176,7 @@ def count_chunk(outcome: str) -> None:
 
 
 def count_scored(
-    run: Run, result: ChunkScores, submitted: datetime | None, faults: Iterable[RowFault] = ()
+    run: Run, priority: Priority, result: ChunkScores, submitted: datetime | None, faults: Iterable[RowFault]
 ) -> None:
     """Count a scored chunk, the `faults` of its rows, and its latency since `submitted`, if that is known."""
     count_chunk("scored")
@@ -185,14 +185,14 @@ def count_scored(
     seconds = None if submitted is None else max(system.now() - submitted.timestamp(), 0.0)
     if seconds is not None:
         latency.observe(seconds)
-        if priority_of(run.id) == "request":
+        if priority == "request":
             request_latency.observe(seconds)
     if run.inputs == "tokens":
         return  # the scores are token counts
     model = (run.spec.model, result.stats.revision or "")
     scores, labels = result.scores.drop_null(), outputs(result.scores)
     numbers = (scores.flatten() if labels else scores).to_numpy(zero_copy_only=False)
-    by_model.count(model, priority_of(run.id), numbers, seconds, labels or 1)
+    by_model.count(model, priority, numbers, seconds, labels or 1)
 
 
 class _CpuUse:

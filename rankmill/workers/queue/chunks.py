@@ -27,7 +27,7 @@ from rankmill.jobs.contract.errors import (
 )
 from rankmill.jobs.contract.job import asks_for_row_tokens
 from rankmill.jobs.contract.keys import ChunkId
-from rankmill.jobs.contract.priority import priority_of
+from rankmill.jobs.contract.priority import Priority, priority_of
 from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats, used_by
 from rankmill.jobs.contract.run import Run, Settled, settled_by
 from rankmill.jobs.contract.spec import ScoreSpec, in_precision, weights_key
@@ -107,8 +107,8 @@ class ChunkClaim:
         return self.job.chunk[1]
 
     @property
-    def _is_request(self) -> bool:
-        return priority_of(self.run_id) == "request"
+    def priority(self) -> Priority:
+        return priority_of(self.run_id)
 
     def load(self) -> Run | None:
         """Read the run; ``None`` if it is gone. The few pairs of a request are read too.
@@ -118,7 +118,7 @@ class ChunkClaim:
         WireError, InputError
             The run cannot be read.
         """
-        if self._is_request:
+        if self.priority == "request":
             self.run, self._payload = self.store.load_with(self.run_id, self.chunk)
         else:
             self.run = self.store.load(self.run_id)
@@ -136,7 +136,7 @@ class ChunkClaim:
             The rows cannot be read.
         """
         payload, self._payload = self._payload, None
-        if not self._is_request:
+        if self.priority == "bulk":
             payload = self.store.payload(run, self.chunk)
         return None if payload is None else decode_rows(payload, run.inputs)
 
@@ -146,7 +146,7 @@ class ChunkClaim:
 
         A request of one chunk needs no agreement, because no other chunk could be scored differently.
         """
-        if self._is_request and (self.chunk, rows) == (0, run.rows):
+        if self.priority == "request" and (self.chunk, rows) == (0, run.rows):
             return mine
         return self.store.settle(run, mine)
 
@@ -350,7 +350,7 @@ class ChunkScorer:
         rows = len(claim.work.scored.scores)
         logger.debug("claimed %d rows", rows)
         claim.forward = tracing.begin("forward", claim.span, rows=rows)
-        self._pipeline.put(claim.engine, claim.work, answer, priority_of(claim.run_id), whole=whole)
+        self._pipeline.put(claim.engine, claim.work, answer, claim.priority, whole=whole)
 
     def _fetch(self, claim: ChunkClaim) -> None:
         """Fetch and tokenize a chunk into ``claim.engine`` and ``claim.work``, if its scores are wanted."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rankmill.jobs.contract.priority import Priority, priority_of
+from rankmill.jobs.contract.priority import Priority
 from rankmill.jobs.system import system
 from rankmill.workers.engine.pipeline import PriorityTurns
 
@@ -67,8 +67,7 @@ class ClaimOrder:
     def saw(self, waiting: int, workers: int) -> None:
         self._waiting, self._workers = waiting, max(workers, 1)
 
-    def began(self, run_id: str, pairs: int) -> None:
-        priority = priority_of(run_id)
+    def began(self, run_id: str, priority: Priority, pairs: int) -> None:
         self._turns.took(priority, pairs)
         self._refused.pop(run_id, None)
         if priority == "bulk":

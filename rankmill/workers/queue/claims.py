@@ -289,7 +289,7 @@ class Claims:
         if claim.run is None or claim.work is None:
             self._pipeline.answer(partial(self._answer, claim, None))
             return
-        self._order.began(claim.run.id, len(claim.work.scored.scores))
+        self._order.began(claim.run.id, claim.priority, len(claim.work.scored.scores))
         self._accept(claim.run)
 
     def _accept(self, run: Run) -> None:
@@ -373,7 +373,7 @@ class Claims:
                 assert claim.work
                 self._remember(claim)
                 faults = claim.work.scored.faults.values()
-                metrics.count_scored(claim.run, result, claim.job.created_at, faults)
+                metrics.count_scored(claim.run, claim.priority, result, claim.job.created_at, faults)
                 logger.debug("scored %d rows in %.2f s", len(result.scores), result.stats.seconds)
             elif result is None:
                 metrics.count_chunk("dropped")

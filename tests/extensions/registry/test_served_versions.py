@@ -16,6 +16,7 @@ from rankmill.extensions.registry.aliases import NotWarm, promote
 from rankmill.extensions.registry.documents import Alias, Reference, target_of
 from rankmill.extensions.registry.store import RegistryStore
 from rankmill.extensions.registry.versions import VersionStore
+from rankmill.jobs import model_names
 from rankmill.jobs.contract.errors import RankmillError
 from rankmill.jobs.protocol.worker_report import SCORING_FIELD, WorkerReport, announce_worker
 from rankmill.jobs.runtime.settings import load_settings
@@ -117,6 +118,28 @@ def test_an_alias_a_split_and_a_shadow_answer_as_their_versions(
         assert f"rankmill_gateway_model_pairs_total{{{labels}}}" in counted
         assert f"rankmill_gateway_model_latency_seconds_count{{{labels}}}" in counted
     assert 'rankmill_gateway_model_score_bucket{le="+Inf",model="reranker@v2"' in counted
+
+
+def test_an_alias_that_is_split_while_a_run_starts_stands_for_what_it_was(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_names, "_FRESH_SECONDS", 0.0)
+    for seed in range(2):
+        put_version(tmp_path, make_bert(tmp_path / f"model-{seed}", seed=seed), "reranker")
+    registry, live = RegistryStore(str(tmp_path)), Reference("reranker", "live")
+
+    def stands_for(versions: dict[str, float]) -> None:
+        registry.write_alias(live, Alias(now=target_of(versions, shadow=None, by="a test", at=1.0)))
+
+    class Pairs(list[tuple[str, str]]):
+        def __len__(self) -> int:
+            stands_for({"v1": 0.5, "v2": 0.5})
+            return super().__len__()
+
+    stands_for({"v1": 1.0})
+    run = Client(server.url, registry=str(tmp_path), model="reranker@live").begin(Pairs([("q", "p")]))
+    assert run.model == "reranker@v1"
+    run.cancel()
 
 
 def test_an_alias_stays_if_a_worker_ends_before_it_has_loaded_the_version(

@@ -28,7 +28,7 @@ from rankmill.cluster.snapshot import read_cluster
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import ConfigError, RunCancelled
 from rankmill.jobs.contract.job import Payload
-from rankmill.jobs.contract.priority import Priority, Tenant, run_id_of_request
+from rankmill.jobs.contract.priority import Priority, Tenant, priority_of, run_id_of_request
 from rankmill.jobs.contract.run import new_run
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
@@ -127,7 +127,8 @@ def test_what_a_worker_has_refused_it_leaves_alone_and_then_takes_last(
     put(store, "bulk" if by_name else kind, "b", 1)  # it was refused lately, and comes after all others
     assert looks("request", "bulk") not in {"", refused}
     assert looks("request", "bulk") == refused  # it tries again
-    looks.order.began(keys.parse_job_id(refused)[0] if not by_name else "rone-by-name", 1)  # type: ignore[index]
+    run_id = keys.parse_job_id(refused)[0] if not by_name else "rone-by-name"  # type: ignore[index]
+    looks.order.began(run_id, priority_of(run_id), 1)
     assert not looks.order.refused_lately
 
 

@@ -43,7 +43,7 @@ def test_a_request_comes_before_the_next_bulk_batch_whatever_was_before(
 
 def test_a_worker_claims_no_more_bulk_work_than_its_part() -> None:
     order = ClaimOrder(100_000)
-    order.began(new_run_id("bulk"), 1000)
+    order.began(new_run_id("bulk"), "bulk", 1000)
     order.saw(2, workers=3)
     assert order.kinds(0, 1000, hungry=False) == ["request"]
     assert order.kinds(0, 600, hungry=False) == ["request", "bulk"]
@@ -62,9 +62,9 @@ def test_a_run_that_a_worker_gives_back_comes_after_all_others(
     monkeypatch.setattr(system, "monotonic", lambda: now[0])
     order = ClaimOrder(100)
     order.refused("aa")
-    order.began("bb", 10)
+    order.began("bb", "bulk", 10)
     assert (order.left_alone, order.refused_lately) == (["aa"], ["aa"])
-    order.began("aa", 10)  # it can score it now
+    order.began("aa", "bulk", 10)  # it can score it now
     order.refused("bb")
     assert (order.left_alone, order.refused_lately) == (["bb"], ["bb"])
     now[0] = 1.5
