@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.formats.base import ROW, text_of, undictionaried
 from rankmill.producer.files.formats.jsonl import JSONL
-from rankmill.producer.files.formats.parquet import PARQUET
+from rankmill.producer.files.formats.parquet import PARQUET, far_second, in_milliseconds
 from rankmill.producer.files.formats.text import (
     cannot_be_text,
     far_time,
@@ -127,28 +127,26 @@ def _with(schema: pa.Schema, kept: Sequence[str], added: Sequence[tuple[pa.Field
 def _check_times(source: PairSource, target: AnyPath, form: OutputFormat, kept: Sequence[str]) -> None:
     """Raise `InputError` if the output has a time that cannot be written to its format."""
     own = form.of(target)
-    if ROW in kept:
+    if ROW in kept or not (own.is_text or own is PARQUET):
         return
     kinds = {name: undictionaried(source.schema.field(name).type) for name in kept}
-    if own is PARQUET:  # seconds become milliseconds
-        names = [name for name, kind in kinds.items() if "timestamp[s" in str(kind)]
-    elif own.is_text:
-        if own is not JSONL:  # JSON Lines is the only text format with nested columns
-            kinds = {name: kind for name, kind in kinds.items() if not pa.types.is_nested(kind)}
-        names = [
-            name for name, kind in kinds.items() if without_times(kind) != kind and not cannot_be_text(kind)
-        ]
+    if own.is_text:
+        far, bad, way_out = far_time, "text", ".parquet"
+        # JSON Lines is the only text format with nested columns
+        fitting = [name for name, kind in kinds.items() if own is JSONL or not pa.types.is_nested(kind)]
+        fitting = [name for name in fitting if not cannot_be_text(kinds[name])]
+        names = [name for name in fitting if without_times(kinds[name]) != kinds[name]]
     else:
-        return
+        far, bad, way_out = far_second, "Parquet", ".arrow"
+        names = [name for name, kind in kinds.items() if in_milliseconds(kind) != kind]
     first = 0
     for batch in source.select(names) if names else ():
         for name in names:
             try:
-                row = far_time(undictionary(batch[name]))
+                row = far(undictionary(batch[name]))
             except pa.ArrowInvalid as error:
                 raise InputError(f"{target}: the times of column {name!r}: {text_of(error)}") from None
             if row is not None:
-                bad, way_out = ("Parquet", ".arrow") if own is PARQUET else ("text", ".parquet")
                 raise InputError(
                     f"{target}: row {first + row} (counted from 0): column {name!r} holds a time that {bad} "
                     f"cannot hold, as its year is too far away; name an output that ends in {way_out}"

@@ -512,6 +512,17 @@ def test_seconds_beyond_parquet_s_milliseconds_and_unknown_zones_are_named(tmp_p
         scored(tmp_path / "o.arrow", opened(tmp_path / "a.arrow"))
 
 
+@pytest.mark.parametrize("zone", [None, "No/Where"])
+def test_parquet_has_the_times_that_only_text_cannot_hold(tmp_path: Path, zone: str | None) -> None:
+    seconds = [0, 2**50]  # a year that Arrow does not print
+    column = pa.array(seconds, pa.timestamp("s", zone))
+    batch = pa.record_batch({"query": ["q"] * 2, "passage": ["p"] * 2, "x": column})
+    with pa.ipc.new_file(tmp_path / "a.arrow", batch.schema) as file:
+        file.write(batch)
+    output = scored(tmp_path / "o.parquet", opened(tmp_path / "a.arrow"))
+    assert pq.read_table(output)["x"].cast(pa.int64()).to_pylist() == [1000 * second for second in seconds]
+
+
 def test_text_that_is_not_utf_8_is_named_for_json(tmp_path: Path) -> None:
     bad = pa.array([b"\xff"]).view(pa.string())
     pq.write_table(pa.table({"query": ["q"], "passage": ["p"], "x": bad}), tmp_path / "a.parquet")

@@ -262,7 +262,7 @@ def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _plain_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    for step in (_mapped(column.type, _without_view), kind):  # Arrow does not take texts of views at once
+    for step in (mapped_type(column.type, _without_view), kind):  # Arrow does not take texts of views at once
         column = column if column.type == step else column.cast(step)
     if pa.types.is_dictionary(kind) and column.dictionary.null_count:
         return column.dictionary_decode().dictionary_encode().cast(kind)
@@ -270,9 +270,9 @@ def _plain_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    kind = _mapped(kind, _without_view)
+    kind = mapped_type(kind, _without_view)
     is_category = pa.types.is_dictionary(kind) and is_text(kind) and not pa.types.is_null(kind.value_type)
-    return kind if is_category else _mapped(kind, undictionaried)
+    return kind if is_category else mapped_type(kind, undictionaried)
 
 
 def _without_view(kind: pa.DataType) -> pa.DataType:
@@ -286,11 +286,11 @@ def undictionaried(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def _mapped(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+def mapped_type(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
     """The type with `change` applied to the types inside of structs, maps and lists, or to itself."""
 
     def mapped(field: pa.Field) -> pa.Field:
-        return field.with_type(_mapped(field.type, change))
+        return field.with_type(mapped_type(field.type, change))
 
     if pa.types.is_struct(kind):
         return pa.struct([mapped(field) for field in kind])

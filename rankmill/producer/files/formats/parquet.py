@@ -17,6 +17,7 @@ from rankmill.producer.files.formats.base import (
     Survey,
     check_types,
     count_rows,
+    mapped_type,
     plain_batch,
     plain_schema,
     text_of,
@@ -133,6 +134,30 @@ def _reading(path: AnyPath) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: damaged Parquet data: {text_of(error)}; get the file again") from None
+
+
+def in_milliseconds(kind: pa.DataType) -> pa.DataType:
+    """The type with milliseconds in place of seconds in its times, at any depth, as Parquet has them."""
+    return mapped_type(kind, _in_milliseconds)
+
+
+def _in_milliseconds(kind: pa.DataType) -> pa.DataType:
+    return pa.timestamp("ms", kind.tz) if pa.types.is_timestamp(kind) and kind.unit == "s" else kind
+
+
+def far_second(column: pa.Array) -> int | None:
+    """The first row with a time in seconds that Parquet cannot hold, because its milliseconds do not fit into
+    64 bits; otherwise ``None``.
+    """
+
+    def fits(rows: pa.Array) -> bool:
+        try:
+            rows.cast(in_milliseconds(rows.type))
+        except pa.ArrowInvalid:
+            return False
+        return True
+
+    return None if fits(column) else next(row for row in range(len(column)) if not fits(column.take([row])))
 
 
 PARQUET = Format((".parquet", ".pq"), ParquetReader, ParquetWriter, is_text=False)

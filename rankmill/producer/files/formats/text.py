@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.formats.base import undictionaried
+from rankmill.producer.files.formats.base import mapped_type, undictionaried
 
 
 class TextWriter:
@@ -119,22 +119,14 @@ def refuse(schema: pa.Schema, name: str, is_bad: Callable[[pa.DataType], bool]) 
 
 def without_times(kind: pa.DataType) -> pa.DataType:
     """The type with text in place of times, and integers in place of durations, at any depth."""
+    return mapped_type(kind, _without_time)
+
+
+def _without_time(kind: pa.DataType) -> pa.DataType:
     kind = undictionaried(kind)
     if pa.types.is_temporal(kind):
         return pa.int64() if pa.types.is_duration(kind) else pa.string()
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(without_times(field.type)) for field in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(without_times(kind.key_type), without_times(kind.item_type))
-    for is_list, make in _LISTS:
-        if is_list(kind):
-            return make(without_times(kind.value_type))
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(without_times(kind.value_type), kind.list_size)
     return kind
-
-
-_LISTS = ((pa.types.is_list, pa.list_), (pa.types.is_large_list, pa.large_list))
 
 
 def cannot_be_text(kind: pa.DataType) -> bool:
