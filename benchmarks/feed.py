@@ -11,11 +11,11 @@ A score-file, a server and one or more workers work as always. The texts are tok
 tokenizer, and batches are put together, planned and sent to a device. As a GPU would, the device answers
 after a given time for each token, while the host prepares the next batch. With ``--launches``, the forward's
 thread spends the given CPU time for each launch of a batch, outside of Python's lock, and takes the lock
-again after each, as PyTorch's operations do. The command prints the pairs a second from the call of score-
-file to the finished file, with processes, model and tokenizer ready before. It also prints the CPU time for a
-pair of each process and of the busiest thread, which is the limit if there are enough cores. A file's pairs
-are repeated, with a number before each passage, so no two are the same. A fast tokenizer library, if one is
-installed, is proven before, as on a host that knows the tokenizer; ``--slow`` leaves it out.
+again after each, as PyTorch's operations do. The command prints the pairs a second from the call of
+score-file to the finished file, with processes, model and tokenizer ready before. It also prints the CPU time
+for a pair of each process and of the busiest thread, which is the limit if there are enough cores. A file's
+pairs are repeated, with a number before each passage, so no two are the same. A fast tokenizer library, if
+one is installed, is proven before, as on a host that knows the tokenizer; ``--slow`` leaves it out.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("--launches", type=int, default=0, help="of each batch")
     parser.add_argument("--launch-us", type=float, default=0.0, help="CPU time of a launch, in µs")
     parser.add_argument("--token-budget", type=int, default=65536, help="padded tokens in a batch")
-    parser.add_argument("--workers", type=int, default=1, help="that share the device")
+    parser.add_argument("--workers", type=int, default=1, help="processes that share the device")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of a worker")
     parser.add_argument("--switch-us", type=float, default=0.0, help="to find races; 0: Python's interval")
     parser.add_argument("--slow", action="store_true", help="tokenize by tokenizers alone")

@@ -181,8 +181,8 @@ class ClusterMetrics(Collector):
         """
         with self._lock:
             reports = {worker.name: worker.report for worker in cluster.workers if worker.report}
-            known = self._reports or {}
-            for name, report in reports.items() if self._reports is not None else ():
+            known = reports if self._reports is None else self._reports
+            for name, report in reports.items():
                 before = known.get(name)
                 is_same = before is not None and before.started == report.started
                 for field in _COUNTED:

@@ -600,12 +600,11 @@ class Client:
         """
         choice = self._names.choice(str(spec.get("model", self.settings.model)))
         options: dict[str, Any] = {**spec, "priority": priority, "deadline": deadline, "tenant": tenant}
-        if choice is None:
-            return self._start(pairs, columns, **options)
-        if choice.only:  # the name may stand for something else when the run starts
+        if choice and not choice.only:
+            return self._start_split(choice, pairs, columns, **options)
+        if choice:  # the name may stand for something else when the run starts
             options["model"] = choice.only
-            return self._start(pairs, columns, **options)
-        return self._start_split(choice, pairs, columns, **options)
+        return self._start(pairs, columns, **options)
 
     def _start(
         self,

@@ -163,9 +163,8 @@ class OutputFormat:
 
 def check_target(path: AnyPath, form: OutputFormat) -> None:
     """Check that a file can be written at `path`; raises `InputError` if not."""
-    check_replaceable(
-        path.with_name(errors_name(path.name))
-    )  # first, because the longest name may be too long
+    # the list of errors comes first, because its name is the longest, and may be too long
+    check_replaceable(path.with_name(errors_name(path.name)))
     if path.is_dir():
         raise InputError(f"{path} is a directory; name a file with -o, or add --rows-per-part")
     check_replaceable(path)

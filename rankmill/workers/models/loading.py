@@ -50,7 +50,7 @@ class LastProbes:
     All specs of the model share this object, so that the probes are scored once for all of them.
     """
 
-    at: float = field(default_factory=lambda: system.monotonic())  # noqa: PLW0108 (a simulation replaces it)
+    at: float = field(default_factory=lambda: system.monotonic())  # noqa: PLW0108 -- a simulation replaces it
     errors_since: bool = False
 
 

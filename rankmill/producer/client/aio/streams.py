@@ -56,9 +56,8 @@ class Streams:
         """The entries of a stream after entry `after`; this waits up to `seconds` for the first one, and
         returns an empty list if none comes.
         """
-        if (
-            stream in self._waiting
-        ):  # another task waits for this run, perhaps for results after another entry
+        # another task may wait for this run, for results after another entry
+        if stream in self._waiting:
             return _found(await self._client.xread({stream: after}, block=math.ceil(1000 * seconds)))
         future: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
         self._waiting[stream] = after, future
