@@ -30,7 +30,7 @@ class Alone(Backend):
     Parameters
     ----------
     backend
-        The model, loaded from `ModelFiles` with ``alone``.
+        The model, loaded from `ModelFiles` whose ``alone`` is true.
     kind
         The backend's `BackendKind`.
     """
@@ -51,7 +51,8 @@ class Alone(Backend):
                 lanes = self._lanes
                 started.append(lanes.submit(self._score, row) if lanes else self._backend.submit(row))
         except Exception:
-            with suppress(Exception):  # these rows must end before other forwards begin
+            # wait for the rows that have begun, so that no later forward runs beside them
+            with suppress(Exception):
                 RowForwards(started).result()
             raise
         return RowForwards(started)
@@ -90,14 +91,17 @@ def _lanes(count: int) -> Executor:
     for waiting in [lanes.submit(all_started.wait) for _ in range(count)]:
         waiting.result()
     if torch := sys.modules.get("torch"):
-        torch.set_num_threads(threads())  # the number holds for threads that begin later
+        torch.set_num_threads(threads())  # threads that begin later get this number; the lanes keep 1
     return lanes
 
 
 def _without_help() -> None:
-    """Keep PyTorch's operators in the calling thread; other libraries read their setting when they load."""
+    """Make PyTorch compute in the calling thread only. Other libraries are told to do so when they load a
+    model.
+    """
     if torch := sys.modules.get("torch"):
-        torch.get_num_threads()  # without this call, PyTorch would set another number later
+        # at its first call PyTorch sets a default number, which must not replace the 1
+        torch.get_num_threads()
         torch.set_num_threads(1)
 
 

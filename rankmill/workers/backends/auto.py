@@ -45,7 +45,7 @@ def backends() -> dict[str, BackendKind]:
 class BackendChoice:
     """The backend and the precision that run a model.
 
-    ``int8_gain`` is how many times as fast int8 would be, if it is available here and was measured.
+    ``int8_gain`` is the speed of int8 divided by that of ``precision``; ``None`` if it was not measured.
     """
 
     backend: str
@@ -85,9 +85,12 @@ def choose_backend(
 ) -> BackendChoice:
     """Choose the backend and precision for a model.
 
-    On a CPU ``auto`` measures speeds, and never chooses int8. Where int8 is measured, the precision ``int8``
-    means a kind that is worth it, or else what ``auto`` would choose. On a GPU ``auto`` takes the first of
-    `backends` that can run the model, and fp32 only if no other precision is possible.
+    On a CPU ``auto`` measures speeds, and never chooses int8. On a GPU ``auto`` takes the first of `backends`
+    that can run the model, and fp32 only if no other precision is possible.
+
+    The precision ``int8`` means the first kind of int8 of a backend. If the speeds of the kinds are measured,
+    it means one that is enough faster than what ``auto`` would choose. If no kind is, the choice of ``auto``
+    is returned.
 
     Parameters
     ----------
@@ -104,10 +107,10 @@ def choose_backend(
     plain
         As in `BackendKind.obstacle`.
     without
-        Combinations that are not to be used, because they score this model wrongly or cannot run it.
+        Pairs of backend and precision that are not to be used, because they score this model wrongly or
+        cannot run it.
     alone
-        Whether the model is to be deterministic, so that the choice of int8 must not depend on measured
-        speeds.
+        Whether the model is to be deterministic. The kind of int8 then does not depend on measured speeds.
 
     Raises
     ------
@@ -191,7 +194,9 @@ def _choose(
 
 
 def _precisions(precision: str, device: str, kind: BackendKind) -> list[str]:
-    """The precisions that the setting allows for a backend on a device, as results name them."""
+    """The precisions that the setting allows for a backend on a device. For ``int8`` these are the backend's
+    kinds of int8.
+    """
     supported = kind.precisions.get(device, ())
     if precision == "int8":
         return list(kind.int8())

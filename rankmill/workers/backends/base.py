@@ -115,7 +115,8 @@ class ModelFiles:
     alone
         Whether to compute each row by itself on one thread (`rankmill.workers.backends.alone`).
     copies
-        Digests of the cached files that were loaded instead of the model's; the backend adds these digests.
+        Digests of cached files. A backend that loads such a file instead of the model's own adds its digest
+        here.
     """
 
     source: str | Path
@@ -214,7 +215,9 @@ class Rounding(NamedTuple):
 
 
 def is_rounded(precision: str) -> bool:
-    """Whether linear layers compute in 8 or 4 bits, so that a backend's `Rounding` applies."""
+    """Whether linear layers compute in 8 or 4 bits in this precision. If so, the backend's `Rounding`
+    applies.
+    """
     return precision == "fp8" or precision.startswith("int")
 
 
@@ -222,8 +225,8 @@ def is_rounded(precision: str) -> bool:
 class BackendKind:
     """Describes a backend, without importing the backend's packages.
 
-    An entry point of ``rankmill.backends`` names a `BackendKind`, whose module must import nothing heavy; the
-    functions below may.
+    An entry point of ``rankmill.backends`` names a `BackendKind`. The module that contains it must import
+    nothing heavy; the functions below may.
 
     Attributes
     ----------
@@ -246,10 +249,10 @@ class BackendKind:
     register
         Adds model types that transformers lacks; called before a model's config is read.
     families
-        Model types for whose plain classifiers the backend has modules; ``None`` if it runs any network.
+        Model types that the backend can run, as classifiers with one output. ``None`` if it runs any network.
     measured
-        Model types whose plain classifiers run as fast as `timed_layer` says; ``None`` means all. ``auto``
-        takes the backend for other models only if no other backend scores them correctly.
+        Model types whose classifiers with one output run as fast as `timed_layer` says; ``None`` means all
+        models. For a model whose speed `timed_layer` does not tell, ``auto`` prefers other backends.
     machines
         Machines that the backend runs on, as `platform.machine` names them; empty means any.
     timed_layer
@@ -259,16 +262,16 @@ class BackendKind:
     timed
         Precisions that `timed_layer` accepts, if the backend supports them.
     rounding
-        How the backend rounds to 8 and 4 bits. The proof rounds transformers' model like the backend, to see
-        how far rounded scores may be off.
+        How the backend rounds to 8 and 4 bits. Transformers' model is rounded in this way too, to find out
+        how far rounded scores may be off (`rankmill.workers.engine.proving`).
     int8
-        Returns the kinds of int8 that this CPU supports; ``int8`` means the first one unless speeds are
-        measured. Each way to compute in 8 bits has a name of its own.
+        Returns the names of the ways to compute in 8 bits that this CPU supports (kinds of int8). ``int8``
+        means the first one unless speeds are measured.
     concurrent
         Whether several threads may call `Backend.submit` at the same time; each computes in its own thread.
     lacks
-        Returns what this machine lacks for a device and precision, besides `packages`; called only if these
-        are installed.
+        Returns what this machine lacks for a device and a precision, or ``None``. It is called only if
+        `packages` are installed.
     """
 
     name: str

@@ -30,11 +30,13 @@ from rankmill.workers.batches.layout import check_counts
 from rankmill.workers.host.model_file import check_files, check_headers, checkpoint, read_json
 
 _MODULES = 20
-"""Most modules of a network for each weight of its checkpoint; a usual network has one or two."""
+"""A network may have this many modules for each tensor of its checkpoint, and 1,000 more; a usual one has one
+or two for each.
+"""
 
 _BUFFERS_BESIDE = 1 << 26
-"""A network's buffers may have this many numbers more than twice those of its checkpoint, because the network
-computes some buffers itself, such as masks.
+"""A network's buffers may hold twice as many numbers as its checkpoint, and this many more, because some
+buffers are computed, such as masks.
 """
 
 _BUFFERS = ("position_ids", "token_type_ids")
@@ -54,7 +56,7 @@ def check_size(kind: Any, source: str | Path, revision: str | None, config: Any)
         A model of the hub does not fit into the memory of this host.
     """
     files = checkpoint(source, revision)
-    if isinstance(source, str):  # a directory's files were checked when it was found
+    if isinstance(source, str):  # `locate` has checked the files of a directory
         check_headers(files, source)
     shapes = [shape for file in files for shape in _shapes(file)]
     saved = sum(map(prod, shapes))
@@ -80,8 +82,8 @@ _PACKED = 16
 
 @contextmanager
 def _at_most(modules: int, source: str | Path) -> Iterator[None]:
-    """Refuse a network with more than this many `modules` while it is made, because millions of empty modules
-    take minutes and memory.
+    """Raise a `SpecError` as soon as the ``with`` block makes more than `modules` modules, because millions
+    of empty modules take minutes and memory.
     """
     count = 0
 
@@ -140,7 +142,7 @@ def check_names(source: str | Path, model: Any, report: dict[str, Any]) -> None:
 def _is_foreign(name: str, model: Any) -> bool:
     """Whether an unexpected weight belongs to the model's body or its head.
 
-    A checkpoint may also contain heads for other tasks, and a pooler that this head does not read.
+    Other unexpected weights are harmless: heads for other tasks, and a pooler that this head does not read.
     """
     modules = {path for path, _ in model.named_modules()}
     parent, body = name, model.base_model_prefix
@@ -266,7 +268,7 @@ def load_pretrained(kind: Any, source: str | Path, revision: str | None, config:
             revision=revision or "main",
             config=config,
             dtype=torch.float32,
-            # with None, transformers chooses, because some families (DeBERTa) have no sdpa
+            # None lets transformers choose: some families (DeBERTa) have no sdpa
             attn_implementation="sdpa" if config.model_type in TRACEABLE else None,
             use_safetensors=True,
             trust_remote_code=False,

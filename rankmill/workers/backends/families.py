@@ -8,7 +8,9 @@ BERT_LIKE = frozenset({"bert", "camembert", "distilbert", "electra", "roberta", 
 """BERT and similar families, whose classifiers read only the first token."""
 
 TRACEABLE = BERT_LIKE | {"modernbert"}
-"""Families whose plain classifiers `rankmill.workers.backends.traceable` traces with masks of its own."""
+"""Families whose classifiers with one output are traced with masks that `rankmill.workers.backends.traceable`
+makes.
+"""
 
 POSITIONS_AFTER_PADDING = frozenset(
     {"camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm",
@@ -22,7 +24,8 @@ def reads_first_token(config: Any) -> bool:
     match config.model_type:
         case "modernbert":
             return getattr(config, "classifier_pooling", None) == "cls"
-        case "deberta-v2":  # with only one layer, the convolution after it reads all tokens
+        # a convolution over all tokens follows the first layer, which must not be the last
+        case "deberta-v2":
             return config.num_hidden_layers > 1 or not getattr(config, "conv_kernel_size", 0)
         case kind:
             return kind in BERT_LIKE
@@ -32,5 +35,5 @@ def first_position(config: Any) -> int:
     """The position id of a row's first token."""
     if config.model_type not in POSITIONS_AFTER_PADDING:
         return 0
-    # MPNet's code takes 1 for this id, whatever the config says
+    # MPNet's code takes 1 as the padding id, whatever the config says
     return 1 + (1 if config.model_type == "mpnet" else int(config.pad_token_id))

@@ -106,7 +106,8 @@ class _ModernBertLayer(LastLayer):
         **options: Any,
     ) -> torch.Tensor:
         if packed is not None and self.layer.attn.sliding_window is not None:
-            # The kernel for packed rows would take a row's only query for its last token.
+            # The kernel for packed rows would place the window wrongly: it takes a row's only query for its
+            # last token.
             whole = {"position_embeddings": position_embeddings, "packed": packed, **options}
             return packed.first(self.layer(hidden, attention_mask, **whole))
         layer, whole, width = self.layer, self.layer.attn.Wqkv, hidden.shape[2]
@@ -224,11 +225,11 @@ class _DebertaLayer(LastLayer):
     def _positions(
         self, query: torch.Tensor, key: torch.Tensor, relative: torch.Tensor, places: torch.Tensor
     ) -> torch.Tensor:
-        """Scores of the first token's query against relative positions, and of the keys against the first
-        token's position.
+        """The part of the first token's attention that depends on relative positions,
+        ``[rows, heads, 1, tokens]``.
 
-        Shape ``[rows, heads, 1, tokens]``; `relative` is ``[1, tokens, tokens]``, and `places` is
-        ``[2 * span, width]``.
+        `relative` has the relative position of each pair of tokens, ``[1, tokens, tokens]``. `places` has an
+        embedding for each relative position, ``[2 * span, width]``.
         """
         inner, heads = self.layer.attention.self, query.shape[1]
         span, share = inner.pos_ebd_size, inner.share_att_key

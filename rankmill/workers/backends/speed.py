@@ -31,10 +31,10 @@ INT8: Mapping[str, tuple[int, str]] = {
     "int8-128": (128, "fp32"),
     "int8-128-bf16": (128, "bf16"),
 }
-"""Kinds of int8, the most exact first, each with the number of inputs that share a scale and the precision of
-the rest of the model. ``auto`` never chooses int8. Other group sizes are left out: with VNNI, groups of 32
-are only 1.1 times as fast as bf16. Groups of 192, 384 or a whole row are not faster than groups of 128, and
-have a Spearman below 0.9985.
+"""Kinds of int8, the most exact first. Each has the number of inputs that share a scale (a group), and the
+precision of the rest of the model. ``auto`` never chooses int8. Other sizes of groups are left out: with
+VNNI, groups of 32 are only 1.1 times as fast as bf16. Groups of 192, 384 or a whole row are not faster than
+groups of 128, and rank worse (Spearman below 0.9985).
 """
 
 _WORTH_INT8 = 1.15
@@ -74,16 +74,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Speeds:
-    """Billions of operations per second and thread, for each combination. ``steady`` says whether the rounds
-    agreed.
+    """Billions of operations per second and thread, for each combination. ``steady`` is false if the machine
+    was busy.
     """
 
     gflops: Mapping[Combination, float]
     steady: bool = True
 
     def fastest(self, among: Iterable[Combination]) -> Combination | None:
-        """The fastest measured combination in `among`. Of combinations that count as equally fast, the most
-        exact one is taken, and of several such ones the first.
+        """The fastest measured combination in `among`; ``None`` if none was measured. If several count as
+        equally fast, the most exact one is returned; if several are equally exact too, the first of them.
         """
         measured = [choice for choice in among if choice in self.gflops]
         enough = max((self.gflops[choice] for choice in measured), default=0.0) / _TIE
@@ -105,7 +105,7 @@ class Speeds:
         return max(finest, key=lambda kind: speeds[kind], default=None)
 
     def int8_gain(self, over: Combination) -> float | None:
-        """How many times as fast as `over` int8 is; ``None`` if one of the two was not measured."""
+        """The speed of int8 divided by that of `over`; ``None`` if one of the two was not measured."""
         int8_speeds = {choice: speed for choice, speed in self.gflops.items() if choice[1] in INT8}
         if not int8_speeds or not self.gflops.get(over):
             return None

@@ -66,8 +66,8 @@ _MASKED = -10_000.0
 class Traceable(nn.Module):
     """A module from ids, mask and, if the model has them, types to logits ``[rows]``.
 
-    The classifier gets a finished attention mask, because transformers' own way to make one depends on the
-    values of the plain mask, which a trace cannot follow.
+    The classifier gets a finished attention mask. Transformers would make one by code that depends on the
+    values of `mask`, and a trace does not contain such code.
 
     Parameters
     ----------

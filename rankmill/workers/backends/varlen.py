@@ -26,7 +26,9 @@ PACKED = "rankmill_packed"
 KERNEL_DTYPES = (torch.float16, torch.bfloat16)
 
 _ASKS_FOR_GROUPS = "enable_gqa" in signature(varlen_attn).parameters
-"""Whether the kernel must be told that keys have fewer heads: PyTorch 2.12 requires it, 2.11 does not."""
+"""Whether the kernel must be told that keys have fewer heads than queries: PyTorch 2.12 requires it, 2.11
+does not.
+"""
 
 _WITHOUT_EFFECT = frozenset(
     {"dropout", "deterministic", "output_attentions", "position_ids", "token_type_ids", "use_cache"}
@@ -135,7 +137,7 @@ def packed_attention(
     if packed.keys is not None:
         states[1:] = [tensor[packed.keys] for tensor in states[1:]]
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    # transformers counts the token itself too
+    # transformers' window includes the token itself
     reach = -1 if sliding_window is None else sliding_window - 1
     seen = _varlen(
         states, packed.starts, packed.key_starts, packed.longest, packed.longest_keys,
@@ -183,8 +185,8 @@ def varlen_reference(
 
 
 def _within(queries: int, keys: int, window: tuple[int, int], device: torch.device) -> torch.Tensor | None:
-    """The keys that each query sees, if the last query stands at the last key; ``None`` if every query sees
-    all.
+    """Whether each query sees each key, ``[queries, keys]``; ``None`` if every query sees all. The last query
+    has the position of the last key.
     """
     if window == (-1, -1):
         return None

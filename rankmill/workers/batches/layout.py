@@ -115,7 +115,7 @@ def read_layout(source: str | Path, revision: str | None, config: Any) -> ModelL
 
 
 _MOST_LABELS, _MOST_REPEATED = 1 << 14, 1000
-"""Most outputs of a model, and most layers or other repeated parts."""
+"""Most outputs of a model, and most repetitions of one of its parts, such as layers."""
 
 _LONGEST_PROMPT = 1 << 14
 """Most characters of a model's own prompt, which is added to every row."""

@@ -1,4 +1,6 @@
-"""Cuts the rows of one work, or of all waiting works, into batches by their lengths."""
+"""Cuts rows into batches by their lengths. Rows come in works: a work is, for example, the rows of a
+chunk.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,7 @@ def plan_batches(
 
 
 class WaitingRows(Generic[Owner]):
-    """Waiting rows of several pieces of work, which are cut into batches together.
+    """Waiting rows of several works, which are cut into batches together.
 
     Small requests share batches, and a batch has rows of similar length. The next batch always contains rows
     of the oldest work, so no row waits forever.
@@ -128,8 +130,8 @@ class WaitingRows(Generic[Owner]):
         groups: npt.ArrayLike | None = None,
         packed: bool = False,
     ) -> None:
-        """Add the rows of `work`, with their lengths in tokens; the limits hold for all rows that are cut
-        from now on.
+        """Add the rows of `work`, with their lengths in tokens. The limits hold for all rows that are cut
+        from now on, also for those of earlier works.
 
         With `mixed_batches`, only works that together make at most that many batches are cut together, the
         oldest first; younger works wait until fewer than two batches are left. So works end one after the
@@ -176,8 +178,8 @@ class WaitingRows(Generic[Owner]):
             yield self.take()
 
     def _cut_next(self) -> None:
-        """Cut the next work if few batches are left, and further works as long as they fit into mixed
-        batches.
+        """Cut the next work if few batches are left. Cut further works with it, as long as all together make
+        at most `mixed_batches` batches (`add`).
         """
         while self._behind:
             few = len(self._batches) < self._ahead

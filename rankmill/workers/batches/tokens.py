@@ -64,7 +64,8 @@ class Tokens:
 
     @cached_property
     def costs(self) -> Ids:
-        """Tokens that each row adds to a batch that keeps rows with a shared prefix together, shape ``[n]``.
+        """Number of tokens that each row adds to a batch, ``[n]``, if the rows that share a prefix are in one
+        batch.
 
         A shared prefix is computed once, but its keys and values take memory in every row.
         """
@@ -149,8 +150,8 @@ def in_a_row(rows: Sequence[list[int]]) -> Tokens:
 
 
 def sharing(tokens: Tokens, prefixes: Sequence[str]) -> Tokens:
-    """The same rows with ``groups`` and ``shared``. `prefixes` has a text for each row; rows with equal texts
-    share the tokens that they all begin with.
+    """Add ``groups`` and ``shared`` to `tokens`. `prefixes` has a text for each row: rows with equal texts
+    are a group, and share the tokens that all of them begin with.
     """
     shared = np.zeros_like(tokens.lengths)
     together: dict[str, list[int]] = {}
@@ -185,8 +186,8 @@ def pieces_of(numbers: TokenIds, starts: Ids, lengths: Ids) -> TokenIds:
     """Pick pieces of an array and join them; piece ``i`` is ``numbers[starts[i] : starts[i] + lengths[i]]``.
 
     Arrow copies each piece at once, as bytes and without Python's lock. Arrow is several times as fast as
-    numpy with an index for each number. In Arrow's array, the pieces are at the odd places; nothing reads
-    what is between them.
+    numpy with an index for each number. The items of Arrow's array are, in turn, a part between pieces and a
+    piece; only the pieces are read.
     """
     bounds = np.stack([starts, starts + lengths], axis=1).ravel()
     offsets = np.concatenate([[0], bounds, [len(numbers)]]) * numbers.itemsize
@@ -224,8 +225,8 @@ def rows_alone(batch: Batch) -> Iterator[Batch]:
 def cut_batch(batch: Batch, most: int) -> list[BatchPiece]:
     """Cut a batch into up to `most` pieces of about equal work, the longest rows first.
 
-    Every row is in exactly one piece; a small batch is one piece. The pieces of a batch that is cut do not
-    keep its groups.
+    Every row is in exactly one piece; a small batch is one piece. If the batch is cut, its pieces have no
+    ``groups``.
 
     >>> mask = np.repeat([[1, 0, 0], [1, 1, 1], [1, 1, 0]], 200, axis=1)
     >>> [piece.rows.tolist() for piece in cut_batch(Batch.padded(mask, None, mask), 2)]
@@ -238,7 +239,8 @@ def cut_batch(batch: Batch, most: int) -> list[BatchPiece]:
 
 
 def padded_lengths(lengths: Ids, most: int) -> Ids:
-    """Number of tokens, with padding, of each row of a batch that `cut_batch` cuts, shape ``[n]``.
+    """Number of tokens of each row with padding, ``[n]``, if `cut_batch` cuts the batch into up to `most`
+    pieces.
 
     >>> padded_lengths(np.array([200, 600, 400]), 1).tolist()
     [600, 600, 600]
@@ -262,8 +264,8 @@ def _pieces(lengths: Ids, most: int) -> list[Rows]:
 
 
 def _even(lengths: list[int], pieces: int) -> list[int]:
-    """The numbers of rows of up to `pieces` pieces, so that the heaviest piece has as few padded tokens as
-    possible; rows are sorted by length.
+    """How many rows each of up to `pieces` pieces gets, so that the heaviest piece has as few padded tokens
+    as possible. `lengths` begin with the longest row.
     """
     low, high = 1, len(lengths) * lengths[0]
     while low < high:
@@ -276,7 +278,7 @@ def _even(lengths: list[int], pieces: int) -> list[int]:
 
 
 def _filled(lengths: list[int], tokens: int) -> list[int]:
-    """The number of rows of each piece, if every piece is filled up to `tokens` padded tokens."""
+    """How many rows each piece gets if it takes rows until it has `tokens` padded tokens; at least one."""
     sizes, start = [], 0
     while start < len(lengths):
         sizes.append(min(max(tokens // lengths[start], 1), len(lengths) - start))

@@ -21,7 +21,7 @@ _DTYPES = {"fp32": mx.float32, "fp16": mx.float16, "bf16": mx.bfloat16}
 _BITS = {"int8": 8, "int4": 4}
 
 _GROUP = 32
-"""The smallest number of weights that MLX lets share a scale; it is taken because the models are small."""
+"""Number of weights that share a scale: the smallest that MLX allows, because the models are small."""
 
 _FINENESS = 16
 """Shapes are rounded up by at most 1/16, so that MLX compiles for only a few shapes."""
@@ -208,8 +208,8 @@ _NAMES = [
     (r"pooler\.dense|classifier\.dense|pre_classifier", "dense"),
     (r"classifier\.out_proj|classifier", "out"),
 ]
-"""Patterns that are applied in order, to turn transformers' names of weights, without prefix, into those of
-`_Classifier`.
+"""Patterns and replacements that turn transformers' names of weights into those of `_Classifier`. They are
+applied in this order, to names without the model's prefix.
 """
 
 
@@ -225,8 +225,8 @@ def _weights(classifier: Any) -> list[tuple[str, mx.array]]:
 
 
 def _is_quantized(path: str, module: nn.Module) -> bool:
-    """Whether MLX quantizes a module, which holds for the matrices of layers and for the word embeddings, if
-    their rows divide evenly into groups.
+    """Whether a module is quantized: a matrix of a layer or the word embeddings, if `_GROUP` divides the
+    length of its rows.
     """
     large = (isinstance(module, nn.Linear) and path.startswith("layers")) or path == "words"
     return large and module.weight.shape[-1] % _GROUP == 0

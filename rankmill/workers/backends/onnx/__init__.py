@@ -9,8 +9,8 @@ from rankmill.workers.backends.families import TRACEABLE
 from rankmill.workers.host.device import int8_overflows, threads
 
 _INT8 = ("int8-dynamic", "int8-dynamic-7bit")
-"""Dynamic quantization with weights of 8 and of 7 bits. On CPUs without VNNI, sums of 8-bit products can
-overflow, but sums of 7-bit products never do, so these are the same on every CPU.
+"""Dynamic quantization with weights of 8 and of 7 bits. On CPUs without VNNI, sums of products can overflow
+with 8 bits, but not with 7. So 7 bits give the same sums on every CPU.
 """
 
 

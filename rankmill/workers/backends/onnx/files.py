@@ -84,10 +84,13 @@ def export(module: Any, example: Mapping[str, Any], output: str, file: Path) -> 
 
 
 def _quantize(whole: Path, final: Path, precision: str) -> None:
-    """Quantize matrices to 8 bits; their inputs are quantized when the model runs (dynamic quantization)."""
+    """Quantize the weights of matrix products to 8 or 7 bits. The other inputs of the products are quantized
+    when the model runs (dynamic quantization).
+    """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    logging.getLogger().disabled, before = True, logging.getLogger().disabled  # hides useless advice
+    # to hide its advice to change the model first
+    logging.getLogger().disabled, before = True, logging.getLogger().disabled
     try:
         quantize_dynamic(
             whole,

@@ -55,8 +55,9 @@ KIND = BackendKind(
     timed_layer=_timed_layer,
     timed=("fp32", "bf16", *INT8),
     lacks=_lacks,
-    # The proof rounds more coarsely than OpenVINO, with one scale for each row, because two ways to round in
-    # groups differ by more than twice the error of each.
+    # The proof rounds transformers' model with one scale for a whole row, more coarsely than OpenVINO, which
+    # has a scale for each group. With groups the proof would allow too little: two ways to round in groups
+    # differ by more than twice the error of each.
     rounding=Rounding(weights=ROW, inputs=ROW),
-    int8=lambda: ("int8-128", "int8-64"),  # the kinds with bf16 are left out, because not every CPU has it
+    int8=lambda: ("int8-128", "int8-64"),  # not the kinds with bf16: not every CPU has bf16
 )

@@ -30,8 +30,8 @@ class OpenVinoBackend(Backend):
         ``fp32``, ``bf16`` or a kind of `INT8`. With a kind of `INT8` the graph's weights have 8 bits, and
         inputs are quantized when the model runs. The attribute `precision` says what the CPU really uses.
     alone
-        Whether each request is computed on one thread, with as many requests at the same time as the worker
-        has threads.
+        Whether each request is computed on one thread. As many requests as the worker has threads then run at
+        the same time.
     """
 
     name = "openvino"
@@ -54,7 +54,9 @@ class OpenVinoBackend(Backend):
         self._idle: list[Any] = []
 
     def submit(self, batch: Batch) -> OpenVinoForward:
-        """Begin a forward in OpenVINO's own threads, in up to all streams; raises `OutOfMemory`."""
+        """Begin a forward, which OpenVINO computes in its own threads, each piece in a stream. Raises
+        `OutOfMemory`.
+        """
         started: list[tuple[BatchPiece, Any]] = []
         for piece in cut_batch(batch, self.pieces):
             named = piece.batch.named()

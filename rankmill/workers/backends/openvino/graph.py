@@ -108,7 +108,7 @@ def timed_layer(shape: LayerShape, precision: str) -> Callable[[], object]:
     return lambda: request.infer([hidden])
 
 
-@lru_cache(maxsize=1)  # one entry serves all precisions
+@lru_cache(maxsize=1)  # all precisions are made from the same graph
 def _layer(shape: LayerShape) -> Any:
     from rankmill.workers.backends.layer import TimedLayer, example
 

@@ -44,7 +44,7 @@ class Smoothed(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """Weights that compute the same without the factors, ``[out, into]``."""
+        """The weights ``[out, into]`` that the layer would have without the factors."""
         return self.linear.weight * self.inverse
 
     @property

@@ -1,9 +1,9 @@
 """Puts weights into 8 bits for OpenVINO, as whole numbers with a scale for each group of a row.
 
-OpenVINO quantizes the inputs of linear layers when the model runs, in groups of the same size. NNCF writes
-one scale for a whole row; with groups, scores differ by a quarter less from those of fp32, at the same speed.
-Inputs are not calibrated on a sample, because that made scores worse than in every precision here, and each
-worker would have another sample.
+OpenVINO quantizes the inputs of linear layers when the model runs, in groups of the same size. OpenVINO's own
+tool (NNCF) would write one scale for a whole row. With groups the speed is the same, and scores differ from
+those of fp32 by a quarter less. Inputs are not calibrated on a sample: the scores were worse than in every
+precision here, and each worker would have another sample.
 """
 
 from __future__ import annotations

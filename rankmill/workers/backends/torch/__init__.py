@@ -36,7 +36,7 @@ def _without(*packages: str) -> Iterator[None]:
 
 
 def _load(files: ModelFiles, device: str, precision: str) -> Backend:
-    # transformers needs the two packages only in training, and they take half of the time of its import
+    # transformers needs these packages only for training, and spends half of its import on them
     with _without("scipy", "sklearn"):
         from rankmill.workers.backends.torch.backend import DTYPES, TorchBackend
     from rankmill.workers.backends.torch.networks import LanguageModel, load_network

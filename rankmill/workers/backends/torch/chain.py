@@ -22,7 +22,9 @@ _LEGACY = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""Older names of the ways to pool, in the order in which the vectors of several ways are joined."""
+"""Older settings, each of which switches a way to pool on. The vectors of several ways are joined in this
+order.
+"""
 
 States = dict[str, torch.Tensor]
 """The tensors that modules pass on to each other, by name."""
@@ -95,7 +97,9 @@ _POOLINGS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 class Dense(nn.Module):
-    """A linear layer with an activation function, and a connection around both if ``use_residual``."""
+    """A linear layer with an activation function. With ``use_residual`` its input is added to the result,
+    through another linear layer if the widths differ.
+    """
 
     def __init__(self, config: dict[str, Any], activation: nn.Module) -> None:
         super().__init__()

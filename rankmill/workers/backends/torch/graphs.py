@@ -29,7 +29,7 @@ _MOST = 32
 """Most graphs that are kept. Each has a list of launches of its own, but all share the memory for states."""
 
 _STEPS = 8
-"""Number of rounded token counts from a power of two to the next."""
+"""From a power of two to the next, token counts are rounded up to one of this many values."""
 
 _LEAST_LONGEST = 32
 
@@ -55,7 +55,7 @@ class Recorded(Protocol):
 
 
 class CudaGraph:
-    """A forward as a CUDA graph.
+    """A forward that is recorded as a CUDA graph.
 
     Parameters
     ----------

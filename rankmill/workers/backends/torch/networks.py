@@ -103,7 +103,7 @@ class Network(nn.Module):
     """Whether the method ``continued`` may be called, for rows with shared prefixes."""
 
     skipped: int | None = None
-    """Id of a token that the score does not read at the end of a row."""
+    """Id of a token that the score passes over at the end of a row; ``None`` if it reads any last token."""
 
     def prepare_packing(self) -> bool:
         """Prepare for `packed`; returns whether packing may be tried.
@@ -210,7 +210,7 @@ class LanguageModel(Network):
         return self._score(_at(states, self._last(rest, rest_mask)))
 
     def _unpack_at_the_end(self) -> bool:
-        return True  # because the score reads one token of a row, wherever that is
+        return True  # nothing is padded: `_run_packed` picks the token that a score reads
 
     def pack(self, batch: Batch) -> PackedRows:
         return PackedRows.of(batch.rows, last_tokens(batch.rows, self.skipped), self.first_position)

@@ -17,10 +17,10 @@ Buffer = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class PackedShape:
-    """The sizes with which a `Buffer` is taken apart.
+    """The sizes of the parts of a `Buffer`.
 
-    ``keys`` is ``None`` if each row reads only its own tokens. A buffer may have tokens and rows that nothing
-    reads.
+    ``keys`` is ``None`` if each row reads only its own tokens. The sizes may be larger than a batch needs;
+    nothing reads what is beyond its tokens and rows.
     """
 
     tokens: int
@@ -32,7 +32,7 @@ class PackedShape:
     keys: int | None = None
 
     def taken_apart(self, buffer: torch.Tensor) -> PackedInput:
-        """Take a buffer of int32 ``[numbers]`` apart; it may be on a device already."""
+        """The parts of a buffer of int32 ``[numbers]``, on the device that has the buffer."""
         sizes = [self.tokens, self.tokens, self.tokens * self.types, self.rows + 1, self.scores]
         sizes += [] if self.keys is None else [self.rows + 1, self.keys]
         ids, positions, types, starts, read, *keys = torch.split(buffer, sizes)
@@ -85,8 +85,9 @@ class PackedRows:
         read
             Index of the token that each score reads; ``None`` means the first token of each row.
         first_position
-            Where positions begin, in families whose positions begin after the id of padding. In such
-            families, a padding token has position `first_position` - 1, and is not counted.
+            Position of a row's first token in families whose positions begin after the id of padding;
+            ``None`` in other families, where it is 0. In the former, a padding token has position
+            `first_position` - 1, and is not counted.
         """
         return cls(
             ids=rows.ids,
@@ -141,7 +142,7 @@ class PackedRows:
         done = 0
         for numbers, size in parts:
             buffer[done : done + len(numbers)] = numbers
-            buffer[done + len(numbers) : done + size] = numbers[-1]  # in `starts`, empty rows follow
+            buffer[done + len(numbers) : done + size] = numbers[-1]  # equal starts mean empty rows
             done += size
         return buffer
 

@@ -9,8 +9,8 @@ import numpy as np
 from rankmill.workers.batches.tokens import Batch, Ids
 
 _GAIN = 1.2
-"""Prefixes are shared only if there would otherwise be this many times as many tokens, because sharing copies
-keys and values, and without packing runs the model twice.
+"""Prefixes are shared only if the batch has this many times as many tokens without sharing. Sharing has a
+cost: keys and values are copied, and the model runs twice unless rows are packed.
 """
 
 
@@ -42,7 +42,7 @@ def find_shared_prefixes(batch: Batch, skipped: int | None) -> SharedPrefixes | 
     """Find the shared prefixes of a batch; ``None`` if no prefixes would save enough.
 
     Rows whose `Batch.groups` are equal may begin alike; their tokens show how long the common part is. The
-    last token that is not `skipped`, which the score reads, is never part of a prefix.
+    score reads a row's last token whose id is not `skipped`, so this token is never part of a prefix.
     """
     if batch.groups is None or batch.shape[0] < 2:
         return None

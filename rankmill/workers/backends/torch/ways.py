@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from rankmill.workers.backends.torch.networks import Network
 
 _EXACT = 1e-4
-"""How far a packed logit may be from the padded one in fp32 on a CPU, as a share of the largest logit, or of
-1 if all are smaller.
+"""Largest difference between packed and padded logits in fp32 on a CPU, as a share of the largest logit (of 1
+if that is smaller).
 """
 
 _CLOSE = {"fp16": 0.05, "bf16": 0.25, "fp8": 0.5}
-"""The bound of `_EXACT` for a device, by precision. The proof (`rankmill.workers.engine.proving`) compares
-with transformers later.
+"""The same largest difference on a GPU, by precision. The proof (`rankmill.workers.engine.proving`) later
+compares the scores with those from transformers.
 """
 
 _SHORT = (5, 1, 23, 9)
@@ -46,8 +46,9 @@ for its launches, so its time says nothing about the device.
 """
 
 _AS_GOOD = 1.05
-"""Packed rows may take this many times as long as padded ones. In real batches, lengths differ more, which
-slows down only padded rows, and CUDA graphs can be made only of packed forwards.
+"""Packed rows may take this many times as long as padded ones, because real batches gain more from packing:
+their lengths differ more, which slows down only padded rows. CUDA graphs too are made only of packed
+forwards.
 """
 
 _ROUNDS = 3
