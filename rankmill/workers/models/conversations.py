@@ -56,7 +56,7 @@ class ConversationTokenizer:
             )
         self._options = template_options(str(tokenizer.chat_template))
         try:
-            first, *others = self._ids([exchange(*probe) for probe in _PROBES])
+            first, *others = self._ids([exchange(*probe) for probe in _PROBES], cut=False)
         except Exception as error:  # an error of Jinja, or one that the template raises
             reason = " ".join(str(error).split())
             raise SpecError(
@@ -76,13 +76,13 @@ class ConversationTokenizer:
         chats = [read_messages(text) for text in queries]
         return sharing(in_a_row(self._ids(chats)), [json.dumps(chat[:-1]) for chat in chats])
 
-    def _ids(self, chats: Sequence[Messages]) -> list[list[int]]:
+    def _ids(self, chats: Sequence[Messages], *, cut: bool = True) -> list[list[int]]:
         ids: list[list[int]] = self._tokenizer.apply_chat_template(
             chats,
             tokenize=True,
             return_dict=True,
-            truncation=True,
-            max_length=self.max_length,
+            truncation=cut,
+            max_length=self.max_length if cut else None,
             padding=False,
             **self._options,
         )["input_ids"]

@@ -86,7 +86,8 @@ class ReferenceTokens:
             encoding = self._tokenizer(passage, add_special_tokens=False, return_offsets_mapping=True)
             if len(encoding["input_ids"]) <= most:
                 break
-            passage = passage[: encoding["offset_mapping"][most - 1][1]]
+            end = encoding["offset_mapping"][most - 1][1]
+            passage = passage[: min(end, len(passage) - 1)]  # one character may have more tokens than allowed
         return passage
 
     def _chat(self, query: str, passage: str, **cut: Any) -> list[int]:

@@ -26,6 +26,7 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import Logits
 from rankmill.workers.backends.families import TRACEABLE
 from rankmill.workers.engine.engine import Engine
+from rankmill.workers.engine.proving import load_proven
 from rankmill.workers.engine.work import prepare
 from rankmill.workers.models.loading import load, load_model
 from tests.conftest import Server, StartWorker
@@ -266,6 +267,19 @@ def test_passages_in_a_prompt_have_no_more_tokens_than_are_wanted(tmp_path: Path
     ours = scores_of(model, tmp_path, max_passage_tokens=7, activation="identity")
     np.testing.assert_allclose(ours, theirs, atol=1e-4)
     assert np.abs(theirs - expected(model, activation_fn=RAW)).max() > 1e-3
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_passage_whose_first_character_has_more_tokens_than_are_wanted(most: int, tmp_path: Path) -> None:
+    """A worker that met such an option compared its tokens without an end."""
+    model = make_decoder(tmp_path / "model", "qwen3", task="causal", template=PAIR_TEMPLATE)
+    spec = ScoreSpec(model=str(model), precision="fp32", max_passage_tokens=most, activation="identity")
+    loaded = load_proven(spec, "cpu", "torch", str(tmp_path / "cache"))
+    scored = Engine(loaded.model(spec), 1000).score(["why", "why"], ["🌕 moon", "a🌕"])
+    theirs = CrossEncoder(str(model), device="cpu").predict(
+        [("why", ""), ("why", "a")], batch_size=1, activation_fn=RAW
+    )
+    np.testing.assert_allclose(scored.scores, theirs, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", slow_but(["qwen3", "gemma2"], "gemma2"))

@@ -128,6 +128,19 @@ def test_reward_models(kind: str, tmp_path: Path) -> None:
     assert len(found.errors) == len(bad)
 
 
+def test_a_limit_that_cuts_every_answer_of_a_conversation(tmp_path: Path) -> None:
+    """The template was said to drop a message, because its check cut the messages too."""
+    model = reward_model(tmp_path / "model", "qwen3")
+    short = engine(model, tmp_path, inputs="conversations", max_length=8)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    whole = [
+        tokenizer.apply_chat_template(chat, return_dict=True, date_string="26 Jul 2024") for chat in CHATS
+    ]
+    rows = [{name: ids[:8] for name, ids in row.items()} for row in whole]
+    found = short.score([*map(json.dumps, CHATS)])
+    np.testing.assert_allclose(found.scores, theirs(model, rows)[:, 0], atol=1e-5)
+
+
 def test_models_that_cannot_score_texts_or_conversations_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="no chat template"):
         engine(make_encoder(tmp_path / "bert", "bert"), tmp_path, inputs="conversations")
