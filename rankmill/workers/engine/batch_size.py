@@ -1,11 +1,14 @@
 """Decides the size of a batch by its padded tokens, its rows, and the memory that is free now.
 
-The first size is the setting ``token_budget``; ``auto`` means the device's entry in `TOKEN_BUDGETS`, which is
-in `jobs` because code without torch reads it too. With ``auto``, unless ``max_batch`` is set or the model is
-deterministic, a batch of a slow model has fewer tokens, so that the batch takes about half a second, and a
-search of a few seconds finds a better budget, which is cached on disk. If a batch does not fit into memory,
-the budget becomes at most half of that batch. A batch that is not expected to fit
-(`rankmill.workers.engine.headroom`) is cut.
+The first budget of padded tokens is the setting ``token_budget``; ``auto`` means the device's entry in
+`TOKEN_BUDGETS`, which is in `jobs` because code without torch reads it too.
+
+With ``auto`` the size adapts, unless ``max_batch`` is set or the model is deterministic. A batch of a slow
+model has fewer tokens than the budget, so that it takes about half a second. A search of a few seconds finds
+a better budget, which is cached on disk.
+
+A batch that is not expected to fit into memory (`rankmill.workers.engine.headroom`) is cut. If a batch does
+not fit, the budget becomes at most half of its tokens.
 """
 
 from __future__ import annotations
@@ -34,9 +37,9 @@ from rankmill.workers.host.disk_cache import digest, try_to_keep
 from rankmill.workers.models.loading import Model
 
 _MIXED_SECONDS = 4.25
-"""Chunks whose rows together take at most this long share batches, and the oldest chunks end first. So if all
-processes die at once, only the scored rows of unfinished chunks are lost, which is less than 5 s of work with
-batches of at most a second.
+"""Chunks share batches if scoring them takes at most this many seconds together, so chunks end one after the
+other. If all processes die at once, only the scored rows of unfinished chunks are lost: less than 5 s of
+work, if a batch takes at most a second.
 """
 
 _LEAST_TOKENS = 512
@@ -48,8 +51,8 @@ _FIRST_SHARE = 4
 """The first batches have at most 1/4 of the budget's tokens, because the model may be slow."""
 
 _FEWEST = 4
-"""Fewest batches whose rows are cut together, because fewer would pad rows too much. Packed rows, and all
-rows until the time of a batch is known, get this number of batches.
+"""The rows of at least this many batches are cut together, because fewer would pad rows too much. It is
+exactly this many for packed rows, and for all rows until the time of a batch is known.
 """
 
 _LATEST = 20
@@ -135,7 +138,7 @@ class BatchSize:
         """Make the size of batches by a worker's settings.
 
         A better token budget is searched for only if the settings fix neither the budget nor the number of
-        rows, and rows share forwards.
+        rows, and the model is not deterministic.
         """
         backend, search = model.backend, None
         token_budget = first_budget(settings.token_budget, backend.device)
@@ -164,7 +167,7 @@ class BatchSize:
     def mixed_batches(self, tokens: int, *, packed: bool = False) -> int:
         """The number of batches with this many `tokens` whose rows are cut together.
 
-        `packed` rows, which have no padding, get the fewest.
+        For `packed` rows, which have no padding, it is `_FEWEST`.
         """
         if packed or not self._speeds:
             return _FEWEST
@@ -311,8 +314,8 @@ class BudgetSearch:
         return _BATCH_SECONDS * self._tokens / max(self._seconds, 1e-9)
 
     def _larger(self, speeds: dict[int, list[float]]) -> int | None:
-        """Twice the largest budget, if the largest was clearly the fastest and the larger batch takes at most
-        `_BATCH_SECONDS`, or else ``None``.
+        """Twice the largest budget that was tried. ``None`` if that one was not clearly the fastest, or if a
+        batch of twice its size would take more than `_BATCH_SECONDS`.
         """
         best = {budget: max(rounds) for budget, rounds in sorted(speeds.items())}
         *smaller, largest = best or [0]
@@ -322,7 +325,9 @@ class BudgetSearch:
     def _try(
         self, budgets: list[int], batch: Batch, most_rows: Callable[[int], int]
     ) -> dict[int, list[float]]:
-        """Tokens per second in each round, for each budget that fits into the device's memory."""
+        """Run batches of each budget in several rounds; returns the tokens per second of each round. Budgets
+        that do not fit into the device's memory are left out.
+        """
         length = max(self._tokens // max(self._rows, 1), 1)
         together = most_rows(length) // self._backend.depth
         budgets = [budget for budget in budgets if budget // length <= max(together, 1)]
@@ -358,10 +363,10 @@ class BudgetSearch:
 
 
 def _choose(speeds: dict[int, list[float]], first: int) -> tuple[int, float]:
-    """Choose a budget by the speeds of each; also returns the noise, the largest `_noise` of a budget.
+    """Choose a budget by the speeds of its rounds; also returns the largest `_noise` of a budget.
 
-    The budget is `first` if its speed counts as equal to the best; otherwise it is the smallest budget whose
-    speed does.
+    `first` is chosen if its speed counts as equal to the best speed. If it does not, the smallest budget
+    whose speed does is chosen.
     """
     best = {budget: max(rounds) for budget, rounds in speeds.items()}
     noise = max(_noise(rounds) for rounds in speeds.values())
@@ -372,7 +377,7 @@ def _choose(speeds: dict[int, list[float]], first: int) -> tuple[int, float]:
 
 
 def _noise(speeds: list[float]) -> float:
-    """The share by which the best speed exceeds the second best, which is infinite without a second one."""
+    """The share by which the best speed exceeds the second best; infinite if there is no second one."""
     slower, faster = sorted([0.0, 0.0, *speeds])[-2:]
     return faster / slower - 1 if slower else float("inf")
 

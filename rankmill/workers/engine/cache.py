@@ -56,9 +56,9 @@ class EngineCache:
     Parameters
     ----------
     settings
-        The worker's settings, which limit the number of models, the bytes of weights and the seconds without
-        use, and set the size of batches. The model in use stays loaded even if it exceeds the limits by
-        itself.
+        The worker's settings. They set the size of batches, and limit the number of loaded models, the bytes
+        of their weights, and the seconds for which a model stays loaded without use. The model in use stays
+        loaded even if it exceeds the limits by itself.
     device
         The device of the models.
     load
@@ -109,7 +109,7 @@ class EngineCache:
         cached = self._cached[key]
         self._cached.move_to_end(key)
         cached.used = system.monotonic()
-        options = spec.model_copy(update={"revision": None})  # the key of the weights contains the revision
+        options = spec.model_copy(update={"revision": None})  # `cached` is of this revision
         engine = cached.engines.pop(options, None) or self._make(cached.loaded.model(spec))
         cached.engines[options] = engine  # so that the latest engine is last
         if len(cached.engines) > _ENGINES:
@@ -118,7 +118,7 @@ class EngineCache:
 
     def _first_that_loads(self, specs: Sequence[ScoreSpec]) -> WeightsKey:
         """Load the model of the first of `specs` that can be loaded, and return its key. If none can be
-        loaded, the first error is raised; a `WorkerError` is raised at once.
+        loaded, the first error is raised. After a `WorkerError` the other specs are not tried.
         """
         errors: list[SpecError] = []
         for spec in specs:
@@ -132,7 +132,7 @@ class EngineCache:
 
     def _loaded(self, spec: ScoreSpec) -> WeightsKey:
         """Load a spec's model if it is not loaded or has new content; returns its key."""
-        with one_line(spec):  # the directory may be a stale mount
+        with one_line(spec):  # reading a stale mount raises an `OSError`
             key, stamp = self._key(spec), {} if spec.revision else _stamp(spec)
         cached = self._cached.get(key)
         if cached is not None and not spec.revision and cached.stamp != stamp:
@@ -146,14 +146,14 @@ class EngineCache:
                 cached = None
         if cached is None:
             if spec.revision:
-                self._content(spec)  # a missing model raises before another model is unloaded
+                self._content(spec)  # raises if the files are missing, before another model is unloaded
             self._make_room(key)
             cached = self._cached[key] = _CachedModel(
                 spec, self._load_beside(spec), stamp, system.monotonic()
             )
             self._update_metrics()
             self._bytes_of[key] = cached.loaded.backend.bytes
-            self._make_room(key)  # once more, because the size may have been unknown before
+            self._make_room(key)  # once more, because the first load tells the model's size
         else:
             metrics.model_hits.inc()
         return key
@@ -229,8 +229,8 @@ class EngineCache:
         return [spec.model_copy(update={"inputs": "pairs", **no_score, **form}) for form in forms]
 
     def _key(self, spec: ScoreSpec) -> WeightsKey:
-        """The key of a spec's weights. If the weights were loaded for a spec without a revision, the key has
-        no revision.
+        """The key of a spec's weights in the cache. Weights that were loaded for a spec without a revision
+        have a key without one; a spec that names their revision gets this key too.
         """
         key = weights_key(spec)
         plain = (key[0], None, *key[2:])
@@ -270,7 +270,7 @@ class EngineCache:
             metrics.model_loads.labels(outcome).inc()
 
     def _make_room(self, key: WeightsKey) -> None:
-        """Unload other models until the limits allow the model of `key`, whose size counts as 0 before its
+        """Unload other models until the limits allow the model of `key`. Its size counts as 0 before its
         first load.
         """
         while any(other != key for other in self._cached) and self._too_much(key):

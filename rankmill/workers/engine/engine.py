@@ -67,7 +67,8 @@ class Engine:
     length_aware
         As in `rankmill.workers.batches.planner.plan_batches`.
     way
-        How rows share a forward; ``None`` means the way of the model's proof, if it has one.
+        How rows share a forward; ``None`` means the way that passed in the model's proof, if there is a
+        proof.
     counted
         Whether the worker's metrics count what the engine scores.
     """
@@ -196,8 +197,8 @@ class Engine:
 
     @property
     def must_prove(self) -> bool:
-        """Whether `prove` must be called now, by `PROVE_SECONDS` and `ERROR_SECONDS`; ``False`` for a model
-        without a proof.
+        """Whether `prove` must be called now, because `PROVE_SECONDS` or `ERROR_SECONDS` are over. ``False``
+        for a model without a proof.
         """
         probes = self.model.last_probes
         seconds = system.monotonic() - probes.at
@@ -245,8 +246,8 @@ class Engine:
         self._run_again(parts, np.array_split(np.arange(rows), min(2, rows)))
 
     def _run_again(self, parts: list[Part], pieces: list[Rows]) -> None:
-        """Run the pieces of a batch in turn, and bisect a piece that fails; a piece is given as indices of
-        the batch's rows.
+        """Run pieces of a batch in turn, and bisect a piece that fails. A piece is an array of indices of the
+        batch's rows.
         """
 
         def again(places: Rows) -> None:
@@ -268,7 +269,9 @@ class Engine:
             bisect(piece, again, broken)
 
     def _has_room(self, part: list[Part]) -> bool:
-        """Whether the device has memory for another row that is as long as the only row of `part`."""
+        """Whether the device has memory for a row of other tokens that is as long as the only row of
+        `part`.
+        """
         rows = self._batch(part).rows
         other = Batch(replace(rows, ids=np.full_like(rows.ids, rows.ids[0])))
         try:
@@ -323,8 +326,8 @@ class _Unlike(Exception):
 
 
 def _means(scores: Logits, of: Rows, count: int) -> Logits:
-    """The mean score of each of `count` pairs over its windows, which are always added in the same order.
-    `of` has the index of each window's pair.
+    """The mean score of each of `count` pairs over its windows. `of` has the index of each window's pair. The
+    scores are added in the order of the windows, so that their order of scoring changes no bits.
     """
     sums = np.zeros((count, *scores.shape[1:]))
     np.add.at(sums, of, scores)

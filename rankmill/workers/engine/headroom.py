@@ -24,13 +24,13 @@ memory too.
 """
 
 _QUADRATIC = 512
-"""Row length in tokens at which attention, which grows with the square of the length, needs as much memory as
-everything else.
+"""In rows of this many tokens, attention needs as much memory as everything else. The memory of attention
+grows with the square of the length.
 """
 
 _LEAST = 512
-"""A lighter batch counts as having this weight, because most of what it needs does not grow with its
-weight.
+"""Least weight of a batch, as `Headroom` defines it: most of the memory of a lighter batch does not depend on
+its weight.
 """
 
 _SAY_SECONDS = 60
@@ -62,8 +62,8 @@ class HostMemory:
 
     _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     _KEPT_SECONDS = 0.2
-    """Seconds for which a reading is used, because a reading takes up to 2 ms, which is as long as a batch of
-    a small model.
+    """Seconds for which a reading is used again. A reading takes up to 2 ms, as long as a batch of a small
+    model.
     """
 
     def __init__(self) -> None:
@@ -95,8 +95,8 @@ class CudaMemory:
     """The memory of a GPU, as PyTorch's allocator sees it; what the allocator keeps unused counts as free."""
 
     _KEPT_SECONDS = 0.2
-    """Seconds for which a reading of the free memory is used, because a reading costs a part of the time of a
-    small model's batch.
+    """Seconds for which a reading of the free memory is used again, because a reading takes a part of the
+    time of a small model's batch.
     """
 
     def __init__(self) -> None:
@@ -160,8 +160,8 @@ class Headroom:
         self._weight = self._heaviest = 0.0
         """Total weight of the batches in progress, and its highest value since none was in progress."""
         self._known_weight, self._known_bytes = 0.0, 0
-        """Weight and bytes of the heaviest batches so far that were in progress together, or of lighter ones
-        that needed more memory; the bytes do not include the model.
+        """The greatest total weight of batches in progress so far, and the bytes that they needed beside the
+        model. Batches of less weight that needed more bytes replace both figures.
         """
         self._said = float("-inf")
 
@@ -207,7 +207,7 @@ class Headroom:
     def _begin(self, memory: Memory, weight: float) -> None:
         if not self._weight:
             used = memory.used()
-            # Earlier batches may still use memory, but at most what they needed.
+            # `used` may include memory of earlier batches, but not more than they needed.
             self._floor = max(min(used, self._floor or used), used - self._known_bytes)
             memory.begin()
             self._heaviest = 0.0

@@ -39,7 +39,9 @@ FIRST_BATCH_SECONDS = 900
 """Seconds after which a worker's first batch counts as hanging; this time may include compilation."""
 
 LATER_BATCH_SECONDS = 300
-"""Seconds after which a later batch counts as hanging, unless 100 times the slowest batch is longer."""
+"""A later batch counts as hanging after this many seconds, or 100 times as long as the slowest batch took if
+that is longer.
+"""
 
 REQUESTS_FOR_BULK = 3
 """While requests and bulk work wait, this many pairs of requests are scored for each pair of bulk work, so
@@ -110,8 +112,8 @@ class Pipeline:
     Parameters
     ----------
     batch_wait
-        Most seconds to wait for more rows before a forward, if no other forward is in progress and no engine
-        has two waiting batches of one priority.
+        Most seconds to wait for more rows before a forward. There is no wait while another forward is in
+        progress, or if two batches of the same engine and priority wait.
     """
 
     def __init__(self, batch_wait: float) -> None:
@@ -176,8 +178,8 @@ class Pipeline:
                 self.answer(answer)
 
     def withdraw(self, work: Work) -> bool:
-        """Remove bulk work without an answer if none of its rows is scored or being scored; returns whether
-        it was removed.
+        """Remove bulk work, and call no answer, if none of its rows is scored or being scored. Returns
+        whether it was removed.
         """
         with self._changed:
             return work in self._whole() and self._remove(work)
@@ -233,7 +235,7 @@ class Pipeline:
             pass
         idle = self.wait_for(lambda: not self.pending, seconds)
         if idle and self._writer:
-            self._writer.submit(lambda: None).result()  # the result comes after all earlier answers
+            self._writer.submit(lambda: None).result()  # this runs after all earlier answers
         return idle
 
     def drain(self) -> None:
@@ -284,7 +286,8 @@ class Pipeline:
             while self.step():
                 pass
         except ScoresChanged as error:
-            # `changed` is called after all earlier answers, which may be wrong too
+            # after all earlier answers, because `changed` must know their runs: they may have wrong scores
+            # too
             self.answer(partial(self.changed, error.model, str(error)))
 
     def step(self, *, wait: bool = True) -> bool:
@@ -341,7 +344,9 @@ class Pipeline:
             return lane, parts
 
     def _next_lane(self) -> tuple[int, Priority]:
-        """The key of the lane that has waited longest, of the lanes with the priority whose turn it is."""
+        """The key of the next lane: of those with the priority whose turn it is, the one that has waited
+        longest.
+        """
         first: dict[Priority, tuple[int, Priority]] = {}
         for key in self._lanes:
             first.setdefault(key[1], key)

@@ -1,4 +1,6 @@
-"""Scores the probes as a worker scores all pairs, beside other rows and in several batches."""
+"""Scores the probes, the pairs of a proof, as a worker scores all pairs: beside other rows, in several
+batches.
+"""
 
 from __future__ import annotations
 
@@ -22,41 +24,47 @@ _BUDGET = 1024
 """Padded tokens in a batch of probes."""
 
 _UNLIKE = 3
-"""Number of batches whose rows have very different lengths. The batches have all probes except the longest
-one and those beside it.
+"""Number of batches that mix very different lengths. Each probe is in one of these batches, except the
+longest one and those that are scored beside it.
 """
 
 _BESIDE_LONGEST = 2
-"""Number of probes that are scored beside the longest one; in a padded batch, each of them costs as much as
-the longest.
+"""Number of probes that are scored in a batch with the longest one. It is small, because in a padded batch
+each of them costs as much as the longest.
 """
 
 _ALIKE = 2
-"""Number of groups of probes that begin alike and are scored in one batch."""
+"""Number of groups of probes in the batch of rows that begin alike."""
 
 _PACKED_AGAIN = 8
-"""How often packed batches are scored again, so that a graph of their shape is replayed at least once."""
+"""How often packed batches are scored again: so often that a CUDA graph of their shape is recorded and
+used.
+"""
 
 _ALONE = 8
-"""At least this many probes of short and middle lengths, or all such probes, are also scored by themselves,
-as requests are; other rows would pad these most.
+"""At least this many probes of short and middle lengths (all, if there are fewer) are also scored by
+themselves, as requests are. Beside longer rows, these probes get the most padding.
 """
 
 _MIDDLE = 4
-"""Rows of a middle length have at most a quarter of the longest probe's tokens, as most pairs have."""
+"""Short and middle lengths are those up to a quarter of the longest probe's, like the lengths of most
+pairs.
+"""
 
 _FEW = 8
 """Number of different probes in a large batch of short rows, or of rows of middle lengths."""
 
 _SHARE = 4
-"""How often a large batch repeats each probe if rows share prefixes, so that sharing saves enough."""
+"""If rows share prefixes, a large batch repeats each probe this many times. With fewer repetitions, sharing
+would save too little to be done.
+"""
 
 _WORKS = 4
 """Number of works in a large batch."""
 
 
 class Probed:
-    """The logits of the probes in one way of sharing a forward.
+    """Scores the probes with a model whose rows share forwards in one way.
 
     Parameters
     ----------
@@ -82,13 +90,16 @@ class Probed:
             self.tokens[row] = digest(ids)
 
     def companies(self, time: ProofTime, then: float) -> list[Logits]:
-        """Logits ``[probes, outputs]`` for each of several sets of batches, which are those that the engine
-        plans, batches of very different lengths, and some short probes by themselves.
+        """Score the probes in several sets of batches, with other rows beside them in each set. Returns the
+        logits ``[probes, outputs]`` of each set; NaN stands for a probe that was not scored.
 
-        If all batches must have rows of equal lengths, there are also batches of such probes. If rows share
-        prefixes, one more batch has rows that begin alike. The planned batches are scored again with their
-        rows in the other order, and several times if rows are packed. NaN stands for a probe that was not
-        scored. `time` is told how long the batches take, and that `then` more seconds follow.
+        The first set has the batches that the engine plans. The second has batches of very different lengths,
+        and the third has some short probes by themselves. If all rows of a batch must be equally long, one
+        more set has batches of such rows. If rows share prefixes, one more set has a batch of rows that begin
+        alike. In the last set, the planned batches have their rows in the other order. If rows are packed,
+        there are several such sets, with the rows in the other order and in the planned order by turns.
+
+        `time` is told how long the batches take, and that `then` more seconds follow.
         """
         tokens = self._tokens
         order = np.argsort(-tokens.lengths, kind="stable")
@@ -96,15 +107,15 @@ class Probed:
         unlike = [np.concatenate([order[:1], beside]), *(rest[first::_UNLIKE] for first in range(_UNLIKE))]
         alone = self._middle[:: max(len(self._middle) // _ALONE, 1)][:, None]
         planned = self._planned()
-        # turned batches have the shapes of the planned ones, and their rows in the other order
+        # turned batches have the same rows as the planned ones, in the other order
         turned = [[rows[::-1] for rows in planned], planned]
         batches = [planned, unlike, [*alone]]
-        if self._way == "equal":  # of the batches above, only pieces of one length are scored, in turn
+        if self._way == "equal":  # the engine cuts the batches above into pieces of one length
             several = np.flatnonzero(np.bincount(tokens.lengths) > 1)
             batches.append([np.flatnonzero(tokens.lengths == length) for length in several])
         if self._model.backend.shares_prefixes and tokens.groups is not None and len(self._rows):
             _, of, members = np.unique(tokens.groups, return_inverse=True, return_counts=True)
-            # a backend shares prefixes only if that saves enough, as it does with these groups
+            # the largest groups, because a backend shares prefixes only if that saves enough
             alike = np.isin(of, np.argsort(-members, kind="stable")[:_ALIKE])
             batches.append([np.flatnonzero(alike)])
         times = _PACKED_AGAIN if self._way == "packed" else 1
@@ -119,13 +130,14 @@ class Probed:
         return logits
 
     def repeated(self, rows: int, tokens: int) -> Iterator[tuple[Rows, Logits]]:
-        """Yield the indices of probes and their logits, for a batch of this many `rows` and then for three of
-        at most this many rows and padded `tokens`.
+        """Score four large batches that repeat probes; yields the indices of the probes in a batch, and their
+        logits.
 
-        The first batch repeats the shortest probes, and the last one all probes, beginning with the longest.
-        Between them, one batch has rows of equal lengths, and one has rows of middle lengths. If all batches
-        must have rows of equal lengths, each repeats probes of one length. Each batch has several works, like
-        a batch of several chunks. If rows share prefixes, each probe of the last batch comes several times.
+        The first batch has `rows` rows, which repeat the shortest probes. The other three have at most `rows`
+        rows and `tokens` padded tokens: the second has rows of equal lengths, the third has rows of middle
+        lengths, and the last has all probes, beginning with the longest. If all rows of a batch must be
+        equally long, each batch repeats probes of one length. If rows share prefixes, each probe comes
+        several times in the last batch. Each batch has several works, like a batch of several chunks.
         """
         lengths = self._tokens.lengths
         order = np.argsort(lengths, kind="stable")[::-1]

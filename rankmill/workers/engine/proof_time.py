@@ -9,10 +9,10 @@ from typing import TypeVar
 from rankmill.jobs.system import system
 
 _OVERHEAD = 32
-"""A forward costs as much as its tokens and this many more."""
+"""Each forward has a cost of its own, which is that of this many tokens."""
 
 _ENOUGH = 0.1
-"""The share of the work that must be done before the time of the rest is estimated."""
+"""The time that is left is estimated once this share of the work is done."""
 
 _STEP, _LONG, _MINUTE = 5, 120, 60
 """A time is rounded up to a multiple of 5 s, and a time above 2 min to whole minutes."""
@@ -21,8 +21,7 @@ T = TypeVar("T")
 
 
 class ProofTime:
-    """An estimate of how long a proof takes, as a text that ends a sentence; the text is empty while nothing
-    is known.
+    """An estimate of how long a proof takes. Its text ends a sentence, and is empty while nothing is known.
 
     A proof runs transformers first, and then the worker's own backend, which has another speed. Another
     thread may read the text.
@@ -38,7 +37,7 @@ class ProofTime:
         self._expected: tuple[float, bool] | None = None
 
     def each(self, items: Sequence[T], costs: Sequence[float], then: float | None = None) -> Iterator[T]:
-        """Yield the items; the time of those that are done says how long the others take.
+        """Yield the items, and estimate how long the rest takes by the time of those that are done.
 
         Parameters
         ----------

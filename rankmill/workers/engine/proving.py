@@ -1,8 +1,9 @@
 """Checks a model's scores before a worker serves them, and keeps the result on this host.
 
-The worker's own way (`probing`) is compared with transformers' model (`models/reference.py`). If a way does
-not pass, the next is tried; the last is to score rows of equal lengths together. A deterministic model has a
-single way. If no way passes, another backend or precision is tried.
+The worker's logits for some pairs, the probes (`probing`), are compared with those of transformers' model
+(`models/reference.py`). There are several ways in which rows can share a forward. If one way does not pass,
+the next is tried; in the last, only rows of equal lengths share a forward. A deterministic model has a single
+way. If no way passes, another backend or precision is tried.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ from rankmill.workers.models.loading import CannotConvert, Loaded, find_max_leng
 from rankmill.workers.models.probes import SCORED, over_the_limit, scored_length
 
 _FLOOR, _PART = 1e-4, 1e-5
-"""Differences of logits up to the first number, or up to the second number times the largest logit, are
-always allowed if the worker scores in fp32, or transformers' model is too large for fp32.
+"""Logits may always differ by the first number, and by the second number times the largest logit, if the
+worker scores in fp32 or transformers' model is too large for fp32.
 """
 
 _SCORE_PART = 1e-6
-"""Differences of the scores of the same logits up to this number, or this part of the largest score, are
-allowed.
+"""Scores that are made from the same logits may differ by this number, and by this number times the largest
+score.
 """
 
 _TIMES = 2.0
@@ -65,16 +66,16 @@ _LONGEST = 160
 """Most characters of an error in a proof."""
 
 _BATCH_SECONDS = 0.5
-"""Seconds that each of the largest batches compared at load should take at most; larger batches are compared
-when they come.
+"""When a model is loaded, batches are compared up to a size that takes about this many seconds. Larger
+batches are compared when they come.
 """
 
 _LARGE_BATCHES = 4
-"""Number of batches of `Probed.repeated`."""
+"""Number of batches that `Probed.repeated` scores."""
 
 _FACTOR, _ROWS = 4, 1024
-"""Limits of the largest batches that are compared at load, as a multiple of the device's first token budget
-and as a number of rows.
+"""Batches that are compared when a model is loaded have at most this multiple of the tokens of the device's
+first budget, and at most this many rows.
 """
 
 DEMO_FIGURES = shipped("examples", "demo-model.json")
@@ -123,7 +124,9 @@ class Shipped(BaseModel, frozen=True, extra="forbid"):
 
 
 class Kept(BaseModel, frozen=True, extra="forbid"):
-    """A check that a host keeps, with all that it depends on, the proof, and transformers' own results."""
+    """What a host keeps of a check: all that the check depends on, its proof, and transformers' own
+    results.
+    """
 
     about: dict[str, Any]
     proof: Proof
@@ -244,7 +247,9 @@ class Proving:
         self._loaded.backend.shares_prefixes = self._shares_prefixes and way in ("packed", "shared")
 
     def proof(self, way: Way) -> Proof:
-        """The kept proof of a way, or else a new one, for which other workers of this host wait."""
+        """The proof of a way that this host keeps, or else a new one. Other workers of this host wait for a
+        new one.
+        """
         if not self._read(way):
             with ExitStack() as stack:
                 with suppress(OSError):  # without a lock, each worker makes a proof for itself
@@ -269,8 +274,8 @@ class Proving:
         return proof
 
     def batch(self, way: Way, rows: int, tokens: int) -> Proof | None:
-        """Compare batches of this many rows and padded tokens, or of somewhat more; returns the proof with
-        them, or ``None`` if such batches have been compared before.
+        """Compare batches of this many rows and padded tokens, or of somewhat more. Returns the proof, which
+        then includes such batches, or ``None`` if it included them before.
 
         A proof that does not hold is kept too; then no worker of this host scores in this way.
         """
@@ -312,8 +317,9 @@ class Proving:
         }
 
     def _read(self, way: Way) -> bool:
-        """Use the kept proof of exactly this way, if there is one; returns whether it is used. A proof that
-        was made with too little memory for fp32 is not used if the memory suffices now.
+        """Use the kept proof if everything that it depends on (`_about`) is still the same; returns whether
+        it is used. A proof that was made with too little memory for fp32 is not used if the memory suffices
+        now.
         """
         if strangers(self.folder, self.folder.parent):
             return False
@@ -392,7 +398,8 @@ class Proving:
 
     def _first_sizes(self, probed: Probed, seconds: float) -> tuple[int, int]:
         """Rows and padded tokens of the largest batches that are compared when a model is loaded."""
-        speed = 3 * probed.size / max(seconds, 1e-6)  # all probes are scored at least three times
+        # in these seconds, each probe is scored at least three times
+        speed = 3 * probed.size / max(seconds, 1e-6)
         most = _FACTOR * TOKEN_BUDGETS[self._loaded.backend.device.partition(":")[0]]
         tokens = int(min(most, max(_BATCH_SECONDS * speed, 1)))
         return min(_ROWS, max(tokens // probed.shortest, 1)), tokens
@@ -400,9 +407,9 @@ class Proving:
     def _repeated(
         self, probed: Probed, rows: int, tokens: int, bound: float | None = None
     ) -> tuple[str | None, float]:
-        """Returns why rows of large batches have other scores than from transformers (otherwise ``None``),
-        and the largest difference in batches that pass. `bound` is the largest allowed difference, by default
-        the proof's bound.
+        """Compare large batches with transformers. Returns the fault of the first batch that does not pass
+        (``None`` if all pass), and the largest difference in the batches that pass. `bound` is the largest
+        allowed difference, by default the proof's bound.
         """
         assert self._known
         bound = self._proof.bound if bound is None and self._proof else bound
@@ -442,8 +449,8 @@ class Proving:
         return self._other_scores(own, theirs)
 
     def _other_scores(self, own: Own, theirs: Logits) -> str | None:
-        """Why some activation or output of a spec would turn the same logits into another score, or else
-        ``None``.
+        """Why the worker would make other scores from the same logits than transformers does, with some
+        activation or output that a spec may name; ``None`` if it would not.
         """
         several = len(own.labels) > 1
         logits = theirs if several else theirs[:, 0]
@@ -496,8 +503,9 @@ class Proving:
         """Ask transformers for the results of the probes, in fp32 on the CPU. A too `large` model runs on the
         worker's device instead, in its precision (bf16 for 8 and 4 bits).
 
-        Also returns the error of these results in the worker's precision on its device. For a large model
-        that is not rounded to 8 or 4 bits, the error is how much padding changes the results.
+        Also returns the error of the worker's precision: how much the results change if the model runs in
+        this precision on the worker's device. If a large model already does, it is how much padding changes
+        the results.
         """
         # the module `reference` imports torch, which a kept proof does not need
         from rankmill.workers.models.reference import ReferenceModel
@@ -552,8 +560,8 @@ def _rounded_up(size: int) -> int:
 
 
 def _choices(labels: tuple[str, ...]) -> Iterator[tuple[str | None, slice]]:
-    """Yield labels of a spec with the outputs that they name. ``None`` names all outputs; some outputs
-    follow, by name and by number, if these are unambiguous.
+    """Yield labels that a spec may have, each with the outputs that it names. The first is ``None``, which
+    names all outputs. The others are names and numbers of some outputs, unless these are ambiguous.
     """
     yield None, slice(None)
     lower = [label.lower() for label in labels]
@@ -576,7 +584,9 @@ def _same_bits(ours: Logits, theirs: Logits) -> bool:
 
 
 def _spearman(ours: Logits, theirs: Logits) -> float:
-    """The lowest rank correlation of all outputs whose values differ; 0 if no probe has a number in both."""
+    """The lowest rank correlation between `ours` and `theirs` of any output; 0 if no probe has numbers in
+    both. An output with the same value for all probes does not count.
+    """
     in_both = np.isfinite(ours).all(axis=1) & np.isfinite(theirs).all(axis=1)
     if not in_both.any():
         return 0.0

@@ -25,7 +25,7 @@ _KEPT = 1000
 """Number of a model's latest specs that a host remembers."""
 
 _OTHERS = {"model", "revision", "precision", "activation", "label", "all_labels", "deterministic"}
-"""Fields of a spec that change no tokens, or that the proof of the model covers."""
+"""Fields of a spec that are not compared: they change no tokens, or the proof of the model covers them."""
 
 
 class SpecCheck:
@@ -90,7 +90,7 @@ class SpecCheck:
     def _compare(self, spec: ScoreSpec, model: Model) -> None:
         limit = find_max_length(spec, self._loaded.about)
         theirs = ReferenceTokens(spec, replace(self._loaded.about, tokenizer=self._tokenizer))
-        # otherwise the limit is the model's own, which was compared at load
+        # a long limit of the model's own was compared when the model was loaded
         cut = spec.max_length is not None or limit <= LONGEST
         probes = [*OF_SPECS, *(over_the_limit(limit) if cut else ())]
         work = prepare(model, *columns_of(probes, spec.inputs))
@@ -128,8 +128,8 @@ class SpecCheck:
         return 1 + len(range(0, tokens - room, min(spec.long_stride or max(room // 2, 1), room)))
 
     def _windows(self, probe: Probe, model: Model) -> Iterator[Probe]:
-        """Yield the windows of a passage in order, and an empty probe if a part of the passage is in none of
-        them.
+        """Yield the windows into which the worker cuts a probe's passage, in order. If a part of the passage
+        is in no window, an empty probe comes last.
         """
         if model.windows is None:
             return
@@ -140,7 +140,7 @@ class SpecCheck:
         parts, (text,) = read if read is not None else queries, columns[-1]
         done = 0
         for part in parts:
-            # the last place without a gap, because the text may have the part several times
+            # the text may have the part several times: the last place that leaves no gap is taken
             at = text.rfind(part, 0, done + len(part) + 1)
             if at < 0 or text[done:at].strip():
                 break

@@ -19,7 +19,9 @@ from rankmill.workers.models.loading import Model
 Texts = Sequence[str | None]
 
 _MOST_FOUND = MAX_CHUNK_BYTES // 2
-"""Most bytes of the results of a chunk that asks for tokens, so that these can be read as a payload."""
+"""Most bytes of the results of a chunk whose rows ask for tokens, because a larger payload could not be
+read.
+"""
 
 
 @dataclass
@@ -51,7 +53,7 @@ class PairScores:
     faults: dict[int, RowFault] = field(default_factory=dict)
 
     def fail(self, row: int, kind: RowFault, reason: str) -> None:
-        # a template may quote a lone surrogate of a conversation
+        # a template's error may quote a lone surrogate, which UTF-8 does not have
         self.errors[row], self.faults[row] = reason.encode(errors="replace").decode(), kind
 
     def fail_tokenizer(self, row: int, reason: str) -> None:
@@ -131,7 +133,7 @@ def prepare(model: Model, queries: Texts, passages: Texts | None = None) -> Work
 
 
 def encode(model: Model, requests: Texts) -> Work:
-    """Find the tokens or texts that the rows ``[n]`` ask for. The work is then complete, and the score of a
+    """Find the tokens or texts that the rows ``[n]`` ask for. Returns complete work, in which the score of a
     row is its number of tokens.
     """
     assert model.encoder

@@ -88,10 +88,10 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
 
 
 def is_kept(folder: Path, cache: Path) -> bool:
-    """Whether `folder` in the folder `cache` is still as `build_once` made it.
+    """Whether `folder`, in the cache folder `cache`, exists and is still as `build_once` made it.
 
-    A folder that is kept is marked as in use; a changed folder is removed. Several threads may call
-    `is_kept`. The first time, reading large files takes a while.
+    If so, the folder is marked as in use; a changed folder is removed. Several threads may call `is_kept`.
+    The first call for a folder reads its files, which takes a while if they are large.
 
     Raises
     ------
@@ -121,7 +121,7 @@ def try_to_keep(file: Path, values: dict[str, Any], name: str) -> None:
 
 
 def digest(value: object) -> str:
-    """A short digest of numbers and texts, used as a name for what depends on these."""
+    """A short digest of a value's `repr`, used as a name for what depends on the value."""
     return hashlib.blake2b(repr(value).encode(), digest_size=16).hexdigest()
 
 
@@ -149,10 +149,10 @@ class _Entry:
 
 
 def make_room(kept: Iterable[KeptFolder], limit: int, *, needed: int = 0, keep: Path | None = None) -> int:
-    """Remove what was unused for longest, until what remains and `needed` more bytes are at most `limit`
-    bytes.
+    """Remove the folders of `kept` that were unused for longest, until the others and `needed` more bytes
+    take at most `limit` bytes.
 
-    What a process has locked stays, and so does the folder `keep`, whose own bytes do not count.
+    A folder that a process has locked stays. So does the folder `keep`, whose own bytes do not count.
 
     Returns
     -------

@@ -39,7 +39,9 @@ from rankmill.jobs.system import system
 from rankmill.workers.host.gpu import Gpu
 
 _PACE_SECONDS = 30
-"""The pace is measured over at least this many seconds, or over the worker's life if that is shorter."""
+"""The pace (`_Pace`) is measured over at least this many seconds, or over the worker's life if that is
+shorter.
+"""
 
 _LEAST_FORWARD_SECONDS = 1
 """Fewer seconds of forwards say nothing about a pace: a first batch is slow."""
@@ -159,8 +161,8 @@ def stage(name: str) -> Iterator[None]:
 
 
 def count_batch(scored: int, rows: int, real: int, padded: int, budget: int) -> None:
-    """Count a batch of `rows`, which are the windows of `scored` pairs, with its real tokens, padded tokens
-    and token budget.
+    """Count a batch with this many `rows`; `scored` pairs have their first window among them. `real` and
+    `padded` are its tokens without and with padding, and `budget` is its token budget.
     """
     pairs.inc(scored)
     tokens.inc(real)
