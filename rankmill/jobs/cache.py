@@ -19,20 +19,22 @@ from rankmill.jobs.contract.home import of_user
 from rankmill.jobs.system import system
 
 _ACL_ENTRY = struct.Struct("<HHI")
-"""An entry of Linux's access control lists has a tag, rights and a number; 4 bytes with a version precede the
-entries.
+"""The binary form of an entry in a Linux access control list: tag, rights, and the id of a user or group. A
+list begins with 4 bytes that tell its version.
 """
 
 _ACL_USER, _ACL_GROUP = 0x02, 0x08
 
 _LOCK = ".lock"
-"""Name of the file by which a process holds its temporary folder."""
+"""Name of a file in each temporary folder; the process that uses the folder keeps this file locked."""
 
 _YOUNG_SECONDS = 60
-"""A younger temporary folder may not be locked yet by its process."""
+"""A temporary folder that no process has locked is removed from this age (s) on. The process that has made a
+younger folder may not have locked it yet.
+"""
 
 _MODE = 0o775
-"""The most rights of a new folder of the cache, whatever the umask allows."""
+"""Mode of a new folder of the cache: other users may not write to it, even if the umask would let them."""
 
 
 def cache_folder(setting: str) -> Path:
@@ -49,9 +51,7 @@ def cache_folder(setting: str) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder of the cache and the missing ones above it, which not everybody may write to. Raises
-    `OSError`.
-    """
+    """Make a folder of the cache, and its missing parents, all with the mode `_MODE`. Raises `OSError`."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -60,11 +60,12 @@ def make_folder(folder: Path) -> None:
 
 
 def strangers(folder: Path, top: Path | None = None, setting: str = "cache_dir") -> str | None:
-    """One line that says why strangers may have written what is in a folder; ``None`` if they cannot.
+    """One line that says why files in a folder may come from strangers; ``None`` if no stranger can write
+    there.
 
-    A stranger is any user except root and this process's user, and any group that the process is not in. So
-    the group of a pod (``fsGroup``) may write. Whoever can write to a folder above can replace this folder,
-    unless the one above is sticky, as /tmp is.
+    Strangers are all users except root and this process's user, and all groups that this process is not in.
+    The group of a pod (``fsGroup``) is not a stranger. The folders above are checked too: whoever can write
+    to one of them can replace the folder, unless the sticky bit is set, as on /tmp.
 
     Parameters
     ----------
@@ -87,7 +88,9 @@ def strangers(folder: Path, top: Path | None = None, setting: str = "cache_dir")
 
 
 def _strangers(folder: Path, *, above: bool = False) -> str | None:
-    """Why strangers can write to a folder, or, if it is `above` the cache, replace what others have in it."""
+    """Why strangers can write to a folder; ``None`` if they cannot. They may write to a sticky folder `above`
+    the cache, because they cannot replace the cache there.
+    """
     try:
         status = folder.stat()
     except OSError:
@@ -125,8 +128,8 @@ def _in_its_list(folder: Path) -> str | None:
 
 
 def _owner_in(folder: Path) -> int | None:
-    """The owner of files that this process makes in a folder; some file systems give all to one owner.
-    ``None`` if no file can be made.
+    """The user who owns a file that this process makes in a folder; ``None`` if it can make no file there. On
+    some file systems, all files have the same owner, whoever makes them.
     """
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -136,8 +139,8 @@ def _owner_in(folder: Path) -> int | None:
 
 
 def _unmapped() -> set[int]:
-    """The id that stands for users whom this container does not know, if the host's root is one of them;
-    otherwise empty.
+    """The id that stands for all users outside of this process's user namespace (``overflowuid``), if the
+    host's root is one of them; otherwise empty.
     """
     try:
         mapped = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
@@ -167,12 +170,13 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 Facts = tuple[int, int, int, int, int]
-"""A file's device, inode, size and the times of its last changes; a program can set only one of the two
-times.
+"""A file's device, inode, size, mtime and ctime. A program can set the mtime to any value, but not the ctime.
 """
 
 _SETTLED_SECONDS = 2.0
-"""A file that changed this recently may change again without a new time, because clocks are coarse."""
+"""A file's digest is remembered only if the file last changed longer ago than this (s). The clocks of file
+systems are coarse, so two changes in quick succession may have the same time.
+"""
 
 _SMALL = 1 << 20
 """Files of fewer bytes are always read, because remembering their digest would take as long."""
@@ -234,7 +238,9 @@ class Locked:
 
 
 def lock(path: Path, *, shared: bool = False, wait: bool = True) -> Locked | None:
-    """Lock a file, which is made if necessary; ``None`` if another lock prevents this and `wait` is false."""
+    """Lock a file, and make it first if it does not exist. If the file is locked already, this waits, or
+    returns ``None`` if `wait` is false.
+    """
     make_folder(path.parent)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)
     locked = Locked(descriptor)
@@ -249,8 +255,8 @@ def lock(path: Path, *, shared: bool = False, wait: bool = True) -> Locked | Non
 
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """Make a folder for temporary files, which goes with the ``with`` block; if the process is killed, the
-    next one that makes such a folder removes it.
+    """Make a folder for temporary files, and remove it after the ``with`` block. Folders of the same `prefix`
+    that killed processes have left are removed too.
     """
     with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -274,7 +280,7 @@ def _remove_if_left(folder: Path) -> None:
 
 
 class KeptFolder(NamedTuple):
-    """A folder in the cache that may be removed, and the file that its users lock, if they lock one."""
+    """A folder in the cache that may be removed, unless a process has locked the file `lock`."""
 
     folder: Path
     lock: Path | None = None

@@ -1,9 +1,9 @@
-"""The files of a model's directory on which its scores may depend, and the digest of their content.
+"""The files of a model's directory on which the model's scores may depend, and the digest of these files.
 
-A model may name files of its own: an index names the files of its weights, and ``modules.json`` names
-folders. A file that a model names is part of the model, wherever it lies in the directory. A name of weights,
-of a configuration or of a folder of ``modules.json`` must not lead out of the directory, because the same
-digest would stand for another model on another host.
+Some JSON files of a model name other files: an index names the files of the weights, and ``modules.json``
+names folders. A file that is named so is part of the model, wherever it lies in the directory. Names of
+weights, configurations and folders must not lead out of the directory: a file out there may be another one on
+another host, and the digest would not tell.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ _LONGEST = 100
 
 
 def model_folder(model: str) -> Path | None:
-    """The directory that a model's name stands for on this host; ``None`` for ``demo``, and if no such
-    directory exists.
+    """The directory that a model's name stands for on this host; ``None`` if there is no such directory, and
+    for ``demo``.
     """
     folder = expanded(model)
-    # Path's own raises if the name cannot be that of a file
+    # `Path.is_dir` raises for names that no file can have
     return folder if model != "demo" and os.path.isdir(folder) else None  # noqa: PTH112
 
 
@@ -106,7 +106,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def model_facts(folder: Path) -> dict[str, Facts]:
-    """The facts of a model's files; if they are the same, so is the content. Raises as `model_files` does."""
+    """The `Facts` of a model's files; equal facts mean equal content. Raises as `model_files` does."""
     return {name: facts_of(path.stat()) for name, path in model_files(folder).items()}
 
 
@@ -128,13 +128,13 @@ def digest_of(files: Iterable[tuple[str, int, str]]) -> str:
 
 
 def check_named_files(file: Path) -> None:
-    """Refuse a JSON file of a model that names files outside of the model.
+    """Check the names of files in a JSON file of a model.
 
     Raises
     ------
     SpecError
-        A name leads out of the model or is that of weights in another format, or the file is too large or has
-        too many levels.
+        A name leads out of the model's directory, or names weights that are not safetensors; or the JSON file
+        is too large or has too many levels.
     OSError
         The file cannot be read.
     """
@@ -143,7 +143,7 @@ def check_named_files(file: Path) -> None:
 
 @dataclass(frozen=True)
 class _Names:
-    """The names in a JSON file that are of weights, or may be of files that `_walk` leaves out."""
+    """The names of files in a JSON file: those of weights, and those of files that `_walk` leaves out."""
 
     weights: frozenset[str] = frozenset()
     left_out: frozenset[str] = frozenset()
@@ -157,7 +157,9 @@ def _names_in(folder: Path, name: str) -> _Names:
 
 @lru_cache(maxsize=10_000)
 def _read_names(folder: Path, name: str, facts: Facts) -> _Names:
-    """The names in a file; `facts` are the file's, so that a changed file is read again."""
+    """The names in a JSON file. The `facts` of the file are part of the cache's key, so that a changed file
+    is read again.
+    """
     this, size = folder / name, facts[2]
     if size > _LARGEST_JSON:
         raise SpecError(f"{this} has {size:,} bytes, and at most {_LARGEST_JSON:,} are read")
@@ -204,7 +206,7 @@ def _strings(content: Any) -> Iterator[str]:
 
 
 def _is_left_out(name: str) -> bool:
-    """Whether a string may be the name of a file in the directory that `_walk` leaves out."""
+    """Whether `_walk` would leave out a file of this name."""
     path = PurePosixPath(name)
     if path.is_absolute() or not path.parts or ".." in path.parts:
         return False

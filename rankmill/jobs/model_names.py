@@ -1,9 +1,9 @@
-"""Models with names of their own: an extension says what such a name stands for, and where the files are.
+"""Names of models that an extension knows, such as NAME@VERSION: which model each stands for, and its files.
 
-A package adds names of models by an entry point of the group ``rankmill.models``. The entry point names a
-class with the methods of `NamedModels`, which is made from the settings. An extension's names have an ``@``
-or a ``:``. No extension is imported for ids on the hub and ``demo``, which have neither character, or for
-paths, which are known by their beginnings.
+A package adds such names by an entry point of the group ``rankmill.models``, which names a class with the
+methods of `NamedModels`. The class is called with the settings. The names have an ``@`` or a ``:``. So no
+extension is imported for ids on the hub and ``demo``, which have neither. Paths are recognized by their first
+character.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rankmill.jobs.runtime.settings import WorkerSettings
 from rankmill.jobs.system import system
 
 _FRESH_SECONDS = 5.0
-"""An extension's answer is used again for this long."""
+"""Seconds for which an extension's answer is used again."""
 
 _PATHS = ("/", ".", "~")
 """A name that begins with one of these is a path."""
@@ -38,14 +38,15 @@ class Choice:
     Attributes
     ----------
     name
-        The name; together with a query it decides which model scores the query, always the same one while the
-        shares stay the same.
+        A name that stays when a version or an alias changes. A digest of it and of a query decides which
+        model scores the query, so a query keeps its model while the shares stay the same.
     shares
         The share of each model, by its name; they add up to 1.
     shadow
         A model that scores the same queries, but whose scores are not returned.
     content
-        The digest of the content of `only`, if it is known; workers with other content leave a run to others.
+        If the name stands for one model (`only`), the digest of the model's files, if it is known. Workers
+        that have other files leave the run to other workers.
     """
 
     name: str
@@ -86,11 +87,10 @@ class CacheRoom(Protocol):
         """The folder, in which each extension has a folder of its own name."""
 
     def make_room(self, needed: int = 0, keep: Path | None = None) -> int:
-        """Remove what was unused for longest, until `needed` more bytes fit; returns how many bytes are
-        lacking.
+        """Remove the folders that were unused for longest, until `needed` more bytes fit into the cache.
 
-        The folder `keep` stays, and its own bytes do not count. If `needed` is more than the cache may ever
-        have, nothing is removed.
+        The folder `keep` is not removed, and its bytes are not counted. If `needed` by itself is over the
+        cache's limit, nothing is removed. Returns the number of bytes that still do not fit.
         """
 
 
@@ -101,7 +101,7 @@ class NamedModels(Protocol):
         """Whether a model's name has the form of this extension's names; this reads nothing."""
 
     def choice(self, model: str) -> Choice:
-        """What the name stands for now; producers ask this.
+        """What the name stands for now. Producers call this.
 
         Raises
         ------
@@ -112,7 +112,7 @@ class NamedModels(Protocol):
         """
 
     def copy(self, model: str, content: str | None, cache: CacheRoom) -> ModelCopy:
-        """The model's files, which are fetched now if they are not here; workers ask for them.
+        """Fetch the model's files unless this host has them, and say where they are. Workers call this.
 
         Parameters
         ----------
@@ -185,8 +185,8 @@ class ModelNames:
     settings
         The settings, including those of extensions.
     extensions
-        Returns what makes each extension's `NamedModels`, by default the entry points of ``rankmill.models``;
-        called for a name that may need an extension.
+        Returns the extensions' classes; by default it loads the entry points of ``rankmill.models``. It is
+        called with the first name that may be an extension's.
     """
 
     def __init__(
@@ -247,7 +247,7 @@ class ModelNames:
         return not _may_be_owned(model) or (kept is not None and kept.is_fresh)
 
     def pin(self, model: str) -> str:
-        """`model`, or the name of the model that it stands for now.
+        """The one model that the name `model` stands for now; `model` itself if it is no extension's name.
 
         Raises
         ------
@@ -258,8 +258,8 @@ class ModelNames:
         return model if choice is None else choice.one(model)
 
     def pinned(self, spec: ScoreSpec) -> ScoreSpec:
-        """`spec` with the model that its name stands for now, and the content that it must have; raises as
-        `pin` does.
+        """A copy of `spec` in which `pin` has replaced the model's name. Unless `spec` has a revision, it
+        gets the digest of the model's content. Raises as `pin` does.
         """
         choice = self.choice(spec.model)
         if choice is None:

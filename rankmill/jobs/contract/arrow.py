@@ -19,10 +19,9 @@ class _NoPandas(MetaPathFinder):
 
 
 def leave_out_pandas() -> None:
-    """Keep pyarrow from importing pandas when it makes its first array; the import takes a third of a second.
+    """Make pyarrow believe that pandas is not installed. Other code can still import pandas.
 
-    pyarrow asks once whether pandas is installed, and remembers the answer. Other code can still import
-    pandas.
+    Otherwise pyarrow would import pandas with its first array, which takes a third of a second.
     """
     import pyarrow as pa
 

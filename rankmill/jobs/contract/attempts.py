@@ -1,8 +1,8 @@
-"""How often a chunk is tried, after which pauses, and whether it is scored by itself.
+"""How often a chunk is tried, how long the pauses between attempts are, and which chunks are scored alone.
 
-A chunk is tried once, and after failures again, at most ``max_retries`` times. When a chunk's last attempt
-has failed, workers report that (`rankmill.jobs.protocol.recovery`), and the producer splits the chunk or
-gives it up (`rankmill.producer.collect.collector`).
+A chunk has one attempt, and up to ``max_retries`` further ones after failures. When the last attempt has
+failed, a worker reports the failure (`rankmill.jobs.protocol.recovery`). The producer then splits the chunk
+or gives it up (`rankmill.producer.collect.collector`).
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ LONGEST_PAUSE = 2 * _BACKOFF.longest
 
 
 def retries(most: int, failed: int) -> Retry | None:
-    """Make RQ's `Retry` with `most` retries less the `failed` ones; ``None`` if `most` is 0."""
+    """Make RQ's `Retry` for a job with at most `most` retries, of which `failed` are used up; ``None`` if
+    `most` is 0.
+    """
     if not most:
         return None
     retry = Retry(max=most, interval=[round(_BACKOFF.pause(failures)) for failures in range(1, most + 1)])
-    retry.max -= failed  # the result may be 0, which RQ does not accept from a caller
+    retry.max -= failed  # not given to the constructor, which refuses 0
     return retry
 
 

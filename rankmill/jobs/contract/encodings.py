@@ -1,4 +1,4 @@
-"""The rows of a run that asks for tokens, and their results; both are JSON."""
+"""Rows that ask for tokens instead of scores, and the answers to such rows; both are JSON."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 
 
 class TokensAsked(WireModel):
-    """A request for the tokens of a text, or for the text of token ids; exactly one of ``text`` and ``ids``
-    is set.
+    """A row that asks for the tokens of ``text``, or for the text of the token ids ``ids``; exactly one of
+    the two is set.
 
-    With ``special``, a text gets the tokenizer's special tokens, and the text of ids keeps them. With
-    ``about``, the request is about the model instead.
+    ``special`` says whether special tokens are added to the tokens of a text, or kept in the text of ids.
+    With ``about``, the answer has facts about the model, and neither tokens nor a text.
     """
 
     text: str | None = None
@@ -38,12 +38,13 @@ class TokensAsked(WireModel):
 
 
 class TokensFound(WireModel):
-    """The tokens of a text, or the ``text`` of token ids; the fields for the other case are empty.
+    """The answer to a `TokensAsked`: for a text its tokens, and for token ids their ``text``.
 
-    ``words`` are the tokens as the vocabulary has them. ``special`` says which tokens do not come from the
-    text. ``spans`` are the index of each token's first character in the text and the index after its last.
-    ``most`` is the most tokens that the model takes; the text is not cut to it. ``labels`` are the names of
-    the model's outputs, if the request is about the model.
+    ``ids``, ``words``, ``special`` and ``spans`` have an entry for each token. ``words`` are the tokens as
+    the vocabulary has them. ``special`` marks tokens that the tokenizer has added to the text. A span is the
+    index of the token's first character in the text, and the index after its last. ``most`` is the model's
+    limit in tokens; the text is not cut to that limit. ``labels`` are the names of the model's outputs, only
+    in an answer with facts about the model.
     """
 
     text: str

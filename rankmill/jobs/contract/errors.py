@@ -194,10 +194,10 @@ def too_long(row: str, tokens: int, most: int) -> str:
 
 
 def read_too_long(reason: str) -> tuple[int, int] | None:
-    """The two numbers in a reason that `too_long` wrote; ``None`` for other reasons.
+    """The row's number of tokens and the most allowed, from a reason that `too_long` wrote; ``None`` for
+    other reasons.
 
-    The numbers are read from the text because results, journals, outputs and ``Scores.errors`` have only the
-    text.
+    Results, journals and outputs have only the text of a reason, so the numbers are read from the text.
     """
     match = _TOO_LONG.fullmatch(reason)
     return (int(match[1].replace(",", "")), int(match[2].replace(",", ""))) if match else None

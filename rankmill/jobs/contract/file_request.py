@@ -1,4 +1,4 @@
-"""The request of score-file, with fields named like its options, as it is sent to runners."""
+"""The options of score-file as one object, which submitted runs and batches send to runners."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _check_delimiter(given: str) -> str:
     return given
 
 
-# In the help of a command, the title stands for the value.
+# A title is the placeholder for the option's value in the help of a command, as NAME in `--tag NAME`.
 Name = Annotated[str, Field(min_length=1)]
 File = Annotated[Name, Field(title="FILE")]
 Files = Annotated[tuple[File, ...], Field(title="FILE")]
@@ -118,7 +118,7 @@ class FileRequest(WireModel):
     text_column: Column | None = None
     """Column with single texts to score, in place of queries and passages."""
     messages_column: Columns = ()
-    """Column with conversations, lists of {role, content}; two (CHOSEN,REJECTED) get a score each."""
+    """Column with conversations, which are lists of {role, content}; CHOSEN,REJECTED scores two columns."""
     score_column: Column = "score"
     """Column to add for the score; with several models NAME_MODEL for each, or the columns NAME,NAME,..."""
     rank_column: Column = "rank"
@@ -136,7 +136,7 @@ class FileRequest(WireModel):
     delimiter: Delimiter | None = None
     """Character between two fields of CSV or TSV.  [default: detected]"""
     max_field_mib: Annotated[int, Field(ge=1, le=1024, title="N")] | None = None
-    """Longest field of CSV or TSV, in MiB; a longer one counts as an open quote.  [default: 16]"""
+    """Longest field of CSV or TSV, in MiB; after more, a quote counts as never closed.  [default: 16]"""
     limit: Positive | None = None
     """Score only the first N rows."""
     shard: Shard | None = None
@@ -150,8 +150,8 @@ class FileRequest(WireModel):
     mean: Literal["ranks", "scores"] | None = None
     """For several models: add the mean of the ranks, or of the standardized scores, within each query."""
     on_null: Literal["error", "fail"] = "error"
-    """What a null text does or, with --run, a missing id: error gives its row an error, fail stops before any
-    work.
+    """What to do about a null text or, with --run, a missing id: error gives that row an error, fail stops
+    before any work.
     """
     force: bool = False
     """Replace an existing output."""
@@ -217,8 +217,8 @@ class FileRequest(WireModel):
         yield from (*self.inputs, *self.queries, *self.corpus, *filter(None, single))
 
     def run_models(self, model: str) -> tuple[str, ...]:
-        """The model of each run over the rows: the request's models, or else `model`, twice for two columns
-        of conversations.
+        """The model for each score column: `models` of the request, or else `model`, twice if the request has
+        two columns of conversations.
         """
         return self.models or (model,) * max(len(self.messages_column), 1)
 
@@ -273,17 +273,17 @@ def _absolute(path: str) -> str:
 
 
 class FileOrder(WireModel):
-    """An order to score files, which says what to score, with which model, in which queue, and for whom.
+    """What a submitted run asks a runner to do: the only argument of the RQ job ``rankmill.score_file``.
 
-    The order is the only argument of the RQ job ``rankmill.score_file``. The runner's settings stand in for a
-    missing ``queue`` or ``chunk_size``; a run without ``tenant`` belongs to nobody.
+    Without ``queue`` or ``chunk_size``, the runner's settings decide. Without ``tenant``, the run belongs to
+    nobody.
 
     Attributes
     ----------
     kind
         Name of an entry point of the group ``rankmill.orders``; ``None`` if the order is for files.
     details
-        What the order's kind adds to the order.
+        Fields that only orders of this `kind` have; empty for files.
     """
 
     optional = frozenset({"queue", "chunk_size", "webhook", "kind", "details", "tenant", "weight"})

@@ -25,7 +25,7 @@ TRACE = "trace"
 """Keys in a job's metadata."""
 
 BASE_TIMEOUT = 900
-"""Seconds that a job's timeout allows besides those for its pairs."""
+"""Part of a job's timeout (s) that does not depend on its number of pairs."""
 
 _SECONDS_PER_PAIR = 2
 """Seconds that a job's timeout allows for each pair, which is more than any known model needs on any known

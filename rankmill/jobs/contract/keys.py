@@ -18,10 +18,10 @@ _JOB_ID = re.compile(f"(r?[0-9A-Fa-f]+)-({_CHUNK})", re.ASCII)
 
 
 class PieceId(NamedTuple):
-    """A piece is some rows of a chunk, its ``parent``, that are sent as a chunk of their own.
+    """The name of a piece: successive rows of a chunk (the ``parent``) that are sent as a job of their own.
 
-    ``start`` is the number of the piece's first row among the rows that are sent for the parent; ``rows`` is
-    how many rows it has.
+    ``rows`` is the number of rows of the piece. ``start`` is the place of its first row, counted from 0 among
+    the rows of the parent that have to be scored.
     """
 
     parent: int
@@ -39,7 +39,7 @@ Redis, and `read_chunk_id` reads it.
 
 
 def parent_of(chunk: ChunkId) -> int:
-    """The whole chunk to which the rows of a chunk belong."""
+    """The whole chunk that a piece was cut from; a whole chunk itself."""
     return chunk.parent if isinstance(chunk, PieceId) else chunk
 
 
@@ -89,9 +89,7 @@ def errors(run_id: str) -> str:
 
 
 def cancelled(run_id: str) -> str:
-    """String: exists if someone other than the producer cancelled the run, so that the producer learns of
-    it.
-    """
+    """String: tells the producer that someone else has cancelled its run."""
     return f"{PREFIX}:run:{run_id}:cancelled"
 
 
@@ -159,7 +157,7 @@ def worker(name: str) -> str:
 
 
 def of_queue(queue: str) -> str:
-    """The prefix of the names of a queue's keys, from which scripts make these names."""
+    """The prefix of a queue's keys; scripts add the rest of each name."""
     return f"{PREFIX}:queue:{queue}:"
 
 
@@ -179,8 +177,8 @@ def queues() -> str:
 
 
 def bell(queue: str) -> str:
-    """List: an entry for each job of a request that came lately, at most 64; workers with room only for
-    requests wait for an entry.
+    """List: wakes workers that have room only for requests. Each new job of a request adds an entry, of which
+    at most 64 are kept.
     """
     return f"{of_queue(queue)}bell"
 
@@ -203,14 +201,16 @@ def waits(queue: str) -> str:
 
 
 def turns(queue: str, scope: str) -> str:
-    """Sorted set: tenants (scopes ``request`` and ``bulk``) or runs (``bulk:<tenant>``) that wait, by the
-    number of their pairs that workers have taken; a tenant's number is divided by its weight.
+    """Sorted set: who waits, by the number of pairs that workers have taken from each; the lowest is next.
+
+    In the scopes ``request`` and ``bulk`` the members are tenants, whose numbers are divided by their
+    weights. In a scope ``bulk:<tenant>`` the members are the tenant's runs.
     """
     return f"{of_queue(queue)}turns:{scope}"
 
 
 def level(queue: str, scope: str) -> str:
-    """String: the number of pairs with which a newcomer to `turns` begins, which is what the owner of the
+    """String: the number with which a new member of `turns` begins. It is the number that the member with the
     latest turn had before that turn.
     """
     return f"{of_queue(queue)}level:{scope}"
@@ -227,8 +227,8 @@ def idle(queue: str) -> str:
 
 
 def reader_bell(reader: str) -> str:
-    """Stream: a producer reads many runs at once, and adds an entry here to wake itself when it has to read
-    one more.
+    """Stream: a producer waits for results of many runs with one command, which reads this stream too. To add
+    a run, the producer writes here, which ends the command.
     """
     return f"{PREFIX}:reader:{reader}:bell"
 

@@ -9,7 +9,7 @@ from rankmill.jobs.contract.home import expanded
 from rankmill.jobs.contract.shipped import shipped
 
 TEXTS_ALONE = "none"
-"""Given in place of a template, it lets the model read the two texts as they are."""
+"""Stands for no template: the model reads query and passage without a prompt."""
 
 MAX_TEMPLATE_CHARS = 64 << 10
 
@@ -23,12 +23,12 @@ def shipped_templates() -> list[str]:
 
 
 def read_template(given: str | None) -> str | None:
-    """Read the text of a template; ``None`` and ``none`` stay what they are.
+    """Return the text of a template. ``None`` and ``none`` are returned unchanged.
 
     Parameters
     ----------
     given
-        The name of a shipped template, the path of a file, the text itself, or ``none``.
+        The name of a shipped template, the path of a file, the text itself, ``none`` or ``None``.
 
     Raises
     ------

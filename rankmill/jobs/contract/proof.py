@@ -49,10 +49,11 @@ class Proof(BaseModel):
     difference
         Largest difference from the reference.
     company
-        Largest change of a logit that padding and the other rows of its batch cause.
+        Largest change of a logit that padding or other rows in the batch cause.
     own
-        Largest difference between transformers in this precision and the reference, on the same pairs. With
-        the reference ``own`` and without 8 or 4 bits, it is the largest change that padding causes.
+        Error of transformers itself: the largest difference between its logits in this precision and the
+        reference. If the reference is already in this precision (``own``, without 8 or 4 bits), it is the
+        largest change of transformers' logits that padding causes.
     bound
         Largest allowed difference, which the worker promises.
     spearman

@@ -49,9 +49,10 @@ class ChunkStats(WireModel):
     bound
         The bound of the worker's proof (`Proof.bound`); ``None`` without a proof.
     reference
-        ``own`` if the model was too large to be compared in fp32.
+        ``own`` if the model was too large to be compared in fp32 (`Proof.reference`).
     kind
-        What decides the bits of a deterministic run's scores.
+        For a deterministic run, one text with all that the bits of a score depend on besides row and model:
+        device, versions and precision.
     """
 
     worker: str
@@ -78,11 +79,12 @@ class ChunkStats(WireModel):
 
 @dataclass(frozen=True)
 class ChunkScores:
-    """A scored chunk: float32 ``scores`` and text ``errors``, both ``[n]``; each row has exactly one of them.
+    """A scored chunk: float32 ``scores`` and text ``errors``, both ``[n]``. Each row has a score or an error.
 
-    If the statistics have labels, a row's score is a list with one score for each label. If the job asks for
-    tokens (`rankmill.jobs.contract.job.asks_for_row_tokens`), ``tokens`` has the number of tokens of each
-    row, int32 ``[n]``, null if unknown. If rows are requests for tokens, ``tokens`` has the answers as JSON.
+    If the statistics have labels, a row's score is a list with one score for each label. ``tokens`` is
+    ``None``, except in two cases. If the job asks for the rows' numbers of tokens
+    (`rankmill.jobs.contract.job.asks_for_row_tokens`), ``tokens`` is int32 ``[n]``, null where a number is
+    unknown. If each row is a `TokensAsked`, ``tokens`` has the answers as JSON.
     """
 
     chunk: ChunkId
@@ -186,14 +188,14 @@ def _chunk_named(run_id: str, entry: Mapping[bytes, bytes]) -> ChunkId | None:
 
 
 Amount = Annotated[int, Field(ge=0, lt=1 << 53)]
-"""A count in Redis, whose scripts count in 64-bit floating point, which is exact below 2⁵³."""
+"""A count in Redis. It is below 2⁵³, because Lua scripts count in 64-bit floating point."""
 
 
 class Amounts(NamedTuple):
-    """Scored pairs, their tokens, and microseconds of the device.
+    """What was used of a device: scored pairs, their tokens, and microseconds of its time.
 
-    ``cached`` counts rows that took the score of another row or a known score; ``failed`` counts rows without
-    a score.
+    ``cached`` counts rows that were not computed, because an equal row or an earlier output had the score.
+    ``failed`` counts rows without a score.
     """
 
     pairs: Amount = 0
@@ -212,11 +214,11 @@ NO_DEVICE = ""
 """Name of the device for rows without a score, and for rows that needed no work."""
 
 Usage = Mapping[str, Amounts]
-"""Amounts by the name of the device."""
+"""What was used of each device, by the device's name."""
 
 
 def used_by(result: ChunkScores) -> dict[str, Amounts]:
-    """The usage of a result."""
+    """What the scoring of a chunk has used."""
     stats = result.stats
     pairs = len(result.scores) - result.scores.null_count
     microseconds = round(1e6 * stats.device_seconds)
@@ -224,6 +226,6 @@ def used_by(result: ChunkScores) -> dict[str, Amounts]:
 
 
 def joined_usage(one: Usage, other: Usage) -> dict[str, Amounts]:
-    """Add the usage of both, device by device."""
+    """Add two usages, device by device."""
     names = one.keys() | other.keys()
     return {name: one.get(name, NOTHING).plus(other.get(name, NOTHING)) for name in sorted(names)}

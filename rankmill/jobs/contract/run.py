@@ -1,4 +1,4 @@
-"""A run, which is one submission, its progress, and how both are read from Redis."""
+"""A run, which is one submission, and its progress, as Redis keeps them."""
 
 from __future__ import annotations
 
@@ -79,11 +79,10 @@ class Run(WireModel):
 
 
 class Settled(NamedTuple):
-    """What all chunks of a run are scored with; ``None`` for what is not settled.
+    """What a run's first worker has decided for all chunks; a field is ``None`` if nothing was to be decided.
 
-    ``precision`` is what an open precision (`OPEN_PRECISIONS`) stands for. ``revision`` is the model's commit
-    or content. ``kind``, for a deterministic run, is what else decides the bits of its scores: device,
-    versions and precision.
+    ``precision`` replaces a precision such as ``auto`` (`OPEN_PRECISIONS`). ``revision`` is the model's
+    commit, or the digest of its content. ``kind`` is set for a deterministic run (`ChunkStats.kind`).
     """
 
     precision: str | None
@@ -92,8 +91,8 @@ class Settled(NamedTuple):
 
 
 def settled_by(spec: ScoreSpec, precision: str, revision: str | None, kind: str | None) -> Settled:
-    """What a worker that scores in this way settles for its run; the precision counts only if the spec leaves
-    it open.
+    """What a worker with these values decides for a run if it is the run's first. It decides no precision if
+    the spec already names one.
     """
     is_open = spec.precision in OPEN_PRECISIONS and spec.inputs != "tokens"
     return Settled(precision if is_open else None, revision, kind)
@@ -102,9 +101,9 @@ def settled_by(spec: ScoreSpec, precision: str, revision: str | None, kind: str 
 class Progress(WireModel):
     """How many rows of a run are done; a row is done when its chunk is finished.
 
-    ``at`` is when the latest rows were done. ``since_rows`` were done at ``since``, which is about half a
-    minute earlier, or less at the start of a run. ``at`` and ``since`` are in seconds since 1970, and 0 until
-    the run's first scores.
+    ``rows`` were done at ``at``, and ``since_rows`` at the earlier time ``since``, so the two give the recent
+    speed. The times are usually half a minute apart. Both are in seconds since 1970, and 0 until the run's
+    first scores.
     """
 
     rows: Count = 0
@@ -116,8 +115,8 @@ class Progress(WireModel):
     def rows_per_second(self, now: float) -> float | None:
         """The recent speed in rows per second; ``None`` if it is unknown.
 
-        The speed is unknown at `now` (s since 1970) if no row was done for half a minute and for as long as
-        the speed was measured.
+        The speed becomes unknown when no rows have been done for half a minute, or for the time over which it
+        was measured if that is longer. `now` is in seconds since 1970.
         """
         fresh, span = self.rows - self.since_rows, self.at - self.since
         is_recent = now - self.at <= max(span, _QUIET_SECONDS)

@@ -46,7 +46,8 @@ def check_format(written_as: object, subject: str) -> None:
 
 
 class WireModel(BaseModel):
-    """What processes exchange; for a reader, a field that is unknown, missing or not valid is a `WireError`.
+    """Base of the models that processes exchange. Reading raises `WireError` for an unknown field, a missing
+    one, or one that is not valid.
 
     A release that changes what fields may contain also changes `FORMAT`.
     """

@@ -32,7 +32,7 @@ Long = Literal["truncate", "split", "split-mean", "refuse"]
 Side = Literal["right", "left"]
 
 CONTENT = re.compile(r"^[0-9a-f]{64}$")
-"""A digest of content, which has 64 characters; a commit on the hub has 40."""
+"""Matches a digest of content. A commit on the hub, which has only 40 characters, does not match."""
 
 RECIPE = "rankmill_quantization.json"
 """File in a model's directory that ``rankmill quantize`` writes; it says how workers compute the model in
@@ -81,9 +81,10 @@ class ScoreSpec(BaseModel):
         Branch, tag or commit on the hub; ``None`` is the default branch. For a directory or a version in a
         registry, the digest of its content; ``None`` accepts any content.
     precision
-        Number format of the forward pass; ``auto`` means the best one for the device. ``int8`` means the kind
-        of int8 with the smallest groups that is fast enough on the device: groups of 64 or 128 inputs share a
-        scale, and the rest is in fp32 or bf16.
+        Number format of the forward pass; ``auto`` means the best one for the device. ``int8`` means a kind
+        of int8 that is fast on the device, or the same as ``auto`` if no kind is. In ``int8-64`` and
+        ``int8-128``, 64 or 128 inputs share a scale. All that is not in int8 is in fp32, or in bf16 if the
+        name ends with ``-bf16``.
     max_length
         Longest row in tokens, special tokens included; of longer pairs, the longer text is cut first.
         ``None`` is the model's own limit.
@@ -113,8 +114,8 @@ class ScoreSpec(BaseModel):
     all_labels
         Whether each output of a model is a score, so that a row has several scores.
     deterministic
-        Whether devices of one kind give a row a score with the same bits, whatever the other rows, their
-        order, chunks, workers and threads are.
+        Whether a row's score always has the same bits on devices of one kind. The other rows, their order,
+        and the number of chunks, workers and threads then change nothing.
     inputs
         What a row is: a query and a passage, a single text, or a conversation. For texts and conversations
         the ``default`` activation is the identity, unless the model's files name another. With ``tokens``, a
@@ -207,17 +208,15 @@ def choose_output(label: str | None, labels: Sequence[str], model: str) -> int |
 
 
 def nearest(name: str, names: Iterable[str], written: Callable[[str], str] = str) -> str:
-    """A hint that names the one of `names` that is most like `name`, in the form that `written` gives it;
-    empty if none is similar.
+    """A hint for a misspelt `name`: the most similar one of `names`, formatted by `written`; empty if none is
+    similar.
     """
     matches = get_close_matches(name, names, n=1)
     return f", the nearest is {written(matches[0])}" if matches else ""
 
 
 def complaint(error: ValidationError, names: Iterable[str]) -> str:
-    """What is wrong with options given by name, in one line that suggests one of `names` for an unknown
-    option.
-    """
+    """One line that says what is wrong with an option. For an unknown option, it suggests one of `names`."""
     wrong = error.errors(include_url=False, include_input=False, include_context=False)
     for problem in wrong:
         if problem["type"] == "extra_forbidden":

@@ -156,7 +156,7 @@ def mended(text: str | None) -> str | None:
 
 
 def text_fault(texts: Mapping[str, str | None]) -> tuple[RowFault, str] | None:
-    """Why a row with these texts, by name, cannot be tokenized; ``None`` if nothing is wrong."""
+    """Why a row with these `texts` (by name) cannot be tokenized; ``None`` if nothing is wrong."""
     for name, text in texts.items():
         if text is None:
             return "null", f"{name} is null"
@@ -241,7 +241,7 @@ def _clip(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     Raise `WireError` if the texts together exceed a chunk's limit.
     """
     texts = _simple(texts)
-    if text_bytes(texts) > MAX_TEXT_CHARS:  # else no text is too long
+    if text_bytes(texts) > MAX_TEXT_CHARS:  # with fewer bytes in all, no text can be too long
         longest = pc.max(pc.binary_length(texts)).as_py()
         texts = pc.utf8_slice_codeunits(texts, 0, MAX_TEXT_CHARS + 1) if longest > MAX_TEXT_CHARS else texts
         _check_text(texts)

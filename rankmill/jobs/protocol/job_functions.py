@@ -71,12 +71,12 @@ def _wrong_worker(function: str) -> tuple[Job, str]:
 
 
 def _leave_to_others(job: Job) -> bool:
-    """If the job's queue has a ScoringWorker, let the job go back to the queue; returns whether the queue has
-    one. A job that goes back keeps all of its attempts.
+    """Let the job go back to its queue, with all of its attempts, if the queue has a ScoringWorker. Returns
+    whether it has one.
     """
     has_others = bool(queue_workers(job.connection, job.origin).scoring)
     if has_others:
         job.retries_left = (job.retries_left or 0) + 1
-        # after a pause this worker would take the job again, because it would have waited longest
+        # no pause, because this worker would have waited longest when it ends, and would get the job again
         job.retry_intervals = None
     return has_others

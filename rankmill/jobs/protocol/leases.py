@@ -1,12 +1,13 @@
-"""Leases, which say who holds something, and when that ends unless the lease is renewed.
+"""Leases: who holds something, and until when. The holder renews its lease again and again; a lease that is
+not renewed lapses.
 
-A lease in Redis is an entry of a sorted set, with the time at which it lapses by the server's clock, so hosts
-never compare their clocks. `Leases` are forgotten when they lapse. Leases of chunks and submitted runs, in
-RQ's registries of started jobs, stay until another process takes the work. `rankmill.workers.queue.heartbeat`
-renews the leases of a worker's chunks.
+A lease is an entry of a sorted set in Redis, with the time at which it lapses. This time is by the server's
+clock, so the clocks of hosts need not agree. There are two kinds. `Leases` are deleted when they lapse.
+Leases of chunks and submitted runs are in RQ's registries of started jobs, and stay there until another
+process takes the work. `rankmill.workers.queue.heartbeat` renews the leases of a worker's chunks.
 
-The server's clock may jump when another host takes over. If the clock jumps ahead, all leases lapse at once:
-see `Renewals`. If the clock jumps back, leases of dead processes would last longer by the jump: see `BOUND`.
+The server's clock may jump when another host takes over. If it jumps ahead, all leases lapse at once: see
+`Renewals`. If it jumps back, leases of dead processes would last longer by the jump: see `BOUND`.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ most.
 """
 
 BOUND = Script("jobs/protocol/lua/bound.lua")
-"""A Lua function for other scripts: it lets no lease last longer from now than its length, or than
-`UNRENEWED_SECONDS` if that is more.
+"""A Lua function for other scripts. It shortens each lease that would last longer from now than a new lease,
+and longer than `UNRENEWED_SECONDS`.
 """
 
 _BOUND_LEASES = Script("jobs/protocol/lua/bound_leases.lua", BOUND)
@@ -39,9 +40,9 @@ _HOLD = Script("jobs/protocol/lua/hold.lua")
 
 
 def hold(pipe: Any, key: str, holder: str, seconds: float, *, only_renew: bool) -> None:
-    """Begin or renew a lease that stays after it has lapsed, until another process takes the work.
+    """Begin or renew a lease of the kind that stays when it lapses, until another process takes the work.
 
-    With `only_renew`, a lease that is gone is not begun again.
+    With `only_renew`, only an existing lease is renewed.
     """
     _HOLD.run(pipe, [key], holder, seconds, int(only_renew))
 
@@ -54,10 +55,10 @@ def move(
     do: Callable[[Pipeline], object],
     until: float = math.inf,
 ) -> bool:
-    """Move a job by the commands of `do`, and end its lease or pause, in one transaction.
+    """Move a job by the commands of `do`, and delete the entry of its lease or pause, in one transaction.
 
-    Returns whether the server has confirmed the transaction. If the reply was lost, or another process has
-    moved the job, the entry is gone and the job is not moved again.
+    Returns whether the server has confirmed the transaction. The job is not moved if the entry is gone:
+    another process may have moved the job, or an earlier transaction whose reply was lost.
 
     Parameters
     ----------
@@ -73,8 +74,8 @@ def move(
     """
     connection: Any = client
     wanted = connection.pipeline()
-    # `do` may wait for the timeout of a dead connection, so it is called before the loop, which holds another
-    # connection.
+    # `do` may use a dead connection and wait for its timeout, so it is called before another connection
+    # begins to watch the job.
     do(wanted)
     wanted.zrem(key, holder)
     while True:
@@ -98,7 +99,7 @@ def move(
 
 
 def bound_leases(client: redis.Redis, key: str, seconds: float) -> None:
-    """Apply `BOUND` to leases that stay after they have lapsed."""
+    """Apply `BOUND` to leases of the kind that stays when they lapse."""
     _BOUND_LEASES.run(client, [key], seconds)
 
 
@@ -125,8 +126,8 @@ class Leases:
         self._seconds = seconds
 
     def take(self, holder: str, most: float = math.inf) -> bool:
-        """Renew the holder's lease, or take one unless `most` others hold one; returns whether the holder has
-        one now.
+        """Renew the holder's lease, or begin one if fewer than `most` leases exist. Returns whether the
+        holder has a lease now.
         """
         limit = int(min(most, 1 << 53))
         return bool(_TAKE.run(self._redis, [self._key], limit, self._seconds, holder))
@@ -145,7 +146,8 @@ class Leases:
 
 
 class Renewals:
-    """Knows when this process renewed its leases, and whether the lapsed leases of others may be taken.
+    """Knows when this process renewed its leases, and whether it may take work from processes whose leases
+    have lapsed.
 
     Parameters
     ----------
@@ -167,9 +169,9 @@ class Renewals:
     def renewed(self, server_now: float) -> None:
         """Note a renewal, and the time of the server's clock after it.
 
-        If the last renewal was long ago, Redis was away; if the server's clock has jumped, leases lapse too
-        early. After an outage or a jump, other processes get time to renew their leases before lapsed ones
-        may be taken.
+        After an outage of Redis, or a jump of its clock, leases of live processes may have lapsed. An outage
+        shows in a long time since the last renewal. In both cases no lapsed lease may be taken for the length
+        of a lease, so that the live processes can renew theirs.
         """
         now = system.monotonic()
         ahead = server_now - now

@@ -1,6 +1,6 @@
--- Forgets idle workers that will be given work. While jobs wait, no worker is forgotten, because idle
--- workers take these jobs.
--- KEYS: see waiting.lua. ARGV: the most workers. Returns how many were forgotten.
+-- Takes workers from the list of idle ones, because the caller has work for them. Takes none while jobs wait, because
+-- idle workers will take these jobs.
+-- KEYS: see waiting.lua. ARGV: the most workers. Returns how many were taken.
 if redis.call('LLEN', rq) + tonumber(redis.call('GET', base .. 'waits') or 0) > 0 then return 0 end
 redis.call('ZREMRANGEBYSCORE', base .. 'idle', 0, '(' .. redis.call('TIME')[1])
 return #redis.call('ZPOPMAX', base .. 'idle', ARGV[1]) / 2

@@ -1,9 +1,10 @@
--- Adds to the accounts what parts of a run have used. A part counts only if this script deletes its entry from the
--- run's stream (XDEL) or adds it to a set (SADD), so it counts once. For the entry 'end', XDEL deletes the stream.
+-- Adds to the accounts what results of a run have used. Each result counts once: when this script deletes its entry
+-- from the run's stream (XDEL), or adds the entry's id to a set (SADD). The entry 'end' stands for usage that is known
+-- only when the run ends; XDEL then deletes the whole stream.
 -- KEYS: the stream of results or the set of entries, the prefix of the accounts' keys.
 -- ARGV: XDEL or SADD, expiry of the accounts (s), most entries of a day, group, name of the tenant, model;
---   then for each part its entry, the number of its devices, and for each device its name and five amounts.
--- Returns what is wrong with the accounts, or nothing.
+--   then for each result its entry, the number of its devices, and for each device its name and five amounts.
+-- Returns the error if the accounts are damaged, else nothing.
 local day = KEYS[2] .. ':' .. math.floor(redis.call('TIME')[1] / 86400)
 local trouble
 

@@ -1,5 +1,5 @@
--- Counts the waiting jobs of a queue, and corrects the stored count. One worker runs this for all, and the gateway
--- runs it too.
+-- Counts the waiting jobs of a queue, and corrects the stored count (`waits`). One worker of the queue calls this
+-- regularly, and so does the gateway.
 -- KEYS: see waiting.lua. No ARGV. Returns the number of waiting requests, and the tenants whose bulk work waits.
 local requests, waits, tenants = redis.call('LLEN', rq), 0, {}
 for _, tenant in ipairs(redis.call('ZRANGE', base .. 'turns:request', 0, -1)) do

@@ -1,4 +1,5 @@
--- Enters a run into the turns again, if the server has lost its entry, and gives jobs to workers that wait.
+-- Enters a run with waiting jobs into the turns, in case the server has lost its entry. Also gives jobs of the run to
+-- workers that wait at RQ's list.
 -- KEYS: see waiting.lua. ARGV: the id of a job of the run. Returns nothing.
 if redis.call('EXISTS', (where(ARGV[1]))) == 1 then
   enter(ARGV[1])

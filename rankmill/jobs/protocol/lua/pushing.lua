@@ -1,5 +1,5 @@
--- For scripts that let jobs wait; it uses waiting.lua.
--- Each job of a request rings the bell once for workers that are full of bulk work.
+-- For scripts that put jobs into waiting lists; it uses waiting.lua. Each job of a request adds an entry to the list
+-- `bell`, which wakes a worker that is full of bulk work.
 local function push(id, at_front)
   local list, scopes = where(id)
   redis.call(at_front and 'LPUSH' or 'RPUSH', list, id)
@@ -11,8 +11,8 @@ local function push(id, at_front)
     redis.call('EXPIRE', base .. 'bell', 60)
   end
 end
--- Gives each worker that waits at RQ's list a job there. Such a job costs no turn, because nothing else waited. `id`: a
--- job of the list that has new jobs.
+-- Moves a job to RQ's list for each worker that waits there. The jobs are taken from the list to which `id` belongs.
+-- They cost no turn, because nothing else waited.
 local function call_workers(id)
   local list = where(id)
   local now = redis.call('TIME')[1]

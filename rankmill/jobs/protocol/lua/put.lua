@@ -1,4 +1,4 @@
--- Lets jobs of a run, or a job by name, wait. New jobs wait behind the run's other jobs, and returning jobs before them.
+-- Puts jobs of a run, or a job by name, into their waiting list: new jobs at the end, returning jobs at the front.
 -- KEYS: see waiting.lua. ARGV: 1 for the front, else 0; 1 to give back the jobs' turn, else 0; the jobs' ids.
 -- Returns nothing.
 for at = 3, #ARGV do

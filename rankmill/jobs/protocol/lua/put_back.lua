@@ -1,4 +1,4 @@
--- Puts back the jobs of a run that are in no list, although their hashes say that they wait, pause or run.
+-- Puts back lost jobs of a run: their hashes say that they wait, pause or run, but no list has them.
 -- KEYS: see waiting.lua; then the jobs in transit, the paused jobs, the leases. ARGV: the jobs' ids. Returns how
 -- many were put back.
 local transit, paused, leases = unpack(KEYS, 4, 6)

@@ -1,6 +1,6 @@
--- Removes waiting jobs of a run, with their hashes and payloads; a bulk run also loses its turn.
--- KEYS: see waiting.lua; then the prefix of the keys of the run's payloads. ARGV: most jobs to remove; the ids of the
--- jobs that may wait, or of a bulk run one id, which stands for any of its jobs. Returns how many were removed.
+-- Removes waiting jobs of a run, with their hashes and payloads. A bulk run is also removed from the turns.
+-- KEYS: see waiting.lua; then the prefix of the keys of the run's payloads. ARGV: the most jobs to remove from the list
+-- of a bulk run; the ids of a request's jobs, or the id of any job of a bulk run. Returns how many were removed.
 local list, scopes = where(ARGV[2])
 local run, gone, removed = run_of(ARGV[2]), {}, 0
 local function remove(id)

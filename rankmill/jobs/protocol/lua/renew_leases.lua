@@ -1,4 +1,4 @@
--- Renews leases, but does not begin forgotten ones again.
+-- Renews those leases that still exist.
 -- KEYS: the leases. ARGV: length of the leases (s), the holders. Returns nothing.
 local clock = redis.call('TIME')
 for place = 2, #ARGV do

@@ -1,7 +1,7 @@
--- Settles what all chunks of a run are scored with. If the run is gone, nothing is written, because a caller that is
--- cut off or killed could not delete the key.
--- KEYS: the run, what is settled. ARGV: expiry of what is settled (s), 1 to write over what others have settled, else
--- 0; for each fact its name and its value (empty: not known). Returns the values; nil if the run is gone.
+-- Settles the facts with which all chunks of a run are scored, such as the precision: the first value of a fact stays.
+-- If the run is gone, nothing is written, because nobody would delete the key.
+-- KEYS: the run, the settled facts. ARGV: expiry of the facts (s); 1 to replace values that others have settled, else
+-- 0; for each fact its name and its value (empty: not known). Returns the settled values; nil if the run is gone.
 if redis.call('EXISTS', KEYS[1]) == 0 then return false end
 if type(redis.pcall('HGET', KEYS[2], '')) == 'table' then redis.call('UNLINK', KEYS[2]) end  -- the key is not a hash
 local found = {}

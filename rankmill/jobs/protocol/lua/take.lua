@@ -1,8 +1,8 @@
--- Moves the next job to those in transit, and counts its turn, at a cost that does not depend on how many jobs wait.
+-- Moves the next job to the jobs in transit, and counts its turn. The cost does not depend on how many jobs wait.
 -- KEYS: see waiting.lua; then the jobs in transit, the registered workers. ARGV: the kinds of jobs, in order; the
--- worker; 1 if it will wait at RQ's list without a job, else 0; 1 if it will be idle without one, else 0; how long
--- that holds (s); the runs that it leaves alone. Returns the job's id or '', and the numbers of waiting jobs, of
--- workers, and of idle workers.
+-- worker; 1 if the worker waits at RQ's list when it gets no job, else 0; 1 if it then is idle, else 0; expiry of
+-- these two notes (s); the runs that the worker does not take. Returns the job's id, or '' if there is none; then the
+-- numbers of waiting jobs, of workers, and of idle workers.
 local alone, take = {}, {}
 for at = 6, #ARGV do alone[ARGV[at]] = true end
 bring_strays()

@@ -1,6 +1,6 @@
--- For take.lua; it uses pushing.lua. Moves jobs from the front of RQ's list to the front of the lists where they
--- belong. Stock RQ has put a job of a run into its list, or the worker that the job was for is gone. A job by name
--- stays.
+-- For take.lua; it uses pushing.lua.
+-- Moves jobs of runs from the front of RQ's list to the front of their own lists, up to the first job by name. A job of
+-- a run is in RQ's list if RQ's own code has put it there, or for a worker that is gone now.
 local function bring_strays()
   for _ = 1, 64 do
     local id = redis.call('LINDEX', rq, 0)
@@ -11,8 +11,8 @@ local function bring_strays()
   end
 end
 local costs
--- Finds the first tenant or run in the turns of `scope` that has a job, counts its turn, and returns the job. `try`
--- returns a job of the tenant or run, or nil, and whether it has jobs that this worker leaves alone.
+-- Returns a job of the first tenant or run in the turns of `scope` that has one for this worker, and counts the turn.
+-- `try` gets the name of a tenant or run. It returns a job or nil, and whether jobs wait that the worker does not take.
 local function next_of(scope, try)
   local turns, skipped = base .. 'turns:' .. scope, 0
   while true do

@@ -1,10 +1,11 @@
 -- For the scripts of a queue. KEYS[1]: the prefix of the queue's keys, `rankmill:queue:<queue>:`; KEYS[2]: RQ's own
--- list; KEYS[3]: the prefix of keys of jobs. A run's jobs wait in `waiting:<run>`, the requests of a tenant together in
--- `waiting:requests:<tenant>`, and jobs by name in RQ's list; contract/priority.py says what a job's id tells. A scope
--- is a kind of work (request, bulk), whose tenants take turns, or `bulk:<tenant>`, whose runs take turns.
--- `turns:<scope>`: the pairs that each tenant or run has had, a tenant's divided by its weight (start-time fair
--- queueing); an entry without waiting jobs is removed when its turn comes. `level:<scope>`: what the owner of the last
--- turn had before it. `waits`: number of jobs that wait outside RQ's list.
+-- list; KEYS[3]: the prefix of keys of jobs. The jobs of a bulk run wait in `waiting:<run>`, those of all requests of a
+-- tenant in `waiting:requests:<tenant>`, and jobs by name in RQ's list; contract/priority.py says what an id tells. In
+-- the scopes `request` and `bulk` tenants take turns, and in a scope `bulk:<tenant>` the tenant's bulk runs.
+-- `turns:<scope>`: how many pairs each tenant or run has had, a tenant's divided by its weight (start-time fair
+-- queueing); the lowest is next. An entry without waiting jobs is removed when its turn comes. `level:<scope>`: the
+-- value that the entry with the last turn had before that turn; new entries begin with it. `waits`: the number of jobs
+-- that wait outside of RQ's list.
 local base, rq, jobs = unpack(KEYS, 1, 3)
 local function run_of(id) return string.match(id, '^(r?%x+)%-[%d_]+$') end
 local function where(id)  -- the list in which a job waits; then its scopes, with its name in each
