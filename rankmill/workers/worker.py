@@ -17,8 +17,8 @@ Threads share the following, under these locks:
 - Answered runs (`Claims`): the writer adds, forward forgets those of a model whose probes are right.
 - RQ's ``executions``: main adds, main and writer remove. Loops over the executions take a copy (`list`)
   first.
-- `EngineCache`, `ClaimOrder`, `Intake`, `ChunkScorer`, `Reading`: only main uses these; but the writer calls
-  `ChunkScorer.result`, which changes nothing. Metrics read values, not views.
+- `EngineCache`, `ClaimOrder`, `Intake`, `ChunkScorer`, `Reading`: only main uses these. Two exceptions change
+  nothing: the writer calls `ChunkScorer.result`, and other threads read `EngineCache.loading`.
 - `Orders`: its lock protects answers and drains; new orders are a deque; ``cold`` is replaced, never changed.
 - `Refusals`: only main writes; loops of other threads take a copy first.
 - `Patience`, metrics and `ModelFigures` have their own locks. Redis clients and cached files are safe.
@@ -302,8 +302,8 @@ class ScoringWorker(RQWorker):
         return self._copies.pinned(self._settings.spec(model))
 
     def _report(self) -> WorkerReport:
-        """The worker's report. The answers are read first, so that the figures are at least as new as the
-        answers.
+        """The worker's report. The answers to orders are read first, so that the figures are at least as new
+        as these answers.
         """
         return metrics.report(
             answers=self._orders.answers(),
@@ -337,8 +337,8 @@ class ScoringWorker(RQWorker):
         self._last_resort.signals = signals
 
     def stop_soon(self) -> None:
-        """Stop at the next check, and not in the middle of what the signal interrupted, unless that is a
-        warm-up.
+        """Stop at the next check, and not in the middle of what the signal interrupted. A warm-up, however,
+        ends at once.
         """
         self._pipeline.stopping = True
         if self._warms_up:

@@ -60,7 +60,9 @@ class ModelCopies:
             raise SpecError(str(error)) from None
 
     def make_room(self, needed: int = 0, keep: Path | None = None) -> int:
-        """See `CacheRoom.make_room`; without a limit, nothing is removed."""
+        """Remove old copies and conversions from the cache, as `CacheRoom.make_room` says; nothing without a
+        limit.
+        """
         return 0 if self._limit is None else make_room(self._kept(), self._limit, needed=needed, keep=keep)
 
     def _kept(self) -> Iterator[KeptFolder]:

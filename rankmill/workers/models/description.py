@@ -83,8 +83,9 @@ class Description:
     copy
         Digest of the description's cached files; empty if it is not cached.
     lock
-        Hold the lock to tokenize. A tokenizer of transformers keeps its limit of length as state, and the
-        forward's thread scores probes while the main thread prepares chunks.
+        A thread must hold this lock while it tokenizes. A tokenizer of transformers keeps its limit of length
+        as state, and two threads use it: the forward's thread scores probes while the main thread prepares
+        chunks.
     """
 
     config: Any

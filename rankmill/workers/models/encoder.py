@@ -50,7 +50,7 @@ class TextEncoder:
     def _texts(self) -> Any:
         try:
             whole = self._tokenizer.backend_tokenizer
-            # an object of its own, because other code sets the shared one's truncation
+            # a tokenizer of its own, because other code sets the truncation of the shared one
             tokenizer = single_texts(self._tokenizer)
         except (AttributeError, ValueError) as error:
             raise ValueError(f"it does not tell where its tokens are in a text ({error})") from error

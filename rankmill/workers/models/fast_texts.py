@@ -98,12 +98,12 @@ class FastTexts:
         return self._fast is not None
 
     def news(self) -> str | None:
-        """How the library was found to be wrong, once for each finding, or else ``None``."""
+        """What was found wrong with the library since the last call; ``None`` if nothing was."""
         news, self._news = self._news, None
         return news
 
     def settle(self) -> bool:
-        """Prove the library now, unless the result is known; returns whether it is in use."""
+        """Prove the library now, unless the result is known; returns whether the library is in use."""
         if proof := self.begin_proof():
             proof.join()
         return self.is_fast
@@ -143,7 +143,9 @@ class FastTexts:
         return None
 
     def _unproven(self, texts: list[str]) -> list[int]:
-        """Indices of texts with a character that was not compared, or with one that gets other ids."""
+        """Indices of texts with a character that was not compared, or that gets other ids from the
+        library.
+        """
         other = [place for place, text in enumerate(texts) if not text.isascii()]
         if not other or self._all_proven("".join([texts[place] for place in other])):
             return []
@@ -238,7 +240,7 @@ class FastTexts:
                 for start, stop in kept["proven"]:
                     proven[start:stop] = True
                 self._proven = proven
-                # set last, because the proof's thread may run these lines
+                # set last: if the proof's thread is here, the main thread uses the library from now on
                 self._fast = self._make(self._slow.to_str())
             except (TypeError, ValueError) as error:
                 logger.warning("%s is damaged: %s", self._file, error)

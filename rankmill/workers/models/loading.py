@@ -58,7 +58,8 @@ class LastProbes:
 class Model:
     """A model that is ready to score: it turns texts into ids, ids into logits, and logits into scores.
 
-    ``int8_gain`` is how many times as fast int8 would be here, if that was measured.
+    ``int8_gain`` is the speed of int8 here divided by that of the model's precision; ``None`` if it is not
+    known.
     """
 
     name: str
@@ -74,8 +75,8 @@ class Model:
     refused_over: int | None = None
     """Most tokens of a row; a longer row gets an error. ``None`` if longer rows are cut."""
     labels: tuple[str, ...] = ()
-    """Names of the outputs if each is a score. Scores are ``[rows, labels]`` if there are labels, and
-    otherwise ``[rows]``.
+    """Names of the outputs, if each output is a score; scores are then ``[rows, labels]``. Empty if a row has
+    one score; scores are then ``[rows]``.
     """
     proof: Proof | None = None
     """The proof of the model's scores; ``None`` if nothing was proven, as in a simulation."""
@@ -86,8 +87,8 @@ class Model:
     prove_again: Callable[[], Proof] | None = None
     """Scores the probes again, and returns the new proof."""
     prove_batch: Callable[[int, int], Proof | None] | None = None
-    """Compares batches with this many rows and padded tokens; returns ``None`` if such batches have been
-    compared.
+    """Compares batches with this many rows and padded tokens, and returns the proof with them; ``None`` if
+    such batches have been compared before.
     """
     last_probes: LastProbes = field(default_factory=LastProbes)
     inputs: Inputs = "pairs"
@@ -224,7 +225,7 @@ def load(
         description = describe(source, revision, cache, located.check_unchanged)
         _scores(spec, description)  # errors of the spec are reported before the weights are read
         texts = _texts_of(tokenizer_for(spec, description, find_max_length(spec, description)))
-        # a GPU would otherwise wait for tokens even in a short run; the weights load during the proof
+        # the proof runs while the weights load, so that a GPU waits less for tokens even in a short run
         if device != "cpu" and texts:
             texts.begin_proof()
         answer_ids = answers(spec, description) if description.layout.task == "causal" else None

@@ -1,8 +1,8 @@
-"""Defines the probe pairs of a proof: some are short, long, empty, equal or over the model's limit; many
-scripts occur.
+"""Defines the probes, which are the pairs that a proof scores.
 
-For a model of single texts the passages are the probes. For a reward model each probe is a question and its
-answer, in some probes after other messages.
+Some are short, long, empty, equal or over the model's limit, and they are in many scripts. For a model of
+single texts, the passages are the probes. For a reward model, a probe is a question and its answer; in some
+probes other messages come first.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from rankmill.jobs.contract.schema import Inputs
 from rankmill.workers.models.conversations import Messages, exchange
 
 LONGEST = 512
-"""Most tokens of a probe that is scored, except with BigBird (`scored_length`); of longer pairs only the
-tokens are compared.
+"""Most tokens of a probe that is scored, except with BigBird (`scored_length`). Of longer pairs the tokens
+are compared, but not the scores.
 """
 
 _TEXT = (
@@ -94,7 +94,9 @@ _SAME = _words(45, 3, 11)
 _MOON, _SEA = f"{_SAME} moon", f"{_SAME} sea"
 
 _LENGTHS = (16, 56, 88, 120, 184, 248, 376)
-"""Numbers of words of passages; so pairs have token counts near each power of two, and in between."""
+"""Numbers of words of some passages. With these, token counts of pairs lie near powers of two and in
+between.
+"""
 
 _SYSTEM = (("system", "Be brief."),)
 _TURNS = (("user", "how far is the moon"), ("assistant", "Nobody knows."))
@@ -121,7 +123,7 @@ equal, or almost equal.
 """
 
 OF_SPECS = tuple(SCORED[place] for place in (1, 4, 6, 8, 12, 17, 22, 25, 37)) + SCORED[-5:-1]
-"""Pairs whose tokens are compared for a spec's own options."""
+"""Probes whose tokens are compared if a spec has options that change tokens."""
 
 AT_THE_LIMIT = (
     Probe("how far is the moon", "{long}"),
@@ -137,7 +139,9 @@ _MOST_WORDS = 20_000
 
 
 def columns_of(probes: Sequence[Probe], inputs: Inputs) -> list[list[str | None]]:
-    """Put probes into the columns of a chunk whose rows are `inputs`."""
+    """Put probes into the columns of a chunk whose rows are of the kind `inputs`; a null probe is
+    ``None``.
+    """
 
     def column(text: Callable[[Probe], str]) -> list[str | None]:
         return [None if probe.is_null else text(probe) for probe in probes]
@@ -150,7 +154,9 @@ def columns_of(probes: Sequence[Probe], inputs: Inputs) -> list[list[str | None]
 
 
 def scored_length(config: Any) -> int:
-    """Most tokens of a scored probe, unless the model takes fewer. BigBird gets enough to be sparse."""
+    """Most tokens of a scored probe, unless the model takes fewer. BigBird's probes are so long that its
+    attention is sparse.
+    """
     if getattr(config, "attention_type", None) == "block_sparse":  # BigBird
         return max(LONGEST, (5 + 2 * int(config.num_random_blocks)) * int(config.block_size) + 8)
     return LONGEST

@@ -134,7 +134,7 @@ class PromptTokenizer:
         return texts
 
     def _fills_without_instruction(self) -> bool:
-        """Whether the template works without an instruction; this removes the instruction."""
+        """Remove the instruction for good; returns whether the template can be filled without it."""
         self._instruction = ""
         try:
             self.rendered(*map(list, zip(*_PROBES, strict=True)))

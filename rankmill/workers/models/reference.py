@@ -102,7 +102,7 @@ class ReferenceModel:
 
     def _weights(self, step: SavedModule, like: torch.Tensor) -> dict[str, torch.Tensor]:
         file = model_file(self._source, self._revision, f"{step.path}/model.safetensors")
-        assert file is not None  # loading the model needs the file
+        assert file is not None  # the worker has loaded the model, which needs this file
         return {name: tensor.to(like) for name, tensor in load_file(file).items()}
 
     def cast(self, precision: str, device: str, rounding: Rounding | None) -> None:
@@ -152,7 +152,9 @@ class ReferenceModel:
 
 
 def _padded(ids: list[int], beside: list[int] | None) -> list[list[int]]:
-    """Make a batch of one row; if a longer row `beside` is given, pad the first with 0 and add the longer."""
+    """Make a batch of one row. With a longer row `beside`, the batch has both, and the shorter is padded with
+    0.
+    """
     return [ids] if beside is None else [ids + [0] * (len(beside) - len(ids)), beside]
 
 

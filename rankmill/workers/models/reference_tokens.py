@@ -46,8 +46,8 @@ class ReferenceTokens:
             self._tokenizer.truncation_side = spec.truncation_side
 
     def __call__(self, probe: Probe, max_length: int) -> Row:
-        """Tokenize a probe. A null probe has no ids; a conversation with earlier messages has none either if
-        the chat template refuses these.
+        """Tokenize a probe. A null probe gets no ids. A conversation with earlier messages gets none if the
+        chat template refuses such messages.
         """
         if probe.is_null:
             return {"input_ids": []}
@@ -58,7 +58,7 @@ class ReferenceTokens:
             cut |= template_options(str(self._tokenizer.chat_template))
             try:
                 return dict(self._tokenizer.apply_chat_template(probe.messages, return_dict=True, **cut))
-            except Exception:  # the template refuses such messages, so the probe cannot be scored
+            except Exception:  # the template refuses the messages, so the probe cannot be scored
                 if not probe.before:
                     raise
                 return {"input_ids": []}

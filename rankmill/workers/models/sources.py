@@ -76,7 +76,7 @@ def find_source(
         The files are not on this host, their content is not what the spec asks for, or a folder's model does
         not fit into the memory of this host.
     SpecError
-        The files are not a model, or the revision of a directory is a commit on the hub.
+        The files are not a model, or the model is a directory and the spec's revision is a commit on the hub.
     ConnectionError
         As in `commit_of`.
     """
@@ -174,7 +174,7 @@ class Reading:
     cache
         Folder in which digests are remembered, so that loading finds them.
     copies
-        The copies of models that extensions know by name; a thread fetches these too.
+        The copies of models that extensions know by name. A thread fetches a copy that this host lacks.
     """
 
     def __init__(self, cache: Path, copies: ModelCopies | None) -> None:

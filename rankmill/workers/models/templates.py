@@ -1,5 +1,5 @@
-"""Bounds the work of chat templates, which may come from anywhere, the text that they write, and what this
-text depends on.
+"""Bounds the work of chat templates, the text that they write, and what this text depends on, because a
+template may come from anywhere.
 
 Jinja's sandbox protects the process from a template, but lets it run forever, fill the memory, and write text
 that differs between days or processes. In rankmill a copy of transformers' own environment renders all
@@ -59,7 +59,7 @@ _ITERATE = frozenset({
     "length", "list", "map", "max", "min", "reject", "rejectattr", "reverse", "select", "selectattr",
     "slice", "sort", "sum", "unique",
 })  # fmt: skip
-"""Filters and methods whose arguments may be of any type, because they do not write the arguments."""
+"""Filters and methods whose arguments may be of any type, because they do not turn arguments into text."""
 
 _ADD_UP = frozenset({"join", "sum"})
 """Filters of `_ITERATE` whose result contains everything that the items contain."""
@@ -81,7 +81,7 @@ _WIDTH = re.compile(r"%[^%a-zA-Z]*(\d{6,}|\*)|\{[^{}]*:[^{}]*(\d{6,}|\{)")
 
 
 class _Meter(local):
-    """What is left of the bounds for the prompt that a thread renders."""
+    """How much of the bounds is left for the prompt that the thread renders."""
 
     left = _MOST
     until = float("inf")
@@ -190,7 +190,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if operator == "*":
             size = _times(left, right)
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
-            size = _digits(left) * min(abs(right), _MOST) ** 2  # the time grows faster than the number
+            # the time of a power grows faster than its digits
+            size = _digits(left) * min(abs(right), _MOST) ** 2
         elif operator == "%" and isinstance(left, str):
             _check_widths(left)
             size = _size(left) + _size(right)

@@ -145,8 +145,8 @@ def tokenize_pairs(
 class Joiner:
     """Tokenizes each distinct text of pairs only once, and gives the same tokens as the model's tokenizer.
 
-    The token ids of pairs are then joined in numpy. Joining in numpy is faster than making Python objects for
-    each pair, which threads would not speed up.
+    The token ids of pairs are then joined in numpy. Making Python objects for each pair would be slower, also
+    with more threads.
 
     Parameters
     ----------
@@ -188,7 +188,7 @@ class Joiner:
     @classmethod
     def _guess(cls, tokenizer: Any, cache: Path | None, passage: list[str] | None) -> Joiner:
         sample = tokenizer(["a"], passage)
-        texts = sample.encodings[0].sequence_ids  # 0 and 1 are tokens of that text; None is a special token
+        texts = sample.encodings[0].sequence_ids  # each token's text, 0 or 1; None for a special token
         keep = [at for at, text in enumerate(texts) if text is None or text not in texts[:at]]
         order = [texts[at] for at in keep]
         ids, types = (sample.get(name) for name in ("input_ids", "token_type_ids"))
@@ -224,8 +224,8 @@ class Joiner:
         return self._join(texts, pairs, lengths, side)
 
     def _join(self, texts: Tokens, pairs: Ids, truncated: Ids, side: Side) -> Tokens:
-        """Insert tokens of `texts` into the pattern. `pairs` has the index of each pair's texts, and
-        `truncated` the numbers of their tokens to insert; both are ``[2, n]``, or ``[1, n]`` for single
+        """Insert tokens of `texts` into the pattern. `pairs` has the indices of each pair's texts, and
+        `truncated` says how many tokens of each are inserted; both are ``[2, n]``, or ``[1, n]`` for single
         texts.
 
         The first tokens of each text are inserted, or the last ones if the left side is cut.
@@ -233,7 +233,7 @@ class Joiner:
         width, count = len(self._pattern), pairs.shape[1]
         numbers = np.concatenate([self._pattern, texts.ids])
         offsets = np.concatenate([np.arange(width), width + texts.offsets])
-        # the pieces of the pattern have the first numbers, and the texts have the next ones
+        # `which` numbers the pieces: first the tokens of the pattern, then the texts
         which = np.tile(np.arange(width), (count, 1))
         which[:, self._places] = width + pairs.T
         lengths = np.ones_like(which)
@@ -288,8 +288,8 @@ def single_texts(tokenizer: Any) -> Tokenizer:
 
 
 def texts_with_places(tokenizer: Any, option: str, wanted: str) -> Tokenizer:
-    """Make a tokenizer as `single_texts` does, which tells where tokens are in a text; raises a `SpecError`
-    about `option` that says what was `wanted`.
+    """Make a tokenizer as `single_texts` does, which tells where tokens are in a text. If that is not
+    possible, raise a `SpecError` about `option`, which says what was `wanted`.
     """
     try:
         return single_texts(tokenizer)

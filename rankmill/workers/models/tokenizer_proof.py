@@ -25,13 +25,13 @@ library.
 """
 
 _MOST_DIFFERENT = 256
-"""If more characters than this differ, the library is not used; otherwise those that differ count as not
-proven.
+"""If more characters than this get other ids, the library is not used. If fewer do, these characters count as
+not proven.
 """
 
 _CONTEXTS = ("{0}", "a{0}b{0}{0}1", "e{0}\u0301 .{0} A")
 _SPACE_BYTE = "\u0120"
-"""The character that stands for a space in vocabularies of bytes."""
+"""The character that stands for a space in byte-level vocabularies."""
 
 _SIGNS = (" ", "\n", "\t", "\u00a0", "\u3000", ".", ", ", "'s", "-", "1999", "$3.50", "\r\n")
 RANDOM_TEXTS, LONG_TEXTS = 4000, 4
@@ -117,7 +117,9 @@ def _with_added(slow: Tokenizer) -> Iterator[str]:
 
 
 def _words(slow: Tokenizer) -> list[str]:
-    """The vocabulary as text; a vocabulary of bytes, which has a letter for each byte, is decoded."""
+    """The entries of the vocabulary as text. A byte-level vocabulary, in which a letter stands for each byte,
+    is decoded.
+    """
     words = sorted(slow.get_vocab())
     if _SPACE_BYTE not in words:
         return words

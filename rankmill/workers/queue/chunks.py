@@ -111,7 +111,7 @@ class ChunkClaim:
         return priority_of(self.run_id)
 
     def load(self) -> Run | None:
-        """Read the run; ``None`` if it is gone. The few pairs of a request are read too.
+        """Read the run; ``None`` if it is gone. For a request, its few pairs are read in the same step.
 
         Raises
         ------
@@ -125,8 +125,8 @@ class ChunkClaim:
         return self.run
 
     def columns(self, run: Run) -> Sequence[Texts] | None:
-        """Read the rows, which are queries and passages, ``[n]`` each, or texts, conversations or requests
-        for tokens.
+        """Read the chunk's rows as columns ``[n]``: queries and passages, or one column of texts,
+        conversations or requests for tokens.
 
         Returns ``None`` if no producer waits for the scores any more.
 
@@ -141,8 +141,8 @@ class ChunkClaim:
         return None if payload is None else decode_rows(payload, run.inputs)
 
     def settle(self, run: Run, rows: int, mine: Settled) -> Settled:
-        """Settle what all chunks of the run are scored with; this worker would use `mine`, and the chunk has
-        `rows` rows.
+        """Settle with which precision and content of the model all chunks of the run are scored. The first
+        worker decides for all; this one would use `mine`. `rows` is the number of the chunk's rows.
 
         A request of one chunk needs no agreement, because no other chunk could be scored differently.
         """
@@ -225,7 +225,7 @@ class PairsClaim(ChunkClaim):
         """
         if isinstance(error, RankmillError):
             self.job.retries_left = 0
-        elif isinstance(error, DeviceLost):  # the worker ends
+        elif isinstance(error, DeviceLost):  # the worker ends, and the job may run again
             survives(self.job)
         if self.job.should_retry:
             self.held.fail(error)
@@ -240,7 +240,7 @@ class WrongTokens(Exception):
 class ChunkScorer:
     """Scores chunks of any run with this process's models.
 
-    The `Fault` of each error that it raises, other than `WrongTokens`, says what happens to the chunk.
+    What happens to a chunk after an error depends on the error's `Fault`, except after `WrongTokens`.
 
     Parameters
     ----------
@@ -300,8 +300,8 @@ class ChunkScorer:
             try:
                 claim.run = run = run.model_copy(update={"spec": self._pinned(run.spec)})
             except WorkerError as error:
-                # A `WorkerError` would refuse the model, which is not known. A `SpecError` refuses only the
-                # run.
+                # A `WorkerError` would refuse a model, but the name stands for none yet. A `SpecError`
+                # refuses only the run.
                 raise SpecError(str(error)) from None
         self._refusals.check(weights_key(self.spec(run)))
 
@@ -390,9 +390,9 @@ class ChunkScorer:
     def _engine(self, claim: ChunkClaim, run: Run, rows: int) -> Engine:
         """The engine of a run, in the precision and with the content that all its chunks are scored with.
 
-        The first worker settles precision and content for the whole run. If a chunk is tried again, what is
-        settled is read again, because the server may have lost it and another worker may have settled
-        something else.
+        The first worker settles precision and content for the whole run. If a chunk is tried again, what was
+        settled is read again: the server may have lost it, and another worker may have settled something else
+        since.
         """
         if attempt(run, claim.job) > 1:
             self._settled.pop(run.id, None)
@@ -411,8 +411,8 @@ class ChunkScorer:
             try:
                 engine = self._engines.get(spec)
             except WorkerError as error:
-                # A `SpecError` refuses only this run, because this host may have what other runs of the
-                # model settle on.
+                # A `SpecError` refuses only this run: other runs of the model may have settled on what this
+                # host has.
                 raise SpecError(str(error)) from None
             own = engine.model.backend.precision
             if settled.precision not in {None, own}:

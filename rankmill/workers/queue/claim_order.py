@@ -21,7 +21,7 @@ others.
 """
 
 _KEEP = 4
-"""A worker may give away a chunk with up to this many pairs for each pair that it keeps."""
+"""A chunk that a worker gives away has at most this many times as many pairs as the worker keeps."""
 
 
 class ClaimOrder:
@@ -59,8 +59,8 @@ class ClaimOrder:
 
     @property
     def last(self) -> bool:
-        """Whether so few jobs wait that a worker may soon have none and take what another worker has
-        claimed.
+        """Whether fewer jobs wait than there are workers. If so, another worker may soon be idle and get
+        chunks that this one has claimed.
         """
         return self._workers > 1 and self._waiting < self._workers
 

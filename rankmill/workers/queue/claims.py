@@ -37,8 +37,8 @@ from rankmill.workers.rq.worker import RQWorker
 
 GROUP = 8
 GROUP_SECONDS = 3.0
-"""Claims that need another model loaded begin when this many of them are ready, when the oldest has waited
-this many seconds, or when no job waits in the queues.
+"""Claims that wait for another model begin when `GROUP` of them are ready, when the oldest has waited
+`GROUP_SECONDS`, or when no job waits in the queues.
 """
 
 _NAMED = 100
@@ -51,10 +51,10 @@ logger = logging.getLogger(__name__)
 
 
 class ModelQueue:
-    """Claims whose model would evict another one, put aside until claims of one model can begin together.
+    """Claims that are put aside because their model would evict another one.
 
-    Otherwise two models would evict each other job by job. Claims also wait while the files of their model
-    are read.
+    They wait until several claims of one model can begin together; otherwise two models would evict each
+    other job by job. A claim also waits here while the files of its model are read.
     """
 
     def __init__(self) -> None:
@@ -223,8 +223,8 @@ class Claims:
         return [by_work[work] for work in self._pipeline.unstarted() if work in by_work]
 
     def hand_back_unstarted(self) -> None:
-        """Put back all jobs that are put aside, and all `unstarted` bulk jobs, in order. Other requests stay,
-        because they are scored soon.
+        """Hand back all jobs that are put aside, and all `unstarted` bulk jobs, so that they keep their order
+        in the queue. Requests that are not put aside stay here, because they are scored soon.
         """
         for claim in reversed(self._put_aside.empty()):
             self.hand_back(claim.job.id)
@@ -278,7 +278,7 @@ class Claims:
         try:
             self._scorer.begin(claim, partial(self._answer_scored, claim), whole=self._order.last)
         except WrongTokens as error:
-            self.hand_back_all()  # from now on, none of the worker's claims is answered
+            self.hand_back_all()  # so that none of these claims is answered
             self._pipeline.answer(partial(self._stop, [self._fast], f"a tokenizer library gave {error}"))
             return
         except Exception as error:
@@ -323,8 +323,8 @@ class Claims:
             self._fail(claim, error)
 
     def _refuse(self, claim: ChunkClaim, error: Exception) -> str | None:
-        """Refuse the run, or all runs with its model, for a while; if no live worker can score the run,
-        returns why.
+        """Refuse the run, or all runs with its model, for a while. Returns why no live worker can score the
+        run; ``None`` if one may.
         """
         run, reason, key = claim.run, str(error), ("run", claim.run_id)
         if not isinstance(error, StillRefused):
@@ -403,7 +403,9 @@ class Claims:
         self._unproven.pop(loaded_as(model), None)
 
     def _stop_wrong_device(self, model: Model, figures: str) -> None:
-        """Stop, because a model's probes have other scores now, so pairs of runs may have wrong ones too."""
+        """Stop, because a model's probes have wrong scores now. Pairs that were scored lately may have wrong
+        ones too.
+        """
         reason = f"its device gets wrong scores of {model.name} now ({figures})"
         self._stop(list(self._unproven.values()), reason)
 
@@ -426,7 +428,7 @@ class Claims:
         self._store.leave_notes({run: ttl for run, ttl in runs.items() if ttl}, why)
         self.wrong = LastReport(worker=self._worker.name, at=system.now(), reason=why, runs=named)
         self._worker.stop()
-        self.hand_back_all()  # the main thread, which hands back later claims, may be loading
+        self.hand_back_all()  # not only by the main thread, which may be loading a model
 
     @contextmanager
     def _set_aside_if_damaged(self, job: ScoringJob, queue: OrderedQueue) -> Iterator[None]:
@@ -443,7 +445,7 @@ class Claims:
 
 
 def _option(error: Exception) -> str | None:
-    """The field of the spec that does not fit the model, if the error is about one."""
+    """The field of the spec that the error is about; ``None`` if it is about none."""
     return error.option if isinstance(error, SpecError | RunFailed) else None
 
 
@@ -451,7 +453,7 @@ def _is_of_the_host(error: Exception) -> bool:
     """Whether any run with this model would fail on this host for a while, because the directory, the hub, a
     package or memory is missing.
 
-    Other faults of a model may be repaired before the next run, or may not concern the options of the next
-    run.
+    After other errors only this run is refused: the fault may be repaired before the next run, or may not
+    concern the next run's options.
     """
     return isinstance(error, WorkerError) or isinstance(error.__cause__, OSError | ImportError | MemoryError)

@@ -36,8 +36,8 @@ signal.
 """
 
 BUSY_SECONDS = 10.0
-"""A stopping process that must write scores or hand chunks back waits this long (s) for the server, after the
-batches in progress.
+"""A stopping process that must write scores or hand chunks back waits this long (s) for the server, counted
+from the end of the batches in progress.
 """
 
 _MISSES = 2

@@ -134,14 +134,14 @@ class WorkerHeartbeat(Periodic):
                 if trusts:
                     self._end_lock_with_a_lease(queue)
                 else:
-                    # another worker may trust the leases, and then cleans more
+                    # another worker may already trust the leases, and can then recover more jobs
                     worker.connection.delete(queue.registry_cleaning_key)
 
     def _lock(self, queue: OrderedQueue) -> bool:
         """Take the lock for cleaning a queue; returns whether this worker has it now.
 
         RQ's own lock lasts 15 minutes, and a lock that was taken before the server's clock jumped back may
-        last for hours. So a lock counts as abandoned if it lasts longer than one that is taken now.
+        last for hours. So a lock that would last longer than a new one counts as abandoned.
         """
         connection: Any = self._worker.connection
         lock, mine = queue.registry_cleaning_key, {"value": os.getpid(), "px": self._lock_ms}
@@ -150,11 +150,11 @@ class WorkerHeartbeat(Periodic):
         return bool(connection.pttl(lock) > self._lock_ms and connection.set(lock, **mine))
 
     def _end_lock_with_a_lease(self, queue: OrderedQueue) -> None:
-        """Let the lock end when the next lease lapses, so that the worker whose heartbeat comes next takes
-        the lease's job.
+        """Let the lock end when the next lease lapses. Any worker can then recover the lease's job at its
+        next heartbeat.
 
-        Otherwise the job would wait for this worker, which may be dead when the lease lapses, or whose next
-        heartbeat may be later.
+        Otherwise the job would wait for this worker, which may be dead by then, or whose next heartbeat may
+        come later than that of others.
         """
         connection: Any = self._worker.connection
         for _, ends in connection.zrange(queue.started_job_registry.key, 0, 0, withscores=True):

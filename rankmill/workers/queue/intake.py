@@ -124,7 +124,7 @@ class Intake:
         """Claim the next job; returns whether there was one. With `wait`, and room for all kinds of jobs,
         wait up to `POLL_SECONDS` for a job.
 
-        If Redis refuses to look into a queue, a worker that may `wait` says so and goes on.
+        If Redis refuses to look into a queue, a worker that may `wait` logs this, pauses and goes on.
 
         Raises
         ------
@@ -206,8 +206,8 @@ class Intake:
     def _look(
         self, kinds: list[Priority], willing: bool, waits: bool, alone: list[str]
     ) -> list[tuple[OrderedQueue, Taken]]:
-        """Look for a job in each queue until one has a job; returns what each of these queues said. The queue
-        with the job is the last.
+        """Look for a job in each queue until one has a job; returns these queues, each with its reply. If
+        there is a job, it is in the last reply.
         """
         idle = willing and not self._claims.unanswered
         seen: list[tuple[OrderedQueue, Taken]] = []
@@ -241,7 +241,9 @@ class Intake:
             self._claims.withdraw(claim)
 
     def wait_for_room(self) -> None:
-        """Wait up to `POLL_SECONDS` for room for more jobs, or, with room for requests, for a request."""
+        """Wait up to `POLL_SECONDS` for room for more jobs. If there is room for requests, a request ends the
+        wait.
+        """
         if "request" in self._room:
             self._bell.listen()
         self._pipeline.wait_for(lambda: len(self._kinds()) > len(self._room), POLL_SECONDS)
@@ -250,8 +252,8 @@ class Intake:
 
 @contextmanager
 def _naming(queues: Sequence[OrderedQueue]) -> Iterator[None]:
-    """If Redis refuses a command in the ``with`` block, raise an error that names the queues and the way
-    out.
+    """If Redis refuses a command in the ``with`` block, raise a `RedisFailed` that names the queues and says
+    what to do.
     """
     try:
         yield

@@ -62,7 +62,7 @@ class Orders:
         self.news = system.Event()
         """Set when the next heartbeat should be sent at once, with new answers."""
         self.known: Sequence[bytes] = ()
-        """The orders of the last heartbeat, as Redis has them; the next heartbeat deletes them."""
+        """The orders that the last heartbeat read, as bytes. The next heartbeat deletes them from Redis."""
         self.drained = False
         self.cold: dict[str, str] = {}
         """Models to load at the start that are not loaded yet, each with the reason if loading has failed.

@@ -76,7 +76,7 @@ class Refusals:
         return tuple(entry.reason for entry in list(self._refused.values()) if now < entry.until)
 
     def seconds(self, reason: str) -> float:
-        """The most seconds for which the worker will still refuse for this reason."""
+        """The seconds until this reason is over for every model and run that is refused for it."""
         now = system.monotonic()
         entries = [entry for entry in list(self._refused.values()) if entry.reason == reason]
         return max((entry.until - now for entry in entries), default=0.0)

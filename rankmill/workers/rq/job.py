@@ -41,10 +41,10 @@ logger = logging.getLogger(__name__)
 
 
 class Executions(ExecutionRegistry):
-    """The executions of a job that are both listed and stored in Redis.
+    """The executions of a job, RQ's records that a worker holds it, that are both listed and stored in Redis.
 
-    RQ keeps the list entry of an execution longer than its data, and a restarted server may have only one of
-    them. RQ (3.0) cannot finish a job while an execution is listed without data.
+    RQ keeps an execution's entry in the list longer than its data, and a restarted server may have only one
+    of the two. RQ (3.0) cannot finish a job while an execution is listed without data.
     """
 
     def get_executions(self, start: int = 0, end: int = -1) -> list[Execution]:
@@ -115,8 +115,8 @@ class ScoringJob(Job):
     ) -> None:
         """Write a heartbeat as RQ does, but with `xx` write nothing for a job that is gone.
 
-        For a job that has just ended, RQ would write a part of the job's hash, which never expires. RQ's next
-        command deletes the part, unless the worker dies before the command or a reply is lost.
+        For a job that has just ended, RQ would make a new hash with one field, which never expires. RQ's next
+        command deletes this hash, unless the worker dies first or a reply is lost.
         """
         if not xx:
             super().heartbeat(timestamp, ttl, pipeline)
@@ -128,8 +128,8 @@ class ScoringJob(Job):
     def retry(self, queue: Queue, pipeline: Pipeline) -> None:
         """Retry as RQ does, but entirely within the pipeline.
 
-        RQ writes the new status before the pipeline runs, even for a job that the server has lost, and what
-        it writes never expires.
+        RQ itself writes the new status before the pipeline runs. For a job that the server has lost, this
+        would make a hash that never expires.
         """
         if not (interval := self.get_retry_interval()):
             super().retry(queue, pipeline)
@@ -143,10 +143,12 @@ class ScoringJob(Job):
         """Start the job for a worker, as RQ's `prepare_for_execution` does; the reply in the pipeline says
         whether it was started.
 
-        Starting removes the job from the intermediate list, or from the list in which it waits if it was put
-        back while its worker stood still. The job is not started if it is gone or over, if another worker has
-        tried it since it was read, or if another execution has a lease. A job that is over, or that another
-        execution has, was in the queue twice.
+        Starting removes the job from the intermediate list. If the job was put back while its worker stood
+        still, starting removes it from the list in which it waits.
+
+        The job is not started if it is gone or over, if another worker has tried it since it was read, or if
+        another execution has a lease. A job that is over, or that another execution has, was in the queue
+        twice.
 
         Once started, the job expires when its run does, or never if its ``failure_ttl`` is -1. Until it is
         started, the job expires by its own ``ttl``, which may be shorter than the scoring takes.
@@ -238,8 +240,8 @@ class HeldJob:
         self._move(put_back)
 
     def finish(self, write: Callable[[Pipeline], object]) -> None:
-        """End the job, and do what `write` adds, in one transaction that watches no keys and so can be
-        repeated.
+        """End the job and run the commands that `write` adds, in one transaction. It watches no keys, so it
+        can be repeated.
 
         Raises
         ------

@@ -63,7 +63,9 @@ class TooLong(BaseException):
 
 
 class DeathPenalty(UnixSignalDeathPenalty):
-    """RQ's alarm, which raises `TooLong` in the main thread; an inner alarm stops the outer one's clock."""
+    """RQ's alarm, which raises `TooLong` in the main thread. During an inner alarm, the outer one's clock
+    stops.
+    """
 
     _waiting: ClassVar[list[DeathPenalty]] = []
 
@@ -283,7 +285,7 @@ class RQWorker(SimpleWorker):
         with_scheduler: bool = False,
         dequeue_strategy: DequeueStrategy = DequeueStrategy.DEFAULT,
     ) -> bool:
-        """Work as `run` does, because RQ's own loop ends at the first error."""
+        """Call `run` instead of RQ's own loop, which would end at the first error."""
         self._dequeue_strategy = dequeue_strategy
         log = logging_level, date_format, log_format
         return self.run(WorkOptions(burst, *log, max_jobs, max_idle_time, with_scheduler))
@@ -323,10 +325,11 @@ class RQWorker(SimpleWorker):
         self.announce()
 
     def _await_name(self) -> None:
-        """Wait until the worker that had this name is known to be dead, if it was killed; then take the name.
+        """If a killed worker had this name, wait until it counts as dead, and delete its record.
 
-        RQ keeps a dead worker's record for some minutes. A dead worker's report expires with its leases, and
-        then others get its jobs.
+        RQ would keep the record for some minutes. The worker counts as dead when its report expires, as its
+        leases do, and others get its jobs. If the report is renewed or does not expire, raise a
+        `ConfigError`.
         """
         connection: Any = self.connection
         before = math.inf
