@@ -1,4 +1,4 @@
-"""The folder with the bytes of files and batches, here or at a URL, which gateways and runners share."""
+"""Keeps the bytes of files and batches in a folder, or an object store, that gateways and runners share."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def files_folder(name: str) -> FilesFolder:
 
 
 class FilesFolder:
-    """Keeps files in an object store. A store needs no folders, and deletes old files by its own rules."""
+    """Keeps files in an object store. The store needs no folders and deletes old files by its own rules, so
+    `make`, `expire_early` and `sweep` do nothing.
+    """
 
     def __init__(self, path: AnyPath) -> None:
         self.path = path
@@ -41,11 +43,13 @@ class FilesFolder:
         return self.path.joinpath(*place.split("/"))
 
     def make(self, name: str) -> None:
-        """Make a folder below this one, and write it to the disk; raises `OutputError` if this fails."""
+        """Make the folder `name` inside this one, and sync it to the disk; raises `OutputError` if this
+        fails.
+        """
 
     def save(self, source: BinaryIO, place: str) -> None:
-        """Write the bytes of `source` to a place; the file appears as a whole and stays, or it does not
-        appear.
+        """Write the bytes of `source` to the file at `place`. The file appears only when it is complete and
+        synced to the disk.
 
         Raises
         ------
@@ -62,7 +66,7 @@ class FilesFolder:
             raise OutputError(f"the file cannot be kept: {why}") from None
 
     def expire_early(self, name: str, seconds: float) -> None:
-        """Let `sweep` delete a folder `seconds` earlier than other folders of its age."""
+        """Let `sweep` delete the folder `name` this number of `seconds` earlier than if it were made now."""
 
     def read(self, place: str) -> Iterator[bytes]:
         """The bytes at a place, in blocks; raises `FileNotFoundError` if the file does not exist."""
@@ -77,8 +81,8 @@ class FilesFolder:
         record_of(target).unlink(missing_ok=True)
 
     def sweep(self, is_known: Callable[[str], bool], seconds: float) -> None:
-        """Delete the folders of files and batches that are older than `seconds`, unless `is_known` returns
-        true for a folder's name.
+        """Delete each file's or batch's folder that is older than `seconds` and whose name `is_known`
+        rejects.
         """
 
 
@@ -100,7 +104,7 @@ class LocalFolder(FilesFolder):
 
     def delete(self, place: str) -> None:
         super().delete(place)
-        with suppress(OSError):  # the folder has other files
+        with suppress(OSError):  # raised if the folder has other files
             (self.path / place).parent.rmdir()
 
     def sweep(self, is_known: Callable[[str], bool], seconds: float) -> None:

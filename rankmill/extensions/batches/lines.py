@@ -1,4 +1,4 @@
-"""Reads the lines of a batch, which are requests in OpenAI's form, and writes their answers."""
+"""Reads the requests in a batch's input file, one on each line, and writes the lines with their answers."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @cache
 def endpoints() -> Mapping[str, ScorePath]:
-    """The paths to which the requests of a batch may go, by the path's text."""
+    """The `ScorePath` of each URL path that a batch's requests may go to, by the URL path."""
     return {path.path: path for path in score_paths() if all(body.batched for body in path.bodies)}
 
 
 class RequestLine(BaseModel):
-    """A line of the input; other fields are ignored."""
+    """A line of a batch's input file; unknown fields are ignored."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -45,7 +45,9 @@ _FIELDS = RequestLine.model_fields.keys()
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """A line that was read, with its request or with the reason for refusing it."""
+    """A request in a batch's input file. ``asked`` is what it asks for, ``None`` if it cannot be read.
+    ``refusal`` says why the request gets no scores; ``None`` if it gets some.
+    """
 
     number: int
     line: RequestLine
@@ -87,20 +89,18 @@ def read_requests(path: AnyPath, endpoint: str) -> Iterator[BatchRequest]:
 
 
 def first_request(path: AnyPath, endpoint: str) -> BatchRequest:
-    """The first request of a file that can be scored, or else the first request; raises as
-    `read_requests`.
-    """
+    """The first valid request in a file; if none is valid, the first request. Raises as `read_requests`."""
     first = None
     for request in read_requests(path, endpoint):
         first = first or request
         if request.asked:
             return request
-    assert first  # because `holds_requests` has seen a line
+    assert first  # `holds_requests` refuses an empty file
     return first
 
 
 def holds_requests(path: AnyPath) -> bool:
-    """Whether the lines of a file are requests, not rows, as the first line shows.
+    """Whether a file in JSON Lines has requests; otherwise it has rows to score. Only the first line is read.
 
     Raises
     ------
@@ -128,14 +128,16 @@ def answer(
     labels: tuple[str, ...],
     tokens: int,
 ) -> str:
-    """The output's line for a scored request; with `labels`, each score has a value for each label."""
+    """The line for a scored request in the batch's output file. With `labels`, each score is a list with a
+    number for each label.
+    """
     scored = RequestScores(scores, model, tokens, id=_id(batch, request), created=int(created), labels=labels)
     assert request.body
     return _answered(request, batch, 200, request.body.answer(scored))
 
 
 def failure(request: BatchRequest, batch: str) -> str:
-    """The line in the list of errors for a request that is refused."""
+    """The line for a refused request in the batch's file of errors."""
     assert request.refusal
     dialect = request.form.dialect
     status = dialect.status(request.refusal)

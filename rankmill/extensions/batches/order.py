@@ -1,4 +1,4 @@
-"""What an order for runners says about a batch."""
+"""The part of a runner's order that describes a batch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rankmill.jobs.contract.file_request import FileOrder, Name
 from rankmill.jobs.contract.schema import WireModel
 
 KIND = "batch"
-"""The kind of the order, which is the name of its entry point in ``rankmill.orders``."""
+"""The kind of orders for batches; the entry point in ``rankmill.orders`` has this name."""
 
 
 class BatchOrder(WireModel):
-    """A batch of the gateway. The only input of the order's request is the batch's input, and the request's
-    output gets the answers.
+    """A batch, in a runner's order. The order's `FileRequest` has the batch's input file as its only input,
+    and the file for the answers as its output.
 
     Attributes
     ----------
@@ -25,11 +25,11 @@ class BatchOrder(WireModel):
     owner
         Name of the API keys that own the batch; empty if it was submitted without a key.
     model, asked
-        The model and the other fields of the spec that all lines name.
+        The model, and the other fields of the spec, that every line must ask for.
     default
         The model of lines that do not name one.
     kept
-        Seconds for which the files that the batch makes are kept.
+        Seconds for which the batch's output and errors are kept.
     """
 
     optional = frozenset({"endpoint", "model", "default", "asked"})

@@ -1,4 +1,4 @@
-"""Keeps records of files and batches in Redis, with their owners and the places of their bytes."""
+"""Keeps a record of each file and batch in Redis, with its owner."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class _Owned(WireModel):
     """A record with an owner, which is the name of an API key, or empty if the request had no key."""
 
     noun: ClassVar[str]
-    """The word for a record in messages. A subclass also defines the Redis keys of a record and of an owner's
-    index.
+    """The word for a record of this class in messages. A subclass also has `key`, which gives the Redis key
+    of a record, and `index`, which gives the key of the list of an owner's records.
     """
 
     id: str
@@ -64,9 +64,9 @@ class FileRecord(_Owned):
     Attributes
     ----------
     name
-        The last part of the name that the client gave, or the name that the batch gave.
+        Name for callers: the last part of an uploaded file's own path, or a name made from the batch's id.
     place
-        The place of the file's bytes below the gateway's folder.
+        Path of the file's bytes, relative to the folder that the setting ``gateway_files`` names.
     """
 
     noun, key, index = "file", staticmethod(keys.gateway_file), staticmethod(keys.gateway_files)
@@ -91,7 +91,7 @@ class BatchRecord(_Owned):
 
 
 class BatchCounts(WireModel):
-    """The number of a batch's lines, of those with an answer, and of those with an error instead."""
+    """How many lines of a batch there are, how many have an answer, and how many have an error instead."""
 
     total: Count
     completed: Count = 0
@@ -130,7 +130,7 @@ class BatchStore:
             pipe.execute()
 
     def renew(self, batch: BatchRecord) -> None:
-        """Keep the record and the counts of a batch for the usual time from now on."""
+        """Let the record and the counts of a batch expire `ttl` seconds from now."""
         self.add(batch)
         self.redis.expire(keys.batch_counts(batch.id), self.ttl)
 
@@ -138,7 +138,7 @@ class BatchStore:
         return self._read(kind.key(record_id), kind) if _ID.fullmatch(record_id) else None
 
     def all(self, kind: type[R], owner: str) -> list[R]:
-        """An owner's files or batches, the latest first; those that cannot be read are left out."""
+        """Up to 10,000 files or batches of an owner, the latest first; unreadable records are left out."""
         index = kind.index(owner)
         ids = [raw.decode(errors="replace") for raw in self.redis.zrange(index, 0, _MOST - 1, desc=True)]
         texts = self.redis.mget([kind.key(record_id) for record_id in ids]) if ids else []
@@ -160,7 +160,7 @@ class BatchStore:
             pipe.execute()
 
     def count(self, batch_id: str, counts: BatchCounts) -> None:
-        """Note the progress of a batch; the record of the batch is then kept as long as this note."""
+        """Write the counts of a batch. The counts and the batch's record expire `ttl` seconds from now."""
         with self.redis.pipeline() as pipe:
             pipe.set(keys.batch_counts(batch_id), counts.written(), ex=self.ttl)
             pipe.expire(keys.batch(batch_id), self.ttl)

@@ -21,7 +21,7 @@ def batch(batch_id: str) -> str:
 
 
 def batch_counts(batch_id: str) -> str:
-    """String: the numbers of a batch's lines, of those with an answer and of those with an error, as JSON."""
+    """String: how many lines a batch has, how many have an answer, and how many have an error, as JSON."""
     return f"{PREFIX}:batch:{batch_id}:counts"
 
 

@@ -1,4 +1,4 @@
-"""Adds to the gateway the paths of files and batches in OpenAI's API, and a sweep of old files."""
+"""Adds the paths of OpenAI's API for files and batches to the gateway, and deletes old files each hour."""
 
 from __future__ import annotations
 
@@ -157,7 +157,8 @@ def create_batch(
 ) -> dict[str, Any]:
     """Submit a batch, which a runner then scores."""
     if wanted.model:
-        gateway.served.resolve(wanted.model)  # an unknown model is refused even if each request names one
+        # A batch of requests ignores this model, but a name that is not served is refused in any case.
+        gateway.served.resolve(wanted.model)
     return batches.create(key, wanted, gateway.served.resolve)
 
 
@@ -195,8 +196,8 @@ async def follow_batch(gateway: TheGateway, key: Caller, batches: TheBatches, ba
 
 
 async def _events(gateway: Gateway, batches: Batches, batch: BatchRecord) -> AsyncGenerator[bytes]:
-    """Yield each state of a batch as an event ``batch``, and the last state as ``done``; an ``error`` ends
-    the events, too.
+    """Yield each new state of a batch as an event ``batch``, and its final state as ``done``. An event
+    ``error`` is always the last one.
     """
     last = None
     while not gateway.is_stopping:  # the client will ask another gateway, or this one after its restart

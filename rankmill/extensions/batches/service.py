@@ -57,7 +57,7 @@ _OF_PAIRS = (
 _fields: dict[str, Any] = {name: (FileRequest.model_fields[name].annotation, FileRequest.model_fields[name])
                            for name in _OF_PAIRS}  # fmt: skip
 PairsOptions = create_model("PairsOptions", __config__=ConfigDict(extra="forbid"), **_fields)
-"""The options of score-file that a batch of pairs may set, by name."""
+"""The options of score-file that a batch may set if its file has rows to score, not requests."""
 
 
 class ExpiresAfter(BaseModel):
@@ -76,8 +76,8 @@ class NewFile(BaseModel):
 
 
 class NewBatch(BaseModel):
-    """The request for a batch. ``model`` and ``pairs``, which OpenAI's API does not have, are for files of
-    pairs.
+    """The body of a request that submits a batch. OpenAI's API does not have the fields ``model`` and
+    ``pairs``; they count only if the file has rows to score, not requests.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -185,7 +185,8 @@ class Batches:
     def create(
         self, key: ApiKey | None, new_batch: NewBatch, served: Callable[[str | None], ServedModel]
     ) -> dict[str, Any]:
-        """Submit a batch; `served` finds the model that a request names, or the default one.
+        """Submit a batch, and return its JSON. `served` finds a model by its name, or the default model for
+        ``None``.
 
         Raises
         ------
@@ -258,7 +259,9 @@ class Batches:
         )  # fmt: skip
 
     def sweep(self) -> None:
-        """Delete the bytes of files and batches that have expired; a batch in progress does not expire."""
+        """Delete the bytes of expired files and batches. Batches in progress, and their input files, are
+        kept.
+        """
 
         def is_known(name: str) -> bool:
             return name in read or bool(
@@ -284,7 +287,9 @@ class Batches:
         return after.seconds if after else most
 
     def _pairs(self, options: BaseModel, batch_id: str, place: str) -> FileRequest:
-        """The request for a file of rows; the output has the same format unless the options name another."""
+        """The `FileRequest` to score a file of rows. Without an ``output_format`` in the options, the output
+        has the format of the input.
+        """
         given = options.model_dump()
         ending = place.removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]
         output = f"{batch_id}/output.{given['output_format'] or ending}"

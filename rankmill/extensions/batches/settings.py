@@ -8,7 +8,7 @@ from rankmill.jobs.runtime.settings import ExtensionSettings
 
 
 class BatchSettings(ExtensionSettings):
-    """The folder of the files of batches, and the most bytes of a file and of a caller's files."""
+    """The folder for files of batches, the largest size of one file, and of all files of one caller."""
 
     gateway_files: str | None = Field(min_length=1)
     gateway_file_mib: int = Field(ge=1)

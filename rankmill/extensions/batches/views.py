@@ -44,8 +44,8 @@ def batch_view(
     Parameters
     ----------
     batch, run, counts
-        The records of the batch, of its run, and of its counts; the last two are ``None`` if they have
-        expired or are not written yet.
+        The records of the batch and of its run, and the counts of its lines. The run is ``None`` if it has
+        expired; the counts are ``None`` if they have expired or are not written yet.
     files
         The ids of the files with the batch's output and with its errors.
     cancelling
@@ -81,12 +81,13 @@ def batch_view(
 def page(
     latest_first: Sequence[R], shown: Any, after: str | None, limit: int, *, oldest_first: bool = False
 ) -> dict[str, Any]:
-    """A page of the records, after the one with the id `after`; `shown` makes the JSON of a record.
+    """A page of a list of records as JSON, from the record behind the one with the id `after`; `shown` makes
+    the JSON of a record.
 
     Raises
     ------
     Refusal
-        The record `after` does not exist. If the list began again instead, a client would read it for ever.
+        The list has no record `after`. A page from the beginning would make a client read the list for ever.
     """
     records = list(reversed(latest_first)) if oldest_first else list(latest_first)
     places = [place for place, record in enumerate(records) if record.id == after]
@@ -116,8 +117,8 @@ def _state(run: FileRun | None, *, cancelling: bool) -> str:
 
 
 def _counts(run: FileRun | None, counts: BatchCounts | None) -> dict[str, int]:
-    """The counts of a batch's lines; until the batch ends, they are estimated from the share of its rows that
-    are done.
+    """The counts of a batch's lines. Before the answers are counted, the share of rows that are scored gives
+    an estimate.
     """
     rows = (run and run.rows) or 0
     total = counts.total if counts else rows

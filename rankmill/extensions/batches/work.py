@@ -1,4 +1,4 @@
-"""Carries out a batch in a runner: scores its rows like a file, and writes the answers to their place.
+"""Carries out a batch in a runner: scores its rows as score-file does, and writes the output and the errors.
 
 Each step leaves a complete file in the batch's folder, or leaves nothing. If a runner dies, the next one
 takes the remaining steps.
@@ -47,7 +47,7 @@ from rankmill.producer.files.workspace import OutputFile, clear_workspace
 _ROWS = 16_384
 _PAIRS = pa.schema([("line", pa.int64()), ("query", pa.string()), ("passage", pa.string())])
 _ALONE = {"texts": "text", "conversations": "messages"}
-"""The column of single texts or conversations, by the kind of inputs."""
+"""The column of rows that are single texts or conversations, by the spec's field ``inputs``."""
 
 _OPTION = re.compile(r"--([a-z][a-z-]*)")
 
@@ -85,7 +85,7 @@ class BatchWork:
         ------
         WrongFile
             A line is not a request, or asks for another model or other options than the first line; or the
-            file has changed.
+            file has changed since its rows were read.
         """
         if self._batch.endpoint is None:
             self._score(self._request, self._keep_scored)
@@ -115,7 +115,7 @@ class BatchWork:
         self._keep(outcome, output.partial, output.path)
 
     def _note_scored(self, output: ScoredFile | None, outcome: RunOutcome) -> None:
-        """Keep the outcome of a batch of requests, whose answers are not written yet."""
+        """Note that all rows of a batch of requests are scored, before its answers are written."""
         self._outcome = outcome
         self._keep(outcome)
 
@@ -190,7 +190,9 @@ class BatchWork:
         return BatchCounts(total=completed + failed, completed=completed, failed=failed)
 
     def _scored(self, scored: AnyPath, endpoint: str) -> Iterator[tuple[BatchRequest, list[object], int]]:
-        """Each request with its scores and tokens; a request with a row that lacks a score is refused."""
+        """Yield each request with the scores of its rows and their number of tokens. If a row has no score,
+        the request has a refusal.
+        """
         reasons = _reasons(_errors_of(scored))
         row, results = 0, _scores(scored)
         for request in read_requests(self._input, endpoint):
@@ -255,7 +257,9 @@ class BatchOrders:
         return _OPTION.sub(_as_field, told(error, names))
 
     def place(self, order: FileOrder) -> OutputFile | None:
-        """Where the scored rows of a batch of requests are written; ``None`` for a batch of pairs."""
+        """The intermediate file with the scored rows of a batch of requests; ``None`` for a batch of rows,
+        whose output itself has the scores.
+        """
         of_pairs = BatchOrder.of(order).endpoint is None
         return None if of_pairs else _scored_place(as_path(order.request.output or ""))
 
@@ -272,7 +276,7 @@ BATCHES = BatchOrders()
 
 
 def _write_for_callers(errors: Path) -> None:
-    """Remove details about the workers from a list of row errors."""
+    """Rewrite a file of row errors without details about the workers."""
     shown = errors.with_name("errors-for-callers.jsonl")
     with errors.open(encoding="utf-8") as lines, shown.open("w", encoding="utf-8") as file:
         for error in map(json.loads, lines):
@@ -294,7 +298,7 @@ def _scored_place(output: AnyPath) -> OutputFile:
 
 
 def _steps(output: AnyPath) -> tuple[AnyPath, AnyPath]:
-    """The paths of the rows of a batch of requests, and of the rows with their scores."""
+    """The paths of a batch's two intermediate files: the rows of its requests, and these rows with scores."""
     return output.with_name("pairs.parquet"), output.with_name("scored.parquet")
 
 

@@ -1,4 +1,4 @@
-"""Makes the gateway's application from its paths, its middleware, and its answers to errors."""
+"""Makes the gateway's FastAPI application, with all paths, the middleware and the answers to errors."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def make_app(gateway: Gateway, *, is_loopback: bool = False) -> FastAPI:
     gateway
         The gateway's parts.
     is_loopback
-        Whether the gateway is served on an address that only this host reaches. If so, requests for unknown
-        host names are refused, as with the setting ``gateway_hosts``.
+        Whether the gateway listens on a loopback address. If so, or if the setting ``gateway_hosts`` names
+        hosts, requests with another Host header are refused (`KnownHosts`).
     """
     own = gateway.own
 
@@ -89,18 +89,20 @@ def make_app(gateway: Gateway, *, is_loopback: bool = False) -> FastAPI:
 
 
 class _App(FastAPI):
-    """An application whose OpenAPI document says how a request carries a key."""
+    """An application whose OpenAPI document names the two headers that may carry an API key."""
 
     def openapi(self) -> dict[str, Any]:
         return with_keys(super().openapi())
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    """The answer to an error, in the request's dialect if that is known, or else in that of its path."""
+    """The answer to an error, in the dialect of the request's body; if the body was not read, in the dialect
+    of the path.
+    """
     path = request.url.path
     dialect = dialects().get(observation(request.scope).dialect) or dialect_at(path)
     if isinstance(error, RequestValidationError):
-        # the first part of a place says only what kind of parameter it is, such as "query"
+        # The first part of ``loc`` is only the kind of parameter, such as "query".
         wrong = [{**problem, "loc": problem["loc"][1:]} for problem in error.errors()]
         return refused(dialect, wrong_field(wrong))
     if not isinstance(error, HTTPException):

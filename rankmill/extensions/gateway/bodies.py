@@ -1,4 +1,4 @@
-"""Reads bodies of requests, which are JSON, forms or streams, within limits."""
+"""Reads the bodies of requests (JSON, forms or streams), with limits on their size and time."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from rankmill.extensions.gateway.refusals import Refusal, wrong
 from rankmill.jobs.system import system
 
 READ_SECONDS = 60.0
-"""Most seconds to read a JSON body or a message of gRPC; otherwise a client that sends nothing would take the
-place of another request.
+"""Most seconds to read a JSON body or a message of gRPC. A client that sends nothing must not take up one of
+the ``gateway_requests`` for longer.
 """
 
 _PACE_SECONDS = 60.0
 _LEAST_SPEED = 16 << 10
-"""Least speed of an upload in bytes per second. Waiting for bytes uses up `_PACE_SECONDS`. Received bytes
-give back the time that they take at this speed, up to the full `_PACE_SECONDS`.
+"""Least speed of an upload in bytes per second. An upload may wait for bytes for `_PACE_SECONDS` in total.
+Each received byte gives back 1 / `_LEAST_SPEED` seconds, up to `_PACE_SECONDS`.
 """
 
 _BODIES = 8
-"""Number of bodies of the largest size that may be in memory at a time."""
+"""The bodies in memory may together have as many bytes as this number of bodies of the largest size."""
 
 _FORM_BYTES = 1 << 20
 """Most bytes of a form besides its file."""
 
 
 class BodyMemory:
-    """Limits the bytes of all bodies in progress.
+    """Limits the bytes of all bodies that are in memory.
 
     Parameters
     ----------
@@ -112,9 +112,7 @@ class RequestBody:
 
 
 def parse(raw: bytes) -> JsonObject:
-    """The object in a JSON text; raises `Refusal` if the text cannot be read (`read_json`) or is not an
-    object.
-    """
+    """The object in a JSON text; raises `Refusal` if `read_json` cannot read the text, or it is no object."""
     try:
         value = read_json(raw)
     except ValueError as error:
@@ -125,10 +123,10 @@ def parse(raw: bytes) -> JsonObject:
 
 
 class UploadedBody:
-    """A body that is read as it arrives, without keeping it in memory; make it in the request's event loop.
+    """Reads an upload piece by piece, without keeping it in memory. Make it in the request's event loop.
 
-    An upload that stops or arrives too slowly is refused. The time in which the gateway works on received
-    bytes does not count.
+    An upload that stops or arrives too slowly is refused. The time that the gateway takes between two reads
+    does not count.
 
     Parameters
     ----------
@@ -142,7 +140,7 @@ class UploadedBody:
     Raises
     ------
     Refusal
-        The body is larger by its header.
+        The header ``Content-Length`` says more than `most` bytes.
     """
 
     def __init__(self, request: Request, most: int, too_large: str) -> None:
@@ -156,7 +154,7 @@ class UploadedBody:
         self._check(_stated_bytes(request))
 
     async def receive(self) -> Message:
-        """The next message of the request; raises `Refusal` if the body is too large, or arrives too late."""
+        """The request's next ASGI message; raises `Refusal` if the body is too large or comes too slowly."""
         began = system.monotonic()
         try:
             async with asyncio.timeout(self._seconds_left):
@@ -175,8 +173,8 @@ class UploadedBody:
         return message
 
     def read(self, size: int) -> bytes:
-        """Read at most `size` bytes; returns no bytes at the end. Call `read` in another thread than the
-        event loop's.
+        """Read at most `size` bytes; returns no bytes at the end. Call `read` in a thread without the event
+        loop.
 
         Raises
         ------
@@ -198,8 +196,8 @@ class UploadedBody:
 
 @asynccontextmanager
 async def uploaded(request: Request, most: int) -> AsyncIterator[tuple[UploadFile, dict[str, str]]]:
-    """Yield the file of a form, which is on disk if it has more than 1 MiB, and the fields of the form's
-    ``expires_after``.
+    """Yield the file of a form, and the form's fields ``expires_after[...]`` by the text in brackets. A file
+    of more than 1 MiB is on disk, not in memory.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The parts of a gateway, and the base of what extensions add to it."""
+"""The parts of a gateway, and the base class by which extensions add to a gateway."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rankmill.producer.client.aio.connection import LoopRedis
 _WARM_SECONDS = 10.0
 
 _END_SECONDS = 5.0
-"""Most seconds that the gateway waits, at its end, for requests that cancel their runs."""
+"""When the gateway ends, it waits this long for the last requests to cancel their runs."""
 
 Right = Literal["admin", "manage_models"]
 
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class Addition:
-    """The base of what an extension adds to the gateway.
+    """The base class for what an extension adds to the gateway.
 
     An extension overrides the methods that it needs, and names its class in an entry point of the group
     ``rankmill.routes``. Each gateway has one object of each class.
@@ -53,11 +53,11 @@ class Addition:
     ----------
     router
         The router of the addition's paths, made by
-        `rankmill.extensions.gateway.http.dependencies.new_router`, so that requests are counted by path. A
-        path's function gets the gateway in a parameter of the type ``TheGateway``.
+        `rankmill.extensions.gateway.http.dependencies.new_router`, which lets metrics count requests by path.
+        The function of a path gets the gateway through a parameter of the type ``TheGateway``.
     hosts
-        The hosts on which the addition itself listens. If other hosts can reach the addition, requests need
-        keys, unless the setting ``gateway_open`` is true.
+        The addresses on which the addition itself listens. If one is not a loopback address, all requests
+        need keys, unless the setting ``gateway_open`` is true.
     keeps_data
         Whether the addition keeps data in Redis that exists nowhere else.
 
@@ -80,16 +80,16 @@ class Addition:
         self.settings = settings
 
     def attach(self, gateway: Gateway) -> None:
-        """Take the parts of the gateway that the addition needs; called before the first request."""
+        """Keep the parts of `gateway` that the addition uses; called once, before the first request."""
 
     def advice(self, redis_url: str) -> str | None:
-        """What else the user must start if ``rankmill serve`` itself starts a server and workers; ``None`` if
-        nothing.
+        """A line for the user of ``rankmill serve --embedded`` that says what else must be started, such as a
+        runner; ``None`` if nothing.
         """
         return None
 
     async def listen(self) -> str | None:
-        """Listen on the addition's own address, and return it as the user sees it; ``None`` without one.
+        """Listen on the addition's own address, and return a text that shows it; ``None`` without an address.
 
         Raises
         ------
@@ -99,13 +99,13 @@ class Addition:
         return None
 
     async def work(self) -> None:
-        """Do work in the background, until the task is cancelled at the gateway's end."""
+        """Work in the background. The gateway cancels this task when it ends."""
 
     def stop(self) -> None:
         """Accept no more requests, because the gateway is about to end."""
 
     async def close(self) -> None:
-        """Wait for the end of work in progress."""
+        """Wait until the addition has ended its work; called after `stop`."""
 
 
 def load_additions(settings: Settings) -> list[Addition]:
@@ -121,7 +121,9 @@ def load_additions(settings: Settings) -> list[Addition]:
 
 @contextmanager
 def _by_itself(addition: Addition) -> Iterator[None]:
-    """Log an error of an addition in the ``with`` block; the gateway and other additions go on."""
+    """Log any error that an addition raises in the ``with`` block, so that the gateway and other additions
+    continue.
+    """
     try:
         yield
     except Exception:
@@ -132,14 +134,14 @@ A = TypeVar("A", bound=Addition)
 
 
 class Gateway:
-    """The parts that all paths share; they belong to the event loop that uses them first.
+    """The parts of the gateway that all paths share. Use a `Gateway` in one event loop only.
 
     Parameters
     ----------
     settings, redis_url
         The settings, and the URL of the server whose workers score.
     needed
-        Whether a request must have a key.
+        When a request must have a key.
     additions
         The additions; by default, those of the installed extensions.
 
@@ -148,10 +150,10 @@ class Gateway:
     own
         The gateway's own settings.
     redis, plain_redis
-        A client whose commands wait in the event loop; and one for threads, whose commands do not wait for a
-        server that cannot serve.
+        Two clients of the server. The commands of `redis` wait in the event loop. Those of `plain_redis` are
+        for threads, and fail soon if the server does not answer.
     names
-        The text that messages to callers show in place of each private path or URL; extensions add to it.
+        Private paths and URLs, each with the text that callers see in its place; extensions add their own.
     """
 
     def __init__(
@@ -185,8 +187,8 @@ class Gateway:
         return next(addition for addition in self.additions if isinstance(addition, kind))
 
     async def identify(self, note: Observation, headers: Mapping[str, str]) -> ApiKey | None:
-        """The valid key in a request's headers, or ``None``; raises `Refusal` if a needed key is missing or
-        unknown.
+        """The valid key in a request's headers; ``None`` without one. Raises `Refusal` if the request needs a
+        key and has none that is valid.
         """
         key = await self.admission.identify(key_text(headers))
         if key:
@@ -199,7 +201,8 @@ class Gateway:
         Raises
         ------
         Refusal
-            The key lacks the right; or the request has no key, and the gateway never needs keys.
+            The key lacks the right; or there is no key, because the gateway is open to everyone
+            (``gateway_open``).
         """
         if not (getattr(key, right) if key else self._needed == "if there are any"):
             raise Refusal("forbidden", _RIGHTS[right])
@@ -231,7 +234,9 @@ class Gateway:
             await addition.work()
 
     async def warm(self) -> None:
-        """Until cancelled, let a worker load the gateway's model whenever no worker is known to have it."""
+        """Let a worker load the gateway's model whenever no worker is known to have the model; never
+        returns.
+        """
         while True:
             try:
                 if self.load.unready:
@@ -259,13 +264,15 @@ class Gateway:
                 addition.stop()
 
     async def close(self, tasks: Collection[asyncio.Task[None]]) -> None:
-        """Wait for additions, and a few seconds for requests; then cancel `tasks`, and disconnect."""
+        """Wait for the additions to end, and a few seconds for the requests. Then cancel `tasks`, and
+        disconnect.
+        """
         for addition in self.additions:
             with _by_itself(addition):
                 await addition.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(_END_SECONDS):
-                while self.load.requests:  # requests still cancel their runs
+                while self.load.requests:  # their runs are being cancelled
                     await asyncio.sleep(0.02)
         for task in tasks:
             task.cancel()

@@ -9,8 +9,8 @@ from typing import Any
 from pydantic_core import from_json
 
 _HUGE = re.compile(rb"[eE]\+?\d{3}|\d{210}")
-"""Matches each JSON text with a number that the parser reads as infinite, and some others. With an exponent
-of two digits, such a number has at least 210 digits before the point.
+"""Matches every JSON text with a number above 1.8e308, and some other texts. Such a number has an exponent of
+three digits, or at least 210 digits before the point.
 """
 
 

@@ -1,4 +1,4 @@
-"""Limits how many requests the gateway accepts, and how many may wait for the workers."""
+"""Refuses requests if the gateway has too many, or if the workers would need too long for those that wait."""
 
 from __future__ import annotations
 
@@ -28,40 +28,43 @@ from rankmill.producer.client.aio import bridge
 _LOOK_SECONDS = 1.0
 
 _SPEED_SECONDS = 5.0
-"""Seconds between two reads of the workers' reports, which give their speed."""
+"""Seconds between two reads of the workers' reports, from which the gateway computes their speed."""
 
 _MOST_RETRY = 60
 
 _AT_FIRST = 2048
-"""Most pairs in progress until the workers' speed is known; a single request may have more."""
+"""Most pairs in progress before the workers' speed is known; a request that is alone may have more."""
 
 _ENOUGH_TOKENS = 10_000
 """Tokens that a worker must have computed before its speed counts, because its first batches are slow."""
 
 _TOKENS_PER_CHAR, _TOKENS_PER_PAIR = 0.25, 100.0
-"""Tokens for each character of English text, and tokens of a pair; used until requests have been scored
-here.
+"""First guesses of the tokens for each character, as in English text, and of the tokens of a pair. Scored
+requests correct them.
 """
 
 _TELLING_CHARS = 50_000
-"""If a request with this many characters has more tokens than expected, the next request is expected to have
-as many for each character. Scripts other than Latin can have four times as many tokens.
+"""If a request with at least this many characters has more tokens for each character than expected, its
+figure replaces the mean. Scripts other than Latin can have four times as many tokens as English.
 """
 
 _SHARE = 0.05
-"""Least weight of a request in the means over requests."""
+"""Least weight of the latest request in the running means over requests."""
 
 _REPORT_SECONDS = 60.0
-"""Seconds after a scored request during which its model counts as loaded, although no worker has reported it.
+"""For this number of seconds after a scored request, the gateway's model counts as loaded, even if no worker
+has reported that it is.
 """
 
 _OUTCOMES: dict[Kind, Outcome] = {
     "overloaded": "overloaded", "backend": "failed", "unavailable": "failed", "timeout": "failed",
 }  # fmt: skip
-"""The outcome that is counted for each of these kinds of refusals; other kinds are faults of the caller."""
+"""The outcome to count for a kind of refusal; kinds that are missing here are the caller's fault."""
 
 _COUNTS_SECONDS = 60.0
-"""Seconds after which counts that Redis could not take are dropped, because only the last minute is shown."""
+"""Counts that could not be written to Redis for this number of seconds are dropped, because only those of the
+last minute are shown.
+"""
 
 _FORWARD = STAGES.index("forward")
 
@@ -69,7 +72,7 @@ logger = logging.getLogger(__name__)
 
 
 class LoadShedder:
-    """Admits requests while there is room for them.
+    """Refuses requests that would wait too long.
 
     `request` refuses a request before its body is read; `work` refuses it when its pairs are known.
 
@@ -85,12 +88,12 @@ class LoadShedder:
     requests
         Requests in progress.
     backlog_seconds
-        Seconds that the workers need for the requests that wait in the queue.
+        Estimate of the seconds that the workers need for all requests that wait in the queue.
     workers
         Number of workers of the queue that take work.
     unready
-        The reason why requests for the gateway's model would wait, in a line; ``None`` if a worker has had
-        the model.
+        Why a request for the gateway's model would have to wait, in one line; ``None`` if a live worker has
+        or had the model.
     """
 
     def __init__(self, settings: Settings, client: redis.Redis) -> None:
@@ -104,10 +107,12 @@ class LoadShedder:
         self._tokens_per_char = _TOKENS_PER_CHAR
         self._tokens_per_pair = _TOKENS_PER_PAIR
         self._reported: float | None = None
-        """Tokens of a pair, as workers report them; used until requests have been scored here."""
+        """Mean tokens of a pair in the workers' reports; ``None`` as soon as this gateway has scored a
+        request.
+        """
         self._has_scored = False
         self._taken = 0
-        """Tokens of the requests in progress here, estimated from their characters."""
+        """Tokens of this gateway's requests in progress, estimated from their characters."""
         self._pairs_taken = 0
         self._tenants: set[str] = set()
         """Tenants whose bulk work waits in the queue, by the digits that `group_of` gives."""
@@ -116,20 +121,23 @@ class LoadShedder:
         self.workers = 0
         self.unready: str | None = "the workers have not been looked at yet"
         self._able: set[str] = set()
-        """Names of workers that have or had the gateway's model, and so can load it again."""
+        """Names of live workers that have or had the gateway's model; those that had it can load it again."""
         self._scored = -math.inf
-        """The time when a request with the gateway's model was last scored here."""
+        """The time (monotonic) when this gateway last scored a request with its own model."""
         self._counts, self._counts_since = Counter[Outcome](), system.monotonic()
-        """Counts of outcomes that are not written to Redis yet, and the time when counting them began."""
+        """Outcomes that are counted but not yet written to Redis, and the time (monotonic) of the
+        last write.
+        """
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count a request while it is in progress, and count its outcome.
+        """Count a request as in progress within the ``with`` block, and then count its outcome.
 
         Raises
         ------
         Refusal
-            The gateway is ``overloaded``: it has too many requests, or too many wait for the workers.
+            The gateway is ``overloaded``: too many requests are in progress, or the workers need too long for
+            those that wait.
         """
         try:
             self._check_room()
@@ -164,18 +172,19 @@ class LoadShedder:
 
     @contextmanager
     def work(self, chars: int, pairs: int, priority: Priority, tenant: str) -> Iterator[None]:
-        """Count a tenant's request while it is scored, with the number and the characters of its pairs.
+        """Count the pairs of a tenant's request as work in progress within the ``with`` block.
 
         Raises
         ------
         Refusal
-            The gateway is ``overloaded``: the workers would need too long for this request and the accepted
-            ones.
+            The gateway is ``overloaded``: the workers would need too long for this request and those before
+            it.
         """
         tokens = self._tokens_per_char * chars
         if self._reported:
             tokens = max(tokens, self._reported * pairs)
-        tokens = math.ceil(tokens)  # because sums of fractions would not return to 0
+        # Whole numbers, because sums of fractions might not return to exactly 0.
+        tokens = math.ceil(tokens)
         parts = 1 + (len(self._tenants - {tenant}) if priority == "bulk" else 0)
         self._check(tokens * parts, pairs)
         self._taken += tokens
@@ -187,10 +196,10 @@ class LoadShedder:
             self._pairs_taken -= pairs
 
     def _check(self, tokens: int, pairs: int) -> None:
-        """Refuse a request if the workers would take too long; a request that waits for no other is never
-        refused.
+        """Raise `Refusal` if the workers would take too long for a request and those before it. If there are
+        none before it, the request is never refused.
 
-        Until the workers' speed is known, at most `_AT_FIRST` pairs are in progress, or a single request.
+        Before the workers' speed is known, the requests in progress may have `_AT_FIRST` pairs together.
         """
         if self._speed is None:
             if self._pairs_taken and self._pairs_taken + pairs > _AT_FIRST:
@@ -211,13 +220,14 @@ class LoadShedder:
             raise Refusal("overloaded", reason, retry_after=min(math.ceil(min(late, taken)), _MOST_RETRY))
 
     def note(self, chars: int, pairs: int, tokens: int, jobs: int, model: str) -> None:
-        """Note a scored request, with the number of its jobs, and with the name that workers have for its
-        model.
+        """Correct the means by a scored request. `jobs` is the number of its jobs, and `model` is the name
+        that workers have for its model.
         """
         if tokens and chars:
             self._has_scored, self._reported = True, None
             more = tokens / chars - self._tokens_per_char
-            # fewer tokens than expected tell little, because long texts may have been cut
+            # If there are fewer tokens than expected, long texts may have been cut, so the request counts
+            # little.
             share = min(chars / _TELLING_CHARS, 1.0) if more > 0 else 0.0
             self._tokens_per_char += max(share, _SHARE) * more
             self._tokens_per_pair += _SHARE * (tokens / pairs - self._tokens_per_pair)
@@ -234,8 +244,8 @@ class LoadShedder:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def look(self) -> None:
-        """Estimate how long the workers need for the waiting requests, and write the counts of outcomes to
-        Redis.
+        """Estimate how long the workers need for the waiting requests, and write the outcomes that were
+        counted to Redis.
         """
         if system.monotonic() - self._counts_since > _COUNTS_SECONDS:
             self._counts, self._counts_since = Counter(), system.monotonic()
@@ -259,8 +269,8 @@ class LoadShedder:
         metrics.backlog.set(self.backlog_seconds)
 
     def _why_unready(self, reports: Mapping[str, WorkerReport | None]) -> str | None:
-        """The reason why requests for the model would wait; ``None`` if a worker is known to have it, or to
-        have had it.
+        """Why a request for the gateway's model would have to wait; ``None`` if a live worker has or had the
+        model.
         """
         settings = self._settings
         live = {name: report for name, report in reports.items() if not (report and report.drained)}
@@ -275,13 +285,15 @@ class LoadShedder:
 
 
 def _without_version(model: str) -> str:
-    """The name of a model without its version, because workers report the versions of a registry's models."""
+    """The name of a model without ``@VERSION``. Workers report versions, and the settings may name an
+    alias.
+    """
     return model.partition("@")[0]
 
 
 def speed(reports: list[WorkerReport]) -> float | None:
-    """Tokens a second of all workers together; a worker that has scored only a few tokens counts as fast as
-    the others. ``None`` if the speed of no worker is known, or all are drained.
+    """Tokens a second of all workers together; ``None`` if the speed of no worker is known, or all workers
+    are drained. A worker with few tokens so far counts as fast as the mean of the others.
     """
     speeds = [
         report.tokens / report.stage_seconds[_FORWARD]

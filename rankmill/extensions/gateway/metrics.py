@@ -1,4 +1,4 @@
-"""Metrics of this gateway, which are globals because one process is one gateway."""
+"""The metrics of the gateway in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observes every request, by HTTP or gRPC, for logs, traces and metrics."""
+"""Notes facts about each HTTP or gRPC request, for logs, traces and metrics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Observation:
-    """The facts of a request for logs and metrics; each part of the gateway adds those that it knows.
+    """The facts about a request for logs and metrics. Each part of the gateway fills in what it knows.
 
     ``status`` is the HTTP status of the answer, or the name of its gRPC status.
     """
@@ -47,14 +47,14 @@ def observation(scope: Scope) -> Observation:
 
 @contextmanager
 def observing(given: str, status: int | str) -> Iterator[Observation]:
-    """Observe a request within the ``with`` block, and count it at its end.
+    """Within the ``with`` block, note facts about a request; at the end, add them to the metrics.
 
     Parameters
     ----------
     given
-        The id that the client gave, or an empty text; an id that is not valid is replaced.
+        The id that the client sent, or an empty text. If it is not valid, the request gets a new id.
     status
-        The status if the client disconnects before the answer.
+        The status to note if the client disconnects before the answer.
     """
     request_id = given if _VALID.fullmatch(given) else system.unique_id()
     note = Observation(request_id, status, began=time.perf_counter())

@@ -6,7 +6,7 @@ from rankmill.jobs.contract.keys import PREFIX
 
 
 def gateway_outcomes(span: int) -> str:
-    """Hash: numbers of requests to all gateways in a span of time, by outcome."""
+    """Hash: how many requests all gateways together had in a span of time, by outcome."""
     return f"{PREFIX}:gateway-outcomes:{span}"
 
 
@@ -26,7 +26,7 @@ def api_key_requests(name: str) -> str:
 
 
 def api_key_pairs(name: str) -> str:
-    """Hash: the token bucket of the API keys of a name, with what the last request left (60,000,000 for each
-    pair), and the time of that request (µs since 1970).
+    """Hash: the token bucket of the API keys of a name. `left` is what the last request left in it
+    (60,000,000 for each pair), and `at` is the time of that request (µs since 1970).
     """
     return f"{PREFIX}:api-key-pairs:{name}"

@@ -47,7 +47,7 @@ the gateway.
 
 
 class Words(NamedTuple):
-    """The codes of a kind in HTTP and gRPC, and the classes of errors that belong to the kind."""
+    """The HTTP and gRPC status of a kind of refusal, and the classes of errors that are of this kind."""
 
     http: int
     grpc: str
@@ -75,17 +75,17 @@ KINDS: dict[Kind, Words] = {
     "timeout": Words(504, "DEADLINE_EXCEEDED", (RunTimeout,)),
     "unavailable": Words(503, "UNAVAILABLE", (RankmillError,)),
 }
-"""The HTTP status of each kind, unless a dialect has another one; and the gRPC status, which is TEI's if TEI
-has one.
+"""The statuses of each kind of refusal. A dialect may have another HTTP status. The gRPC status is TEI's if
+TEI knows the kind.
 
-An error belongs to the first kind that names its class.
+An error is of the first kind that names its class or a base of its class.
 """
 
 logger = logging.getLogger(__name__)
 
 
-class Refusal(Exception):  # named without Error, because a refusal is an answer
-    """A request is refused or has failed.
+class Refusal(Exception):
+    """Raised if a request is refused or has failed; becomes the answer to the caller.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ class Refusal(Exception):  # named without Error, because a refusal is an answer
     param
         Name of the wrong field of the body, if a field is wrong.
     tokens
-        The number of tokens of a row that is too long, and the most allowed.
+        If a row is too long: its number of tokens, and the most that are allowed.
     """
 
     def __init__(
@@ -117,25 +117,25 @@ class Refusal(Exception):  # named without Error, because a refusal is an answer
 
 
 def wrong(param: str, why: str) -> Refusal:
-    """The refusal of a request because of a field or a parameter."""
+    """The refusal of a request with a wrong field or parameter `param`."""
     return Refusal("invalid", f"{param}: {why}", param=param)
 
 
 class WrongFile(InputError):
-    """Raised for wrong input of a caller; its message was written for the caller."""
+    """Raised for a wrong file of a caller. The caller gets the message as it is."""
 
 
 def unscorable(row: int, reason: str) -> Refusal:
-    """The refusal of a request because one row has no score."""
+    """The refusal of a request because its row number `row` has no score, for this `reason`."""
     tokens = read_too_long(reason)
     kind: Kind = "too_long" if tokens else "unscorable"
     return Refusal(kind, f"text {row} cannot be scored: {row_reason(reason)}", tokens=tokens)
 
 
 def row_reason(reason: str) -> str:
-    """The reason why a row has no score, for callers; details about a worker's host are left out.
+    """Why a row has no score, in words for callers: a reason with details about a worker's host is shortened.
 
-    The log has such details only at the level ``debug``, because they may quote the row's text.
+    The whole reason is logged only at the level ``debug``, because it may quote the row's text.
     """
     kind, _, rest = reason.partition(": ")
     is_of_worker = kind.startswith("given up after attempt") and rest != "its worker died"
@@ -148,10 +148,10 @@ def row_reason(reason: str) -> str:
 
 
 EXPECTED = (Refusal, RankmillError, redis.RedisError)
-"""Errors that end a request with an answer by `refusal_of`; all other errors are bugs."""
+"""Errors that become an answer by `refusal_of`; all other errors are bugs."""
 
 _RIGHTS = ("NOPERM", "ACL failure")
-"""Texts in Redis's replies to commands and to scripts for which the gateway's user lacks the right."""
+"""Redis's replies contain one of these texts if the gateway's Redis user may not run a command or script."""
 
 _SAID: tuple[tuple[type[RankmillError], str], ...] = (
     (NoWorkers, "no worker is there that could do it: ask again later"),
@@ -163,10 +163,10 @@ _SAID: tuple[tuple[type[RankmillError], str], ...] = (
     (WrongScores, "a worker computes wrong scores, and has stopped: ask again"),
     (RunFailed, "the workers cannot score it with this model"),
 )
-"""Messages for callers about errors that concern the operator; the first match counts."""
+"""What callers are told about errors that only the operator can mend, by class; the first match counts."""
 
 _OF_CALLERS = (ConfigError, InputError, RegistryError, RunTimeout)
-"""Errors whose messages are for callers, unless they contain private details."""
+"""Errors whose own messages callers may see, unless the messages contain private details."""
 
 _PRIVATE = re.compile(
     r"""\w+://\S  # a URL
@@ -183,14 +183,14 @@ _CODE = re.compile(r"\.(?:py|cc|cpp|cu|hpp|so)\b")
 def refusal_of(error: Exception, names: Mapping[str, str] | None = None) -> Refusal:
     """The refusal for one of the errors in `EXPECTED`.
 
-    If the caller can fix the error, the message describes it. Any other error is logged for the operator.
+    If the caller can correct the error, the message describes it. Any other error is logged for the operator.
 
     Parameters
     ----------
     error
         The error.
     names
-        The text that the message shows in place of each private path or URL.
+        Private paths and URLs, each with the text that the message shows in its place.
     """
     if isinstance(error, Refusal):
         return error
@@ -218,8 +218,8 @@ def _kind(error: RankmillError) -> Kind:
 
 
 def told(error: Exception, names: Mapping[str, str]) -> str:
-    """The message of an error for a caller. If callers must not see the error's own text, that text is only
-    logged. `names` is as in `refusal_of`.
+    """What a caller is told about an error: the error's own message, or, if callers must not see it, a
+    general sentence. The error's own message is then logged. `names` is as in `refusal_of`.
     """
     whole = message = " ".join("; ".join([str(error), *getattr(error, "__notes__", [])]).split())
     if isinstance(error, WrongFile):

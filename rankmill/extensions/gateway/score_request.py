@@ -1,4 +1,4 @@
-"""A request for scores and its result, for every dialect and protocol."""
+"""A request for scores and its result, in the form that all dialects and protocols share."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ SpecFields: TypeAlias = dict[str, str | int | None]
 """Fields of a `ScoreSpec` that a request asks for."""
 
 MOST_ENCODED = 1 << 18
-"""Most characters, or ids, of a request for tokens; the answer has many times as many bytes."""
+"""Most characters or ids in a request for tokens. The limit is low because the answer is many times
+larger.
+"""
 
 ONE_LABEL = "LABEL_0"
-"""The name of a model's only output, as in transformers."""
+"""The name of the label if a model has a single output, as in transformers."""
 
 
 @dataclass(frozen=True)
 class ScoreRequest:
     """A request for scores.
 
-    ``queries`` is one text for all passages, or one text for each passage. With ``None``, each passage is
-    scored by itself, or asks for tokens, as ``spec`` says. ``model`` is ``None`` for the gateway's own model.
-    ``spec`` has those fields of `ScoreSpec` that the request sets.
+    ``queries`` is one text for all passages, or one text for each passage. With ``None``, each of
+    ``passages`` is a row by itself, of the kind that ``inputs`` in ``spec`` names: a single text, a
+    conversation, or a question about tokens. ``model`` is ``None`` for the gateway's own model. ``spec`` has
+    those fields of `ScoreSpec` that the request sets.
     """
 
     queries: str | Sequence[str] | None
@@ -44,15 +47,17 @@ class ScoreRequest:
 
 
 def alone(texts: Sequence[str], model: str | None, spec: Mapping[str, str | int | None]) -> ScoreRequest:
-    """A request to score single texts, or whatever `spec` names as ``inputs``. The gateway's settings for
-    pairs do not count.
+    """A request with rows of one text each, of the kind that ``inputs`` in `spec` names; by default, single
+    texts to score. The gateway's settings for pairs do not apply.
     """
     of_pairs = dict.fromkeys(("instruction", "prompt_template", "max_passage_tokens"))
     return ScoreRequest(None, texts, model, {**of_pairs, "inputs": "texts", **spec})
 
 
 def encoding(texts: Sequence[TokensAsked], model: str | None = None) -> ScoreRequest:
-    """A request for tokens, or for the texts of tokens; raises `Refusal` for more than `MOST_ENCODED`."""
+    """A request for the tokens of texts, or for the texts of tokens; raises `Refusal` if it has more than
+    `MOST_ENCODED` characters and ids.
+    """
     size = sum(text.size for text in texts)
     if size > MOST_ENCODED:
         why = f"{size:,} characters or ids are more than {MOST_ENCODED:,}: send fewer at a time"
@@ -61,17 +66,17 @@ def encoding(texts: Sequence[TokensAsked], model: str | None = None) -> ScoreReq
 
 
 def within(settings: Settings, spec: Mapping[str, str | int | None]) -> SpecFields:
-    """The fields of a request's spec, without those that the gateway's settings decide.
+    """The fields of a request's spec, without those that the request cannot choose.
 
-    If the settings split long texts into windows, a request cannot choose what happens to texts that are too
-    long, nor, with ``split``, the labels. A request with a conversation can choose, because conversations are
-    never split.
+    If the setting ``long`` splits long texts into windows, a request cannot choose ``long``; with ``split``,
+    it cannot choose the labels either. A request with a conversation can, because conversations are never
+    split.
 
     Raises
     ------
     Refusal
-        The request asks for longer pairs than the gateway takes, or for all labels where the settings give
-        only one.
+        The request asks for longer pairs than the setting ``max_length`` allows. Or it asks for all labels,
+        but the gateway splits long texts and scores only one label.
     """
     most, wanted = settings.max_length, spec.get("max_length")
     if most is not None and isinstance(wanted, int) and wanted > most:
@@ -88,15 +93,15 @@ def within(settings: Settings, spec: Mapping[str, str | int | None]) -> SpecFiel
 
 @dataclass(frozen=True)
 class RequestScores:
-    """Scores of a request, in input order, which are numbers, or with ``labels`` lists with a number for each
-    label.
+    """The scores of a request, in input order. A score is a number, or, with ``labels``, a list with a number
+    for each label.
 
     ``tokens`` is the number of computed tokens without padding. ``created`` is in seconds since 1970.
-    ``seconds`` is the time from the submission to the last score. ``chunks`` is the number of chunks, and
-    ``work_seconds`` is the time that the slowest chunk took in its worker; ``tokenize_seconds`` and
-    ``forward_seconds`` are parts of that time. ``contract`` says how the scores were made, such as the
-    precision and the proven bound, as far as it is known. For a request for tokens, ``found`` has what was
-    found for each row, and a row's score is the number of its tokens.
+    ``seconds`` is the time from the submission to the last score. ``work_seconds`` is the time that the
+    slowest chunk took in its worker; ``tokenize_seconds`` and ``forward_seconds`` are parts of this time.
+    ``contract`` says how the scores were made, as far as this is known: for example, the precision and the
+    proven bound. If the request asks for tokens, ``found`` has the answer for each row, and a row's score is
+    its number of tokens.
     """
 
     scores: Sequence[Any]
@@ -114,25 +119,25 @@ class RequestScores:
     created: int = field(default_factory=lambda: int(system.now()))
 
     def ranked(self, top: int | None = None) -> Iterator[tuple[int, float]]:
-        """Yield the places in the input of the `top` best rows with their scores, best first; equal scores
-        keep input order.
+        """The `top` best rows, best first, each as its place in the input and its score. Equal scores keep
+        input order.
         """
         order = sorted(range(len(self.scores)), key=lambda place: (-self.scores[place], place))
         return ((place, self.scores[place]) for place in order[:top])
 
     def predictions(self) -> list[list[tuple[str, float]]]:
-        """All labels with their scores, for each row, in the model's order."""
+        """For each row, all labels with their scores, in the model's order of labels."""
         if not self.labels:
             return [[(ONE_LABEL, score)] for score in self.scores]
         return [list(zip(self.labels, row, strict=True)) for row in self.scores]
 
     def stages(self) -> dict[str, float]:
-        """Seconds that each stage of the request took, by the stage's name."""
+        """Seconds by stage: ``queue`` and ``work``, and of the work ``tokenize`` and ``forward``."""
         queue = max(self.seconds - self.work_seconds, 0.0)
         parts = {"tokenize": self.tokenize_seconds, "forward": self.forward_seconds}
         return {"queue": queue, "work": self.work_seconds, **parts}
 
 
 def best_first(labels: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
-    """Labels with their scores, the highest first; equal scores stay in the model's order."""
+    """The labels with their scores, the highest score first; labels with equal scores keep their order."""
     return sorted(labels, key=lambda label: -label[1])

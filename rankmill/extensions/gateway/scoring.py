@@ -34,11 +34,13 @@ _ANY_MODEL = "*"
 """The entry of the setting ``gateway_models`` that lets requests name any model."""
 
 _OF_THE_CALLER = frozenset({"max_length", "instruction", "max_passage_tokens"})
-"""Fields of a spec that callers may set to values that do not fit a model."""
+"""Fields of a spec whose values may not fit the model. If a run fails because of one of them, and the request
+set it, the error is the caller's.
+"""
 
 
 class ServedModel(NamedTuple):
-    """The two names of a model: ``name`` is for callers, and ``model`` for workers."""
+    """A model, with the ``name`` that callers use, and the ``model`` that is its name for workers."""
 
     name: str
     model: str
@@ -47,8 +49,8 @@ class ServedModel(NamedTuple):
 class ServedModels:
     """The models that requests may ask for.
 
-    ``NAME=MODEL`` in the setting ``gateway_models`` gives a model the name that callers use. Otherwise, a
-    model in a directory has the last part of its path as its name.
+    An entry ``NAME=MODEL`` of the setting ``gateway_models`` gives a model the name that callers use. In an
+    entry without ``NAME=``, the name is the model itself, or the last part of its path if it is a directory.
 
     Raises
     ------
@@ -80,7 +82,7 @@ class ServedModels:
         return list(self._named.values())
 
     def resolve(self, name: str | None) -> ServedModel:
-        """The model that a request names; for a request without a name, the default model.
+        """The model with the name that a request gives; without a name, the default model.
 
         Raises
         ------
@@ -99,11 +101,13 @@ class ServedModels:
         return model or ServedModel(name, name)
 
     def public(self, model: str) -> str:
-        """The name of a model for callers, whether or not it is served here."""
+        """The name for callers of a `model` that workers know, whether or not this gateway serves it."""
         return (self._by_model.get(model) or _served(model)).name
 
     def known(self, name: str) -> str:
-        """The model with a name; the name itself if no model has it."""
+        """The workers' name of the model that callers call `name`; `name` itself if there is no such
+        model.
+        """
         return self._named[name].model if name in self._named else name
 
 
@@ -111,24 +115,25 @@ def _served(entry: str) -> ServedModel:
     name, is_named, model = entry.partition("=")
     if is_named and "/" not in name:
         return ServedModel(name, model)
-    is_path = entry.startswith(("/", "./", "../", "~"))  # callers do not see the path
+    # Callers do not see the path of a directory.
+    is_path = entry.startswith(("/", "./", "../", "~"))
     return ServedModel(entry.rstrip("/").rpartition("/")[2] if is_path else entry, entry)
 
 
 class Scoring:
-    """Scores requests with the workers of a queue; it belongs to the event loop that uses it first.
+    """Scores requests with the workers of a queue. Use a `Scoring` in one event loop only.
 
     Parameters
     ----------
     settings, redis_url
         The settings, such as the queue and the defaults of requests, and the server's URL.
     served, admission, load
-        The models, the limits of keys, and the limits on the work that waits.
+        The models that requests may name, the limits of API keys, and the limits on the work that waits.
 
     Raises
     ------
     ConfigError
-        The settings ask for all outputs of a model, which only a request can ask for.
+        The setting ``all_labels`` is true; only a request can ask for all labels.
     """
 
     def __init__(
@@ -149,8 +154,8 @@ class Scoring:
         self.admission = admission
         self.load = load
         self.contracts: dict[str, Mapping[str, str]] = {}
-        """How the last scores that `score` returned were made, for each model in `served`, by the name that
-        workers know.
+        """How the latest scores of each served model were made, by the model's name for workers. Scores that
+        `begin` yields do not count.
         """
         self._about: TokensFound | None = None
         self._told = 0.0
@@ -158,7 +163,8 @@ class Scoring:
         self.client = AsyncClient(redis_url, no_workers_seconds=_NO_WORKERS_SECONDS, settings=settings)
 
     async def about_model(self) -> TokensFound:
-        """The most tokens and the labels of the gateway's model; a worker is asked at most once a minute.
+        """The labels of the gateway's model, and the most tokens of a row. A worker is asked at most once a
+        minute.
 
         Raises
         ------
@@ -173,7 +179,7 @@ class Scoring:
             return self._about
 
     async def score(self, request: ScoreRequest, key: ApiKey | None) -> RequestScores:
-        """Score a request; if this fails or is cancelled, the run is cancelled, too.
+        """Score a request. If this fails or the task is cancelled, the request's run is cancelled, too.
 
         Raises
         ------
@@ -191,7 +197,9 @@ class Scoring:
 
     @asynccontextmanager
     async def begin(self, request: ScoreRequest, key: ApiKey | None) -> AsyncIterator[SubmittedRequest]:
-        """Admit a request and submit its rows; raises as `score`, also from the ``with`` block."""
+        """Admit a request, submit its rows, and yield the submitted request. Raises as `score`, on entry and
+        from the ``with`` block.
+        """
         served = self.served.resolve(request.model)
         spec = within(self.settings, request.spec)
         rows = request.rows()
@@ -229,7 +237,7 @@ class Scoring:
             raise Refusal("invalid", refusal.message, param=None if talks else error.option) from None
 
     async def _submitted(self, rows: Sequence[Any], **options: Any) -> AsyncScoringRun:
-        """Submit rows; wait at most `MOST_WAIT` seconds for a server that cannot serve."""
+        """Submit rows as a run. If the server cannot serve, wait at most `MOST_WAIT` seconds for it."""
         with waiting(most=MOST_WAIT):
             return await self.client.begin(rows, **options)
 
@@ -257,8 +265,8 @@ class Scoring:
 
 @dataclass(frozen=True)
 class RowScores:
-    """Scores of consecutive rows, from row `first` on. Rows in `errors`, which may also name earlier rows,
-    have NaN.
+    """Scores of consecutive rows; the first of them is row `first` of the request. ``errors`` has the reason
+    for each row without a score, whose score is NaN; it may also name rows before `first`.
     """
 
     first: int
@@ -276,8 +284,8 @@ class SubmittedRequest:
     seconds
         Most seconds to wait for the scores.
     name
-        The model's name in the answer; ``None`` means the run's own name for it, which has the version if
-        the request named an alias.
+        The model's name in the answer. With ``None``, it is the run's name for the model: if the request
+        named an alias, this is the version.
     began
         The time of submission, by `time.perf_counter`; ``None`` means now.
     encodes
@@ -300,7 +308,7 @@ class SubmittedRequest:
         self._began = time.perf_counter() if began is None else began
 
     async def chunks(self) -> AsyncIterator[RowScores]:
-        """Yield the scores of each chunk, in order, as soon as they arrive.
+        """Yield the scores of the rows in order, a chunk at a time, as soon as they arrive.
 
         Raises
         ------
@@ -328,7 +336,7 @@ class SubmittedRequest:
             ) from None
 
     def result(self, scores: list[Any]) -> RequestScores:
-        """The request's result, which is made from the `scores` of all its chunks.
+        """The result of the request. `scores` are those that `chunks` has yielded, of all rows.
 
         Raises
         ------
@@ -352,7 +360,7 @@ class SubmittedRequest:
         )  # fmt: skip
 
     def _found(self) -> list[TokensFound]:
-        """The tokens or texts that were found for each row; empty unless the request asks for tokens."""
+        """A worker's answer about tokens for each row; empty unless the request asks for tokens."""
         rows = [row for row in self._run.found if row is not None]
         if self._encodes and len(rows) != self._run.stats.rows:
             raise Refusal("backend", "a worker has answered without the tokens that were asked for")

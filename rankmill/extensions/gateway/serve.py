@@ -20,18 +20,19 @@ from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.http import cannot_listen, is_loopback, shown_address
 
 PORT = 9809
-"""The port for an address that does not name one."""
+"""The port of a ``gateway_address`` that does not name one."""
 
 _MOST_HEAD_BYTES = 64 << 10
 
 _HEAD_SECONDS = 60.0
-"""Most seconds until a request's first line and headers have arrived; for the first request, they count from
-the start of the connection.
+"""Most seconds for a request's first line and headers to arrive; for a connection's first request, from the
+start of the connection.
 """
 
 
 def keys_needed(hosts: Sequence[str], *, is_open: bool, has_keys: Callable[[], bool]) -> KeysNeeded:
-    """Whether requests to these addresses need keys.
+    """When requests to a gateway that listens on these hosts need keys: always if another host can reach one
+    of them, else if there are any keys. An open gateway never needs keys.
 
     Raises
     ------
@@ -52,8 +53,8 @@ def keys_needed(hosts: Sequence[str], *, is_open: bool, has_keys: Callable[[], b
 
 
 class _LimitedHttp(H11Protocol):
-    """A connection of uvicorn that is closed if the head of a request does not come, and that never changes
-    to another protocol.
+    """uvicorn's connection, with two changes: it is closed if the head of a request does not arrive in time,
+    and it never upgrades to another protocol.
     """
 
     _waiting: asyncio.TimerHandle | None = None
@@ -72,7 +73,8 @@ class _LimitedHttp(H11Protocol):
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             # uvicorn calls this method while it handles an error of h11
             super().send_400_response(f"{msg} {sys.exception()}")
-        else:  # an answer is being sent, and another one would be taken for the rest of it
+        # An answer is being sent. The client would read a second answer as the rest of the first.
+        else:
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -83,8 +85,8 @@ class _LimitedHttp(H11Protocol):
         return False
 
     def _wait_for_head(self) -> None:
-        """Close the connection if the client does not send a whole head in time, unless the gateway is
-        answering.
+        """Start the time limit for the next request's head, or stop it: it runs only while the client may
+        send a head, and uvicorn's own limit for idle connections does not run.
         """
         if self.conn.their_state is not h11.IDLE or self.timeout_keep_alive_task:
             self._wait_no_more()
@@ -98,7 +100,9 @@ class _LimitedHttp(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """Serves HTTP until a signal, which it does not raise again at its end as uvicorn's own server does."""
+    """uvicorn's server, which ends at a signal; unlike uvicorn's own, it does not raise the signal again at
+    its end.
+    """
 
     def __init__(
         self, config: uvicorn.Config, gateway: Gateway, begin: Callable[[], Awaitable[None]]
@@ -108,11 +112,12 @@ class _Server(uvicorn.Server):
         self._begin = begin
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._begin()  # signals are already handled, so a process that learns the address may send one
+        # This announces the address. Signals are handled already, so a process that reads it may send one.
+        await self._begin()
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._gateway.stop()  # the gateway's parts are closed after the end of all requests
+        self._gateway.stop()  # the lifespan closes the gateway's parts later, after all requests
         await super().shutdown(sockets)
 
     @contextmanager
@@ -132,7 +137,7 @@ def serve(
     at: tuple[str, int],
     on_start: Callable[[str], None],
 ) -> None:
-    """Serve until SIGTERM or SIGINT; then requests in progress have ``gateway_stop_seconds`` to end.
+    """Serve until SIGTERM or SIGINT. Requests in progress then get ``gateway_stop_seconds`` to end.
 
     Parameters
     ----------

@@ -8,7 +8,7 @@ from rankmill.jobs.runtime.settings import ExtensionSettings, HeaderKey, Names
 
 
 class GatewaySettings(ExtensionSettings):
-    """Where the gateway listens, whom it serves, and how much it accepts."""
+    """Addresses, keys, models and limits of the gateway."""
 
     gateway_address: str = Field(min_length=1)
     gateway_open: bool

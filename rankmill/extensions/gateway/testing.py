@@ -1,4 +1,4 @@
-"""The gateway over fake workers, for the tests of services that ask for scores by HTTP.
+"""A gateway with fake workers, for the tests of services that ask a gateway for scores.
 
 >>> from rankmill.testing import FakeWorkers
 >>> with fake_gateway(FakeWorkers()) as url:  # doctest: +SKIP
@@ -26,15 +26,15 @@ from rankmill.jobs.system import system
 from rankmill.testing import URL, FakeAsyncClient, FakeWorkers
 
 _NO_WORKERS_SECONDS = 1.0
-"""Seconds without a worker after which a request fails; a test should not wait as long as a caller would."""
+"""Seconds without a worker after which a request fails; less than in a real gateway, to keep tests short."""
 
 
 def gateway_app(workers: FakeWorkers, **options: Any) -> FastAPI:
-    """The application of ``rankmill serve`` over `workers`, for `fastapi.testclient.TestClient` in a ``with``
-    block, so that all requests have one event loop.
+    """The application of ``rankmill serve``, with fake workers and without a Redis server. Use it with
+    `fastapi.testclient.TestClient` in a ``with`` block: all requests need the same event loop.
 
-    The only API key is the setting ``gateway_api_key``. The application cannot keep batches or usage, or give
-    orders to workers.
+    The only possible API key is the setting ``gateway_api_key``. Paths for batches, usage and orders to
+    workers answer with an error.
 
     Parameters
     ----------
@@ -56,7 +56,9 @@ def fake_gateway(workers: FakeWorkers, **options: Any) -> Iterator[str]:
 
 @contextmanager
 def served(app: FastAPI) -> Iterator[str]:
-    """Serve an application of any service within the ``with`` block, in a thread; yields its URL."""
+    """Serve any ASGI application within the ``with`` block, in a thread, on a free port of this host; yields
+    its URL.
+    """
     config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -72,7 +74,7 @@ def served(app: FastAPI) -> Iterator[str]:
 
 
 class _FakeGateway(Gateway):
-    """A gateway without a server."""
+    """A gateway without a Redis server."""
 
     def __init__(self, settings: Settings, workers: FakeWorkers) -> None:
         super().__init__(settings, URL, "if there are any")
@@ -88,7 +90,7 @@ class _FakeGateway(Gateway):
 
 
 class _Load(LoadShedder):
-    """Sees only the fake workers, which have no backlog."""
+    """Refuses no request for its waiting time, and sees only the fake workers."""
 
     def __init__(self, settings: Settings, client: redis.Redis, workers: FakeWorkers) -> None:
         super().__init__(settings, client)
@@ -103,7 +105,7 @@ _NOTHING: dict[str, Any] = {"PING": True, "GET": None, "ZCOUNT": 0, "ZRANGE": []
 
 
 class _EmptyServer(redis.Redis):
-    """A server without API keys, for code that looks for keys."""
+    """A Redis client that answers as if there were no API keys, and fails at all other commands."""
 
     def execute_command(self, *args: Any, **_: Any) -> Any:
         if args[0] not in _NOTHING:

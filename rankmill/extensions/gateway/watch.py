@@ -1,4 +1,6 @@
-"""Counts of refused and failed requests; gateways write them to Redis for the views of the cluster."""
+"""Counts the refused and failed requests of all gateways in Redis, and shows them in the views of the
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,15 @@ from rankmill.extensions.gateway import redis_keys as keys
 from rankmill.jobs.system import system
 
 Outcome = Literal["requests", "overloaded", "failed"]
-"""Gateways count all requests for scores, requests that were refused for overload, and requests that failed.
+"""What gateways count: ``requests`` are all requests for scores; ``overloaded`` are those refused for
+overload, and ``failed`` are those that failed by no fault of the caller.
 """
 
 _SPAN_SECONDS = 30
-"""Length in seconds of the spans of time in which gateways count; the last two spans are read."""
+"""Gateways count in spans of this number of seconds; the counts of the last two spans are shown."""
 
 _SHARE = 0.01
-"""Share of the requests above which refusals, or failures, are a fault."""
+"""If more than this share of the requests was refused for overload, or failed, the cluster has a fault."""
 
 _FAULTS: tuple[tuple[Outcome, str, str, str], ...] = (
     (
@@ -45,7 +48,7 @@ def tell(client: redis.Redis, counts: Mapping[Outcome, int]) -> None:
 
 
 class SeenGateways(Seen):
-    """The outcomes of the requests of the last 30 to 60 s, at all gateways together."""
+    """How many requests all gateways together had in the last 30 to 60 s, by outcome."""
 
     requests: int = 0
     overloaded: int = 0
@@ -60,7 +63,7 @@ class SeenGateways(Seen):
 
 
 class GatewayWatch(Watch):
-    """Shows how many requests gateways refuse, and how many fail."""
+    """Adds the gateways' refused and failed requests to the views of the cluster."""
 
     kinds: ClassVar = {"gateway_errors": "stuck_run", "gateway_overload": "gateway_errors"}
     nothing: ClassVar = SeenGateways()

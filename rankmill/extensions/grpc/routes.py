@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rankmill.extensions.grpc.server import GrpcServer
 
 PORT = 9810
-"""The port if an address does not name one."""
+"""The port of a ``gateway_grpc_address`` that does not name one."""
 
 
 class GrpcListener(Addition):
@@ -37,7 +37,7 @@ class GrpcListener(Addition):
     async def listen(self) -> str | None:
         if self._at is None:
             return None
-        # imported here, because only this needs its packages
+        # only a gateway with gRPC needs gRPC's packages
         from rankmill.extensions.grpc.server import GrpcServer
 
         self._server = GrpcServer(self._gateway)

@@ -1,4 +1,6 @@
-"""The gRPC server, with health, reflection and TLS; it admits and counts calls as HTTP requests are."""
+"""The gRPC server, with health, reflection and TLS. It admits and counts calls as the gateway does HTTP
+requests.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,15 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 _REFUSED_AT_ONCE = 64
-"""Number of calls, beyond those in progress, that are told when to try again; gRPC itself refuses further
-calls.
+"""If ``gateway_requests`` calls are in progress, this number of further calls get a refusal that says when to
+try again. gRPC itself refuses all others, without a time.
 """
 
 logger = logging.getLogger(__name__)
 
 
 class GrpcServer:
-    """A gRPC server in one event loop; when it stops, calls in progress get `gateway_stop_seconds` to end.
+    """A gRPC server in one event loop. When it stops, calls in progress get ``gateway_stop_seconds`` to end.
 
     Parameters
     ----------
@@ -57,7 +59,8 @@ class GrpcServer:
         self._stopping: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int) -> int:
-        """Serve at `host`; returns the port, which is any free one if `port` is 0.
+        """Listen at `host` and `port`, and serve in the background. With port 0, any free one is taken.
+        Returns the port.
 
         Raises
         ------
@@ -81,7 +84,9 @@ class GrpcServer:
         return bound_port
 
     def stop(self) -> asyncio.Task[None]:
-        """Take no more calls; the returned task ends when no call is in progress any more."""
+        """Take no more calls. The returned task ends when no call is in progress any more, or
+        ``gateway_stop_seconds`` are over.
+        """
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop())
         return self._stopping
@@ -102,15 +107,15 @@ class GrpcServer:
         return names
 
     def _handler(self, method: MethodDescriptor) -> grpc.RpcMethodHandler[Any, Any]:
-        """The handler of a gRPC method; it calls the method of `TeiServices` with the same name in Python's
-        spelling.
+        """The handler of a gRPC method. For ``RerankStream``, it calls `TeiServices.rerank_stream`, and so
+        on.
         """
         do = getattr(self._services, re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower())
         service = method.containing_service
         route, scores = f"/{service.full_name}/{method.name}", service.name != "Info"
 
-        # A single message is read as a stream of one message. Otherwise gRPC would wait for the message
-        # before the call is admitted.
+        # A method with a single request message takes it as a stream of one. Otherwise gRPC would wait for
+        # the message before the call is admitted.
         async def one(requests: AsyncIterator[Any], context: _Context) -> Any:
             async with self._call(context, route, scores=scores) as call:
                 return await do(requests if method.client_streaming else await _only(requests), call)
@@ -136,8 +141,8 @@ class GrpcServer:
 
     @asynccontextmanager
     async def _call(self, context: _Context, route: str, *, scores: bool) -> AsyncIterator[Call]:
-        """Observe a call; if it asks for `scores`, admit it as an HTTP request is admitted. A refusal becomes
-        the call's status.
+        """Observe a call within the ``with`` block, and let it fail with the status of any error in it. A
+        call for `scores` is admitted as an HTTP request is; other calls only need a key.
         """
         metadata = context.invocation_metadata() or ()
         headers = {str(name): value for name, value in metadata if isinstance(value, str)}
@@ -193,8 +198,8 @@ async def _only(requests: AsyncIterator[Any]) -> Any:
 
 
 async def _abort(context: _Context, note: Observation, refusal: Refusal) -> NoReturn:
-    """End the call with a refusal; clients that follow gRPC's rules for retries wait as long as the refusal
-    says.
+    """End the call with the status of a refusal. A refusal's `retry_after` is sent in the form that gRPC's
+    own retries obey.
     """
     trailing = [(HEADER, note.id)]
     if refusal.retry_after is not None:
@@ -205,8 +210,8 @@ async def _abort(context: _Context, note: Observation, refusal: Refusal) -> NoRe
 
 
 def _credentials(settings: GrpcSettings) -> grpc.ServerCredentials | None:
-    """The server's certificate, and the authority for its clients' certificates; ``None`` without a
-    certificate.
+    """The server's key and certificate; with ``gateway_grpc_client_ca``, clients need a certificate by this
+    authority. ``None`` without TLS.
     """
     files = (settings.gateway_grpc_key, settings.gateway_grpc_cert)
     if not any((*files, settings.gateway_grpc_client_ca)):

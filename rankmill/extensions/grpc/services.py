@@ -32,7 +32,7 @@ _ROWS = 256
 _WAIT_SECONDS = 0.002
 
 _Row: TypeAlias = tuple[str, ...]
-"""A pair, or a single text."""
+"""A pair of texts, or a single text."""
 
 _Predict: TypeAlias = tei.PredictRequest | tei.PredictPairRequest
 
@@ -43,14 +43,14 @@ _Answer: TypeAlias = "Callable[[TeiServices, Sequence[M], Call], Awaitable[list[
 
 @dataclass(frozen=True)
 class Call:
-    """The observation and the key of a call."""
+    """A gRPC call: the facts noted about it, and its API key."""
 
     note: Observation
     key: ApiKey | None
 
 
 def _alone(answer: _Answer[M, R]) -> Callable[[TeiServices, M, Call], Awaitable[R]]:
-    """A method that answers one message."""
+    """Make a method for calls with one message, from a function that answers a list of messages."""
 
     async def method(self: TeiServices, request: M, call: Call) -> R:
         (reply,) = await answer(self, [request], call)
@@ -60,8 +60,8 @@ def _alone(answer: _Answer[M, R]) -> Callable[[TeiServices, M, Call], Awaitable[
 
 
 def _in_turn(answer: _Answer[M, R]) -> Callable[[TeiServices, AsyncIterator[M], Call], AsyncIterator[R]]:
-    """A method that answers the messages of a stream in order; messages that arrived together are answered
-    together.
+    """Make a method for calls with a stream of messages, from a function that answers a list of messages. It
+    gets the messages in batches, and the replies keep the order.
     """
 
     async def method(self: TeiServices, requests: AsyncIterator[M], call: Call) -> AsyncIterator[R]:
@@ -73,7 +73,7 @@ def _in_turn(answer: _Answer[M, R]) -> Callable[[TeiServices, AsyncIterator[M], 
 
 
 class TeiServices:
-    """Answers calls with the scores of the workers, for the model of the gateway.
+    """The methods of TEI's services. The gateway's workers score, with the gateway's model.
 
     Parameters
     ----------
@@ -83,7 +83,8 @@ class TeiServices:
     Attributes
     ----------
     most_bytes
-        Most bytes of the messages that are answered together.
+        Most bytes of a stream of which all messages are answered at once. A batch of messages ends when it
+        has as many.
     """
 
     def __init__(self, gateway: Gateway) -> None:
@@ -108,7 +109,7 @@ class TeiServices:
     async def rerank_stream(
         self, requests: AsyncIterator[tei.RerankStreamRequest], call: Call
     ) -> tei.RerankResponse:
-        """Rank texts when all messages have arrived; each message has a text and its query."""
+        """Rank the texts of all messages of a stream. Each message has a text and its query."""
         rows = await _gather(requests, self._gateway.own.gateway_pairs, self.most_bytes)
         if len({(row.truncate, row.truncation_direction) for row in rows}) > 1:
             raise Refusal("invalid", "truncate, truncation_direction: must be the same in all messages")
@@ -149,7 +150,7 @@ class TeiServices:
         return tokens
 
     async def _predict(self, requests: Sequence[_Predict], call: Call) -> list[tei.PredictResponse]:
-        """Score texts or pairs; consecutive ones with the same options share a run."""
+        """Score single texts or pairs. Consecutive requests with the same options are scored in one run."""
         replies = []
         for _, same in groupby(
             requests, lambda request: (request.raw_scores, request.truncate, request.truncation_direction)
@@ -186,7 +187,9 @@ class TeiServices:
 
 
 def _pieces(texts: Sequence[TokensAsked]) -> Iterator[list[TokensAsked]]:
-    """Divide `texts`, in order, into as few requests as `MOST_ENCODED` allows."""
+    """Divide `texts`, in order, into lists of at most `MOST_ENCODED` characters and ids. A longer text is a
+    list by itself.
+    """
     piece: list[TokensAsked] = []
     for text in texts:
         if piece and sum(taken.size for taken in piece) + text.size > MOST_ENCODED:
@@ -223,7 +226,7 @@ def _metadata(scored: RequestScores, *rows: _Row) -> tei.Metadata:
     took = scored.stages()
     return tei.Metadata(
         compute_chars=sum(len(text) for row in rows for text in row),
-        # otherwise the number includes tokens of other messages
+        # 0 if it is not known, because other messages were scored in the same run
         compute_tokens=scored.tokens if len(rows) == len(scored.scores) else 0,
         total_time_ns=round(scored.seconds * 1e9),
         tokenization_time_ns=round(took.get("tokenize", 0.0) * 1e9),
@@ -233,10 +236,9 @@ def _metadata(scored: RequestScores, *rows: _Row) -> tei.Metadata:
 
 
 async def _batches(stream: AsyncIterable[M], most_bytes: int) -> AsyncIterator[list[M]]:
-    """Yield batches of up to 256 messages, in order.
+    """Yield the messages of a stream in order, in batches of up to 256.
 
-    A batch waits only 2 ms for each further message, and ends with the message that brings it to
-    `most_bytes`.
+    A batch ends if the next message does not arrive within 2 ms, or when it has `most_bytes` or more.
     """
     messages = aiter(stream)
     coming = asyncio.ensure_future(anext(messages, None))

@@ -8,7 +8,9 @@ from rankmill.jobs.runtime.settings import ExtensionSettings
 
 
 class GrpcSettings(ExtensionSettings):
-    """The address on which the gateway listens for gRPC, and its certificate."""
+    """The gateway's address for gRPC, with its certificate, its key, and the authority for clients'
+    certificates.
+    """
 
     gateway_grpc_address: str = Field(min_length=1)
     gateway_grpc_cert: str | None = Field(min_length=1)

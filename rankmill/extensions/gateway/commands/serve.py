@@ -60,8 +60,9 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
     """Serve scores over HTTP and gRPC, as rerank servers do.
 
     The gateway has the paths of TEI, Cohere, Jina, vLLM, infinity and Voyage; /docs lists them. The gateway
-    itself does not load a model. The workers of the server score, or with --embedded workers that this
-    command starts. The gateway runs until SIGTERM or Ctrl-C, and then finishes the requests in progress.
+    itself does not load a model: the workers of the Redis server score. With --embedded, this command starts
+    a server and workers. The gateway runs until SIGTERM or Ctrl-C, and then finishes the requests in
+    progress.
 
     The gateway listens on loopback by default. An address that other hosts reach needs keys (rankmill
     keys create) or --open.
@@ -73,7 +74,7 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
         "gateway_open": asked.is_open or None,
     }
     if models:
-        first = next((model for model in models if model != "*"), None)  # `*` is not a model; it allows all
+        first = next((model for model in models if model != "*"), None)  # `*` lets requests name any model
         flags |= {"model": first and first.rpartition("=")[2], "gateway_models": ",".join(models)}
     settings = load_settings(flags, config)
     own = settings.of(GatewaySettings)
@@ -124,7 +125,9 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
 
 
 def _warn_of_losses(url: str, concerns: Concerns) -> None:
-    """Warn of data that the server's settings put at risk; do not wait for a server that does not answer."""
+    """Warn if the Redis server's settings risk the loss of data. A server that does not answer is not asked
+    again.
+    """
     client = impatient(client_for(url, 0))
     warn_of_risks(read_durability(client), url, concerns)
     client.close()
@@ -132,10 +135,10 @@ def _warn_of_losses(url: str, concerns: Concerns) -> None:
 
 @contextmanager
 def _watched(cluster: EmbeddedCluster) -> Iterator[list[EmbeddedError]]:
-    """Stop serving when the embedded server or its workers cannot be kept alive; yields a list that then gets
-    the error.
+    """Within the ``with`` block, send this process SIGTERM if the embedded server or its workers cannot be
+    kept alive. Yields a list to which the error is added.
 
-    The watch ends with the ``with`` block: the end of the cluster, which follows, must not cause a signal.
+    The block must end before the cluster is stopped, because a stopped cluster would cause the signal.
     """
     failed: list[EmbeddedError] = []
 

@@ -1,4 +1,4 @@
-"""The parts of a dialect, which are bodies of requests, bodies of answers, and the form of errors.
+"""The base classes of a dialect, which describe its requests, its answers and its errors.
 
 A package adds a dialect by an entry point of the group ``rankmill.dialects``. The entry point has the
 dialect's name, and points to a tuple of the dialect's `Body` classes.
@@ -30,7 +30,7 @@ JsonObject = dict[str, Any]
 T = TypeVar("T", bound=BaseModel)
 
 _KIND = re.compile(r"constrained-str|TextDocument|str|int|float|bool|(list|dict)\[.*")
-"""Words that pydantic adds to the place of an error if a value may be of several kinds."""
+"""Matches the names of types that pydantic adds to the place of an error if a field allows several types."""
 
 
 class TextDocument(BaseModel):
@@ -58,16 +58,17 @@ class Dialect:
     Attributes
     ----------
     name
-        The name in metrics and in prefixes of paths.
+        The dialect's name in metrics, and in the prefix ``/NAME`` of its paths.
     error
         Makes the body of an answer from a refusal and its HTTP status.
     statuses
-        HTTP statuses that differ from those in `KINDS`.
+        HTTP statuses by kind of refusal, where they differ from `KINDS`.
     scale
-        The scale of the scores, unless a body asks for another.
+        The activation that makes the scores, unless a body asks for another; with ``None``, the gateway's
+        setting decides.
     long
-        What to do with pairs that are too long, unless a body asks for something else; with ``None``, the
-        gateway's setting decides.
+        The spec's field ``long`` (what happens to pairs that are too long), unless a body asks for something
+        else; with ``None``, the gateway's setting decides.
     """
 
     name: str
@@ -86,8 +87,8 @@ def _without_nulls(sent: JsonObject) -> JsonObject:
 
 
 class Fields(BaseModel):
-    """Fields of a request's body; fields that a dialect does not know are ignored, as the dialect's own
-    server does.
+    """The base of models of a request's fields. Null counts as absent. Unknown fields are ignored, as by the
+    servers that the dialects come from.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
@@ -99,11 +100,13 @@ class Fields(BaseModel):
 
 
 class Options(Fields):
-    """Fields of a dialect that change scores."""
+    """The base of models of those fields in a dialect's bodies that change scores."""
 
     @abstractmethod
     def spec(self, owner: Dialect) -> SpecFields:
-        """The fields of a spec that these options set at a path of `owner`; raises `Refusal`."""
+        """The fields of a `ScoreSpec` that these options set, at a path that belongs to the dialect `owner`;
+        raises `Refusal` for wrong options.
+        """
 
 
 class Body(Fields):
@@ -119,7 +122,7 @@ class Body(Fields):
     summary
         A line for the documentation.
     batched
-        Whether batches may contain the body.
+        Whether a batch may have requests with this body.
     """
 
     dialect: ClassVar[Dialect]
@@ -131,7 +134,9 @@ class Body(Fields):
 
     @abstractmethod
     def score_request(self, owner: Dialect) -> ScoreRequest:
-        """The request for scores at a path of `owner`; raises `Refusal` if it cannot be carried out."""
+        """The request for scores that this body makes, sent to a path that belongs to the dialect `owner`;
+        raises `Refusal` if the body is wrong.
+        """
 
     @abstractmethod
     def answer(self, scores: RequestScores) -> object:
@@ -139,7 +144,7 @@ class Body(Fields):
 
 
 class RerankBody(Body):
-    """The fields that the rerank bodies of Cohere v2 and Voyage have in common."""
+    """A rerank body with a model, a query and documents, as in Cohere v2 and Voyage."""
 
     model: str | None = None
     query: Text
@@ -161,12 +166,12 @@ class ScorePath:
     bodies
         The bodies that the path takes.
     dialect
-        The dialect that owns the path, whose scale of scores and rule for pairs that are too long hold for
-        every form of body. Until the body has been read, errors have the form of this dialect.
+        The dialect that the path belongs to. Its `scale` and its `long` apply to all bodies of the path, also
+        to those of other dialects. Errors have its form until the body has been read.
     choose
-        Finds which of the bodies a JSON object is; ``None`` if the path takes only one.
+        Chooses the body's class for a JSON object; ``None`` if the path takes only one class.
     options
-        Options whose fields mean the same in every body of the path.
+        Options that the path takes in each of its bodies, even in a body whose class lacks their fields.
     """
 
     path: str
@@ -180,7 +185,9 @@ class ScorePath:
         return self.choose(_without_nulls(sent)) if self.choose else self.bodies[0]
 
     def score_request(self, body: Body, sent: JsonObject) -> ScoreRequest:
-        """The request for scores in a body, which was read from the object `sent`; raises `Refusal`."""
+        """The request for scores that `body` makes, with the path's further `options`. `body` was read from
+        the object `sent`. Raises `Refusal` if an option is wrong.
+        """
         wanted, usual = body.score_request(self.dialect), spec_for(self.dialect)
         more: SpecFields = {}
         for kind in self.options:
@@ -193,14 +200,14 @@ class ScorePath:
 def spec_for(
     owner: Dialect, *, raw: bool = False, truncate: bool | None = None, **others: str | int | None
 ) -> SpecFields:
-    """The fields of a spec for a body at a path of `owner`.
+    """The fields of a `ScoreSpec` for a body, sent to a path that belongs to the dialect `owner`.
 
     Parameters
     ----------
     owner
-        The dialect that owns the path.
+        The dialect that the path belongs to.
     raw
-        Whether the body asks for the model's plain output.
+        Whether the body asks for the model's output without an activation.
     truncate
         Whether pairs that are too long are cut; ``None`` if the body does not say this.
     others
@@ -212,7 +219,9 @@ def spec_for(
 
 
 def of_labels(spec: SpecFields) -> SpecFields:
-    """The spec, changed to ask for all labels of a model, whatever the gateway's setting ``label`` says."""
+    """A copy of the spec's fields that asks for the scores of all labels, even if the gateway's setting
+    ``label`` names one. The activation ``sigmoid`` becomes ``probability``.
+    """
     probability = {"activation": "probability"} if spec.get("activation") == "sigmoid" else {}
     return {**spec, **probability, "all_labels": True, "label": None}
 
@@ -234,7 +243,7 @@ def read_as(kind: type[T], sent: JsonObject) -> T:
 
 
 def wrong_field(errors: Sequence[Mapping[str, Any]]) -> Refusal:
-    """The refusal for pydantic's errors; it shows the error with the most exact place in the body."""
+    """The refusal for pydantic's errors; it tells the one whose place is the most deeply nested."""
     first = max(errors, key=lambda problem: len(problem["loc"]))
     parts = [str(part) for part in first["loc"]]
     place = ".".join(part for part in parts if not _KIND.fullmatch(part))[:200] or "the body"
@@ -252,7 +261,7 @@ def ranking(
 
 
 def usage(scores: RequestScores) -> JsonObject:
-    """The tokens of a request, as OpenAI's API counts them."""
+    """The field ``usage`` of an answer, in the form of OpenAI's API."""
     return {"prompt_tokens": scores.tokens, "total_tokens": scores.tokens}
 
 

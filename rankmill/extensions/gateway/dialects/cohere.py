@@ -29,7 +29,7 @@ COHERE = Dialect("cohere", lambda refusal, status: {"message": refusal.message})
 
 
 def envelope(scores: RequestScores, version: str, *warnings: str) -> JsonObject:
-    """The fields that an answer has besides the results."""
+    """The fields ``id`` and ``meta`` of an answer. `version` is that of Cohere's API."""
     meta: JsonObject = {
         "api_version": {"version": version},
         "billed_units": {"search_units": math.ceil(len(scores.scores) / _UNIT)},
@@ -81,8 +81,8 @@ class CohereRerankV1(Body):
         return ScoreRequest(self.query, self.texts(), self.model, spec_for(owner))
 
     def texts(self) -> list[str]:
-        """The text to score of each document, which is its text, or its fields that `rank_fields` names, one
-        on each line.
+        """The text to score for each document. A document is a text, or an object, whose fields ``text``, or
+        those that `rank_fields` names, are joined by newlines.
         """
         names = self.rank_fields or ["text"]
         return [

@@ -22,7 +22,7 @@ from rankmill.extensions.gateway.refusals import Refusal
 from rankmill.extensions.gateway.score_request import RequestScores, ScoreRequest
 
 _NO_MODEL = "default/not-specified"
-"""The name that infinity's client sends if the caller names no model."""
+"""The model's name that infinity's client sends if its caller does not name a model."""
 
 
 def _error(refusal: Refusal, status: int) -> JsonObject:

@@ -1,4 +1,4 @@
-"""All paths that take texts to score or to tokenize, and the dialect of errors at any path."""
+"""Lists all paths that take texts to score or to tokenize, and finds the dialect for errors at a path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankmill.jobs.contract.errors import ConfigError
 
 @cache
 def bodies() -> tuple[type[Body], ...]:
-    """The bodies of all installed dialects.
+    """The classes of bodies of all installed dialects.
 
     Raises
     ------
@@ -51,14 +51,14 @@ def check_owner(owner: str | None) -> None:
 def score_paths(owner: str | None = None) -> tuple[ScorePath, ...]:
     """All paths that take texts to score or to tokenize.
 
-    If two dialects have a path that is not in `SHARED_PATHS`, it belongs to the first; the second has it only
-    below its prefix.
+    Each dialect also has all its paths below its prefix ``/NAME``. Without the prefix, a path that several
+    dialects have and `SHARED_PATHS` lacks belongs to the first of them.
 
     Parameters
     ----------
     owner
-        Name of the dialect to which all its paths belong, even those that other dialects have, too. With
-        ``None``, the paths in `SHARED_PATHS` belong to the dialects named there.
+        Name of a dialect that gets all its paths without the prefix, even those that other dialects have,
+        too. With ``None``, the paths in `SHARED_PATHS` belong to the dialects named there.
     """
     paths = dict(SHARED_PATHS)
     for body in bodies():
@@ -77,8 +77,8 @@ def score_paths(owner: str | None = None) -> tuple[ScorePath, ...]:
 
 
 def certain(path: str, owner: str | None) -> str:
-    """The path, with the owner's prefix if it is a path of the owner, so that it means the same at every
-    gateway.
+    """The path with the prefix of the dialect `owner`, if this dialect has the path; otherwise the path
+    itself. A path with a prefix does not depend on the setting ``gateway_dialect``.
     """
     owned = f"/{owner}{path}"
     return owned if any(each.path == owned for each in score_paths()) else path
@@ -90,7 +90,7 @@ def _by_path() -> dict[str, Dialect]:
 
 
 def dialect_at(path: str) -> Dialect:
-    """The dialect of errors at a path, which need not exist. Without a dialect of the path or of its prefix,
-    the dialect is `SHARED`.
+    """The dialect for errors at a path, which need not exist: the dialect that the path belongs to, or the
+    one in its prefix, or else `SHARED`.
     """
     return _by_path().get(path) or dialects().get(path.lstrip("/").partition("/")[0]) or SHARED

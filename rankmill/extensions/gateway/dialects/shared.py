@@ -1,7 +1,7 @@
 """The paths that several of our dialects have.
 
-The body decides in which dialect the gateway answers. `SharedRerankV1` answers bodies that several dialects
-could have sent.
+The gateway finds the dialect by the fields of the body, and answers in this dialect. If a body may come from
+clients of several dialects, `SharedRerankV1` answers with the fields of all of them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SHARED = Dialect("shared", _error)
 
 
 class SharedRerankV1(JinaRerank):
-    """``POST /v1/rerank`` by a client of Cohere, Jina or vLLM."""
+    """``POST /v1/rerank`` if the body does not show whether the client is Cohere's, Jina's or vLLM's."""
 
     dialect = SHARED
 
@@ -53,8 +53,8 @@ class SharedRerankV1(JinaRerank):
 
 
 def _rerank(body: JsonObject) -> type[Body]:
-    """Find the dialect of a body: TEI has ``texts``; infinity's client always sends fields that vLLM does not
-    know.
+    """Choose the class of a body for ``/rerank``. Only TEI has ``texts``. infinity's client always sends one
+    of two fields that vLLM does not have.
     """
     if "texts" in body or "documents" not in body:
         return TeiRerank
@@ -117,8 +117,8 @@ _PATHS = (
 )  # fmt: skip
 
 SHARED_PATHS = {each.path: replace(each, options=_OPTIONS) for each in _PATHS}
-"""Paths that several services have. The kind of a body decides the form of the answer, but never the scale of
-its scores.
+"""Paths that several services have. The class of the body decides the form of the answer; the dialect of the
+path decides the scale of the scores.
 """
 
 SHARED_PATHS["/tokenize"] = ScorePath(
@@ -127,4 +127,4 @@ SHARED_PATHS["/tokenize"] = ScorePath(
 )  # fmt: skip
 
 INVOKED = (TEI, VLLM)
-"""The dialects that also have ``/invocations`` below their prefix."""
+"""The dialects with a path ``/NAME/invocations`` of their own."""

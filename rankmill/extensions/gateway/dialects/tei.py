@@ -64,18 +64,18 @@ _MOST = (1 << 31) - 1
 def known_info(
     settings: Settings, name: str, facts: TokensFound, scored: Mapping[str, str], workers: int
 ) -> JsonObject:
-    """Facts about the gateway's model and limits, for HTTP and gRPC.
+    """The facts about the gateway's model and limits that the HTTP and gRPC answers to "info" have in common.
 
     Parameters
     ----------
     settings, name
         The gateway's settings, and the name of its model for callers.
     facts
-        What a worker has told about the model.
+        The model's facts, as a worker has reported them.
     scored
-        How the model's latest scores were made.
+        How the model's latest scores were made, such as their precision; empty if there are none yet.
     workers
-        The number of workers; each has a thread that tokenizes.
+        The number of workers, which is also the number of threads that tokenize.
     """
     most = min(facts.most, _MOST)
     precision = scored.get("precision", settings.precision)
@@ -89,7 +89,7 @@ def known_info(
         "max_concurrent_requests": own.gateway_requests,
         "max_client_batch_size": own.gateway_pairs,
         "max_input_length": most,
-        "max_batch_tokens": min(most * own.gateway_pairs, _MOST),  # the tokens of a request
+        "max_batch_tokens": min(most * own.gateway_pairs, _MOST),  # the most tokens that a request can have
         "tokenization_workers": max(workers, 1),
     }
 
@@ -131,7 +131,7 @@ class TeiRerank(TeiOptions, Body):
 
 
 class TeiPredict(TeiOptions, Body):
-    """``POST /predict``, for single texts or pairs of texts; each gets the scores of all labels."""
+    """``POST /predict``, which returns the scores of all labels for each single text or pair of texts."""
 
     dialect = TEI
     paths = ("/predict",)
@@ -199,12 +199,12 @@ class TeiTokenize(Body):
 
 
 def no_prompt(name: str) -> Refusal:
-    """The refusal of a request that names a prompt which the model does not have."""
+    """The refusal of a request for the prompt `name`; here, prompts do not have names."""
     return wrong("prompt_name", f"the model has no prompt {name!r:.80}: leave it out")
 
 
 def simple_tokens(text: str, tokens: TokensFound) -> list[JsonObject]:
-    """Tokens as TEI shows them, with their places in the text, counted in bytes.
+    """Tokens in TEI's form. Their ``start`` and ``stop`` are places in the text, in bytes of UTF-8.
 
     Raises
     ------

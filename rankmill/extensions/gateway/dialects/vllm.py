@@ -53,7 +53,9 @@ _PARAMS = {"max_length": "truncate_prompt_tokens", "max_passage_tokens": "max_to
 
 
 def _error(refusal: Refusal, status: int) -> JsonObject:
-    """The body of an error; for a text that is too long, it has the sentences that clients look for."""
+    """The body of an error. If a text is too long, the message has the sentences of vLLM that clients search
+    for.
+    """
     kind = _TYPES.get(refusal.kind, "BadRequestError")
     message, param = refusal.message, _PARAMS.get(refusal.param or "", refusal.param)
     if refusal.tokens:
@@ -79,14 +81,14 @@ ONLY_HERE = frozenset(
         "chat_template_kwargs", "max_tokens_per_query",
     }
 )  # fmt: skip
-"""Fields that no other dialect has."""
+"""Fields of requests that only vLLM has."""
 
 
 Instruction = Annotated[str, Field(max_length=10_000)]
 
 
 class _Kwargs(BaseModel):
-    """Variables of the prompt; only ``instruction`` is known."""
+    """The variables of the prompt that a request may set."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -94,7 +96,7 @@ class _Kwargs(BaseModel):
 
 
 class VllmTextOptions(Options):
-    """Fields that change the scores of texts and of pairs."""
+    """Fields that change the scores of single texts and of pairs."""
 
     truncate_prompt_tokens: Annotated[
         int | None,
@@ -120,7 +122,7 @@ class VllmTextOptions(Options):
 
 
 class VllmOptions(VllmTextOptions):
-    """Fields that change the scores of pairs."""
+    """Fields that change the scores of pairs; some of them exist for pairs only."""
 
     max_tokens_per_doc: Annotated[int, Field(ge=0, description="Most tokens of a document; 0 means all.")] = 0
     max_tokens_per_query: Annotated[int, Field(ge=0, le=0, description="Must be 0: there is no limit.")] = 0
@@ -170,8 +172,8 @@ class VllmRerank(VllmOptions, _VllmBody):
 
 
 class VllmScore(VllmOptions, _VllmBody):
-    """``POST /score`` and ``/v1/score``, for one text with one or several texts, or two lists of equal
-    length.
+    """``POST /score`` and ``/v1/score``, which score one text with each of several, or two lists of equal
+    length pair by pair.
     """
 
     paths = ("/score", "/v1/score")
@@ -249,8 +251,8 @@ class VllmClassify(VllmTextOptions, _VllmBody):
         return alone(texts or [], self.model, spec)
 
     def _check(self) -> None:
-        """Refuse a body with both input and messages or with neither, and options that would change the
-        scored text.
+        """Raise `Refusal` unless the body has either ``input`` or ``messages``, or if an option would change
+        the text that the model reads.
         """
         if (self.input is None) == (self.messages is None):
             raise wrong("input", "give either input or messages")
@@ -285,7 +287,9 @@ class VllmClassify(VllmTextOptions, _VllmBody):
 
 
 def _conversation(messages: list[JsonObject]) -> str:
-    """A conversation as workers read it; contents that consist of several texts are joined, as in vLLM."""
+    """A conversation as JSON, which workers read. As in vLLM, a message's list of texts is joined by
+    newlines.
+    """
     written = json.dumps([{**message, "content": _joined(message.get("content"))} for message in messages])
     if len(written) > MAX_TEXT_CHARS:
         why = f"{len(written):,} characters are more than {MAX_TEXT_CHARS:,}: send shorter messages"
@@ -303,8 +307,8 @@ def _joined(content: object) -> object:
 
 
 class VllmPooling(VllmClassify):
-    """``POST /pooling`` with the task ``classify``, for the probabilities of all labels in vLLM's form for
-    vectors.
+    """``POST /pooling`` with the task ``classify``, which answers with the probabilities of all labels as a
+    vector.
     """
 
     paths = ("/pooling",)

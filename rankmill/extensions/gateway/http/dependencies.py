@@ -1,4 +1,4 @@
-"""Dependencies of the paths without a dialect, such as the gateway, the caller, and a request's body."""
+"""FastAPI dependencies for paths without a dialect: the gateway, the caller, and the request's body."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ T = TypeVar("T", bound=BaseModel)
 
 
 class _ObservedRoute(APIRoute):
-    """Notes the path of a request for the metrics, and limits its waits for a server that cannot serve."""
+    """A route that notes its path for the metrics, and lets a request wait at most `MOST_WAIT` seconds for a
+    server that cannot serve.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         answer = super().get_route_handler()
@@ -38,7 +40,9 @@ class _ObservedRoute(APIRoute):
 
 
 def new_router(tag: str, prefix: str = "") -> APIRouter:
-    """A router of paths whose functions run in threads, unless they are coroutines."""
+    """A router for paths without a dialect. As always in FastAPI, functions run in threads, coroutines in the
+    event loop.
+    """
     return APIRouter(prefix=prefix, tags=[tag], route_class=_ObservedRoute, responses=REFUSALS)
 
 
@@ -65,7 +69,7 @@ async def _scraper(request: Request, gateway: TheGateway) -> None:
 
 
 Scraper = Annotated[None, Depends(_scraper)]
-"""A caller that reads metrics, for which a key is not always needed."""
+"""Refuses callers that may not read metrics (`Admission.identify_scraper`)."""
 
 
 def _holder_of(right: Right) -> Any:
@@ -78,11 +82,13 @@ def _holder_of(right: Right) -> Any:
 
 Admin = Annotated[ApiKey | None, _holder_of("admin")]
 ModelManager = Annotated[ApiKey | None, _holder_of("manage_models")]
-"""The key of a caller that may manage models; ``None`` if there are no keys."""
+"""The caller's key, which has the right `manage_models`; ``None`` if there are no keys at all."""
 
 
 def from_json(kind: type[T], absent: bytes = b"") -> Any:
-    """A dependency that reads the body of the request as a `kind`; `absent` replaces an empty body."""
+    """A dependency that reads the request's JSON body as a model of the class `kind`. An empty body counts as
+    `absent`.
+    """
 
     async def read(request: Request, gateway: TheGateway, key: Caller) -> T:
         async with gateway.admission.admitted(key):

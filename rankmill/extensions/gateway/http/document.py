@@ -1,4 +1,6 @@
-"""Adds what FastAPI cannot find by itself to the OpenAPI document, such as refusals and bodies."""
+"""Describes for the OpenAPI document what FastAPI cannot find by itself, such as keys, refusals and
+bodies.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ _OPEN = ("/health", "/ping", "/ready", "/version")
 
 
 def with_keys(document: dict[str, Any]) -> dict[str, Any]:
-    """The document, with the two headers that can carry a key added to each path that may need one."""
+    """Add to the OpenAPI document that a key comes in one of two headers, at all paths except those in
+    `_OPEN`.
+    """
     document.setdefault("components", {})["securitySchemes"] = _KEYS
     document["security"] = [{name: []} for name in _KEYS]
     for path in _OPEN:
@@ -34,7 +38,7 @@ def with_keys(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def operation_id(route: APIRoute) -> str:
-    """The name of an operation, made of its method and the words of its path."""
+    """The name of a route's operation, made of the route's method and the words of its path."""
     method = "".join(route.methods or ())  # each route has one method
     return f"{method.lower()}{route.path_format.replace('{', '').replace('}', '').replace('/', '_')}"
 

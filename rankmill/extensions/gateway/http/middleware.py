@@ -1,4 +1,4 @@
-"""Middleware that observes every HTTP request, and refuses requests for the names of other hosts."""
+"""Middleware that observes every HTTP request, and middleware that refuses unknown Host headers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ _GONE = 499
 """The status that nginx logs for a request whose client has gone before the answer."""
 
 _BEFORE_PATH = re.compile(r"^https?://[^/]*")
-"""The part before the path in the target of a request to a proxy; every server must accept such targets."""
+"""Matches scheme and host in a request target that is a whole URL, as clients send it to a proxy. HTTP
+demands that every server accepts such targets.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +45,7 @@ class Observed:
             await self._app(scope, receive, send)
             return
         path = _BEFORE_PATH.sub("", scope["path"])
-        # further slashes at both ends are ignored
+        # exactly one slash at the beginning, and none at the end
         scope = {**scope, "path": "/" + path.strip("/")}
         begun = False
         headers = Headers(scope=scope)
@@ -51,7 +53,7 @@ class Observed:
 
         async def read() -> Message:
             nonlocal has_held_body
-            has_held_body = False  # uvicorn now asks the client for the body
+            has_held_body = False  # uvicorn now sends 100 Continue
             return await receive()
 
         async def answer(message: Message) -> None:
@@ -61,7 +63,8 @@ class Observed:
                 note.status = message["status"]
                 written = MutableHeaders(scope=message)
                 written[HEADER] = note.id
-                if has_held_body:  # the client's next bytes may be the body or another request
+                # The body was never read: the client's next bytes may be this body, or another request.
+                if has_held_body:
                     written["Connection"] = "close"
             await send(message)
 
@@ -79,7 +82,7 @@ class Observed:
                 scope = {**scope, "method": "GET"}
             try:
                 await self._app(scope, read, answer)
-            except asyncio.CancelledError:  # at its stop, the gateway waits only gateway_stop_seconds
+            except asyncio.CancelledError:  # uvicorn cancels after gateway_stop_seconds
                 if not begun:
                     await fail(Refusal("unavailable", "the gateway stops: ask again"), 503)
             except Exception:
@@ -94,8 +97,8 @@ class KnownHosts:
     """Middleware that answers 403 to requests with a Host that is neither an IP address, nor ``localhost``,
     nor in `names`.
 
-    A web page elsewhere could otherwise read all answers through a browser on this host, by resolving its own
-    name to a loopback address (DNS rebinding).
+    Without this check, any web site could read the answers through a browser on this host, by letting its own
+    name stand for a loopback address (DNS rebinding).
 
     Parameters
     ----------

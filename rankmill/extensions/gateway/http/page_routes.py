@@ -17,8 +17,8 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'{style}; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""The policy by which a browser loads only files of this server, and does not show these pages inside other
-pages.
+"""The Content-Security-Policy of the pages: the browser loads only this server's files, and shows the pages
+in no frame of another page.
 """
 
 _SWAGGER = ("swagger-ui-bundle.js", "swagger-ui.css")
@@ -47,7 +47,8 @@ def _add(router: APIRouter, path: str, body: bytes, file: str, style: str = "") 
     kind = f"{_TYPES[Path(file).suffix]}; charset=utf-8"
 
     async def page(request: Request) -> Response:
-        if path != "/" and request.scope["raw_path"].endswith(b"/"):  # the page's links are relative
+        # Relative links of the page are right only without a slash at the end.
+        if path != "/" and request.scope["raw_path"].endswith(b"/"):
             return Response(status_code=307, headers={"Location": f"..{path}"})
         return Response(body, headers=headers, media_type=kind)
 

@@ -1,4 +1,4 @@
-"""The gateway's own paths, for models, health, metrics, and the models that workers have loaded."""
+"""The paths of no dialect: health, metrics, usage, the models for requests, and the models in workers."""
 
 from __future__ import annotations
 
@@ -36,24 +36,28 @@ from rankmill.jobs.runtime.connection import unreachable
 from rankmill.jobs.system import system
 
 _WAIT_SECONDS = 60.0
-"""Longest wait for workers to carry out an order; afterwards the order stays, and the answer says so."""
+"""Most seconds to wait for workers to carry out an order. An order that takes longer stays in force, and the
+answer says so.
+"""
 
 logger = logging.getLogger(__name__)
 router = new_router("gateway")
 service_router = new_router("gateway")
-"""Paths that other servers have too; the gateway also has them below the prefix of each dialect."""
+"""The router of paths that the servers of the dialects have, too; the gateway also has these paths below the
+prefix of each dialect.
+"""
 
 
 @service_router.get("/health", summary="Whether the gateway is alive")
 @service_router.get("/ping", summary="Whether the gateway is alive")
 async def health() -> Response:
-    """An answer that says only that the gateway runs, with the time in infinity's form."""
+    """Answers always, without asking Redis or workers. ``unix`` is the time, as infinity shows it."""
     return JSONResponse({"status": "ok", "unix": system.now()})
 
 
 @router.get("/ready", summary="Whether a worker has the gateway's model")
 def ready(gateway: TheGateway) -> Response:
-    """Whether Redis answers and a worker has the gateway's model; if not, the answer says why."""
+    """Answers 200 if Redis answers and a worker has the gateway's model, otherwise 503 with the reason."""
     reason = gateway.load.unready
     if away := unreachable(gateway.plain_redis):
         logger.warning("not ready: %s", away)
@@ -98,7 +102,7 @@ async def find_model(
 def _model(gateway: Gateway, name: str, request: Request) -> dict[str, Any]:
     requests = gateway.load.requests
     prefix = request.url.path.lstrip("/").partition("/")[0]
-    # infinity's client expects the name "infinity" here
+    # At infinity's paths, infinity's client expects "infinity" as the owner.
     owner = prefix if prefix in dialects() else gateway.own.gateway_dialect
     return {
         "id": name, "object": "model", "created": gateway.created, "owned_by": owner or "rankmill",
@@ -115,7 +119,9 @@ def _model(gateway: Gateway, name: str, request: Request) -> dict[str, Any]:
 
 @service_router.get("/info", summary="TEI: the gateway's model and limits")
 async def info(gateway: TheGateway, key: Caller) -> dict[str, Any]:
-    """The facts of the model, as a worker tells them, and how its latest scores were made."""
+    """The facts about the gateway's model that a worker reports, and how the model's latest scores
+    were made.
+    """
     facts = await gateway.scoring.about_model()
     scored = gateway.scoring.contracts[gateway.settings.model]
     labels = dict(enumerate(facts.labels))
@@ -141,8 +147,8 @@ def usage(
     key: Caller,
     days: Annotated[int, Query(ge=1, le=KEPT_DAYS, description="Number of days, including today.")] = 30,
 ) -> dict[str, Any]:
-    """The usage of the keys with the caller's name, or, without a key, of the tenant that the settings name;
-    an admin sees all usage.
+    """The usage of all keys with the name of the caller's key; for an admin, all usage. Without a key, it is
+    the usage of the setting ``tenant``.
     """
     if key and key.admin:
         return {"object": "list", **listed(read_accounts(gateway.plain_redis, days))}
@@ -151,8 +157,8 @@ def usage(
 
 
 class ModelOrder(BaseModel):
-    """The model that workers load or unload. Without a model, all models are unloaded, and an order to load
-    is refused.
+    """The body of an order to load or unload a model. Without ``model``, workers unload all models; an order
+    to load needs a model.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -166,7 +172,9 @@ _ORDER = json_body(ModelOrder, required=False)
 
 @router.get("/v1/cache", summary="The models that workers have loaded (admin)")
 def loaded_models(gateway: TheGateway, key: Admin) -> dict[str, Any]:
-    """Each worker of the queue with its models, and how often a chunk found its model loaded."""
+    """The queue's workers with their loaded models. ``hits`` counts the chunks whose model was already
+    loaded.
+    """
     data = [
         {
             "worker": worker.name,
@@ -212,7 +220,8 @@ def clear_models(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[str, A
 
     wanted = None if order.model is None else {order.model, gateway.served.known(order.model)}
     names = sorted(loaded if wanted is None else loaded & wanted)
-    with system.Executor(8) as threads:  # because all wait for the same heartbeats
+    # In threads, because each call waits for the heartbeats of the same workers.
+    with system.Executor(8) as threads:
         unloaded = [outcome for outcomes in threads.map(unload, names) for outcome in outcomes]
     return {"object": "list", "data": [outcome.model_dump() for outcome in unloaded]}
 

@@ -19,13 +19,11 @@ _QUIET_SECONDS = 15.0
 """Seconds without an event after which a comment is sent, so that proxies keep the connection."""
 
 _UNREAD = frozenset({"too_large", "no_key", "media_type", "overloaded", "gone", "slow"})
-"""Kinds of refusals after which the connection is closed, because they may come before the body has been
-read.
-"""
+"""Kinds of refusals that may come before the body has been read; the connection is then closed."""
 
 
 def refused(dialect: Dialect, refusal: Refusal) -> Response:
-    """The answer for a refusal, in the form of the dialect."""
+    """The HTTP answer for a refusal, in the dialect's form."""
     status = dialect.status(refusal)
     headers = {}
     if refusal.retry_after is not None:
@@ -63,7 +61,9 @@ def event_stream(events: AsyncGenerator[bytes], ends: AsyncExitStack) -> Stream:
 
 
 async def _with_comments(events: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the events, which a separate task makes; if no event comes for long, yield a comment."""
+    """Yield the events, and a comment after each `_QUIET_SECONDS` without an event. A task of its own makes
+    the events.
+    """
     send, receive = anyio.create_memory_object_stream[bytes](1)
 
     async def produce() -> None:
@@ -92,8 +92,8 @@ async def _with_comments(events: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
 def download(
     pieces: Iterator[bytes], ends: AsyncExitStack, headers: Mapping[str, str], media_type: str
 ) -> Stream:
-    """An answer that sends a file in pieces. `ends` is closed before the last piece is sent, because the
-    client's next request may come right after that piece.
+    """An answer that sends a file in pieces. `ends` is closed before the last piece is sent: the client may
+    send its next request as soon as it has this piece, and the download must no longer count as in progress.
     """
 
     async def until_ended() -> AsyncIterator[bytes]:

@@ -1,4 +1,4 @@
-"""The paths of the dialects, which take bodies and answer with scores."""
+"""The paths of the dialects, which take texts, and answer with scores or tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rankmill.extensions.gateway.score_request import RequestScores
 from rankmill.extensions.gateway.scoring import RowScores, SubmittedRequest
 
 _PLAIN = " ()=,:/+;"
-"""Characters of a header's value that stay as they are, besides letters, digits and ``_.-~``."""
+"""Characters that are not percent-encoded in a header's value; letters, digits and ``_.-~`` never are."""
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ def score_router(owner: str | None) -> APIRouter:
 
 def _endpoint(path: ScorePath) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
-        """The answer to a request, in the dialect of its body."""
+        """Score the body's texts, and answer in the dialect of the body."""
         gateway: Gateway = request.app.state.gateway
         note = observation(request.scope)
         note.route, note.dialect = path.path, path.dialect.name
@@ -78,7 +78,7 @@ def _endpoint(path: ScorePath) -> Callable[[Request], Awaitable[Response]]:
 
 
 def _wants_events(request: Request) -> bool:
-    """Whether the client accepts only events; some clients accept both events and JSON in every request."""
+    """Whether the client accepts nothing but events. A client that also accepts JSON gets JSON."""
     accepted = request.headers.get("accept", "").lower().split(",")
     return {media_type.partition(";")[0].strip() for media_type in accepted} == {"text/event-stream"}
 
@@ -112,8 +112,8 @@ def _shown(chunk: RowScores) -> JsonObject:
 
 
 def _timing(scores: RequestScores) -> dict[str, str]:
-    """Headers with the tokens of a request and the times of its steps in ms, for browsers and for TEI's
-    clients.
+    """Headers with the request's number of tokens and the times of its stages in ms: ``server-timing`` for
+    browsers, ``x-...`` as TEI sends them.
     """
     took = {stage: 1000 * seconds for stage, seconds in scores.stages().items()}
     headers = {

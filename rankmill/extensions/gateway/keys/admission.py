@@ -1,4 +1,4 @@
-"""Admits requests, whether they come by HTTP or by gRPC."""
+"""Admits requests by their API keys, for HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -24,24 +24,26 @@ T = TypeVar("T")
 KeysNeeded = Literal["always", "if there are any", "never"]
 
 MOST_WAIT = 5.0
-"""Seconds that a request waits for a server that cannot serve, before it is refused."""
+"""If the Redis server cannot serve, a request is refused after this number of seconds."""
 
 FOR_ADMINS = "this needs a key for admins"
 
 _LOOK_SECONDS = 5.0
-"""Seconds between two reads of all keys, for callers who read metrics."""
+"""Seconds between two reads of all keys; the keys decide who may read metrics."""
 
 _LOOK_AGAIN_SECONDS = 1.0
-"""Least seconds between two reads of all keys, if callers with unknown keys cause the second one."""
+"""A caller of metrics with an unknown key causes another read of all keys, but only if the last one was
+longer ago than this number of seconds.
+"""
 
 logger = logging.getLogger(__name__)
 
 
 class Admission:
-    """Admits requests; it belongs to one event loop, and must be closed (`close`).
+    """Admits requests by their API keys. Use an `Admission` in one event loop only, and close it (`close`).
 
-    `identify`, `admitted`, `take`, `identify_scraper` and `look` raise `RedisUnavailable` if they ask the
-    server, and it does not answer within a few seconds.
+    `identify`, `admitted`, `take`, `identify_scraper` and `look` raise `RedisUnavailable` if the server does
+    not answer within a few seconds.
 
     Parameters
     ----------
@@ -50,7 +52,7 @@ class Admission:
     lease_seconds
         Seconds after which the requests of a dead gateway no longer count.
     needed
-        Whether a request must have a key. The rights and limits of a known key hold in any case.
+        When a request must have a key. A request with a known key always has this key's rights and limits.
     fixed
         The text of a key that is not on the server (the setting ``gateway_api_key``).
     """
@@ -65,16 +67,16 @@ class Admission:
         self._needed = needed
         self._renewing: asyncio.Task[None] | None = None
         self._known: list[ApiKey] | None = None
-        """The keys at the last look; ``None`` before the first."""
+        """All keys, as `look` has read them; ``None`` before the first read."""
         self._looked = -math.inf
 
     async def identify(self, text: str | None) -> ApiKey | None:
-        """The API key with this text; ``None`` if the text is not that of a key and requests need no key.
+        """The API key with this text; ``None`` if there is no such key, and requests need no key.
 
         Raises
         ------
         Refusal
-            The key is unknown or missing, and requests need one.
+            Requests need a key, and this one is unknown or missing.
         """
         if text and self._fixed and is_same(text, self._fixed):
             return fixed_key(self._fixed)
@@ -108,7 +110,8 @@ class Admission:
             await asyncio.shield(self._end(request))
 
     async def take(self, key: ApiKey | None, model: tuple[str, ...], pairs: int) -> None:
-        """Count pairs that are to be scored by a model, which is given by all its names.
+        """Count `pairs` to score against the key's limit. `model` has all names of the model that scores
+        them.
 
         Raises
         ------
@@ -120,13 +123,13 @@ class Admission:
             await _asked(self._limits.take_pairs, key, pairs)
 
     async def identify_scraper(self, text: str | None) -> ApiKey | None:
-        """The key of a caller that reads metrics; ``None`` without one.
+        """The key of a caller that may read metrics; ``None`` if the caller has none, and needs none.
 
-        Metrics name the holders of all keys. So if the server has keys, an admin's key is needed. If the
-        server has none, a key is needed only if requests need one, and ``gateway_api_key`` is enough.
+        Metrics name the holders of all keys. So if the server has keys, only an admin's key is enough. If the
+        server has none, ``gateway_api_key`` is enough, and is needed only if requests need a key.
 
-        A key that was valid at the last look is accepted without asking the server, because metrics matter
-        most when the server does not answer.
+        A key that was valid when `look` last read the keys is accepted without asking the server. So metrics
+        can be read even while the server does not answer.
 
         Raises
         ------
@@ -174,7 +177,8 @@ class Admission:
     async def _end(self, request: CountedRequest | None) -> None:
         try:
             await _asked(self._limits.end, request)
-        except Exception as error:  # the lease expires
+        # The request's lease expires by itself.
+        except Exception as error:
             name = request and request.name
             logger.warning("a request of key %s counts for a while longer: %s", name, error)
 
@@ -188,7 +192,7 @@ class Admission:
 
 
 async def _asked(ask: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Call `ask`, which waits at most `MOST_WAIT` seconds for a server that cannot serve."""
+    """Call `ask` in a thread that waits at most `MOST_WAIT` seconds for a server that cannot serve."""
 
     def within() -> T:
         with redis_errors(), waiting(most=MOST_WAIT):
@@ -198,7 +202,7 @@ async def _asked(ask: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
 
 
 def check_model(key: ApiKey | None, names: tuple[str, ...]) -> None:
-    """Raise `Refusal` if the key may not use a model with these names."""
+    """Raise `Refusal` if the key may not use the model that has these names."""
     if key and not key.may_use(*names):
         allowed = ", ".join(key.models or ())
         raise Refusal(

@@ -1,4 +1,4 @@
-"""API keys in Redis, which say who may use the gateway, with which models, and how much.
+"""Keeps the API keys of the gateway in Redis, with their rights and limits.
 
 A key's text is shown once, when the key is made. Redis has only the text's SHA-256, and nobody can find a
 text with 192 random bits by trying.
@@ -27,25 +27,27 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 logger = logging.getLogger(__name__)
 
 _NEVER = 1e11
-"""Expiry of the key from the settings, in seconds since 1970; it is never reached."""
+"""A time so late that a key never expires, in seconds since 1970."""
 
 Limit = Annotated[int, Field(ge=1, lt=1 << 31)]
 
 
 class ApiKey(WireModel):
-    """An API key and its rights; keys of one name share limits and files, so that one can replace another.
+    """An API key and its rights. All keys of one name share limits, files and batches, so a new key can
+    replace an old one of the same name.
 
     Attributes
     ----------
     digest
         SHA-256 of the key's text, in hexadecimal digits.
     models
-        Models that the key may use; a name includes all its versions and aliases in the registry. ``None``
-        means all.
+        Names of the models that the key may use; ``None`` means all models. A name without ``@`` includes all
+        versions and aliases of that model.
     pairs_per_minute, requests_at_once
         Limits; ``None`` means no limit.
     priority
-        Priority of the key's requests; with ``None``, requests of up to 256 pairs come before bulk work.
+        Priority of the key's requests; with ``None``, those of up to 256 pairs have the priority ``request``,
+        others ``bulk``.
     admin
         Whether the key may load and unload models, read metrics and all usage, and use the files and batches
         of all keys.
@@ -70,7 +72,9 @@ class ApiKey(WireModel):
     weight: Weight = 1.0
 
     def may_use(self, *names: str) -> bool:
-        """Whether the key may use a model by any of its names ``NAME``, ``NAME@VERSION``, ``NAME@ALIAS``."""
+        """Whether the key may use the model that has these names, such as ``NAME@VERSION`` or
+        ``NAME@ALIAS``.
+        """
         allowed = {*names, *(name.partition("@")[0] for name in names)}
         return self.models is None or not allowed.isdisjoint(self.models)
 
@@ -82,7 +86,7 @@ class KeyStore:
         self.redis: Any = client
 
     def create(self, name: str, *, days: float, **allowed: Any) -> tuple[str, ApiKey]:
-        """Make a key that expires after `days`; returns its text, which is kept nowhere, and the key.
+        """Make a key that expires after `days`; returns the key's text and the key. The text is not stored.
 
         Raises
         ------
@@ -119,7 +123,9 @@ class KeyStore:
         return key if key and is_of(key, text) else None
 
     def all(self) -> list[ApiKey]:
-        """All keys that are valid now, by name and age; a key that cannot be read is logged, and left out."""
+        """All keys that have not expired, by name and age; a key that cannot be read is logged, and
+        left out.
+        """
         self.redis.zremrangebyscore(keys.api_keys(), 0, system.now())
         ids = [key_id.decode(errors="replace") for key_id in self.redis.zrange(keys.api_keys(), 0, -1)]
         records = self.redis.mget([keys.api_key(key_id) for key_id in ids]) if ids else []
@@ -132,7 +138,8 @@ class KeyStore:
         return sorted(api_keys, key=lambda key: (key.name, key.created))
 
     def revoke(self, wanted: Iterable[str]) -> list[str]:
-        """Delete keys by id, or all keys of a name; returns their ids. Requests in progress go on.
+        """Delete keys; returns their ids. Each `wanted` text is a key's id, or a name, which stands for all
+        its keys. Requests in progress continue.
 
         Raises
         ------
@@ -163,24 +170,24 @@ class KeyStore:
 
 
 FIXED = "gateway_api_key"
-"""Name of the key whose text is the setting of the same name."""
+"""The name of the key whose text is the setting ``gateway_api_key``."""
 
 
 def fixed_key(text: str) -> ApiKey:
-    """The key whose text is the setting ``gateway_api_key``; it may score with all models, and has no other
-    right.
+    """The key with the `text` of the setting ``gateway_api_key``. It may score with all models, and has no
+    other right.
     """
     return ApiKey(id="0" * 12, name=FIXED, digest=_digest(text), created=0.0, expires=_NEVER)
 
 
 def is_same(given: str, text: str) -> bool:
-    """Whether two texts are equal; the time of the comparison does not reveal where they differ."""
+    """Whether two texts are equal. The time that this takes does not tell an attacker where they differ."""
     return hmac.compare_digest(given.encode(), text.encode())
 
 
 def is_of(key: ApiKey, text: str) -> bool:
-    """Whether a key has this text and has not expired; the time of the comparison does not reveal where the
-    texts differ.
+    """Whether a key has this text and has not expired. The time that this takes does not tell an attacker
+    where a wrong text differs.
     """
     is_text = key.id == _id_in(text) and hmac.compare_digest(key.digest, _digest(text))
     return is_text and key.expires > system.now()

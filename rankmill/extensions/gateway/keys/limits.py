@@ -1,4 +1,6 @@
-"""Limits the pairs per minute and the requests in progress of API keys, for all gateways on one server."""
+"""Limits the pairs per minute and the requests in progress of API keys. The gateways on one server count
+together.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,14 @@ _TAKE = Script("extensions/gateway/keys/lua/take_pairs.lua")
 
 @dataclass(frozen=True)
 class CountedRequest:
-    """A request in progress, which counts for the name of its key."""
+    """A request in progress, which counts for all keys with the name of its key."""
 
     name: str
     id: str
 
 
 class Limits:
-    """Counts pairs and requests by the name of their key.
+    """Counts the pairs and the requests in progress of all keys of a name.
 
     Pairs are taken from a token bucket. A full bucket has a minute's pairs, which may all be taken at once,
     and it fills with time. Each counted request holds a lease. The leases of a dead gateway expire, so its
@@ -46,7 +48,7 @@ class Limits:
         self._counted: set[CountedRequest] = set()
 
     def begin(self, key: ApiKey) -> CountedRequest | None:
-        """Count a request until `end`; ``None`` for a key without a limit on requests.
+        """Count a request as in progress until `end`; returns ``None`` if the key has no limit on requests.
 
         Raises
         ------
@@ -72,7 +74,7 @@ class Limits:
             self._leases(request.name).release(request.id)
 
     def renew(self) -> None:
-        """Renew the leases of the requests in progress; call `renew` more often than once in
+        """Renew the leases of the requests in progress; call this at shorter intervals than
         ``lease_seconds``.
         """
         names: defaultdict[str, list[str]] = defaultdict(list)
