@@ -45,8 +45,8 @@ _FIELDS = RequestLine.model_fields.keys()
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """A request in a batch's input file. ``asked`` is what it asks for, ``None`` if it cannot be read.
-    ``refusal`` says why the request gets no scores; ``None`` if it gets some.
+    """A request in a batch's input file. ``asked`` is what it asks for; ``None`` if the body of the request
+    is wrong. ``refusal`` says why the request gets no scores, if so.
     """
 
     number: int

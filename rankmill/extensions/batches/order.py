@@ -15,8 +15,8 @@ KIND = "batch"
 
 
 class BatchOrder(WireModel):
-    """A batch, in a runner's order. The order's `FileRequest` has the batch's input file as its only input,
-    and the file for the answers as its output.
+    """The details of a runner's order to carry out a batch. The order's `FileRequest` has the batch's input
+    file as its only input, and the file for the answers as its output.
 
     Attributes
     ----------

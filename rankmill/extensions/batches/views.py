@@ -81,8 +81,8 @@ def batch_view(
 def page(
     latest_first: Sequence[R], shown: Any, after: str | None, limit: int, *, oldest_first: bool = False
 ) -> dict[str, Any]:
-    """A page of a list of records as JSON, from the record behind the one with the id `after`; `shown` makes
-    the JSON of a record.
+    """A page of records as JSON, which begins after the record with the id `after`; `shown` makes the JSON of
+    a record.
 
     Raises
     ------

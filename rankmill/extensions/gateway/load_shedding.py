@@ -220,8 +220,8 @@ class LoadShedder:
             raise Refusal("overloaded", reason, retry_after=min(math.ceil(min(late, taken)), _MOST_RETRY))
 
     def note(self, chars: int, pairs: int, tokens: int, jobs: int, model: str) -> None:
-        """Correct the means by a scored request. `jobs` is the number of its jobs, and `model` is the name
-        that workers have for its model.
+        """Update the running means with a scored request. `jobs` is the number of its jobs, and `model` is
+        the name that workers have for its model.
         """
         if tokens and chars:
             self._has_scored, self._reported = True, None

@@ -27,10 +27,10 @@ ONE_LABEL = "LABEL_0"
 class ScoreRequest:
     """A request for scores.
 
-    ``queries`` is one text for all passages, or one text for each passage. With ``None``, each of
-    ``passages`` is a row by itself, of the kind that ``inputs`` in ``spec`` names: a single text, a
-    conversation, or a question about tokens. ``model`` is ``None`` for the gateway's own model. ``spec`` has
-    those fields of `ScoreSpec` that the request sets.
+    ``queries`` is one text for all passages, or one text for each passage. With ``None``, each passage is a
+    row by itself, and ``inputs`` in ``spec`` says what it is: a text, a conversation, or a `TokensAsked`.
+    ``model`` is ``None`` for the gateway's own model. ``spec`` has those fields of `ScoreSpec` that the
+    request sets.
     """
 
     queries: str | Sequence[str] | None
@@ -47,8 +47,8 @@ class ScoreRequest:
 
 
 def alone(texts: Sequence[str], model: str | None, spec: Mapping[str, str | int | None]) -> ScoreRequest:
-    """A request with rows of one text each, of the kind that ``inputs`` in `spec` names; by default, single
-    texts to score. The gateway's settings for pairs do not apply.
+    """A request whose rows have one text each. ``inputs`` in `spec` says what the texts are; by default, they
+    are texts to score. The gateway's settings for pairs do not apply.
     """
     of_pairs = dict.fromkeys(("instruction", "prompt_template", "max_passage_tokens"))
     return ScoreRequest(None, texts, model, {**of_pairs, "inputs": "texts", **spec})

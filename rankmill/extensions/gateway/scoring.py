@@ -154,8 +154,8 @@ class Scoring:
         self.admission = admission
         self.load = load
         self.contracts: dict[str, Mapping[str, str]] = {}
-        """How the latest scores of each served model were made, by the model's name for workers. Scores that
-        `begin` yields do not count.
+        """How the latest scores of each served model were made, by the model's name for workers. Only
+        requests by `score` count.
         """
         self._about: TokensFound | None = None
         self._told = 0.0

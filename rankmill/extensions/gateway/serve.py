@@ -53,8 +53,8 @@ def keys_needed(hosts: Sequence[str], *, is_open: bool, has_keys: Callable[[], b
 
 
 class _LimitedHttp(H11Protocol):
-    """uvicorn's connection, with two changes: it is closed if the head of a request does not arrive in time,
-    and it never upgrades to another protocol.
+    """uvicorn's connection, with three changes: it is closed if the head of a request does not arrive in
+    time, it never upgrades to another protocol, and a wrong request during an answer closes it.
     """
 
     _waiting: asyncio.TimerHandle | None = None
@@ -73,8 +73,8 @@ class _LimitedHttp(H11Protocol):
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             # uvicorn calls this method while it handles an error of h11
             super().send_400_response(f"{msg} {sys.exception()}")
-        # An answer is being sent. The client would read a second answer as the rest of the first.
         else:
+            # An answer is being sent. The client would read a second answer as the rest of the first.
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -85,8 +85,8 @@ class _LimitedHttp(H11Protocol):
         return False
 
     def _wait_for_head(self) -> None:
-        """Start the time limit for the next request's head, or stop it: it runs only while the client may
-        send a head, and uvicorn's own limit for idle connections does not run.
+        """Start or stop the time limit for the head of the next request. The limit runs while the gateway
+        waits for a head, unless uvicorn's own limit for idle connections runs.
         """
         if self.conn.their_state is not h11.IDLE or self.timeout_keep_alive_task:
             self._wait_no_more()

@@ -141,8 +141,8 @@ class GrpcServer:
 
     @asynccontextmanager
     async def _call(self, context: _Context, route: str, *, scores: bool) -> AsyncIterator[Call]:
-        """Observe a call within the ``with`` block, and let it fail with the status of any error in it. A
-        call for `scores` is admitted as an HTTP request is; other calls only need a key.
+        """Observe a call within the ``with`` block. An error in the block ends the call with the error's
+        status. A call for `scores` is admitted as an HTTP request is; other calls need only a key.
         """
         metadata = context.invocation_metadata() or ()
         headers = {str(name): value for name, value in metadata if isinstance(value, str)}

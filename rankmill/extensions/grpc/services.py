@@ -226,7 +226,7 @@ def _metadata(scored: RequestScores, *rows: _Row) -> tei.Metadata:
     took = scored.stages()
     return tei.Metadata(
         compute_chars=sum(len(text) for row in rows for text in row),
-        # 0 if it is not known, because other messages were scored in the same run
+        # 0 (unknown) if the run also scored other messages
         compute_tokens=scored.tokens if len(rows) == len(scored.scores) else 0,
         total_time_ns=round(scored.seconds * 1e9),
         tokenization_time_ns=round(took.get("tokenize", 0.0) * 1e9),

@@ -1,4 +1,4 @@
-"""Measures how far two sets of scores rank the rows of each query alike, and the nDCG of scores by labels."""
+"""Measures how alike two sets of scores rank the rows of each query, and computes the nDCG of scores."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ TOP = 10
 
 _DRAWS = 1000
 _INTERVAL = (2.5, 97.5)
-"""Percentiles of the bootstrap draws that bound the interval."""
+"""The bounds of the confidence interval, as percentiles of the bootstrap draws."""
 
 _MANY_QUERIES = 20
-"""With fewer queries than this, the rows of each query are resampled, too, because resampling only queries
-underestimates the variance.
+"""With fewer queries than this, the bootstrap resamples the queries and the rows of each query. Resampling
+only few queries would underestimate the variance.
 """
 
 
@@ -38,14 +38,14 @@ class Agreement:
     low, high
         The 95% confidence interval of `spearman`, by bootstrap.
     queries, rows
-        Numbers of the compared queries and of their rows. A query is compared if each ranking gives it at
-        least two different ranks.
+        Numbers of the compared queries and of their rows. A query is compared if its rows have at least two
+        different scores in both rankings.
     same_top
         Of the queries with more than `TOP` rows, the share whose first `TOP` rows are the same set in both
         rankings; ``None`` without such queries.
     top_overlap
-        The mean, over the queries with more than `TOP` rows, of the share of the first `TOP` rows that both
-        rankings have in common; ``None`` without such queries.
+        The share of its first `TOP` rows that a ranking has in common with the other one, as the mean over
+        the queries with more than `TOP` rows; ``None`` without such queries.
     """
 
     spearman: float
@@ -60,24 +60,24 @@ class Agreement:
         return f"{self.spearman:.5f} ({self.low:.5f} to {self.high:.5f})"
 
     def verdict(self, threshold: float) -> Verdict:
-        """Whether `spearman` reaches `threshold` (``kept``), does not reach it (``lost``), or these rows
-        cannot tell.
+        """``kept`` if the whole confidence interval reaches `threshold`, ``lost`` if all of it is below,
+        otherwise ``undecided``.
         """
         if self.low >= threshold:
             return "kept"
         return "lost" if self.high < threshold else "undecided"
 
     def rows_wanted(self, threshold: float) -> int:
-        """Approximate number of rows that would decide the verdict; the interval narrows with the root of
-        this number.
+        """Approximate number of rows that would decide the verdict. The width of the interval falls with the
+        square root of the number of rows.
         """
         margin = max(abs(self.spearman - threshold), 1e-5)
         return math.ceil(self.rows * ((self.high - self.low) / 2 / margin) ** 2 / 1000) * 1000
 
 
 def agreement(queries: Sequence[str], scores: Scores, reference: Scores) -> Agreement | None:
-    """Compare `scores` with `reference`, both ``[n]``; ``None`` if no query has two different ranks in
-    both.
+    """Compare how `scores` and `reference`, both ``[n]``, rank the rows of each query; ``None`` if no query
+    can be compared (`Agreement`).
     """
     table = pd.DataFrame({"query": queries, "score": scores, "reference": reference})
     by_query = table.groupby("query", sort=False)
@@ -106,16 +106,16 @@ def agreement(queries: Sequence[str], scores: Scores, reference: Scores) -> Agre
 
 
 def _overlap(scores: Scores, reference: Scores) -> float:
-    """Share of the first `TOP` rows that both rankings have in common; equal scores keep the order of the
-    rows.
+    """Share of their first `TOP` rows that both rankings have in common. Rows with equal scores rank in input
+    order.
     """
     first = [set(np.argsort(-each, kind="stable")[:TOP].tolist()) for each in (scores, reference)]
     return len(first[0] & first[1]) / TOP
 
 
 def _interval(ranks: list[npt.NDArray[np.float64]], values: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Bootstrap interval of the mean of `values`, which are the correlations of `ranks`; the seed is
-    fixed.
+    """Confidence interval, by bootstrap, of the mean of `values`. These are the queries' correlations,
+    computed from `ranks`. The seed is fixed.
     """
     random = np.random.default_rng(0)
     picked = random.integers(len(values), size=(_DRAWS, len(values)))
@@ -129,13 +129,15 @@ def _interval(ranks: list[npt.NDArray[np.float64]], values: npt.NDArray[np.float
 
 
 def _drawn(ranks: npt.NDArray[np.float64], random: np.random.Generator) -> npt.NDArray[np.float64]:
-    """Correlations ``[draws]`` of a query for draws of its rows with replacement."""
+    """A query's correlation for each bootstrap draw of its rows, ``[draws]``. If a draw has no correlation,
+    because all its ranks are equal, that of all rows replaces it.
+    """
     drawn = _correlation(ranks[random.integers(len(ranks), size=(_DRAWS, len(ranks)))])
     return np.where(np.isfinite(drawn), drawn, _correlation(ranks[None])[0])
 
 
 def _correlation(pairs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Pearson's correlation of ``[..., n, 2]``; NaN where one side is constant."""
+    """Pearson's correlation of the two columns of ``[..., n, 2]``; NaN where a column is constant."""
     centred = pairs - pairs.mean(axis=-2, keepdims=True)
     with np.errstate(invalid="ignore", divide="ignore"):
         both = (centred[..., 0] * centred[..., 1]).sum(axis=-1)
@@ -150,10 +152,10 @@ Qrels = Mapping[str, Mapping[str, float]]
 def ndcg(
     queries: Sequence[str], documents: Sequence[str], scores: Scores, qrels: Qrels, k: int = 10
 ) -> float | None:
-    """Mean over the judged queries of trec_eval's ``ndcg_cut_k``; ``None`` if no query is judged.
+    """trec_eval's ``ndcg_cut_k``, as the mean over the judged queries; ``None`` if no query is judged.
 
-    The gain is the grade. The ideal ranking contains all judged documents, even those without a score here.
-    Among equal scores the document with the larger id comes first.
+    The gain of a document is its grade. The ideal ranking contains all judged documents, even those without a
+    score. Of documents with equal scores, the one with the larger id comes first.
     """
     run = pd.DataFrame({"query": queries, "document": documents, "score": scores})
     values = []

@@ -1,4 +1,4 @@
-"""Asks a process that imports a worker's libraries, because the asking process never imports them.
+"""Asks another process to do what needs a worker's libraries, which this process never imports.
 
 The other process is `rankmill.extensions.lab.offline`.
 """
@@ -30,16 +30,17 @@ def ask(
     environ: Mapping[str, str] = MappingProxyType({}),
     seconds: float | None = None,
 ) -> dict[str, Any]:
-    """Let the other process answer a request; request and answer have JSON's types.
+    """Start a process with a worker's libraries, and return its answer to a request. Request and answer have
+    JSON's types.
 
     Parameters
     ----------
     task, request
         The name of a module of `rankmill.extensions.lab.offline`, and a request as that module describes it.
     what
-        What the process does, for errors.
+        Name of what the process does, for messages of errors.
     settings
-        The settings, of which the process gets those of workers.
+        The settings. The process gets those that workers read, as environment variables.
     environ
         Further environment variables of the process.
     seconds

@@ -26,14 +26,16 @@ _REPORT_SECONDS = 30
 
 
 class Records:
-    """Values by key in a file, which survive an interruption. An incomplete last line is ignored.
+    """A file of measurements by key, with which an interrupted command continues. An incomplete last line is
+    ignored.
 
     Parameters
     ----------
     path
         The file; it is created when the first value is added.
     prefix
-        Prefix of all keys, which identifies what was measured. Records with another prefix are ignored.
+        Text before each key in the file, which identifies what was measured. Records with another prefix are
+        not found.
 
     Raises
     ------
@@ -48,7 +50,7 @@ class Records:
         self._good = 0
         for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
             if not line.endswith(b"\n"):
-                break  # the line is incomplete, because the process died while it wrote it
+                break  # the process died while it wrote this line
             try:
                 record = json.loads(line)
                 self._values[record["key"]] = record["value"]
@@ -83,7 +85,7 @@ class BenchTimeout(BenchFailed):
 
 
 class Bench:
-    """A private server and workers, which end with the ``with`` block.
+    """A private server and workers to measure with; they run within the ``with`` block.
 
     Parameters
     ----------
@@ -124,7 +126,7 @@ class Bench:
             watch = Periodic("memory", self._memory.look, _LOOK_SECONDS)
             stack.callback(watch.stop)
             watch.start()
-            self._redis = self._session.client.store.redis  # ready when the server is up
+            self._redis = self._session.client.store.redis  # waits until the server is up
             self._stack = stack.pop_all()
         return self
 
@@ -162,7 +164,9 @@ class Bench:
                 raise
 
     def stage_seconds(self) -> dict[str, float]:
-        """Seconds that the workers spent in each stage since their start, from their next reports."""
+        """Seconds by stage that all workers together have spent since their start. Waits for the workers'
+        next reports.
+        """
         began = system.now()
         deadline = system.monotonic() + _REPORT_SECONDS
         names = queue_workers(self._redis, self.settings.queue).scoring
@@ -190,7 +194,9 @@ def split_requests(pairs: pa.Table, requests: int, size: int) -> list[pa.Table]:
 
 
 class PeakMemory:
-    """The highest resident memory of the workers among a process's children, as `look` has seen it."""
+    """Keeps the highest total of the resident memory of those children of process `pid` that are workers.
+    Each call of `look` measures the total.
+    """
 
     def __init__(self, pid: int) -> None:
         self.peak = 0

@@ -1,4 +1,6 @@
-"""Reads experiment files, each of which has a grid of settings, the measurement, and reference findings."""
+"""Reads experiment files. Each has a grid of settings, says how to measure, and may have results to compare
+with.
+"""
 
 from __future__ import annotations
 
@@ -94,8 +96,8 @@ Statistic = Literal[
 
 
 class Finding(_Strict):
-    """A reference result. ``value`` is the ``figure`` of the cells ``of``; if ``over`` names cells, ``value``
-    is that figure divided by the figure of the cells ``over``.
+    """A result to compare with. ``value`` is the median of the statistic ``figure`` over the cells with the
+    values ``of``. With ``over``, it is this median divided by that of the cells with the values ``over``.
     """
 
     claim: str
@@ -138,7 +140,7 @@ class Experiment(_Strict):
         return self
 
     def cells(self) -> list[dict[str, Value]]:
-        """All combinations of the grid's values; the last key varies fastest."""
+        """The cells of the grid, which are all combinations of its values; the last key varies fastest."""
         return [
             dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())
         ]
@@ -150,10 +152,10 @@ class Experiment(_Strict):
         measure: Mapping[str, Any],
         scale: float = 1.0,
     ) -> tuple[Settings, Measure]:
-        """All settings of a cell, and its measurement.
+        """All settings of a cell, and how to measure it.
 
-        The grid overrides the command's options (`flags` for settings, `measure` for the measurement), and
-        these override the file. `scale` multiplies the numbers of rows and requests.
+        The cell's values override the command's options, and these override the file. The options are `flags`
+        for settings, and `measure`. `scale` multiplies the numbers of rows and requests.
 
         Raises
         ------

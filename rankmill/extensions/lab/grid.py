@@ -1,4 +1,6 @@
-"""Plans all cells of all rounds of grids, measures those without a record, and records the results."""
+"""Plans which cells of experiments to measure in which round, measures those that are not recorded yet, and
+records the results.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ RECORDS = "measurements.jsonl"
 
 
 class TokenCounts(BaseModel):
-    """Real tokens, and computed tokens including padding."""
+    """Numbers of tokens: without padding (``real``), and with padding (``padded``)."""
 
     real: int = 0
     padded: int = 0
@@ -41,7 +43,9 @@ class TokenCounts(BaseModel):
 
 
 class Repeat(BaseModel):
-    """One measurement, which is a bulk run of ``rows`` pairs, and requests with the latency of each."""
+    """One measurement of a cell: a bulk run of ``rows`` pairs, and requests, whose times in seconds are
+    ``latencies``.
+    """
 
     rows: int = 0
     bulk_seconds: float = 0.0
@@ -79,7 +83,7 @@ class CellResult(BaseModel):
 
 @dataclass(frozen=True)
 class Plan:
-    """A cell to be measured in a round; if its settings are invalid, ``obstacle`` is the reason."""
+    """A cell to measure in a round. ``obstacle`` says why its settings are not valid; empty if they are."""
 
     experiment: Experiment
     cell: dict[str, Value]
@@ -94,7 +98,7 @@ class Plan:
 
     @property
     def key(self) -> str:
-        """A text that, with the pairs, identifies the measurement."""
+        """A text that identifies the measurement, except for the pairs."""
         settings = self.settings.model_dump() if self.settings else self.obstacle
         measure = self.measure.model_dump(exclude={"rounds", "timeout"})
         version = importlib.metadata.version("rankmill")
@@ -132,8 +136,8 @@ def plan(
 
 
 def run(plans: Iterable[Plan], records: Records) -> Iterator[tuple[Plan, CellResult, bool]]:
-    """Measure the planned cells that `records` does not have; yields each plan with its result, and whether
-    the result was recorded before.
+    """Measure each planned cell, unless `records` has its result. Yields each plan with the result, and
+    whether the result was recorded before.
 
     Raises
     ------

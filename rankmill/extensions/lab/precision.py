@@ -21,7 +21,7 @@ REFERENCE = "fp32"
 
 @dataclass(frozen=True)
 class Measured:
-    """How scores in one precision rank the rows, compared with reference scores, such as those in fp32.
+    """How scores in one precision rank the rows, compared with reference scores, which are usually in fp32.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class Measured:
 
     @property
     def figures(self) -> dict[str, str]:
-        """The figures as text, by their labels; a missing figure is empty."""
+        """The figures as texts for a table, by name; the text of a missing figure is empty."""
         ranks = self.agreement
         shares = {f"same top {TOP}": ranks.same_top, f"top {TOP} shared": ranks.top_overlap}
         return {
@@ -101,8 +101,8 @@ def check_precisions(
 def score_sample(
     session: Session, table: pa.Table, columns: TextColumns, what: str, **options: Any
 ) -> RunScores:
-    """Score a table with `options`, as `Session.score` takes them; `what` describes these options in a
-    message.
+    """Score a table with the `options` of `Session.score`. `what` says in messages how it is scored, such as
+    "in fp32".
 
     Raises
     ------
@@ -121,7 +121,8 @@ def score_sample(
 def compare(
     scored: RunScores, reference: RunScores, queries: list[str], labels: list[float | None] | None
 ) -> Measured:
-    """Compare how `scored` and `reference` rank the same rows, which have these queries and labels, ``[n]``.
+    """Compare how `scored` and `reference` rank the same rows. `queries` and `labels` are those of the rows,
+    ``[n]``.
 
     Raises
     ------

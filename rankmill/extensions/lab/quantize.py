@@ -30,17 +30,17 @@ from rankmill.producer.files.stores.writing import sync
 from rankmill.score.session import RunScores, Session
 
 _MOST = 0.5
-"""Largest share of the matrix products that several groups together may leave out; with a larger share, bf16
-is faster and more exact.
+"""Largest share of the matrix products that may stay out of 8 bits when several groups of layers do. With a
+larger share, bf16 is faster and more exact.
 """
 
 _FREE = 0.02
-"""Largest share of the matrix products that can be left out almost without loss of speed."""
+"""Largest share of the matrix products that can stay out of 8 bits almost without loss of speed."""
 
 _PACKAGES = ("rankmill", "torch", "transformers", "openvino")
 
 _INT8: Precision = "int8-128"
-"""The kind of int8 that is measured: it ranks worst, and ranks the same on every machine."""
+"""The kind of int8 that is measured. Of all kinds, it ranks worst, and it ranks the same on every machine."""
 
 
 class Calibrated(BaseModel):
@@ -101,11 +101,12 @@ class QuantizedTrial:
     left_out
         Names of the layers that are left out.
     share
-        The share of the matrix products that the layers left out have.
+        The share of the model's matrix products that are in these layers.
     measured
-        How the model ranks, compared with fp32.
+        How the model in 8 bits ranks, compared with fp32.
     kept
-        Whether the model's rankings are shown to reach the threshold, and no row has lost its score.
+        Whether the model certainly ranks well enough (its verdict is ``kept``), and no row has lost its
+        score.
     """
 
     left_out: tuple[str, ...]
@@ -132,7 +133,7 @@ def search(
     layers
         Shares of the layers that can be in 8 bits, by name, in the model's order.
     measure
-        Scores the pairs with the named layers left out.
+        Scores the pairs with the named layers left out of 8 bits; returns how the scores rank.
     threshold
         Spearman's rank correlation to reach.
     most
@@ -141,10 +142,10 @@ def search(
     Returns
     -------
     tuple
-        The chosen model, and all measured models, of which the first leaves nothing out. The chosen model is
-        the one with the fewest products left out that keeps the threshold. If no model keeps the threshold,
-        the choice is the best of those that leave out almost nothing, because leaving out more would cost
-        speed without reaching the threshold.
+        The chosen model, and all measured models; the first of these has all layers in 8 bits. Of the models
+        that keep the threshold, the one with the fewest products left out is chosen. If none keeps it, the
+        best model of those that leave out almost nothing is chosen: to leave out more would cost speed, and
+        not reach the threshold either.
     """
     trials: list[QuantizedTrial] = []
 
@@ -169,7 +170,7 @@ def search(
         before, together = together, together | set(trial.left_out)
         if done() or share(together) > _MOST:
             break
-        if before and together != before:  # because a single group has already been measured
+        if before and together != before:  # one group by itself is already measured
             attempt(together)
     kept = [trial for trial in trials if trial.kept]
     free = [trial for trial in trials if trial.share <= _FREE]
@@ -178,8 +179,8 @@ def search(
 
 
 def groups(names: Sequence[str]) -> list[frozenset[str]]:
-    """Groups of layers to leave out together, which are each kind of layer in all blocks, the first block,
-    and the last block.
+    """The groups of layers that the search leaves out: for each kind of layer, those in all blocks; all
+    layers of the first block; and all layers of the last block.
     """
     kinds: dict[str, set[str]] = {}
     blocks: dict[int, set[str]] = {}
@@ -265,7 +266,7 @@ def quantize(
 
 
 def check_output(output: Path, force: bool) -> None:
-    """Raise `OutputError` if the directory may not be made."""
+    """Raise `OutputError` if `output` exists and may not be replaced."""
     if not os.path.lexists(output):
         return
     if not force:
@@ -312,7 +313,9 @@ def _measure(
 
 
 def _write_recipe(whole: Path, left_out: tuple[str, ...], report: dict[str, Any]) -> None:
-    """Replace the recipe atomically, because workers that measure may read it at the same time."""
+    """Write the recipe, with the layers to leave out, in one step, because workers may read it at the same
+    time.
+    """
     recipe = {"format": RECIPE_FORMAT, "left_out": left_out, **report}
     new = whole.with_name("recipe.new")
     new.write_text(json.dumps(recipe, indent=1) + "\n", encoding="utf-8")

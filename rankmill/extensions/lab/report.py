@@ -1,4 +1,4 @@
-"""Writes the report, with tables, reference findings and plots for each experiment."""
+"""Writes the report of `rankmill experiment`: tables, plots and a comparison with reference results."""
 
 from __future__ import annotations
 

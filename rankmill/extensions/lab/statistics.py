@@ -1,4 +1,4 @@
-"""Makes a table of all measurements, and a summary of each cell."""
+"""Makes a table of all measurements of experiments, and a summary of each cell."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rankmill.extensions.lab.experiment import Experiment, Finding, Value
 from rankmill.extensions.lab.grid import CellResult, Repeat, label
 
 BUSY_STAGES = ("fetch", "tokenize", "forward", "write")
-"""Stages in which a worker is busy; the report leaves out wait, which depends on the requests."""
+"""Stages in which a worker is busy. The stage ``wait`` is left out, because it depends on the requests."""
 
 
 def measurements(results: Iterable[CellResult]) -> pd.DataFrame:
-    """A row for each measurement, with all settings and statistics; a result without measurements has a row
-    too.
+    """A row for each measurement, with all settings and statistics. A result without measurements also has a
+    row.
     """
     rows = []
     for result in results:
@@ -37,9 +37,10 @@ def measurements(results: Iterable[CellResult]) -> pd.DataFrame:
 
 
 def summary(experiment: Experiment, results: Iterable[CellResult]) -> pd.DataFrame:
-    """A row with medians and the range of the speed for each measured cell, in the grid's order.
+    """A row for each measured cell, in the grid's order, with the medians of the statistics and the range of
+    the speed.
 
-    The latencies of all measurements of a cell count as one sample for its percentiles.
+    The percentiles of a cell are those of the latencies of all its measurements together.
     """
     rows = []
     mine = list(results)
@@ -110,7 +111,7 @@ def _statistics(repeat: Repeat) -> dict[str, float]:
 
 
 def _percentiles(latencies: Sequence[float]) -> dict[str, float]:
-    """Percentiles in ms of latencies in seconds."""
+    """The 50th, 95th and 99th percentiles, in ms, of latencies in seconds."""
     milliseconds = 1000 * np.percentile(latencies or [np.nan], [50, 95, 99])
     return dict(zip(("p50_ms", "p95_ms", "p99_ms"), milliseconds.tolist(), strict=True))
 

@@ -1,5 +1,5 @@
-"""Searches for the best settings, one setting after another; two values are compared by measuring them in
-turn.
+"""Searches for the best settings, one setting after another. To compare two values, it measures both
+in turn.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rankmill.score.session import RunScores
 
 Objective = Literal["throughput", "latency", "memory"]
 Changes = Mapping[str, Value]
-"""Changes to the settings that tuning began with."""
+"""Settings, by name, that replace those with which the tuning began."""
 
 REFERENCE: Changes = {"backend": "torch", "precision": "fp32"}
 """Settings whose ranks other backends and precisions must reproduce."""
@@ -40,9 +40,9 @@ REFERENCE: Changes = {"backend": "torch", "precision": "fp32"}
 MAX_ROWS = 2000
 
 _MIN_ROWS = 200
-"""Fewest pairs in a sample, which are enough to decide about most precisions. Of 40 samples of MS MARCO with
-4 queries and 50 rows each, 37 keep bf16 at 0.999, 3 are undecided, and none refuses bf16, which has 0.9997 on
-all rows. With 20 queries and 10 rows each, 29 are undecided.
+"""Fewest pairs in a sample; with 200, most precisions can be judged. This was measured with 40 samples of MS
+MARCO, a threshold of 0.999, and bf16, which has 0.9997 on all rows. With 4 queries of 50 rows, 37 samples
+keep bf16, and 3 are undecided. With 20 queries of 10 rows, 29 are undecided.
 """
 _ROUNDS = 3
 _CLEAR = 1.5
@@ -56,12 +56,12 @@ _MARGIN = 1.02
 _FINALISTS = 3
 
 _CHANCE = 1.5
-"""A backend and precision that took this many times as long as the fastest is not compared further, unless
-the objective is memory.
+"""A backend and precision that took at least this many times as long as the fastest is not tried further,
+unless the objective is memory.
 """
 
 _SAMPLE_SHARE = 1 / 30
-"""Share of the budget that the reference may take for the sample."""
+"""Share of the budget that scoring the sample with the `REFERENCE` settings may take."""
 
 _LAST_SHARE = 1 / 4
 """Share of the budget that is kept for the last comparison."""
@@ -80,7 +80,7 @@ class PrecisionProbe(BaseModel):
     """The seconds that a backend and precision took for the sample, and their rank agreement with the
     reference.
 
-    ``reason`` says why the two cannot run here, and is empty if they can.
+    ``reason`` says why this backend cannot run this precision here; empty if it can.
     """
 
     backend: str
@@ -91,8 +91,8 @@ class PrecisionProbe(BaseModel):
 
 
 class PairedCosts(BaseModel):
-    """The costs of two settings that were measured in turn; less is better. ``reason`` says why one of them
-    failed, and is empty if both were measured.
+    """The costs of two settings that were measured in turn, one of each in a round; less is better.
+    ``reason`` says why one of the settings failed; empty if both were measured.
     """
 
     first: list[float] = []
@@ -101,8 +101,8 @@ class PairedCosts(BaseModel):
 
     @property
     def gain(self) -> float:
-        """The median over the rounds of the first cost divided by the second, because speeds drift; 0 without
-        costs.
+        """How many times as good the second settings are: the median over the rounds of the first cost
+        divided by the second; 0 without costs. Costs are divided within a round, because speeds drift.
         """
         return float(np.median(np.divide(self.first, self.second))) if self.second else 0.0
 
@@ -115,10 +115,10 @@ class Trials:
     base
         Settings that every trial changes.
     pairs
-        The sample; `use` shortens it to the rows that the reference has scored.
+        The sample. `use` cuts it to the rows that were scored with the `REFERENCE` settings.
     objective
-        What a cost is, which may be the seconds of a bulk run, the p95 seconds of single requests, or the
-        bytes of peak memory.
+        What a cost is: the seconds of a bulk run (``throughput``), the p95 of the seconds of single requests
+        (``latency``), or the bytes of peak memory (``memory``).
     timeout
         Seconds for all measurements, unless `until` sets another end.
 
@@ -140,7 +140,7 @@ class Trials:
         self.end_others(None)
 
     def until(self, deadline: float) -> None:
-        """Let measurements fail with `BenchTimeout` after this time (monotonic)."""
+        """Let measurements fail with `BenchTimeout` from the time `deadline` (monotonic) on."""
         self._deadline = deadline
         for bench in self._live.values():
             bench.deadline = deadline
@@ -152,7 +152,7 @@ class Trials:
         with self._bench(REFERENCE) as bench:
             few = self.pairs.slice(0, 2 * _WARM_UP)
             bench.warm_up(few)
-            bench.bulk(few)  # because the first forward of each shape is slow
+            bench.bulk(few)  # not timed, because the first forward of each shape is slow
             rows = max(_MIN_ROWS, int(seconds * len(few) / bench.bulk(few).seconds))
             scored = bench.bulk(self.pairs.slice(0, rows))
         return ReferenceScores(scores=scored.scores.tolist(), device=scored.stats[0].device)
@@ -161,7 +161,7 @@ class Trials:
         self.pairs = self.pairs.slice(0, len(reference.scores))
 
     def probe(self, backend: str, precision: str, reference: ReferenceScores) -> PrecisionProbe:
-        """Measure a backend and precision once; workers stay alive for the backend's other precisions."""
+        """Measure a backend and precision once. Its workers stay alive for the backend's other precisions."""
         place: dict[str, Any] = {"backend": backend, "precision": precision}
         workers: Changes = {"backend": backend}
         self.end_others(workers)
@@ -170,7 +170,8 @@ class Trials:
         except (RunFailed, BenchFailed, EmbeddedError) as error:
             if isinstance(error, BenchTimeout):
                 raise
-            if not isinstance(error, RunFailed):  # workers have died, and the next precision gets others
+            # Workers have died. The next precision gets new ones.
+            if not isinstance(error, RunFailed):
                 self.end_others(None)
             return PrecisionProbe(**place, reason=str(error))
         agreed = rank_agreement(self.pairs, scored.scores, reference.scores)
@@ -198,7 +199,7 @@ class Trials:
         return costs_of_both
 
     def warm(self, changes: Changes, **spec: Any) -> Bench:
-        """The workers of these settings, which are started if none are alive, warmed up with `spec`.
+        """Start workers with these settings, if none are alive, and warm them up with `spec`; returns them.
 
         Raises
         ------
@@ -212,7 +213,8 @@ class Trials:
         return self._live[name]
 
     def bulk(self, bench: Bench, **spec: Any) -> RunScores:
-        """Let every worker score the whole sample; returns its scores, and the seconds for one sample.
+        """Score the sample once for each worker; returns the scores of one of these samples, and the mean
+        seconds for one.
 
         The sample is too small to be shared by the workers: it would be one chunk for one worker, or chunks
         with too few rows to sort by length.
@@ -228,7 +230,7 @@ class Trials:
 
     def _bench(self, changes: Changes) -> Bench:
         settings = self._base.changed(changes)
-        if len(worker_environs(settings)) > 1:  # so that no worker claims the share of another
+        if len(worker_environs(settings)) > 1:  # each worker is to score one sample
             most = len(self.pairs) if settings.chunk_size == "auto" else settings.chunk_size
             share = {"chunk_size": min(most, len(self.pairs)), "claim_ahead": 1}
             settings = settings.model_copy(update=share)
@@ -245,8 +247,8 @@ class Trials:
 def rank_agreement(
     pairs: pa.Table, scores: npt.NDArray[np.float32], reference: list[float]
 ) -> Agreement | None:
-    """Agreement within queries, or over all rows if no query can be compared; ``None`` if these cannot be
-    compared either.
+    """The agreement of the rankings within queries. If no query can be compared, all rows count as one query;
+    ``None`` if this cannot be compared either.
     """
     expected = np.asarray(reference, np.float32)
     within_queries = agreement(pairs["query"].to_pylist(), scores, expected)
@@ -261,7 +263,7 @@ RecordT = TypeVar("RecordT", bound=BaseModel)
 
 
 class NothingWorks(RankmillError):
-    """No backend and precision can score the sample here with the required rank correlation, or in time."""
+    """No backend and precision can score the sample here in time and with the required rank correlation."""
 
 
 class _OutOfTime(Exception):
@@ -270,12 +272,13 @@ class _OutOfTime(Exception):
 
 @dataclass
 class Tuned:
-    """The best settings found, as ``changes`` to the settings that tuning began with, and the steps of the
-    tuning (``story``).
+    """The result of a tuning: the best settings, as ``changes`` to those with which it began, and its steps
+    in words (``story``).
 
-    ``gain`` is the cost of the first settings over the cost of the best ones, measured in turn at the end.
-    ``gain`` is ``None`` if one of them failed, or there was no time. If ``gain`` is below 1, nothing is
-    changed, or only the backend and the precision, if other backends or precisions were refused or not tried.
+    ``gain`` says how many times as good the best settings are as the first ones, by a last comparison;
+    ``None`` if this failed, or no time was left. If ``gain`` is below 1, ``changes`` is empty. But if a
+    backend or precision was refused or not tried, ``changes`` still has backend and precision, because
+    ``auto`` could choose the refused one.
     """
 
     changes: dict[str, Any]
@@ -298,8 +301,7 @@ class Tuner:
     records
         Measurements of an interrupted tuning, which are not made again.
     budget
-        Seconds for all measurements but those of an interrupted tuning; a measurement that takes too long is
-        ended.
+        Seconds for all new measurements. A measurement that would take longer is ended.
     min_spearman
         Rank correlation with the reference that a precision must reach.
     say
@@ -370,7 +372,8 @@ class Tuner:
         self._tell(f"sample of {len(reference.scores)} pairs; ranks are compared with {label(REFERENCE)}")
         probes: list[PrecisionProbe] = []
         out_of_time = None
-        usual = tuple(name for name in get_args(Precision) if not name.startswith("int8-"))  # int8 picks one
+        # `int8` chooses among its kinds, so these are not tried.
+        usual = tuple(name for name in get_args(Precision) if not name.startswith("int8-"))
         kinds = {name: plugins.load("rankmill.backends", name) for name in plugins.names("rankmill.backends")}
         backends = self._open("backend", ("auto", *sorted(kinds, key=lambda name: kinds[name].preference)))
         for backend in backends:
@@ -400,7 +403,9 @@ class Tuner:
                 self._try({"backend": probe.backend, "precision": probe.precision})
 
     def _good(self, probes: list[PrecisionProbe]) -> list[PrecisionProbe]:
-        """The probes that run here and keep the ranks, fastest first; also report why the others do not."""
+        """The probes that ran and keep the ranks, fastest first. Tells the user of every probe, and why it is
+        refused.
+        """
         good = []
         for probe in probes:
             name = f"{probe.backend}, {probe.precision}"
@@ -426,8 +431,8 @@ class Tuner:
         return sorted(good, key=lambda probe: probe.seconds)
 
     def _climb(self, device: str) -> None:
-        """Double the token budget as long as this is better; if the first doubling is not better, halve it in
-        the same way.
+        """Double the token budget as long as this is better. If not even the first doubling is better, halve
+        it as long as this is better.
         """
         if isinstance(self.base.token_budget, int):
             return
@@ -471,7 +476,9 @@ class Tuner:
         return self._once(name, PairedCosts, lambda: self.trials.compare(first, second))
 
     def _open(self, setting: str, values: tuple[str, ...]) -> list[str]:
-        """The values of a setting to try, which are all values, or only the one that the settings fix."""
+        """The values of a setting to try: all but ``auto`` if the setting is ``auto``, otherwise only its
+        fixed value.
+        """
         fixed = getattr(self.base, setting)
         return [value for value in values if value != "auto"] if fixed == "auto" else [fixed]
 
@@ -480,7 +487,9 @@ class Tuner:
         self.trials.until(end)
 
     def _once(self, name: str, kind: type[RecordT], measure: Callable[[], RecordT]) -> RecordT:
-        """The value recorded under `name`; without a record, measure and record it. Raises `_OutOfTime`."""
+        """The value recorded under `name`; without a record, measure and record it. Raises `_OutOfTime` if
+        this takes too long.
+        """
         record = self.records.get(name)
         if record is not None:
             return kind.model_validate(record)

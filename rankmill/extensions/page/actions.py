@@ -1,4 +1,4 @@
-"""Carries out the actions on jobs, runs and workers that the page offers to the holder of the admin's key.
+"""Carries out the actions on jobs, runs and workers that the page offers to those who have the admin's key.
 
 The key comes in the header Authorization. The page uses no cookie, so a page of another site cannot act
 through the browser.
@@ -33,13 +33,13 @@ _STATUSES = {
     RedisUnavailable: HTTPStatus.SERVICE_UNAVAILABLE,
     RedisFailed: HTTPStatus.INTERNAL_SERVER_ERROR,
 }
-"""Statuses of errors for which neither the request nor its job, run or worker is the cause."""
+"""HTTP statuses for errors of Redis. Other errors are due to the request, or to its job, run or worker."""
 
 logger = logging.getLogger(__name__)
 
 
 class Action(BaseModel):
-    """An action, and the id of its job or run, or the name of its worker."""
+    """An action on the job, run or worker ``id``, which is the name for a worker."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -56,12 +56,13 @@ class _Refused(Exception):
 
 
 def admin_apps(client: redis.Redis, settings: Settings, key: str) -> dict[str, WSGIApplication]:
-    """The apps for the admin, by path: one lists jobs that failed or were set aside, one carries out actions.
+    """Two WSGI apps for the admin, by path. One lists the jobs that failed or were set aside, the other
+    carries out actions.
 
     Parameters
     ----------
     client, settings
-        The server, and the settings of the process.
+        A client of the server, and the settings of the process.
     key
         The admin's key; both apps refuse requests without it.
     """
@@ -84,7 +85,7 @@ def admin_apps(client: redis.Redis, settings: Settings, key: str) -> dict[str, W
 
 
 def carry_out(client: redis.Redis, settings: Settings, action: Action) -> str:
-    """Do what the commands of the same name do; returns a sentence that says what was done.
+    """Do what rankmill's command of the action's name does; returns a sentence that says what was done.
 
     Raises
     ------
@@ -103,8 +104,8 @@ def carry_out(client: redis.Redis, settings: Settings, action: Action) -> str:
 
 
 def _order(client: redis.Redis, name: str, order: Literal["drain", "resume"]) -> str:
-    """Give an order to the worker with this name. Only the whole name counts, because the names of several
-    workers may begin alike.
+    """Give an order to the worker with this whole name; returns a sentence. The beginning of a name is not
+    enough, because several names may have the same beginning.
     """
     workers = read_cluster(client, page_size=0).workers
     named = [worker for worker in workers if worker.name == name]
@@ -119,8 +120,8 @@ def _order(client: redis.Redis, name: str, order: Literal["drain", "resume"]) ->
 
 
 def _guarded(method: str, do: Callable[[WSGIEnvironment], object], key: str) -> WSGIApplication:
-    """Make an app that takes requests of one method, with the key. The app answers in JSON, with what `do`
-    returns or with an error.
+    """Make a WSGI app that takes requests of one HTTP method, with the key. It answers in JSON, with what
+    `do` returns or with an error.
     """
 
     def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:

@@ -1,4 +1,4 @@
-"""Serves the live page and its data, with rates computed from successive snapshots."""
+"""Serves the live page and its data. Rates are computed from the workers' successive reports."""
 
 from __future__ import annotations
 
@@ -54,16 +54,18 @@ _HEADERS = [
     ("Referrer-Policy", "no-referrer"),
     ("Cache-Control", "no-cache"),
 ]
-"""Headers by which a browser loads only files of this server, and does not show the page inside another."""
+"""Headers of all answers. They let the browser load only this server's files, and show the page in no frame
+of another page.
+"""
 
 
 class Rates(BaseModel):
     """Rates of all workers together over the last `WINDOW_SECONDS`; a rate without data is ``None``.
 
-    ``row_errors`` and ``retried_chunks`` are counts. ``padding`` is the share of the computed tokens that
-    was padding. ``stages`` has each stage's share of the workers' time. ``request_latency`` and
-    ``bulk_latency`` are the quantiles p50, p95 and p99 of the seconds from a chunk's submission to its
-    result. ``speeds`` has the pairs per second of each worker.
+    ``row_errors`` and ``retried_chunks`` are counts. ``padding`` is the share of the computed tokens that was
+    padding. ``stages`` has each stage's share of the workers' time. ``request_latency`` and ``bulk_latency``
+    are the percentiles 50, 95 and 99 of the seconds from a chunk's submission to its result. ``speeds`` has
+    the pairs per second of each worker.
     """
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
@@ -102,12 +104,12 @@ class History:
         self._points.append((at, *[None] * (len(_SERIES) - 1)))
 
     def series(self) -> dict[str, list[float | None]]:
-        points = list(self._points)  # a copy, because another thread adds points
+        points = list(self._points)  # another thread may add a point meanwhile
         return {name: [point[place] for point in points] for place, name in enumerate(_SERIES)}
 
     def _note(self, seen: deque[WorkerReport], report: WorkerReport) -> None:
         if seen and (seen[-1].started != report.started or _went_back(seen[-1], report)):
-            seen.clear()  # the report is of another process with the same name
+            seen.clear()  # another process has taken over the name
         if not seen or seen[-1].beat != report.beat:
             seen.append(report)
         while len(seen) > 2 and report.beat - seen[0].beat > WINDOW_SECONDS:
@@ -122,8 +124,8 @@ def _went_back(old: WorkerReport, new: WorkerReport) -> bool:
 
 
 def quantile(counts: Sequence[int], share: float) -> float | None:
-    """The quantile `share` of a histogram with the buckets `LATENCY_BUCKETS`, interpolated; ``None`` for an
-    empty histogram.
+    """The quantile `share` of a histogram with the buckets `LATENCY_BUCKETS`, interpolated within a bucket;
+    ``None`` if the histogram is empty.
 
     >>> quantile([10, *[0] * 44], 0.5)
     0.005
@@ -147,7 +149,7 @@ def _quantiles(counts: Sequence[int]) -> tuple[float, float, float] | None:
 
 
 def _rates(spans: dict[str, tuple[WorkerReport, WorkerReport]]) -> Rates:
-    """Rates between the first and the last report of each worker."""
+    """The rates of all workers, from the first and the last report of each."""
     grown = {name: pair for name, pair in spans.items() if pair[1].beat > pair[0].beat}
     if not grown:
         return Rates()
@@ -155,16 +157,15 @@ def _rates(spans: dict[str, tuple[WorkerReport, WorkerReport]]) -> Rates:
     both = list(grown.values())
 
     def growth(field: str) -> Any:
-        """How much a counter of all workers together has grown; for a list of counters, how much each has
-        grown.
-        """
+        """By how much a counter has grown in all workers together; a list for a list of counters."""
         return np.sum(
             [np.subtract(getattr(new, field), getattr(old, field)) for old, new in both], 0
         ).tolist()
 
     real, padded, seconds = growth("tokens"), growth("padded_tokens"), growth("stage_seconds")
     counts = np.array(growth("latency_counts"))
-    # a report may count a request that its other counts lack, because a worker scores while it reports
+    # A worker scores while it reports. So it may already count a chunk as a request's, and not yet among all
+    # chunks.
     requests = np.minimum(growth("request_latency_counts"), counts)
     busy = sum(seconds)
     return Rates(
@@ -183,7 +184,7 @@ logger = logging.getLogger(__name__)
 
 
 def page_apps(client: redis.Redis, *, has_admin: bool) -> dict[str, WSGIApplication]:
-    """The page, its files and its data, by path; starts the thread that watches the cluster.
+    """The WSGI apps of the page, its files and its data, by path. Starts the thread that keeps the history.
 
     Parameters
     ----------
@@ -214,7 +215,9 @@ def _look(client: redis.Redis, history: History) -> None:
 
 
 def _cluster_json(client: redis.Redis, history: History, has_admin: bool) -> WSGIApplication:
-    """Make an app that serves the history, and a snapshot with the requested page of runs or an error."""
+    """Make a WSGI app that serves the history, and a snapshot of the cluster with the requested page of its
+    runs. If Redis cannot be read, an error replaces the snapshot.
+    """
 
     def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         number = parse_qs(environ.get("QUERY_STRING", "")).get("page", ["0"])[0]
@@ -245,7 +248,7 @@ def _file(path: Path) -> WSGIApplication:
 
 
 def respond(start: StartResponse, status: HTTPStatus, content_type: str, body: bytes) -> Iterable[bytes]:
-    """Answer a request, with headers that let the browser load nothing from elsewhere."""
+    """Answer a request, with the page's headers added."""
     length = ("Content-Length", str(len(body)))
     start(f"{status.value} {status.phrase}", [("Content-Type", content_type), length, *_HEADERS])
     return [body]

@@ -6,6 +6,6 @@ from rankmill.jobs.runtime.settings import ExtensionSettings, HeaderKey
 
 
 class PageSettings(ExtensionSettings):
-    """The key of those who may change the cluster from the live page."""
+    """The key by which a user of the live page may act on jobs, runs and workers."""
 
     page_admin_key: HeaderKey

@@ -1,4 +1,4 @@
-"""Adds the live page to what the exporter serves, by an entry point of ``rankmill.watch``."""
+"""Adds the live page to the exporter; an entry point of ``rankmill.watch`` points here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class PageWatch(Watch):
     """Adds the page at ``/``."""
 
     def pages(self, client: redis.Redis, settings: Settings) -> Mapping[str, WSGIApplication]:
-        # imported here, because both import numpy, which only the exporter needs
+        # imported here, because these need numpy, and only the exporter calls this
         from rankmill.extensions.page.actions import admin_apps
         from rankmill.extensions.page.dashboard import page_apps
 

@@ -1,4 +1,4 @@
-"""Measures a ranking before and after reranking, by ir-measures."""
+"""Measures rankings before and after reranking, with ir-measures."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ from rankmill.producer.files.stores.paths import AnyPath
 def read_scored(
     path: AnyPath, score: str | None = None, compared: AnyPath | None = None
 ) -> tuple[pd.DataFrame, pd.DataFrame | None]:
-    """Read an output of score-file or a TREC run; returns its ranking, and the ranking to compare with.
+    """Read an output of score-file, or a TREC run; returns the ranking by its scores, and the ranking to
+    compare with.
 
-    The ranking to compare with is that of the run or output at `compared`. Without `compared`, it is the
-    ranking of the run that was scored; ``None`` if the file has neither scores nor ranks of this run, or
-    lacks some of its passages. `score` is the column of scores; by default `scored_column` finds it.
+    The ranking to compare with is that of the file `compared`, which is a run or an output. Without
+    `compared`, it is the ranking of the run that was scored. It is ``None`` if the file has neither the
+    scores nor the ranks of this run, or lacks some of the run's passages. `score` is the column of scores; by
+    default `scored_column` finds it.
 
     Each ranking has the columns ``query_id``, ``doc_id`` and ``score``, and lacks rows without a score.
 
@@ -62,19 +64,20 @@ def read_scored(
 
 
 def _of_table(path: AnyPath, score: str) -> tuple[pd.DataFrame, pd.DataFrame | None, bool]:
-    """The rankings of a scored table by its scores and by its run, and whether it lacks passages of its
-    run.
+    """The ranking by the table's scores, the ranking of the run that was scored, and whether the table lacks
+    passages of this run.
     """
     frame = read_rows(path, score)
     is_cut = lacks_passages(frame)
-    frame = frame[frame["in_run"]]  # other rows are judged passages that were added for mining
+    frame = frame[frame["in_run"]]  # other rows are judged passages that the run lacks
     after, before = _ranking(frame, frame["score"]), run_scores(frame)
     check_once(after, path)
     return after, None if before is None else _ranking(frame, before), is_cut
 
 
 def ranking_frame(path: AnyPath) -> pd.DataFrame:
-    """Read a run as a ranking by score, or else by rank, or else in the order of the file.
+    """Read a run as a ranking: by its scores; without scores, by its ranks; without either, in the order of
+    the file.
 
     If some rows have a score or a rank, rows without one are left out.
 
@@ -103,14 +106,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Result:
-    """The values of one measure, as means over all judged queries and by query.
+    """The values of one measure, before and after reranking.
 
-    Measures that count, such as ``NumRet``, have sums in place of means, as in ir-measures.
-    ``before`` is the mean of the ranking to compare with; ``None`` without such a ranking. ``better`` and
-    ``worse`` are numbers of queries. ``p_value`` is the p-value of a two-sided paired t-test over all judged
-    queries; ``None`` if ``before`` is ``None``, if no query has changed, or if only one query is judged.
-    ``judged`` is the number of judged queries, and ``ranked`` is the number of those that have passages after
-    reranking; ``after_ranked`` and ``before_ranked`` are means over the latter.
+    ``after`` and ``before`` are means over all judged queries; a measure that counts, such as ``NumRet``, has
+    sums in place of means, as in ir-measures. ``before`` is ``None`` if there is no ranking to compare with.
+    ``better`` and ``worse`` are numbers of queries. ``p_value`` is the p-value of a two-sided paired t-test
+    over all judged queries; ``None`` if ``before`` is ``None``, if no query has changed, or if only one query
+    is judged. ``judged`` is the number of judged queries. ``ranked`` is the number of judged queries that
+    have passages after reranking; ``after_ranked`` and ``before_ranked`` are means over these queries.
     """
 
     measure: str
@@ -124,7 +127,7 @@ class Result:
     after_ranked: float
     before_ranked: float | None
     by_query: dict[str, tuple[float | None, float]]
-    """``{query: (before, after)}``"""
+    """The values of each judged query: ``{query: (before, after)}``."""
 
 
 def evaluate(
@@ -167,7 +170,7 @@ def evaluate(
 
 
 def plot(results: Sequence[Result], path: Path) -> None:
-    """Draw the change of the first measure for each query, and all measures; needs matplotlib."""
+    """Draw all measures, and the change of the first measure for each query; needs matplotlib."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4), layout="constrained")
@@ -202,7 +205,7 @@ def _measure(name: str) -> Any:
 def _values(measures: Sequence[Any], qrels: pd.DataFrame, run: pd.DataFrame) -> dict[str, dict[str, float]]:
     import ir_measures
 
-    # pytrec_eval crashes on a query with only negative grades, which has no relevant passage either way
+    # pytrec_eval crashes if a query has only negative grades. They become 0, which is not relevant, either.
     best = qrels.groupby("query_id")["relevance"].transform("max")
     qrels = qrels.assign(relevance=qrels["relevance"].mask(best < 0, 0))
     by_measure: dict[str, dict[str, float]] = {str(measure): {} for measure in measures}

@@ -19,15 +19,16 @@ from rankmill.producer.files.stores.paths import AnyPath
 
 @dataclass(frozen=True)
 class Rules:
-    """Which negatives to take; names and meanings are those of `mine_hard_negatives`.
+    """Which negatives to choose, with the names and meanings of `mine_hard_negatives`.
 
-    A passage is relevant from grade ``min_relevance`` on; a passage of a lower grade above 0 is neither
-    relevant nor a candidate. The candidates of a query are its first ``range_max`` other passages in the
-    run's order. A passage with the text of a passage with a grade above 0 or of an earlier candidate is not a
-    candidate. A candidate is left out if it has no score, if its score is over ``max_score`` or under
-    ``min_score``, or if its score is less than ``absolute_margin`` below the lowest score of the query's
-    relevant passages. ``relative_margin`` is the margin as a share of the size of this lowest score. Of the
-    remaining candidates, the ``range_min`` with the highest scores are skipped.
+    A passage is relevant from grade ``min_relevance`` on. The candidates for negatives of a query are the
+    first ``range_max`` of its passages without a grade above 0, in the run's order. A passage is not a
+    candidate if it has the text of a passage with a grade above 0, or of an earlier candidate.
+
+    A candidate is left out if it has no score, or a score over ``max_score`` or under ``min_score``. It is
+    also left out if its score is less than a margin below the lowest score of the query's relevant passages.
+    ``absolute_margin`` is such a margin; ``relative_margin`` is one as a share of the absolute value of this
+    lowest score. Of the remaining candidates, the ``range_min`` with the highest scores are skipped.
     """
 
     min_relevance: int = 1
@@ -44,10 +45,10 @@ class Rules:
 
 @dataclass(frozen=True)
 class Mined:
-    """The row numbers in the scored file of a query's relevant passages, and of its negatives, hardest first.
+    """A query's relevant passages, and its negatives, hardest first, as numbers of rows in the scored file.
 
-    ``copies`` is the number of passages that were not candidates because they have the text of a passage with
-    a grade above 0. ``repeats`` is the number of passages with the text of an earlier candidate.
+    Some passages were not candidates because of their text. ``copies`` of them have the text of a passage
+    with a grade above 0; ``repeats`` have that of an earlier candidate.
     """
 
     positives: npt.NDArray[np.int64]
@@ -58,29 +59,33 @@ class Mined:
 
 @dataclass(frozen=True)
 class TextKeys:
-    """A number for the text of each row's query and passage: equal texts have equal numbers."""
+    """Numbers that stand for the texts of each row's query and passage; equal texts have equal numbers."""
 
     queries: npt.NDArray[np.uint64]
     passages: npt.NDArray[np.uint64]
 
 
 _RELEVANT, _RELATED, _OTHER = 2, 1, 0
-"""Kinds of passages, which have a grade from ``min_relevance`` on, a lower grade above 0, or neither."""
+"""Kinds of passages: with a grade from ``min_relevance`` on, with a lower grade above 0, and without a grade
+above 0.
+"""
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
-"""Multiplier for the key of a query before it is combined with the key of a passage, so that a pair and the
-same texts in the other order have different keys.
+"""A query's key is multiplied by this odd number before it is combined with a passage's key. Otherwise two
+texts would have the same key in both orders.
 """
 
 
 def read_scored(path: AnyPath, score: str | None = None, qrels: AnyPath | None = None) -> pd.DataFrame:
     """Read the ids, scores and labels of a scored table, or of a TREC run with scores, as `evaluate` does.
 
-    Returns columns ``query_id``, ``doc_id``, ``score``, ``relevance``, ``in_run`` and ``place`` (in the run's
-    order), with a row for each row of the file. `score` is the column of scores; by default `scored_column`
-    finds it. Judgements come from `qrels`, or else from the table's ``relevance``. Without a column
-    ``in_run``, all rows belong to the run. For the file's queries, passages that have a grade above 0 in
-    `qrels` but are not in the file follow as rows without a score.
+    Returns the columns ``query_id``, ``doc_id``, ``score``, ``relevance``, ``in_run`` and ``place`` (in the
+    run's order), with a row for each row of the file. `score` is the column of scores; by default
+    `scored_column` finds it. Judgements come from `qrels`, or else from the table's ``relevance``. Without a
+    column ``in_run``, all rows belong to the run.
+
+    The file may lack passages that have a grade above 0 in `qrels` for one of its queries. For these, rows
+    without a score follow.
 
     Raises
     ------
@@ -114,8 +119,8 @@ def _of_run(path: AnyPath) -> pd.DataFrame:
 
 
 def _places(rows: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """The place of each row in the run, which is ordered by its scores, or else by its ranks; a run that has
-    neither keeps the order of its rows.
+    """The place of each row in the run. The run is ordered by its scores; without scores, by its ranks;
+    without either, as the rows are.
     """
     numbers = pd.factorize(rows["query_id"])[0]
     scores = run_scores(rows)
@@ -128,7 +133,7 @@ def _places(rows: pd.DataFrame) -> npt.NDArray[np.int64]:
 
 
 def mine(scored: pd.DataFrame, rules: Rules, texts: TextKeys | None = None) -> Iterator[Mined]:
-    """Yield what was mined for each query that has a scored relevant passage, in order of appearance.
+    """Yield what is mined for each query that has a relevant passage with a score.
 
     `texts` are the keys of the texts of `scored`'s rows, by which passages are compared; ``None`` if the
     texts are not known.
@@ -156,10 +161,10 @@ def mine(scored: pd.DataFrame, rules: Rules, texts: TextKeys | None = None) -> I
 def _same_texts(
     scored: pd.DataFrame, texts: TextKeys | None
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Return which rows are copies of a row with a grade above 0, and which rows repeat an earlier row.
+    """Find the rows that are copies of a row with a grade above 0, and the rows that repeat an earlier row.
 
-    A copy has the same texts, of the query and of the passage. A scored row repeats another one if an earlier
-    scored row of its query and kind has the same passage.
+    A copy has the same two texts, of the query and of the passage. A row repeats an earlier one if both have
+    scores, the same query, the same kind, and the same text of the passage.
     """
     if texts is None:
         return np.zeros(len(scored), bool), np.zeros(len(scored), bool)

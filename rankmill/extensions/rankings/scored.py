@@ -1,4 +1,4 @@
-"""Reads the ids and scores in scored files, and the ranks and scores of the run that was scored."""
+"""Reads scored files: their ids and scores, and the ranks and scores of the run that was scored."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ _TYPES = {
 
 
 def scored_column(path: AnyPath, role: str) -> str:
-    """The name of a scored file's column for a `role`, which is ``query``, ``passage`` or ``score``; the role
-    itself is the name unless the metadata of Parquet has another.
+    """The name of the column with the `role` ``query``, ``passage`` or ``score`` in a scored file. It is the
+    role itself, unless the metadata of a Parquet file have another name.
 
     Raises
     ------
     InputError
-        The metadata do not name the column of scores, and the column ``score`` may be one of the input.
+        The metadata do not name the column of scores, and the column ``score`` may come from the input,
+        because another column of numbers follows.
     """
     about = metadata_of(path) if path.is_file() and format_of(path) is PARQUET else {}
     if role == "score" and f"rankmill.{role}_column" not in about and path.is_file() and is_table(path, role):
@@ -43,8 +44,8 @@ def scored_column(path: AnyPath, role: str) -> str:
 
 
 def _check_is_last(path: AnyPath, score: str) -> None:
-    """Raise `InputError` if a column with fractions follows, because score-file writes its scores behind the
-    columns of the input, one of which may be `score`.
+    """Raise `InputError` if a column with fractions follows the column `score`. score-file writes its scores
+    after the input's columns, so `score` may then be a column of the input.
     """
     schema = open_reader(path).shown_columns()
     after = pa.schema(list(schema)[schema.names.index(score) + 1 :] if score in schema.names else [])
@@ -62,7 +63,7 @@ def _check_is_last(path: AnyPath, score: str) -> None:
 
 
 def is_output(path: AnyPath) -> bool:
-    """Whether the metadata of Parquet, or a column ``in_run``, shows that score-file has written a file."""
+    """Whether score-file has written a file, as the metadata of Parquet or a column ``in_run`` shows."""
     if not path.is_file() or not is_readable(path):
         return False
     has_metadata = format_of(path) is PARQUET and "rankmill.score_column" in metadata_of(path)
@@ -70,8 +71,8 @@ def is_output(path: AnyPath) -> bool:
 
 
 def is_table(path: AnyPath, score: str) -> bool:
-    """Whether a file is a table with named columns; a TSV file, which may also be a run, is a table if it has
-    a column `score`.
+    """Whether a file is a table with named columns. A TSV file may be a table or a run; it is a table if it
+    has a column `score`.
     """
     if format_of(path) is TSV:
         return score in open_reader(path).shown_columns().names
@@ -79,13 +80,13 @@ def is_table(path: AnyPath, score: str) -> bool:
 
 
 def read_rows(path: AnyPath, score: str, *, has_labels: bool = False) -> pd.DataFrame:
-    """Read the columns ``query_id``, ``doc_id`` and ``score`` of a scored table, and if they exist
-    ``in_run``, ``run_score``, ``run_rank`` and, with `has_labels`, ``relevance``.
+    """Read the columns ``query_id``, ``doc_id`` and ``score`` of a scored table. If they exist, ``in_run``,
+    ``run_score`` and ``run_rank`` are read, too, and with `has_labels` also ``relevance``.
 
-    ``is_ranked`` tells whether the file has a column of new ranks, ``rank``.
+    The result has a column ``is_ranked``, which says whether the file has a column ``rank`` of new ranks.
 
     `score` is the name of the file's column of scores. Without a column ``in_run``, all rows belong to the
-    run; a row with null in this column does not.
+    run; a row whose ``in_run`` is null does not.
 
     Raises
     ------
@@ -118,7 +119,9 @@ def read_rows(path: AnyPath, score: str, *, has_labels: bool = False) -> pd.Data
 
 
 def run_scores(frame: pd.DataFrame) -> pd.Series[float] | None:
-    """The run's scores, or else its ranks with a minus sign; ``None`` if the table has neither."""
+    """The scores of the run that was scored; without scores, its ranks with a minus sign; ``None`` without
+    either.
+    """
     for name, sign in (("run_score", 1.0), ("run_rank", -1.0)):
         if name in frame and frame[name].notna().any():
             return frame[name] * sign
@@ -139,7 +142,7 @@ def lacks_passages(rows: pd.DataFrame) -> bool:
 
 
 def _cast(path: AnyPath, name: str, column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """The column, cast to another type; an empty text becomes null."""
+    """The column, cast to the type `kind`; an empty text becomes null unless `kind` is text."""
     if pa.types.is_string(column.type) and kind != pa.string():
         column = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
     try:

@@ -48,11 +48,11 @@ class Corpus:
 
     @property
     def taken(self) -> dict[str, str]:
-        """The columns that are read from the files, by the option that names the files."""
+        """Which columns are read from the files, in words, by the option that names the files."""
         return taken(self.queries, self.query_fields) | taken(self.passages, self.passage_fields)
 
     def texts_of(self, ids: pd.DataFrame, rows: _Rows) -> _Texts:
-        """Queries and passages of some rows; raises `InputError` if one has no text."""
+        """The texts of the queries and passages of some rows; raises `InputError` if one has no text."""
         queries = _by_row(self._query_texts, ids, "query_id", rows)
         return queries, _by_row(self._passage_texts, ids, "doc_id", rows)
 
@@ -78,7 +78,7 @@ class _Passage:
 
 @dataclass(frozen=True)
 class _Query:
-    """The mined passages of a query, negatives hardest first."""
+    """A query with its mined passages; the negatives are sorted, hardest first."""
 
     id: str
     text: str
@@ -87,10 +87,10 @@ class _Query:
 
 
 def with_rows(mined: Iterable[Mined], form: Form, num_negatives: int) -> list[Mined]:
-    """The mined queries from which `training_rows` makes rows.
+    """Those mined queries that have enough negatives for a row in the layout of `form`.
 
-    Labeled pairs need no negatives. n-tuples and pylate's lists all have the same length, so they need all
-    `num_negatives`; the other forms need one negative.
+    Labeled pairs need no negatives. All n-tuples, and all lists of pylate, have the same length, so they need
+    `num_negatives`. The other forms need one negative.
     """
     needed = {"labeled-pair": 0, "n-tuple": num_negatives, "pylate": num_negatives}.get(form, 1)
     return [query for query in mined if len(query.negatives) >= needed]
@@ -108,10 +108,10 @@ def text_keys(source: AnyPath | Corpus, ids: pd.DataFrame) -> TextKeys | None:
     columns = scored_column(source, "query"), scored_column(source, "passage")
     if not set(columns) <= set(open_reader(source).survey(find_nulls=False).schema.names):
         return None
-    keys = [(np.zeros(0, np.uint64), np.zeros(0, np.uint64))]  # because the file may have no rows
+    keys = [(np.zeros(0, np.uint64), np.zeros(0, np.uint64))]  # for a file without rows
     for batch in _text_batches(source, columns):
         keys.append((_hashes(batch[columns[0]]), _hashes(batch[columns[1]])))
-    # judged passages that are not in the file have rows of `ids`, too
+    # `ids` also has rows for judged passages that the file lacks
     lacking = np.zeros(len(ids) - sum(len(part) for part, _ in keys), np.uint64)
     return TextKeys(*(_apart(np.concatenate([*side, lacking])) for side in zip(*keys, strict=True)))
 
@@ -124,11 +124,11 @@ def training_rows(
     *,
     with_scores: bool,
 ) -> pa.Table:
-    """Make the rows of mined queries, a table in the layout of `form`; `mined` must come from `with_rows`.
+    """Make a table of training data in the layout of `form`; `mined` must come from `with_rows`.
 
-    `ids` are the rows of the scored file, as `mine.read_scored` returns them. `source` is the scored file, if
-    it has the texts, or the files of texts. `with_scores` adds scores to distil from, which replace labels;
-    FlagEmbedding's and pylate's rows always have them.
+    `ids` are the rows of the scored file, as `mine.read_scored` returns them. `source` has the texts: the
+    scored file itself, or files of texts. `with_scores` adds scores to distil from, in place of labels;
+    FlagEmbedding's and pylate's rows always have scores.
 
     Raises
     ------
@@ -192,7 +192,7 @@ def _rows_of(query: _Query, form: Form, with_scores: bool) -> Iterator[_Row]:
 
 
 def _row(query: _Query, passages: list[_Passage], form: Form, with_scores: bool) -> _Row:
-    """A row of a positive passage, which comes first, and its negatives."""
+    """A row in the layout of `form`. `passages` has a positive passage first, and then its negatives."""
     texts, scores = [passage.text for passage in passages], [passage.score for passage in passages]
     if form == "msmarco":
         margin = {"score": scores[0] - scores[1]} if with_scores else {}
@@ -218,13 +218,15 @@ def _row(query: _Query, passages: list[_Passage], form: Form, with_scores: bool)
 
 
 def _of_tevatron(passage: _Passage, with_scores: bool) -> _Row:
-    """A passage in Tevatron's form; its title, if it has one, is part of the text that was scored."""
+    """A passage in Tevatron's form. ``title`` is empty, because a passage's title is part of the text that
+    was scored.
+    """
     row: _Row = {"docid": passage.id, "title": "", "text": passage.text}
     return row | {"score": passage.score} if with_scores else row
 
 
 def _texts_in(path: AnyPath, rows: _Rows) -> _Texts:
-    """Queries and passages of some rows of the scored file, which is read as a stream."""
+    """The texts of the queries and passages of some rows of the scored file. `rows` must be sorted."""
     if not is_readable(path):
         raise InputError(f"{path}: a run has no texts; name --queries and --corpus")
     columns = scored_column(path, "query"), scored_column(path, "passage")

@@ -29,7 +29,9 @@ def manifests(registry: RegistryStore, name: str) -> list[Manifest]:
 
 
 def called(manifest: Manifest, aliases: Mapping[str, Alias]) -> list[str]:
-    """The aliases that name a version, as texts with the version's share."""
+    """The aliases that stand for a version, as texts: with the version's share if the alias is split, or
+    marked as its shadow.
+    """
     names = []
     for name, alias in aliases.items():
         share = alias.now.versions.get(manifest.version)
@@ -41,16 +43,16 @@ def called(manifest: Manifest, aliases: Mapping[str, Alias]) -> list[str]:
 
 
 def version_view(manifest: Manifest, aliases: Mapping[str, Alias]) -> dict[str, Any]:
-    """The manifest of a version, its size, and the aliases that name it."""
+    """A version as JSON: its manifest, its size, and the aliases that stand for it."""
     return {**manifest.model_dump(), "bytes": manifest.bytes, "aliases": called(manifest, aliases)}
 
 
 def target(
     registry: RegistryStore, version: Reference, others: Mapping[str, float], shadow: str | None, *, by: str
 ) -> Target:
-    """Make the target of an alias, in which `version` gets the share that `others` leave.
+    """Make a target for an alias. `others` are shares of the queries by version, and `version` gets the rest.
 
-    `by` is the person who sets the alias.
+    `by` is who sets the alias: a person or an API key.
 
     Raises
     ------
@@ -87,8 +89,8 @@ def set_alias(registry: RegistryStore, reference: Reference, wanted: Target) -> 
 
 
 def roll_back(registry: RegistryStore, reference: Reference, *, by: str) -> Alias:
-    """Let an alias stand for its previous target; another call returns to the target before that. `by` is the
-    person who asks.
+    """Let an alias stand for its previous target again; another call goes back one target more. `by` is the
+    person or API key that asks.
 
     Raises
     ------
@@ -128,9 +130,9 @@ def remove_version(
     registry, reference
         The version.
     client
-        A server whose runs may use the version; with ``None``, no runs are looked for.
+        A server. If one of its runs uses the version, it is not removed; with ``None``, this is not checked.
     by
-        The person who removes the version.
+        The person or API key that removes the version.
 
     Raises
     ------
@@ -173,7 +175,7 @@ _PAGE = 500
 
 
 class NotWarm(RankmillError):
-    """A worker has not loaded the version, so the alias keeps its target."""
+    """A worker has not loaded a version, so the alias keeps its target."""
 
 
 def promote(
@@ -185,7 +187,8 @@ def promote(
     wait_seconds: float,
     on_outcome: Callable[[OrderOutcome], None],
 ) -> Alias:
-    """Let all workers that take chunks load the versions, then let the alias stand for them.
+    """Let all workers that take chunks load the versions of `wanted`; if all succeed, let the alias stand for
+    `wanted`.
 
     Parameters
     ----------
@@ -222,7 +225,8 @@ def promote(
         for outcome in outcomes:
             on_outcome(outcome)
         late = [outcome for outcome in outcomes if outcome.state != "done"]
-        if late:  # a worker that is gone may have died of the model
+        # A worker that has ended counts as late, because the model may have killed it.
+        if late:
             raise NotWarm(
                 f"{alias} is unchanged: {len(late)} of {len(outcomes)} workers have not loaded "
                 f"{model} ({late[0].worker}: {late[0].text})"

@@ -1,4 +1,4 @@
-"""Unpacks uploaded tar archives, which may be hostile, and packs versions of models into tar archives."""
+"""Unpacks uploaded tar archives of models, without trusting them, and packs versions into tar archives."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rankmill.extensions.registry.registry import PIECE
 from rankmill.jobs.contract.errors import InputError
 
 _MOST_ENTRIES = 4 * MAX_FILES
-"""Most files and folders of an archive, including those that are left out."""
+"""Most files and folders of an archive, including those that are not unpacked."""
 
 _MOST_HEADER = 16 << 10
-"""Most bytes of a name, or of other metadata of a file in an archive; these are read into memory."""
+"""Most bytes of an extended header in an archive, such as a long name; tarfile reads it into memory."""
 
 _HEADERS = frozenset(
     {tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME,
@@ -36,7 +36,8 @@ class Readable(Protocol):
 
 
 def unpack(source: Readable, folder: Path) -> Path:
-    """Unpack the files of a model; returns the model's folder, which is `folder` or the only folder in it.
+    """Unpack the files of a model into `folder`; returns the model's folder. This is `folder`, or the only
+    folder in it.
 
     Hidden files are left out, as by ``rankmill models push``.
 
@@ -52,7 +53,9 @@ def unpack(source: Readable, folder: Path) -> Path:
     is_whole = False
 
     class Entry(tarfile.TarInfo):
-        """Limits what is read into memory, and notes the mark at the end of the archive."""
+        """A header that refuses what would fill the memory. It also notes whether the end of the archive was
+        read.
+        """
 
         @classmethod
         def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
@@ -71,7 +74,7 @@ def unpack(source: Readable, folder: Path) -> Path:
             raise InputError(_NO_ARCHIVE + ", without --sparse")
 
     try:
-        # tarfile calls only read()
+        # tarfile uses no method but read()
         with tarfile.open(fileobj=cast("IO[bytes]", source), mode="r|", tarinfo=Entry) as archive:
             for count, entry in enumerate(archive):
                 if count >= _MOST_ENTRIES:
@@ -84,7 +87,7 @@ def unpack(source: Readable, folder: Path) -> Path:
     if not is_whole:
         raise InputError(_NO_ARCHIVE)
     while source.read(PIECE):
-        pass  # tar fills its last record with zeros
+        pass  # read to the end, because tar fills its last record with zeros
     inside = list(folder.iterdir())
     alone = len(inside) == 1 and inside[0].is_dir()
     return inside[0] if alone else folder
@@ -105,7 +108,7 @@ def _unpack_entry(archive: tarfile.TarFile, entry: tarfile.TarInfo, folder: Path
     check_kind(Path(name))
     target = folder / name
     opened = archive.extractfile(entry)
-    assert opened  # because the entry is a file
+    assert opened  # not None, because the entry is a file
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with opened, target.open("xb") as out:
@@ -117,7 +120,7 @@ def _unpack_entry(archive: tarfile.TarFile, entry: tarfile.TarInfo, folder: Path
 
 
 class ModelArchive:
-    """A tar archive of a version's files, which is made while it is read.
+    """A tar archive of a version's files, which is made piece by piece as it is read.
 
     Parameters
     ----------
@@ -126,7 +129,7 @@ class ModelArchive:
     folder
         The folder with the version's files.
     held
-        A context that keeps the folder; it is closed after the last piece, or when the reader stops.
+        Keeps the folder until it is closed. This happens after the last piece, or when the reader stops.
     """
 
     def __init__(self, manifest: Manifest, folder: Path, held: ExitStack) -> None:
@@ -158,5 +161,5 @@ def _head(file: ModelFile, at: int) -> bytes:
 
 
 def _gap(size: int) -> int:
-    """Bytes from the end of a file to the next block."""
+    """The bytes that fill up a file's last block."""
     return -size % tarfile.BLOCKSIZE

@@ -22,7 +22,7 @@ _WARM_ROWS = 64
 
 @dataclass(frozen=True)
 class Side:
-    """The name of one of the two models, its agreement with the first, its speed (pairs/s) and scores
+    """One of the two models: its name, its figures compared with the first model, its speed and its scores
     ``[n]``.
     """
 
@@ -50,10 +50,11 @@ class Difference:
 
 @dataclass(frozen=True)
 class ModelComparison:
-    """Both models, the first as the reference, and the queries that differ most, sorted by difference.
+    """The two models, of which the first is the reference, and the queries that they rank most differently,
+    the largest difference first.
 
-    ``spearman`` has the rank correlation of each query to which each model gave at least two different
-    scores.
+    ``spearman`` has the rank correlation of each query that can be compared: each model gave its passages at
+    least two different scores.
     """
 
     sides: tuple[Side, Side]
@@ -70,7 +71,7 @@ def compare_models(
     shown: int,
     settings: Settings,
 ) -> ModelComparison:
-    """Score a sample of the input with two models.
+    """Score a sample of the input with two models, and compare the scores.
 
     Parameters
     ----------
@@ -95,7 +96,7 @@ def compare_models(
         table = file_sample(inputs, sample, columns, label_column)
         runs = []
         for model in (first, second):
-            few = table.slice(0, _WARM_ROWS)  # scoring these loads the model
+            few = table.slice(0, _WARM_ROWS)  # the first request loads the model, and its time does not count
             for rows in (few, table):
                 scored = score_sample(session, rows, columns, f"with {model}", model=model)
             runs.append(scored)
@@ -117,7 +118,7 @@ def _by_query(
     one: npt.NDArray[np.float32],
     two: npt.NDArray[np.float32],
 ) -> list[Difference]:
-    """The queries to which each model gave at least two different scores, the largest difference first."""
+    """All queries that can be compared (`ModelComparison`), the largest difference first."""
     rows = pd.DataFrame({"query": queries, "passage": passages, "one": one, "two": two}).dropna()
     differences = []
     for query, theirs in rows.groupby("query", sort=False):

@@ -1,4 +1,4 @@
-"""The JSON documents of a registry, which are manifests of versions and targets of aliases."""
+"""The JSON documents of a registry: the manifests of versions, and the aliases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankmill.jobs.contract.schema import Count, Seconds
 from rankmill.jobs.model_files import digest_of
 
 ALIASES = "aliases"
-"""The folder of a model's aliases; a version cannot have this name."""
+"""Name of the folder with a model's aliases; no model, version or alias can have this name."""
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9_-])?")
 
@@ -35,7 +35,7 @@ def check_name(text: str, kind: str) -> str:
     Raises
     ------
     InputError
-        The text cannot be a name, which is a part of paths and URLs.
+        The text cannot be a name. Names are parts of paths and URLs.
     """
     if _NAME.fullmatch(text) and ".." not in text and text != ALIASES:
         return text
@@ -46,7 +46,7 @@ def check_name(text: str, kind: str) -> str:
 
 
 def parse_reference(model: str) -> Reference:
-    """Split a name with a tag (`has_tag`) into the model's name and the tag.
+    """Split ``NAME@TAG`` into the model's name and the tag, which is a version or an alias.
 
     >>> parse_reference("reranker@production")
     Reference(name='reranker', tag='production')
@@ -73,8 +73,8 @@ class _Document(BaseModel):
 
     @classmethod
     def read(cls, raw: bytes, subject: str) -> Self:
-        """Read JSON; raises `RegistryError`, which calls the JSON `subject`, if it is damaged or has another
-        format.
+        """Read the document from JSON. Raises `RegistryError` if it is damaged or has another format;
+        `subject` names the document in the message.
         """
         try:
             return cls.model_validate_json(raw)
@@ -104,7 +104,7 @@ def check_path(path: str) -> str:
 
 
 class ModelFile(_Document):
-    """The path of a version's file in the model's folder, its size and its SHA-256."""
+    """A file of a version: its path in the model's folder, its size and its SHA-256."""
 
     path: str
     bytes: Count
@@ -165,15 +165,15 @@ class Manifest(_Document):
 
 
 def content_of(files: Iterable[ModelFile]) -> str:
-    """Digest of paths, sizes and contents."""
+    """The digest of a version: of the paths, sizes and contents of all its files."""
     return digest_of((file.path, file.bytes, file.sha256) for file in files)
 
 
 class Target(_Document):
-    """The target of an alias.
+    """What an alias stands for: one or several versions of its model.
 
-    ``versions`` has each version's share of the queries; ``shadow`` scores all of these queries, too, but its
-    scores are not returned.
+    ``versions`` has each version's share of the queries. The version ``shadow`` also scores all queries, but
+    its scores are not returned.
     """
 
     versions: dict[str, Annotated[float, Field(gt=0, le=1)]] = Field(min_length=1, max_length=20)

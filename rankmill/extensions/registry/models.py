@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 class RegistryModels:
-    """The models of the registry that the settings name, by ``NAME@VERSION`` and ``NAME@ALIAS``.
+    """Finds models of the registry that the settings name, by ``NAME@VERSION`` or ``NAME@ALIAS``.
 
-    The versions ``v1``, ``v2``, … need no registry, because an alias cannot have such a name, and a worker
-    may already have the version.
+    A name with ``@v1``, ``@v2``, … can be used even without the registry: it can only be that of a version,
+    and a worker may already have this version.
     """
 
     def __init__(self, settings: WorkerSettings) -> None:
@@ -41,13 +41,13 @@ class RegistryModels:
         Raises
         ------
         ConfigError
-            The settings name no registry, and the name is not that of a version ``v1``, ``v2``, …
+            The settings name no registry, and the tag is not ``v1``, ``v2``, …
         InputError
-            The registry does not have this version or alias, or cannot have one of this name.
+            The registry does not have this version or alias, or the name is not valid.
         RegistryError
             The registry is damaged.
         RegistryAway
-            The registry cannot be reached, and the name is not that of a version ``v1``, ``v2``, …
+            The registry cannot be reached, and the tag is not ``v1``, ``v2``, …
         """
         reference = parse_reference(model)
         numbered = Choice(reference.name, {model: 1.0}) if is_numbered(reference.tag) else None

@@ -1,4 +1,6 @@
-"""Pushes versions, which become visible when they are complete, and pulls them into folders."""
+"""Pushes versions of models into a registry, and pulls them into folders. A version becomes visible when it
+is complete.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ _DATA = frozenset(
 
 @dataclass(frozen=True)
 class LocalFile:
-    """A file to push, with its size and its time of change when it was found."""
+    """A file to push, with the size and the time of change that it had when it was found."""
 
     path: str
     source: Path
@@ -63,7 +65,7 @@ class LocalFile:
 
 
 def find_files(folder: Path) -> list[LocalFile]:
-    """All files of a model, including those in subfolders, without hidden files.
+    """The files of a model, with those in subfolders, but without hidden files.
 
     Raises
     ------
@@ -107,7 +109,7 @@ def is_left_out(name: str) -> bool:
 
 
 def check_kind(path: Path) -> None:
-    """Raise `InputError` if, by its name, a file contains neither weights in safetensors nor data."""
+    """Raise `InputError` if the name of a file shows that it is neither weights in safetensors nor data."""
     if path.suffix in _DATA | WORDS or path.name in PLAIN:
         return
     kind = path.suffix or "files without an ending"
@@ -125,8 +127,8 @@ def _check_config(path: Path) -> None:
 
 
 def _check_named(folder: Path, pushed: Sequence[LocalFile]) -> None:
-    """Refuse a model without weights, or with a file that names another file which will not be in the
-    registry.
+    """Raise `InputError` if a model has no weights, or if one of its files names a file that is not
+    pushed.
     """
     try:
         weights = weight_files(folder)
@@ -143,7 +145,7 @@ def _check_named(folder: Path, pushed: Sequence[LocalFile]) -> None:
 
 
 def digests(files: list[LocalFile], on_bytes: Callable[[int], None]) -> tuple[ModelFile, ...]:
-    """The files with their SHA-256; `on_bytes` is called with the size of each piece that was read.
+    """Read the files, and add their SHA-256; `on_bytes` is called with the size of each piece that was read.
 
     Raises
     ------
@@ -166,7 +168,7 @@ def digests(files: list[LocalFile], on_bytes: Callable[[int], None]) -> tuple[Mo
 
 
 class Steps:
-    """Shows each step while it lasts, if standard error is a terminal and `quiet` is false."""
+    """Shows the progress of each step, if standard error is a terminal and `quiet` is false."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._shown = not quiet and sys.stderr.isatty()
@@ -179,7 +181,9 @@ class Steps:
 
     @contextmanager
     def measured(self, step: str, size: int) -> Iterator[Callable[[int], None]]:
-        """Show a step of `size` bytes; yields a function to call with the size of each finished piece."""
+        """Show the progress of a step that handles `size` bytes; yields a function to call with the size of
+        each finished piece.
+        """
         columns = TextColumn(step), BarColumn(), DownloadColumn(), TransferSpeedColumn()
         with self._progress(*columns) as progress:
             task = progress.add_task(step, total=size)
@@ -191,7 +195,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Pushed:
-    """A version that is now in the registry; ``before`` says whether it was already there."""
+    """The version that a push has put into the registry; ``before`` says whether it was already there."""
 
     manifest: Manifest
     before: bool
@@ -209,21 +213,21 @@ def push(
     notes: str = "",
     precision: Sequence[dict[str, Any]] | None = None,
 ) -> Pushed:
-    """Try a model, and push it; an interrupted push of the same files continues.
+    """Try a model, and push it into a registry. An interrupted push of the same files is continued.
 
     Parameters
     ----------
     registry, folder, name
         The registry, the model's folder, and the model's name.
     version
-        Name of the version. ``None`` means the latest version if that is the same model or an unfinished
-        push of it, and the next number otherwise.
+        Name of the version. With ``None``, it is the latest version if this is the same model or an
+        unfinished push of it; otherwise, it is the next number.
     trial
-        Tries the model in a folder.
+        Loads the model in a folder and scores with it; raises an error if this fails.
     steps
         Shows progress.
     by, notes, precision
-        The person who pushes the model, and other values for the manifest.
+        The person or API key that pushes the model, and further values for the manifest.
 
     Raises
     ------
@@ -314,7 +318,7 @@ def _upload(registry: RegistryStore, manifest: Manifest, local: Sequence[LocalFi
     registry.folder.tidy(*path)
     sizes = registry.folder.sizes(*path)
     for file in local:
-        if sizes.get(file.path) == file.bytes:  # an interrupted push has left the file
+        if sizes.get(file.path) == file.bytes:  # an interrupted push has already copied the file
             on_bytes(file.bytes)
             continue
         registry.folder.upload(file.source, on_bytes, *path, *file.path.split("/"))
@@ -326,7 +330,8 @@ def _upload(registry: RegistryStore, manifest: Manifest, local: Sequence[LocalFi
 
 
 def pull(registry: RegistryStore, manifest: Manifest, target: Path, steps: Steps) -> None:
-    """Fetch and verify the files of a version; an interrupted pull into the same folder continues.
+    """Fetch the files of a version into a folder, and verify them. An interrupted pull into the same folder
+    is continued.
 
     Raises
     ------

@@ -42,18 +42,20 @@ from rankmill.jobs.system import system
 PIECE = 8 << 20
 
 _S3 = {"config_kwargs": {"connect_timeout": 5, "read_timeout": 60, "retries": {"max_attempts": 2}}}
-"""Options for S3; by default, botocore waits for minutes if the server does not answer."""
+"""Options for S3. Without them, botocore waits for minutes for a server that does not answer."""
 
 HIDDEN = "."
-"""Prefix of the names of unfinished files."""
+"""First character of the names of unfinished files."""
 
 MANIFEST = "manifest.json"
 REMOVED = "removed.json"
-"""The file that is left of a removed version; because of it, no other version gets the same name."""
+"""Name of the file that stays in the folder of a removed version, so that no other version gets the same
+name.
+"""
 
 
 class RegistryFolder:
-    """Reads files in a registry's folder; the parts of a path are separate arguments.
+    """Reads files in a registry's folder. Methods take the parts of a path as separate arguments.
 
     Parameters
     ----------
@@ -111,8 +113,8 @@ class RegistryFolder:
 
     @contextmanager
     def opened(self, *path: str) -> Iterator[tuple[Any, str, bool]]:
-        """Yield the file system, a path in it, and whether the file system is that of this host. An error in
-        the ``with`` block becomes a `RegistryAway` unless it is a `RankmillError`.
+        """Yield fsspec's file system, the path in it, and whether it is this host's own file system. An error
+        in the ``with`` block becomes a `RegistryAway`, unless it is a `RankmillError`.
         """
         try:
             system, root, is_local = self._system
@@ -160,7 +162,7 @@ class Registry:
         return [name for name in self.folder.names() if _is_name(name) and self.versions(name)]
 
     def versions(self, name: str) -> list[str]:
-        """Names of a model's versions, ``v2`` before ``v10``."""
+        """Names of a model's complete versions, ``v2`` before ``v10``."""
         return [version for version in self.taken(name) if self._has(name, version)]
 
     def taken(self, name: str) -> list[str]:
@@ -212,7 +214,7 @@ class Registry:
         return None if raw is None else Alias.read(raw, f"alias {reference} in {self.url}")
 
     def resolve(self, reference: Reference) -> Choice:
-        """The present target of a version's name or of an alias.
+        """What a reference stands for now: the version itself, or the target of the alias.
 
         Raises
         ------
@@ -237,7 +239,9 @@ class Registry:
         return Choice(name, shares, shadow, contents[0] if len(contents) == 1 else None)
 
     def version(self, reference: Reference) -> Reference:
-        """The version that a version's name or an alias stands for; raises as `resolve` and `Choice.one`."""
+        """The only version that a reference stands for; raises as `resolve`, and as `Choice.one` for a split
+        alias.
+        """
         return Reference(reference.name, self.resolve(reference).one(reference).rpartition("@")[2])
 
     def _unknown(self, reference: Reference) -> NotInRegistry:
@@ -251,7 +255,7 @@ class Registry:
 
 
 def files_folder(content: str) -> str:
-    """Name of the folder of a version's files."""
+    """Name of the folder with the files of a version whose digest is `content`."""
     return f"files-{content[:16]}"
 
 
@@ -270,7 +274,7 @@ def fetch_files(
     parts: Path,
     on_bytes: Callable[[int], None] = lambda size: None,
 ) -> None:
-    """Fetch those files of a version that `target` lacks.
+    """Fetch those files of a version that the folder `target` lacks, and verify all.
 
     Parameters
     ----------
@@ -297,7 +301,7 @@ def fetch_files(
             on_bytes(file.bytes)
             continue
         part = parts / file.sha256
-        # twice, because what an interrupted fetch left may be damaged
+        # A second time from the beginning, because the part that an interrupted fetch left may be damaged.
         for _ in range(2 if part.exists() else 1):
             if _fetch(registry, manifest, file, part, on_bytes) == file.sha256:
                 break
@@ -314,7 +318,9 @@ def fetch_files(
 def _fetch(
     registry: Registry, manifest: Manifest, file: ModelFile, part: Path, on_bytes: Callable[[int], None]
 ) -> str:
-    """Fetch the rest of a file whose beginning is in `part`; returns the digest of the whole file."""
+    """Fetch the rest of a file whose beginning may already be in `part`; returns the digest of the whole
+    file.
+    """
     path = (manifest.name, manifest.version, files_folder(manifest.content), *file.path.split("/"))
     digest = hashlib.sha256()
     with part.open("a+b") as out:

@@ -1,4 +1,4 @@
-"""Writes the report of a comparison, a page in Markdown with a plot."""
+"""Writes the report of `rankmill models compare`: a page in Markdown, and a plot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adds the paths of the registry to the gateway, for keys that may manage models.
+"""Adds the paths of the registry to the gateway, for callers whose key may manage models.
 
 The paths wait for disks, networks and workers, so their work is done in threads.
 """
@@ -64,7 +64,7 @@ _VERSION = "/{name}/versions/{version}"
 _ALIAS = "/{name}/aliases/{alias}"
 
 _pushing = system.Lock()
-"""Held while an upload is tried and pushed, so that the gateway tries only one model at a time."""
+"""Held while an upload is unpacked, tried and pushed: the gateway takes one model at a time."""
 
 T = TypeVar("T")
 
@@ -89,7 +89,9 @@ class RegistryPaths(Addition):
 
 
 class NewTarget(BaseModel):
-    """The wanted target of an alias; ``version`` gets the share of the queries that ``split`` leaves."""
+    """The body of a request that sets an alias. ``split`` has the shares of other versions, and ``version``
+    gets the rest of the queries.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -99,16 +101,16 @@ class NewTarget(BaseModel):
 
 
 class Promotion(NewTarget):
-    """The wanted target of an alias, which live workers load first. Each version must be loaded within
-    ``wait_seconds``.
+    """The body of a request that sets an alias after live workers have loaded the versions. Each version must
+    be loaded within ``wait_seconds``.
     """
 
     wait_seconds: float = Field(600, ge=1, le=3600)
 
 
 class Rollback(BaseModel):
-    """A body without fields, which must be JSON, because a page of another site cannot send JSON without
-    permission.
+    """A body without fields. It must be JSON all the same: a web page of another site cannot send JSON
+    without permission.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -116,7 +118,7 @@ class Rollback(BaseModel):
 
 @dataclass(frozen=True)
 class ManagedModel:
-    """A model of the registry, for a caller who may manage it."""
+    """A model of the registry, and the caller who manages it."""
 
     gateway: Gateway
     registry: RegistryStore
@@ -135,7 +137,7 @@ class ManagedModel:
         return Reference(self.name, check_name(alias, "an alias"))
 
     def find_alias(self, alias: str) -> Alias:
-        """What an alias stands for; raises `Refusal` if the alias does not exist."""
+        """The alias of this name; raises `Refusal` if it does not exist."""
         target = self.registry.find_alias(self.alias(alias))
         if target is None:
             raise Refusal("not_found", f"the registry has no alias {self.name}@{alias}")
@@ -170,7 +172,7 @@ TheModel = Annotated[ManagedModel, Depends(_model)]
 
 @router.get("", summary="The models of the registry")
 def list_models(registry: TheRegistry, key: Caller) -> dict[str, Any]:
-    """The models that the key may use."""
+    """The models of the registry that the caller's key may use."""
     names = [name for name in registry.models() if key is None or key.may_use(name)]
     return {"object": "list", "data": [_model_view(registry, name) for name in names]}
 
@@ -212,12 +214,12 @@ async def _push_upload(request: Request, model: ManagedModel, version: str | Non
 
 
 def _push(model: ManagedModel, upload: UploadedBody, version: str | None, notes: str) -> dict[str, Any]:
-    """Unpack an uploaded model, try it, and push it; only one upload is pushed at a time.
+    """Unpack an uploaded model, try it, and push it. A second upload meanwhile is refused.
 
     Raises
     ------
     Refusal
-        The model cannot be pushed; nothing of it is visible.
+        The model cannot be pushed now, or at all; the registry does not show it.
     """
     registry = model.registry
     try:
@@ -241,7 +243,7 @@ def _push(model: ManagedModel, upload: UploadedBody, version: str | None, notes:
                     registry, folder, model.name, version, trial, Steps(quiet=True), by=model.by, notes=notes
                 )
             except InputError as error:
-                # the message must not name the folder, which the caller does not know
+                # The caller must not see the path of the folder.
                 text = str(error).replace(f"{folder}/", "").replace(str(folder), "the model")
                 raise Refusal(refusal_of(error).kind, text) from None
             except ProcessFailed as error:
@@ -382,7 +384,7 @@ def _alias_view(alias: Alias, name: str, called: str) -> dict[str, Any]:
 
 
 async def in_own_thread(work: Callable[..., T], *given: Any) -> T:
-    """Call `work` in a thread of its own, for which the end of the process does not wait."""
+    """Call `work` in a thread of its own. The process can end without waiting for this thread."""
     future: Future[T] = Future()
 
     def run() -> None:

@@ -8,7 +8,7 @@ from rankmill.jobs.runtime.settings import ExtensionSettings
 
 
 class RegistrySettings(ExtensionSettings):
-    """The place of a registry, and the size of the largest model that a gateway accepts for it."""
+    """The folder or URL of a registry, and the size of the largest model that a gateway accepts for it."""
 
     of_workers = True
 

@@ -1,4 +1,4 @@
-"""Writes to a registry; each visible change happens as a whole or not at all."""
+"""Writes to a registry. Each change becomes visible as a whole, or not at all."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rankmill.jobs.system import system
 from rankmill.producer.files.stores.writing import sync
 
 _UNFINISHED_SECONDS = 3600
-"""Seconds without a change after which an unfinished file is taken to be abandoned."""
+"""An unfinished file that has not changed for this number of seconds counts as abandoned."""
 
 
 class WritableFolder(RegistryFolder):
-    """A registry's folder in which files can be written; each file appears complete or not at all."""
+    """Writes files in a registry's folder; each file appears when it is complete."""
 
     def sizes(self, *path: str) -> dict[str, int]:
         with self.opened(*path) as (system, place, _):
@@ -69,7 +69,9 @@ class WritableFolder(RegistryFolder):
                     on_bytes(len(piece))
 
     def tidy(self, *path: str) -> None:
-        """Remove unfinished files that killed processes have left in a folder of this host."""
+        """Remove unfinished files that killed processes have left, if the folder is on this host's own file
+        system.
+        """
         with self.opened(*path) as (_, place, is_local):
             for file in Path(place).glob(f"{HIDDEN}*") if is_local else ():
                 with suppress(FileNotFoundError):
@@ -82,7 +84,7 @@ class WritableFolder(RegistryFolder):
 
 
 class RegistryStore(Registry):
-    """A registry that can be written, with the parameters of `Registry`."""
+    """Reads and writes a registry; parameters as in `Registry`."""
 
     folder: WritableFolder
 
@@ -91,7 +93,9 @@ class RegistryStore(Registry):
         self.folder = WritableFolder(url)
 
     def publish(self, manifest: Manifest) -> bool:
-        """Make a version with complete files visible; ``False`` if another push was faster."""
+        """Make a version visible whose files are complete; returns ``False`` if another push has already done
+        so.
+        """
         return self.folder.create(manifest.written(), manifest.name, manifest.version, MANIFEST)
 
     def write_alias(self, reference: Reference, alias: Alias) -> None:
@@ -101,8 +105,8 @@ class RegistryStore(Registry):
         self.folder.remove(reference.name, ALIASES, f"{reference.tag}.json")
 
     def remove(self, reference: Reference, note: bytes) -> None:
-        """Remove a version; `note` marks it as removed, so that it is invisible at once, and then its files
-        are deleted.
+        """Remove a version. First `note` is written, which makes the version invisible, then the files are
+        deleted.
         """
         self.folder.replace(note, *reference, REMOVED)
         for name in self.folder.names(*reference):
@@ -111,14 +115,16 @@ class RegistryStore(Registry):
 
 
 def next_version(taken: Iterable[str]) -> str:
-    """The first of ``v1``, ``v2``, … after all `taken` names."""
+    """The next of ``v1``, ``v2``, … after the highest that is `taken`."""
     numbers = [int(version[1:]) for version in taken if re.fullmatch(r"v[0-9]{1,9}", version)]
     return f"v{max(numbers, default=0) + 1}"
 
 
 @contextmanager
 def _new_file(target: str, put: Callable[[Path, Path], None]) -> Iterator[BinaryIO]:
-    """Yield a file with another name; when all of it is on the disk, `put` gives it the name `target`."""
+    """Yield a file with a temporary name. At the end of the ``with`` block, it is synced to the disk, and
+    `put` gives it the name `target`.
+    """
     path = Path(target)
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{HIDDEN}{system.unique_id()}")
@@ -151,7 +157,7 @@ def reference(text: str, noun: str = "VERSION") -> Reference:
 
 
 def who() -> str:
-    """The person at this command, and their host, as written in manifests and aliases."""
+    """The user of this process and the host, as manifests and aliases name them."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # the user of a container may lack a name

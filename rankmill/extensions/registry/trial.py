@@ -1,4 +1,4 @@
-"""Lets a process with a worker's packages describe, try or prove a model on this host."""
+"""Describes, tries or proves a model on this host, in a process that imports a worker's packages."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rankmill.jobs.runtime.settings import Settings
 
 
 class TriedModel(BaseModel):
-    """Transformers' model type of a model that can be scored, and the backend and precision that scored it
-    here.
+    """The result of a trial that succeeded: transformers' model type, and the backend and precision that
+    scored.
     """
 
     family: str
@@ -24,12 +24,12 @@ class TriedModel(BaseModel):
 
 
 def try_model(folder: Path, settings: Settings, *, seconds: float | None = None) -> TriedModel:
-    """Load the model in a folder, and score some of the shipped pairs, within `seconds`.
+    """Load the model in a folder, and score some of the shipped pairs with it, within `seconds`.
 
     Raises
     ------
     InputError
-        The model cannot be scored; the message says why.
+        Workers cannot score with the model; the message says why.
     ProcessFailed
         The process was killed, or the time was over.
     ConfigError
@@ -48,7 +48,7 @@ def try_model(folder: Path, settings: Settings, *, seconds: float | None = None)
 
 
 class ModelReport(BaseModel):
-    """A model as a worker sees it.
+    """What a worker on this host makes of a model, as its small files show.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class ModelReport(BaseModel):
     family, kind
         Transformers' model type, and how the model makes a score.
     pooling
-        Which tokens the score reads.
+        Which tokens' outputs make the score, such as ``cls``.
     outputs
         Names of the outputs.
     activation
@@ -67,11 +67,12 @@ class ModelReport(BaseModel):
     instruction, prompts
         The instruction in use, and the model's own instructions by name.
     prompt
-        The text that the model reads for a pair; ``None`` if it reads the two texts.
+        The text that the model reads for a pair, with the words QUERY and PASSAGE; ``None`` if it reads the
+        two texts as they are.
     refused
         Why workers cannot score with the model and these settings; ``None`` if they can.
     device
-        The device of this host.
+        The device of this host that workers would use.
     backends
         For each backend and precision, the reason why it cannot run the model here; ``None`` if it can.
     """
@@ -93,9 +94,7 @@ class ModelReport(BaseModel):
 
 
 class Proven(BaseModel):
-    """The proofs of a model's scores on this host, by device, and the reasons of devices that refuse the
-    model.
-    """
+    """The proofs of a model's scores on this host, by device, and the reason for each device that fails."""
 
     proofs: dict[str, Proof]
     refused: dict[str, str]

@@ -1,6 +1,7 @@
 """Keeps versions of a registry's models in this host's cache.
 
-A version is fetched once for all workers of the host, verified, and removed when its disk space is needed.
+A version is fetched and verified once for all workers of the host. It is removed when its disk space is
+needed.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ logger = logging.getLogger(__name__)
 
 
 def version_folder(cache: Path, name: str, version: str) -> Path:
-    """The folder of a version in the cache."""
+    """The folder of a version in the cache folder."""
     return cache / REGISTRY / name / version
 
 
 def version_lock(cache: Path, name: str, version: str) -> Path:
-    """A file that every process locks while it uses a version; it stays when the version is removed."""
+    """The file that a process locks while it uses a version. The file stays when the version is removed."""
     return cache / REGISTRY / _LOCKS / f"{name}@{version}"
 
 
 def kept_versions(cache: Path) -> Iterator[KeptFolder]:
-    """The versions in the cache."""
+    """The folders of the versions in the cache, with their locks."""
     for folder in (cache / REGISTRY).glob("*/*"):
         if folder.is_dir() and folder.parent.name != _LOCKS:
             yield KeptFolder(folder, version_lock(cache, folder.parent.name, folder.name))
@@ -68,22 +69,21 @@ class VersionStore:
     def get(self, reference: Reference, content: str | None) -> ModelCopy:
         """The copy of a version on this host.
 
-        The version is fetched if this host lacks it, or if the registry has other content under its name.
-        `content` is the digest that the copy must have, if the caller knows it.
+        The version is fetched if this host lacks it, or if the registry now has other content under its name.
+        `content` is the digest that the copy must have; ``None`` if the caller does not know it.
 
         Raises
         ------
         WorkerError
-            This host lacks the version and cannot fetch it, the version has other content, other content of
-            this name is in use here, or other users can write to the copy. Another worker may have the
-            version.
+            This host lacks the version and cannot fetch it; or the version does not have the digest
+            `content`; or other content of this name is in use here; or other users can write to the copy.
         """
         name, version = reference
         folder, file = version_folder(self._cache, name, version), version_lock(self._cache, name, version)
         with ExitStack() as stack:
             try:
                 wanted = self._wanted(reference, folder, file, content)
-                held = lock(file, shared=True)  # from now on, no other process removes the version
+                held = lock(file, shared=True)  # while it is held, no other process removes the version
                 assert held
                 stack.callback(held.close)
                 if why := strangers(folder / _MODEL, self._cache):
@@ -106,12 +106,12 @@ class VersionStore:
         return ModelCopy(folder / _MODEL, manifest.content, held)
 
     def _wanted(self, reference: Reference, folder: Path, file: Path, content: str | None) -> str | None:
-        """The digest that the version must have, which is `content` or else that in the registry; ``None`` if
-        the registry cannot tell.
+        """The digest that the version must have: `content`, or else the registry's; ``None`` if neither is
+        known.
 
-        A kept version with other content than in the registry is removed, because it came from another
-        registry, or from an earlier one at this URL. The registry is not asked if the kept version has the
-        `content`.
+        If the cache has other content of the version than the registry, the cached version is removed: it
+        came from another registry, or from an earlier one at this URL. The registry is not asked if the
+        cached version has the digest `content`.
         """
         kept = now = None
         try:
@@ -137,7 +137,7 @@ class VersionStore:
             shutil.rmtree(folder)
 
     def _whole(self, folder: Path) -> Manifest | None:
-        """The manifest of a version whose files are all here and match the manifest, or else ``None``."""
+        """The manifest of a cached version; ``None`` if a file is missing, or does not match the manifest."""
         try:
             manifest = Manifest.read((folder / _MANIFEST).read_bytes(), "a manifest")
             digests = [file_digest(folder / _MODEL / file.path, self._cache) for file in manifest.files]
@@ -155,9 +155,7 @@ class VersionStore:
         return manifest
 
     def _fetch(self, reference: Reference, folder: Path) -> Manifest:
-        """Fetch and verify a version; the manifest is written last, so that a folder with a manifest is
-        complete.
-        """
+        """Fetch and verify a version. The manifest is written last: a folder with a manifest is complete."""
         if self._registry is None:
             raise WorkerError(
                 f"model {reference} is a version in a registry, and worker host {socket.gethostname()} "
@@ -199,7 +197,7 @@ class VersionStore:
 
 @contextmanager
 def _removed_if_full(folder: Path) -> Iterator[None]:
-    """If the disk gets full in the ``with`` block, remove what was fetched of a version."""
+    """If the disk gets full in the ``with`` block, remove the folder of the version."""
     try:
         yield
     except OSError as error:
@@ -209,7 +207,9 @@ def _removed_if_full(folder: Path) -> Iterator[None]:
 
 
 def _foreign(manifest: Manifest, folder: Path) -> list[str]:
-    """Files of a model that lie in a version's folder but do not belong to the version."""
+    """Files in a version's folder that a worker would open as part of the model, but that its
+    manifest lacks.
+    """
     return sorted(model_files(folder / _MODEL).keys() - {file.path for file in manifest.files})
 
 

@@ -1,4 +1,4 @@
-"""Submitted runs of files for `rankmill.testing`: no runner carries them out, and a test ends them."""
+"""Submitted runs of files for `rankmill.testing`. No runner carries them out; the test itself ends them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankmill.jobs.runtime.settings import Settings
 
 
 class FakeFileStore(FileRunStore):
-    """Submitted runs of files in this process."""
+    """Keeps submitted runs in a dictionary of this process."""
 
     def __init__(self, runs: dict[str, FileRun], ttl: int) -> None:
         self._runs, self.ttl = runs, ttl
@@ -41,5 +41,5 @@ class FakeFileStore(FileRunStore):
 
 
 def on_fake_server(store: Any, settings: Settings) -> SubmittedFiles:
-    """The submitted runs of fake workers."""
+    """The submitted runs that the fake server `store` has."""
     return SubmittedFiles(FakeFileStore(store.files, settings.of(RunnerSettings).file_run_ttl))

@@ -16,16 +16,17 @@ from rankmill.jobs.system import Periodic, system
 
 
 class RunnerHeartbeat:
-    """Sends heartbeats from a thread.
+    """Sends a runner's heartbeats from a thread. A heartbeat renews the lease, and puts back runs of dead
+    runners.
 
     Parameters
     ----------
     store, name
-        The queue, and the runner's name.
+        The submitted runs of the queue, and the runner's name.
     settings
         The settings, with the time between two heartbeats and the length of a lease.
     interrupt
-        Called when the runner must leave its run; `held` then says why.
+        Called in the thread when the runner must leave its run; `held` then says why.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class RunnerHeartbeat:
 
     @property
     def claim(self) -> RunLease:
-        """The run that the runner holds, in its present state; the runner must hold a run."""
+        """The run that the runner holds, with all noted changes. The runner must hold a run."""
         assert self._claim is not None
         return self._claim
 
@@ -73,9 +74,9 @@ class RunnerHeartbeat:
             return self._claim.run
 
     def write(self) -> LeaseState:
-        with self._writing:  # otherwise an older record could be written after a newer one
+        with self._writing:  # so that an older record is never written after a newer one
             claim = self._claim
-            if claim is None:  # the other thread has released the run meanwhile
+            if claim is None:  # another thread has released the run meanwhile
                 return "held"
             held = self._store.renew(claim, self._lease)
             with self._lock:
@@ -84,7 +85,7 @@ class RunnerHeartbeat:
         return self.held
 
     def release(self) -> RunLease:
-        """Stop renewing the lease; returns it with the run's present state."""
+        """Stop renewing the lease; returns the lease, and with it the run with all noted changes."""
         with self._lock:
             claim, self._claim = self.claim, None
         return claim

@@ -1,4 +1,6 @@
-"""Kinds of orders besides files; extensions add them to runners by entry points of ``rankmill.orders``."""
+"""The interface of kinds of orders. Runners score files by themselves; extensions add other kinds by entry
+points of ``rankmill.orders``.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from rankmill.score.score_file import Confirm
 
 
 class Score(Protocol):
-    """The function that scores files as score-file does; `step_made` returns whether another runner has made
+    """A function that scores files as score-file does. It asks `step_made` whether another runner has made
     the scores meanwhile.
     """
 
@@ -32,8 +34,8 @@ class Score(Protocol):
 
 
 class Keep(Protocol):
-    """The function that notes a run's outcome before the complete output, if any, is moved from `file` to
-    `path`; an exception prevents the move.
+    """A function that notes a run's outcome. If `file` is the complete output, it is called before `file` is
+    moved to `path`; an exception then prevents the move.
     """
 
     def __call__(
@@ -42,7 +44,7 @@ class Keep(Protocol):
 
 
 class OrderKind(Protocol):
-    """A kind of orders, which says how a runner carries them out."""
+    """A kind of orders: how a runner checks them, carries them out, and clears up."""
 
     def check(self, run: FileRun) -> None:
         """Raise `InputError` if the order is not valid."""
@@ -51,13 +53,15 @@ class OrderKind(Protocol):
         """Make the output; this may be called again for a run whose runner died at any point."""
 
     def why_failed(self, error: Exception, order: FileOrder) -> str:
-        """The reason for a failed order, in words for the caller."""
+        """Why an order has failed, in words for the caller."""
 
     def place(self, order: FileOrder) -> OutputFile | None:
-        """The file of scores from which the output is made; ``None`` if the output itself has the scores."""
+        """The intermediate file of scores from which the output is made; ``None`` if the output itself has
+        the scores.
+        """
 
     def clear(self, order: FileOrder) -> None:
-        """Delete the intermediate files of an output that is in its place."""
+        """Delete the intermediate files of an order whose output is in its place."""
 
 
 def kind_of(order: FileOrder) -> OrderKind | None:

@@ -1,4 +1,4 @@
-"""The record of a submitted run, which any process may read, and one process at a time writes."""
+"""The record of a submitted run. Any process may read it; only the holder of the run writes it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from rankmill.jobs.contract.schema import Count, WireModel
 from rankmill.jobs.system import system
 
 _MARK = "s"
-"""First letter of a submitted run's id; it is neither a hexadecimal digit nor a request's first letter."""
+"""First letter of a submitted run's id. Ids of other runs begin with other letters or digits."""
 
 
 class Seal(WireModel):
-    """The final place of a complete output file, and the properties that it keeps when it is moved there."""
+    """A complete output file: the ``path`` where it belongs, and an ``identity`` that stays the same when the
+    file is moved there.
+    """
 
     path: str
     identity: str
@@ -40,7 +42,7 @@ class FileRun(FileRunState):
     begun_rows
         Rows that were scored when the present runner began.
     seal
-        The complete output, noted just before it is moved into place.
+        Identifies the complete output file; noted just before the file is moved into place.
     restarted
         Whether a runner has begun to score; the next runner then continues, even with ``--restart``.
     notice
@@ -55,12 +57,12 @@ class FileRun(FileRunState):
     notice: Notice | None = None
 
     def end(self, state: State, reason: str = "") -> Self:
-        """The run, ended now; its webhook, if it has one, is due."""
+        """The run with the end ``state``, ended now. If the order names a webhook, it is due."""
         return super().end(state, reason).changed(notice=Notice() if self.order.webhook else None)
 
 
 def new_file_run(order: FileOrder, run_id: str | None = None) -> FileRun:
-    """A new run, which waits for a runner; `run_id` is its id, if it already has one."""
+    """A new run, which waits for a runner. Its id is `run_id`, or else a new one."""
     return FileRun(id=run_id or new_file_run_id(), order=order, created=system.now())
 
 

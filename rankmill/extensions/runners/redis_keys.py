@@ -11,12 +11,12 @@ def file_run(run_id: str) -> str:
 
 
 def file_run_cancelled(run_id: str) -> str:
-    """String: tells the runner of a submitted run that the run is cancelled, by existing."""
+    """String: exists if the submitted run is cancelled; the run's runner looks for it."""
     return f"{PREFIX}:file-run:{run_id}:cancelled"
 
 
 def file_run_refusals(run_id: str) -> str:
-    """Hash: the reason of each runner that cannot score the submitted run, by the runner's name."""
+    """Hash: why a runner cannot score the submitted run, by the runner's name."""
     return f"{PREFIX}:file-run:{run_id}:refusals"
 
 
@@ -33,7 +33,7 @@ def file_queues() -> str:
 
 
 def runners(queue: str) -> str:
-    """Sorted set: names of a queue's live runners, by the time at which their entry expires."""
+    """Sorted set: names of a queue's live runners, by the time at which each expires unless it is renewed."""
     return f"{of_queue(queue)}runners"
 
 

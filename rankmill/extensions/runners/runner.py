@@ -46,7 +46,7 @@ class Runner:
     store
         The queue of submitted runs.
     settings
-        The server, the leases, and everything else that an order does not contain.
+        The server, the length of leases, and whatever else an order does not say.
     """
 
     def __init__(self, store: FileRunStore, settings: Settings) -> None:
@@ -59,7 +59,7 @@ class Runner:
         self._stopping = self._working = False
 
     def work(self) -> None:
-        """Take runs until SIGTERM or SIGINT; then put the run in progress back, so that another runner
+        """Take runs until SIGTERM or SIGINT. The run in progress is then put back, and another runner
         continues it.
 
         Raises
@@ -95,7 +95,7 @@ class Runner:
         with about(submitted=claim.run.id):
             run = claim.run if claim.run.is_ended else self._begun(claim.run)
             self._heartbeat.hold(replace(claim, run=run))
-            if run.is_ended:  # the run was cancelled while it waited, after another runner had begun it
+            if run.is_ended:  # cancelled while it waited for its second runner
                 self._answer(run)
             elif done := made(run):
                 self._finish(done)
@@ -108,7 +108,7 @@ class Runner:
                 self._run()
 
     def _begun(self, run: FileRun) -> FileRun:
-        """The run as this runner begins it; if its state is already running, its last runner has died."""
+        """The run as this runner begins it. If its state is already ``running``, its last runner has died."""
         deaths = run.deaths
         if run.state == "running":
             logger.warning("runner %s died; continuing its run", run.runner)
@@ -142,7 +142,7 @@ class Runner:
         except RunnerError as error:
             self._refuse(str(error))
         except (RedisUnavailable, ConnectionFailed):
-            raise  # the lease will end, and another runner will continue the run
+            raise  # another runner continues the run when the lease has ended
         except RankmillError as error:
             self._fail(error, "; ".join([str(error), *getattr(error, "__notes__", [])]))
         except Exception as error:
@@ -152,15 +152,15 @@ class Runner:
             self._answer(self._heartbeat.claim.run.end("done"))
 
     def _fail(self, error: Exception, reason: str) -> None:
-        """End the run as failed; the kind of the order, if it has one, words the reason for the caller."""
+        """End the run as failed. If the order has a kind, the kind words the reason for the caller."""
         run = self._heartbeat.claim.run
         if kind := kind_of(run.order):
             reason = kind.why_failed(error, run.order)
         self._answer(run.end("failed", reason))
 
     def _finish(self, run: FileRun) -> None:
-        """End a run whose output is in its place, but whose runner was interrupted before it could write the
-        end.
+        """End a run as done whose output is already in its place, because its runner was interrupted just
+        before the end.
         """
         drop(run, self._settings)
         clear(run)
@@ -174,7 +174,7 @@ class Runner:
     def _answer(self, run: FileRun) -> None:
         """Write the end of the run, unless another runner has it now.
 
-        If the run failed or was cancelled, its data in Redis are deleted first.
+        If the run failed or was cancelled, what its scoring left in Redis is deleted first.
         """
         if run.state != "done":
             drop(run, self._settings)
@@ -184,13 +184,13 @@ class Runner:
             self._clear_done(run)
             return
         if run.state == "done":
-            clear(run)  # once more, because a runner that stood still may have left the folder
+            clear(run)  # once more, because a runner that stood still may have made the folder again
         logger.info("the run is %s%s", run.state, f": {run.reason}" if run.reason else "")
         self._webhooks.wake()
 
     def _leave(self) -> None:
-        """Leave a run that was interrupted, because it is cancelled, another runner has it, or this runner
-        must stop.
+        """Leave the run in progress, because it is cancelled, or another runner has it, or this runner must
+        stop.
         """
         run = self._heartbeat.claim.run
         if self._heartbeat.held == "lost":
@@ -207,7 +207,9 @@ class Runner:
             self._hand_back("its runner was stopped", first=True)
 
     def _refuse(self, reason: str) -> None:
-        """Hand the run to another runner; the run fails if every live runner has refused it."""
+        """Put the run back for other runners, because this one cannot score it. If all live runners have
+        refused the run, it fails.
+        """
         run = self._heartbeat.claim.run
         logger.warning("this runner cannot score the run: %s", reason)
         said = self._store.refuse(run.id, self.name, reason)
@@ -225,7 +227,7 @@ class Runner:
             self._clear_done(run)
 
     def _clear_done(self, run: FileRun) -> None:
-        """If another runner has completed the run, delete its folder, because that runner could not delete it
+        """If another runner has completed the run, delete the run's folder. That runner could not delete it
         while this one worked there.
         """
         with suppress(RunExpired, WireError, DamagedJob):

@@ -1,8 +1,8 @@
 """Lua scripts that move a submitted run from one state to the next; each is atomic.
 
-A runner holds a run by an entry in RQ's registry of started jobs. The entry is ``<run>:<claim>``, with the
-time at which it expires by the server's clock. While a run is held, only the holder of its entry writes the
-record.
+A runner holds a run as long as it has an entry in RQ's registry of started jobs. The entry is
+``<run>:<claim>``; its score is the time at which it expires, by the server's clock. While a run is held, only
+its holder writes its record.
 """
 
 from rankmill.jobs.protocol.leases import BOUND

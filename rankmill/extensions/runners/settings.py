@@ -12,8 +12,8 @@ from rankmill.jobs.runtime.settings import ExtensionSettings, Names
 
 
 def read_secret(value: object) -> str | None:
-    """Mask a webhook's secret in messages from now on, and return it; ``None`` stays ``None``. Raises
-    `ValueError` if the secret is not ``whsec_`` and 24 to 64 bytes in base64.
+    """Check a webhook's secret and return it; from now on, it is masked in messages. ``None`` stays ``None``.
+    Raises `ValueError` if the secret is not ``whsec_`` and 24 to 64 bytes in base64.
     """
     if value is None:
         return None

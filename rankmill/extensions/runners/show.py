@@ -13,7 +13,7 @@ from rankmill.jobs.system import system
 
 
 def submitted_table(runs: Iterable[FileRun], now: float, *, without_runner: bool) -> RenderableType:
-    """A table of submitted runs; `without_runner` adds a sentence that no runner takes them."""
+    """A table of submitted runs; with `without_runner`, a sentence below says that no runner takes them."""
     shown = table(runs, {
         "submitted run": lambda run: run.id[: ID_CHARS + 1],
         "state": lambda run: Text(run.state, style="red" if run.state == "failed" else ""),
@@ -28,7 +28,7 @@ def submitted_table(runs: Iterable[FileRun], now: float, *, without_runner: bool
 
 
 def describe(run: FileRun) -> str:
-    """The run's state in words, with what matters in that state."""
+    """Several lines about a run: its state, its files, its progress or outcome, and its webhook."""
     request, done = run.order.request, run.outcome
     source = request.run or ", ".join(request.inputs)
     lines = [

@@ -1,4 +1,4 @@
-"""Submits, reads and cancels runs of files in Redis, and lets one runner at a time hold each run."""
+"""Keeps submitted runs of files in Redis. At most one runner at a time holds a run."""
 
 from __future__ import annotations
 
@@ -26,32 +26,38 @@ from rankmill.jobs.system import system
 JOB_FUNCTION = "rankmill.score_file"
 
 LeaseState = Literal["held", "cancelled", "lost", "forgotten"]
-"""State of a run's lease: ``lost`` if another runner has the run, ``forgotten`` if the server has lost the
-run's data.
+"""State of a run's lease. ``cancelled``: the lease is held, but the run is to end. ``lost``: another runner
+has the run. ``forgotten``: the server has lost the run's data.
 """
 
 _LOOK_AT = 128
-"""Number of waiting runs among which a runner looks for one that it does not leave to others."""
+"""A runner looks for a run only among this number of runs at the front of the queue."""
 
 _LEFT_SECONDS = 30
-"""Seconds for which a runner leaves a run that it cannot score to others before it tries again."""
+"""If a runner cannot score a run, it leaves the run to others for this number of seconds, and then tries
+again.
+"""
 
 WEBHOOK_SECONDS = 120
-"""Seconds after which another runner takes a webhook from a runner that may have died."""
+"""If a runner has taken a webhook and not noted the result for this number of seconds, another runner takes
+it.
+"""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class RunLease:
-    """A run that a runner holds; `entry` is its lease."""
+    """A run that a runner holds. ``entry`` is the runner's lease, an entry in the registry of started
+    jobs.
+    """
 
     run: FileRun
     entry: str
 
 
 class FileRunStore:
-    """Stores the submitted runs of one queue; threads may share it, as they may share the client.
+    """The submitted runs of one queue. Threads may share a `FileRunStore`.
 
     Parameters
     ----------
@@ -70,10 +76,12 @@ class FileRunStore:
         self._leases = self.queue.started_job_registry.key
         self._runners = keys.runners(queue)
         self._left: dict[str, float] = {}
-        """The time (monotonic, s) until which `claim` leaves a run to other runners, by the run's id."""
+        """For each run that `claim` leaves to other runners, by id: the time (monotonic, s) until which it
+        does.
+        """
 
     def submit(self, order: FileOrder, run_id: str | None = None) -> FileRun:
-        """Put a run into the queue; `run_id` is its new id, if the caller has made one."""
+        """Put a new run into the queue. Its id is `run_id`, or else a new one."""
         run = new_file_run(order, run_id)
         job = Queue.prepare_data(
             JOB_FUNCTION,
@@ -118,10 +126,10 @@ class FileRunStore:
         return sorted({run_id.decode() for run_id, _ in entries})
 
     def cancel(self, run: FileRun, lease_seconds: int) -> FileRun:
-        """Cancel a run; a run that a runner holds ends with the runner's next heartbeat.
+        """Cancel a run. If a runner holds it, it ends with the runner's next heartbeat.
 
-        Returns the new state, which is cancelled if the run waited. If the run waited after a runner had
-        begun it, it stays in the queue, so that the next runner deletes what the first one has left.
+        Returns the run, whose state is ``cancelled`` if it waited. If a runner had already begun it, the
+        cancelled run goes back into the queue: the next runner deletes what the first one left in Redis.
         """
         claim = system.unique_id()
         places = [keys.file_run_cancelled(run.id), self.queue.key, self._leases]
@@ -136,18 +144,19 @@ class FileRunStore:
         return ended.run
 
     def leave(self, run_id: str, seconds: float = _LEFT_SECONDS) -> None:
-        """Let `claim` leave a run to other runners for some time."""
+        """Let `claim` leave a run to other runners for `seconds`."""
         now = system.monotonic()
-        # a run that was left `ttl` seconds ago has expired; until then, `claim` warns of it only once
+        # Entries are kept until the run has expired, because `claim` warns only once of each run in `_left`.
         self._left = {left: until for left, until in self._left.items() if until > now - self.ttl}
         self._left[run_id] = now + seconds
 
     def claim(self, runner: str, lease_seconds: int) -> RunLease | None:
-        """Take the first waiting run that is not left to others (`leave`). Returns ``None`` if no such run
-        waits, or if the run found cannot be read, is done or has failed.
+        """Take the first waiting run that is not left to others (`leave`). Returns ``None`` if there is none.
+        Also returns ``None`` if the run that was found cannot be read, or has ended other than by being
+        cancelled.
 
-        The run has the state that its last runner has written, or was cancelled since then. A run of another
-        format stays in the queue; a damaged run is set aside.
+        The run is as its last runner or its cancellation left it. A run of another format stays in the queue;
+        a damaged run is set aside.
         """
         token = system.unique_id()
         numbers, now = [lease_seconds, token, _LOOK_AT], system.monotonic()
@@ -177,14 +186,14 @@ class FileRunStore:
         return RunLease(run, f"{run_id}:{token}")
 
     def renew(self, claim: RunLease, lease_seconds: int) -> LeaseState:
-        """Renew the lease of a run and write its record, unless another runner has the run; returns the state
-        of the lease.
+        """Renew a lease, and write the run's record, unless another runner has the run. Returns the state of
+        the lease.
         """
         run = claim.run
         places = [self._leases, keys.file_run(run.id), keys.file_run_cancelled(run.id), Job.key_for(run.id)]
         state = scripts.RENEW.run(self.redis, places, claim.entry, lease_seconds, run.written(), self.ttl)
         held = cast("LeaseState", state.decode())
-        if held == "forgotten":  # the server has lost the run's data, but this runner still has the run
+        if held == "forgotten":  # the server has lost its data; this runner restores those of its run
             with self.redis.pipeline() as pipe:
                 pipe.set(keys.file_run(run.id), run.written(), ex=self.ttl)
                 hold(pipe, self._leases, claim.entry, lease_seconds, only_renew=False)
@@ -193,7 +202,7 @@ class FileRunStore:
         return held
 
     def end(self, claim: RunLease) -> bool:
-        """Write the end of a run if its runner still holds it; returns whether the runner held it."""
+        """Write the end of a run, if the lease is still held; returns whether it was."""
         run = claim.run
         places = [
             self._leases, keys.file_run(run.id), Job.key_for(run.id), keys.file_run_cancelled(run.id),
@@ -205,8 +214,8 @@ class FileRunStore:
         return ended
 
     def hand_back(self, claim: RunLease, *, first: bool = False) -> bool:
-        """Put a run back if its runner still holds it, at the front (`first`) or at the end of the queue;
-        returns whether its runner held it.
+        """Put a run back into the queue, if the lease is still held; returns whether it was. With `first`,
+        the run goes to the front of the queue, otherwise to its end.
         """
         run = claim.run
         places = [self._leases, keys.file_run(run.id), self.queue.key]
@@ -214,14 +223,19 @@ class FileRunStore:
         return bool(scripts.HAND_BACK.run(self.redis, places, *values))
 
     def recover(self, lease_seconds: float, *, expired: bool) -> None:
-        """With `expired`, put back the runs of dead runners. The caller's leases last `lease_seconds`."""
+        """With `expired`, put the runs whose leases have lapsed back into the queue. Leases that end much
+        later than `lease_seconds` from now are shortened: the server's clock was ahead when they were
+        written.
+        """
         scripts.RECOVER.run(self.redis, [self._leases, self.queue.key], int(expired), lease_seconds)
 
     def was_cancelled(self, run_id: str) -> bool:
         return bool(self.redis.exists(keys.file_run_cancelled(run_id)))
 
     def runners(self, name: str = "", lease_seconds: int = 0) -> list[str]:
-        """The live runners; a given `name` counts as live for `lease_seconds` from now on."""
+        """The names of the live runners. If `name` is given, it counts as live for `lease_seconds` from now
+        on.
+        """
         if name:
             with self.redis.pipeline() as pipe:
                 pipe.zadd(keys.file_queues(), {self.queue.name: system.now()})
@@ -236,8 +250,8 @@ class FileRunStore:
         self.redis.zrem(self._runners, name)
 
     def refuse(self, run_id: str, runner: str, reason: str) -> dict[str, str]:
-        """Record that a runner cannot score a run; returns the reasons of all live runners that cannot score
-        it.
+        """Record that a runner cannot score a run. Returns the reasons of all live runners that cannot, by
+        name.
         """
         key = keys.file_run_refusals(run_id)
         with self.redis.pipeline() as pipe:
@@ -250,8 +264,8 @@ class FileRunStore:
         return {name: why for name, why in reasons.items() if name in live}
 
     def take_webhook(self) -> FileRun | None:
-        """Take an ended run whose webhook is due; returns ``None`` if no webhook is due, or if the record of
-        the run cannot be read. No other process gets the run for `WEBHOOK_SECONDS`.
+        """Take an ended run whose webhook is due; for `WEBHOOK_SECONDS`, no other process gets it. Returns
+        ``None`` if no webhook is due, or if the record of the run cannot be read.
         """
         key = keys.webhooks(self.queue.name)
         raw = scripts.TAKE_WEBHOOK.run(self.redis, [key], WEBHOOK_SECONDS)
@@ -264,8 +278,8 @@ class FileRunStore:
             return None
 
     def note_webhook(self, run: FileRun, after: float | None) -> None:
-        """Write the result of an attempt at a webhook; the next attempt follows after `after` seconds, or
-        never if `after` is ``None``.
+        """Write the record of a run after an attempt at its webhook. The next attempt is due in `after`
+        seconds; with ``None``, there is none.
         """
         key, now = keys.webhooks(self.queue.name), server_time(self.redis)
         with self.redis.pipeline() as pipe:
@@ -282,7 +296,9 @@ class FileRunStore:
         )
 
     def _read(self, raw: bytes, run_id: str) -> FileRun | None:
-        """The record of a run, or a new record if only its job exists; ``None`` if neither exists."""
+        """The record of a run. If only the run's job exists, a new record is made from it; ``None`` if
+        neither exists.
+        """
         key = keys.file_run(run_id)
         written = self.redis.get(key)
         job = read_job(self.queue, raw) if written is None else None
@@ -304,7 +320,9 @@ class FileRunStore:
             pipe.execute()
 
     def _is_gone(self, run_id: str) -> bool:
-        """Whether RQ has noted the job as failed, because a worker of another kind took it."""
+        """Whether RQ says that the run's job has failed. This happens if a worker that is not a runner took
+        it.
+        """
         return bool(self.redis.hget(Job.key_for(run_id), "status") == b"failed")
 
     def _list(self, pipe: Any, run_id: str) -> None:
@@ -323,14 +341,14 @@ def open_store(client: redis.Redis, settings: Settings) -> FileRunStore:
 
 
 def names_of(refusals: dict[str, str]) -> str:
-    """The names of all runners with their reasons, in one line."""
+    """The reasons of runners that cannot score a run, with the runners' names, in one line."""
     return "; ".join(f"{name}: {why}" for name, why in sorted(refusals.items()))
 
 
 def score_file(order: object) -> NoReturn:
-    """Always fail; RQ calls this function by its name in a worker that is not a runner.
+    """Fail, because a worker that is not a runner has taken a submitted run.
 
-    A runner never calls this function; it reads the job and scores the files itself.
+    RQ calls this function by the name in the job. A runner never does: it scores the files itself.
 
     Raises
     ------

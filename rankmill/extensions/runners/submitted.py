@@ -1,4 +1,4 @@
-"""Files that were submitted: any process that knows a run's id may ask for its status, wait for it, or cancel
+"""Handles of submitted runs. Any process that knows a run's id may ask for its status, wait for it, or cancel
 it.
 """
 
@@ -24,11 +24,13 @@ from rankmill.producer.client.aio import bridge
 _LOOK_SECONDS = 0.3
 
 _CANCEL_SECONDS = 60
-"""Seconds in which a process that cancels a waiting run must write the run's end."""
+"""A process that cancels a waiting run holds it for this number of seconds, in which it must write the run's
+end.
+"""
 
 
 class SubmittedFile:
-    """A submitted run of files, which runners score even if this process ends.
+    """Handle of a submitted run of files. Runners score the files even if this process ends.
 
     Each method that asks the server raises `RunExpired` if the run ended too long ago, or if the server has
     lost it.
@@ -37,7 +39,7 @@ class SubmittedFile:
     def __init__(self, store: FileRunStore, run_id: str) -> None:
         self._store = store
         self.id = run_id
-        """The run's id, with which any process can ask for it."""
+        """The run's id, from which any process can make a handle."""
 
     def status(self) -> FileRun:
         """The run's present state, progress and result."""
@@ -65,7 +67,9 @@ class SubmittedFile:
         return ended
 
     def outcome(self, on_look: Callable[[FileRun], None] = lambda run: None) -> FileRun | None:
-        """The run if it has ended, otherwise ``None`` after a call of `on_look`; raises as `wait` does."""
+        """The run, if it is done. If it has not ended, `on_look` is called with it, and ``None`` is returned.
+        Raises as `wait` if it has failed or was cancelled.
+        """
         run = self.status()
         if not run.is_ended:
             on_look(run)
@@ -77,12 +81,12 @@ class SubmittedFile:
         return run
 
     def awaited(self) -> AsyncSubmittedFile:
-        """A handle of the same run for asyncio."""
+        """A handle of the same run, for asyncio."""
         return AsyncSubmittedFile(self)
 
     def cancel(self) -> FileRun:
-        """Cancel the run; a run that a runner holds ends with the runner's next heartbeat. Scores that exist
-        are kept.
+        """Cancel the run. If a runner holds it, it ends with the runner's next heartbeat. Scores that are
+        already in the output's folder stay, and the same run continues with them if it is submitted again.
         """
         with redis_errors():
             run = self._store.load(self.id)
@@ -94,8 +98,8 @@ def _not_ended(run_id: str) -> RunTimeout:
 
 
 class AsyncSubmittedFile:
-    """A submitted run of files, like `SubmittedFile`; the run continues if a task that waits for it is
-    cancelled.
+    """Handle of a submitted run for asyncio, like `SubmittedFile`. The run continues even if a task that
+    waits for it is cancelled.
     """
 
     def __init__(self, run: SubmittedFile) -> None:
@@ -103,7 +107,7 @@ class AsyncSubmittedFile:
 
     @property
     def id(self) -> str:
-        """The run's id, with which any process can ask for it."""
+        """The run's id, from which any process can make a handle."""
         return self._run.id
 
     async def status(self) -> FileRun:
@@ -151,7 +155,8 @@ class SubmittedFiles:
     def submit(
         self, request: FileRequest, spec: ScoreSpec, settings: Settings, webhook: str | None
     ) -> SubmittedFile:
-        """Put a run of files into the queue of runners; the request must come from `FileRequest.at_home`.
+        """Put a run of files into the queue of runners. `request` must come from `FileRequest.at_home`, which
+        makes its paths absolute.
 
         Raises
         ------
@@ -177,10 +182,10 @@ class SubmittedFiles:
         return self.handle(run_id) if self.store.has(run_id) else None
 
     def handle(self, run_id: str) -> SubmittedFile:
-        """The handle of a run, which need not exist."""
+        """A handle of the run with this id, which is not checked."""
         return SubmittedFile(self.store, run_id)
 
 
 def on_server(store: RunStore, settings: Settings) -> SubmittedFiles:
-    """The submitted runs on a server."""
+    """The submitted runs on the server of `store`, in the queue that the settings name."""
     return SubmittedFiles(open_store(store.redis, settings))

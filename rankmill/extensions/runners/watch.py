@@ -39,18 +39,18 @@ _MOST_LISTED = 100
 
 _LATE_SECONDS = 15.0
 _SENT_SECONDS = 10.0
-"""Seconds after a runner has taken a webhook during which the webhook is not late, because the runner may
-still be sending it.
+"""A webhook does not count as late for this number of seconds after a runner has taken it, because the runner
+may still be sending it.
 """
 
 _ENDED_SECONDS = 3600.0
 
 
 class FileQueueState(BaseModel):
-    """A queue of submitted runs, with the numbers of waiting and running runs, of live runners, and of
-    webhooks that are not delivered.
+    """A queue of submitted runs: how many runs wait and run, how many runners live, and how many webhooks are
+    not delivered.
 
-    ``late_webhooks`` counts webhooks that are tried again, or that no runner has sent for 15 s.
+    ``late_webhooks`` counts those that failed and are tried again, or that no runner has sent for 15 s.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -64,7 +64,7 @@ class FileQueueState(BaseModel):
 
 
 class SeenRunners(Seen):
-    """The queues of submitted runs, and the runs that have not ended or have ended lately."""
+    """The queues of submitted runs, and the runs that have not ended, or ended within the last hour."""
 
     file_queues: tuple[FileQueueState, ...] = ()
     submitted: tuple[SeenRun, ...] = ()
@@ -78,7 +78,8 @@ class SeenRunners(Seen):
 
     def faults(self) -> Iterator[ClusterFault]:
         for queue in self.file_queues:
-            if not queue.runners and (left := queue.waiting + queue.running):  # running: of dead runners
+            # Without a live runner, running runs are those of dead runners.
+            if not queue.runners and (left := queue.waiting + queue.running):
                 waits = waiting(left, "submitted run")
                 yield ClusterFault(
                     kind="no_runners",
@@ -112,7 +113,7 @@ class SeenRunners(Seen):
 
 
 class RunnersWatch(Watch):
-    """Adds the queues of submitted runs, and the runs."""
+    """Adds the queues of submitted runs, and the runs, to the views of a cluster."""
 
     kinds: ClassVar = {"no_runners": "no_workers", "webhooks": "failed_jobs"}
     nothing: ClassVar = SeenRunners()
@@ -163,8 +164,8 @@ def _has_ended(run: SeenRun) -> bool:
 
 
 def _latest(look: Look) -> Iterator[FileRun]:
-    """The runs that were submitted, taken or ended last, the latest first; those that cannot be read are left
-    out.
+    """The latest runs by the time when each was submitted, taken or ended, the latest first. Unreadable runs
+    are left out.
     """
     latest_first = (True, False, float, True, False)  # desc, withscores, score_cast_func, byscore, bylex
     ((raws,),) = look.replies(
@@ -177,7 +178,7 @@ def _latest(look: Look) -> Iterator[FileRun]:
             if raw:
                 yield FileRun.read_json(raw, "a submitted run")
         except FormatError:
-            continue  # the run is of another release, which can read it
+            continue  # a run of another release
         except WireError as error:
             look.note(keys.file_run(run_id), error)
 
@@ -201,7 +202,7 @@ def _figures(run: FileRun, now: float) -> SeenRun:
 
 
 class _Shown:
-    """A submitted run, as commands show it."""
+    """A submitted run, for the commands that show runs, wait for them and cancel them."""
 
     def __init__(self, run: SubmittedFile) -> None:
         self._run = run

@@ -33,9 +33,9 @@ logger = logging.getLogger(__name__)
 
 
 class WebhookSender:
-    """Sends the webhooks of a queue's ended runs from a thread, so that runs do not wait for receivers.
+    """Sends the webhooks of a queue's ended runs, from a thread, because receivers may be slow.
 
-    A webhook may arrive more than once; it always has the same ``webhook-id``.
+    A webhook may arrive more than once, always with the same ``webhook-id``.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class WebhookSender:
         self._store.note_webhook(run.changed(notice=notice), after)
 
     def _problem(self, run: FileRun) -> str | None:
-        """Send a webhook; returns the reason if it was not delivered, otherwise ``None``."""
+        """Send a run's webhook; returns why it was not delivered, or ``None`` if it was."""
         url = run.order.webhook or ""
         if urlsplit(url).hostname not in self._hosts:
             return f"webhook_hosts does not list {urlsplit(url).hostname}"
@@ -125,7 +125,7 @@ def content(run: FileRun) -> dict[str, Any]:
 
 
 def signature(secret: str, message_id: str, timestamp: int, body: bytes) -> dict[str, str]:
-    """The three headers of a webhook, for a `secret` that begins with ``whsec_``.
+    """The three headers that sign a webhook, with a `secret` that begins with ``whsec_``.
 
     The package standardwebhooks computes and verifies the same headers, but the code is too short to be worth
     a dependency.

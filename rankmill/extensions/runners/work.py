@@ -1,5 +1,5 @@
-"""Carries out one submitted run as score-file does, and decides whether the request or the runner is at
-fault.
+"""Carries out one submitted run as score-file does. Its errors say whether no runner could do it, or only
+this one cannot.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from rankmill.score.score_file import Confirm, drop_last_run, score_file
 logger = logging.getLogger(__name__)
 
 Note = Callable[..., None]
-"""Changes fields of the run's record; with ``now``, it also writes the record, and raises an error if the
-runner must leave the run.
+"""Called with changed fields of the run's record. With ``now``, the record is also written; this raises an
+error if the runner must leave the run.
 """
 
 
 def work_on(run: FileRun, settings: Settings, note: Note) -> None:
-    """Score the files of `run`; `note` is called with each change of the run's record.
+    """Carry out the order of `run`; `note` is called with each change of the run's record.
 
     Raises
     ------
@@ -84,7 +84,8 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
         tokens_column: str | None = None,
         step_made: Callable[[], bool] = lambda: False,
     ) -> None:
-        def is_made() -> bool:  # the last runner, if it only stood still, may have made the output
+        # The last runner may not have died, but only stood still, and have made the output since.
+        def is_made() -> bool:
             return step_made() or made(run) is not None
 
         score_file(request, options, view=view, confirm=confirm, tokens_column=tokens_column, made=is_made)
@@ -108,7 +109,7 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
             )
             return
         kind.carry_out(run, settings, score, keep)
-        note(now=True)  # if this runner only stood still, its successor may already work beside the output
+        note(now=True)  # fails if this runner stood still: another one may already work beside the output
         clear(run)
     except (OutputBusy, RedisUnavailable, ConnectionFailed):
         raise
@@ -117,10 +118,10 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
 
 
 def made(run: FileRun) -> FileRun | None:
-    """The run with its outcome if its output is in its place and complete, otherwise ``None``.
+    """The run with its outcome, if its complete output is in its place; otherwise ``None``.
 
-    The output may be in its place because the run's runner died or left the run just after it moved the
-    output, or because the server has lost the run's end.
+    This is so if the run's last runner died, or left the run, just after it had moved the output there, or if
+    the server has lost the run's end.
     """
     if _is_in_place(run):
         return run
@@ -129,7 +130,9 @@ def made(run: FileRun) -> FileRun | None:
 
 
 def _sealed(run: FileRun) -> FileRun:
-    """The run with the outcome that a confined runner noted beside the output; without one, `run` itself."""
+    """The run with the outcome and seal that its last runner noted in a file beside the output; `run` itself
+    if there is no such file.
+    """
     try:
         place = as_path(run.order.request.output or "")
         if roots := confined():
@@ -142,12 +145,12 @@ def _sealed(run: FileRun) -> FileRun:
 
 
 def _is_in_place(run: FileRun) -> bool:
-    """Whether the output is complete and is the file that its runner made."""
+    """Whether the file in the output's place is the one that the run's runner made."""
     if not run.seal or not run.outcome:
         return False
     try:
         output = as_path(run.seal.path)
-        if roots := confined():  # because others can also write the record in Redis
+        if roots := confined():  # others can write the record in Redis, too
             roots.check(output, "write")
         return output.exists() and identity(output, output) == run.seal.identity
     except (RankmillError, OSError, ValueError):
@@ -155,10 +158,10 @@ def _is_in_place(run: FileRun) -> bool:
 
 
 def drop(run: FileRun, settings: Settings) -> None:
-    """Delete the data in Redis that runners left there for a run that has ended.
+    """Delete what the scoring of an ended run left in Redis.
 
-    The run's folder stays with its rows, so that the run continues if it is submitted again. If the folder
-    cannot be read, the data in Redis expires.
+    The run's folder stays, with the rows that are scored, and the run continues if it is submitted again. If
+    the folder cannot be read, the data in Redis expire by themselves.
     """
     request = run.order.request
     try:
@@ -176,16 +179,16 @@ def drop(run: FileRun, settings: Settings) -> None:
 
 
 def clear(run: FileRun) -> None:
-    """Delete the intermediate files of an output that is in its place, even those of a dead runner."""
+    """Delete the intermediate files of a run whose output is in its place, even those of a dead runner."""
     with suppress(RankmillError, OSError):
-        _check_order(run)  # because others can also write the record in Redis
+        _check_order(run)  # others can write the record in Redis, too
         clear_workspace(find_target(run.order.request, ()).place())
         if kind := kind_of(run.order):
             kind.clear(run.order)
 
 
 def _check_order(run: FileRun) -> None:
-    """Check all names in the order before any of the files is read.
+    """Check the names of all files in the order, before any is read.
 
     Raises
     ------
@@ -214,7 +217,9 @@ def _check_order(run: FileRun) -> None:
 
 
 def _check_here(order: FileOrder, settings: Settings) -> None:
-    """Raise `RunnerError` if this host lacks a file that the order names, or may not send its webhook."""
+    """Raise `RunnerError` if this host lacks a file or folder that the order names, or this runner may not
+    send its webhook.
+    """
     request = order.request
     try:
         source = find_input(request.at_home())

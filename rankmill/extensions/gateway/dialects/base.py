@@ -87,7 +87,7 @@ def _without_nulls(sent: JsonObject) -> JsonObject:
 
 
 class Fields(BaseModel):
-    """The base of models of a request's fields. Null counts as absent. Unknown fields are ignored, as by the
+    """Base class for fields of a request's body. Null counts as absent. Unknown fields are ignored, as by the
     servers that the dialects come from.
     """
 
@@ -100,7 +100,7 @@ class Fields(BaseModel):
 
 
 class Options(Fields):
-    """The base of models of those fields in a dialect's bodies that change scores."""
+    """Base class for those fields of a dialect's bodies that change scores."""
 
     @abstractmethod
     def spec(self, owner: Dialect) -> SpecFields:
@@ -134,8 +134,8 @@ class Body(Fields):
 
     @abstractmethod
     def score_request(self, owner: Dialect) -> ScoreRequest:
-        """The request for scores that this body makes, sent to a path that belongs to the dialect `owner`;
-        raises `Refusal` if the body is wrong.
+        """What this body asks for if it was sent to a path that belongs to the dialect `owner`; raises
+        `Refusal` if the body is wrong.
         """
 
     @abstractmethod
@@ -185,8 +185,8 @@ class ScorePath:
         return self.choose(_without_nulls(sent)) if self.choose else self.bodies[0]
 
     def score_request(self, body: Body, sent: JsonObject) -> ScoreRequest:
-        """The request for scores that `body` makes, with the path's further `options`. `body` was read from
-        the object `sent`. Raises `Refusal` if an option is wrong.
+        """What `body` asks for, with the path's further `options`. `body` was read from the object `sent`.
+        Raises `Refusal` if an option is wrong.
         """
         wanted, usual = body.score_request(self.dialect), spec_for(self.dialect)
         more: SpecFields = {}
@@ -200,7 +200,7 @@ class ScorePath:
 def spec_for(
     owner: Dialect, *, raw: bool = False, truncate: bool | None = None, **others: str | int | None
 ) -> SpecFields:
-    """The fields of a `ScoreSpec` for a body, sent to a path that belongs to the dialect `owner`.
+    """The fields of a `ScoreSpec` for a body that was sent to a path of the dialect `owner`.
 
     Parameters
     ----------
@@ -243,7 +243,7 @@ def read_as(kind: type[T], sent: JsonObject) -> T:
 
 
 def wrong_field(errors: Sequence[Mapping[str, Any]]) -> Refusal:
-    """The refusal for pydantic's errors; it tells the one whose place is the most deeply nested."""
+    """The refusal for pydantic's errors; it shows the error whose place is the most deeply nested."""
     first = max(errors, key=lambda problem: len(problem["loc"]))
     parts = [str(part) for part in first["loc"]]
     place = ".".join(part for part in parts if not _KIND.fullmatch(part))[:200] or "the body"

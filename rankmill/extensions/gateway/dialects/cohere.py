@@ -81,8 +81,8 @@ class CohereRerankV1(Body):
         return ScoreRequest(self.query, self.texts(), self.model, spec_for(owner))
 
     def texts(self) -> list[str]:
-        """The text to score for each document. A document is a text, or an object, whose fields ``text``, or
-        those that `rank_fields` names, are joined by newlines.
+        """The text to score for each document. For an object, it is made of the fields that `rank_fields`
+        names, by default ``text``, joined by newlines.
         """
         names = self.rank_fields or ["text"]
         return [

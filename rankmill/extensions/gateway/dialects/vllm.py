@@ -122,7 +122,7 @@ class VllmTextOptions(Options):
 
 
 class VllmOptions(VllmTextOptions):
-    """Fields that change the scores of pairs; some of them exist for pairs only."""
+    """Fields that change the scores of pairs: those of `VllmTextOptions`, and some for pairs only."""
 
     max_tokens_per_doc: Annotated[int, Field(ge=0, description="Most tokens of a document; 0 means all.")] = 0
     max_tokens_per_query: Annotated[int, Field(ge=0, le=0, description="Must be 0: there is no limit.")] = 0
@@ -172,8 +172,8 @@ class VllmRerank(VllmOptions, _VllmBody):
 
 
 class VllmScore(VllmOptions, _VllmBody):
-    """``POST /score`` and ``/v1/score``, which score one text with each of several, or two lists of equal
-    length pair by pair.
+    """``POST /score`` and ``/v1/score``, which score one text with each of several texts, or the texts of two
+    lists in pairs.
     """
 
     paths = ("/score", "/v1/score")

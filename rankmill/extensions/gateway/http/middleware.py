@@ -45,7 +45,7 @@ class Observed:
             await self._app(scope, receive, send)
             return
         path = _BEFORE_PATH.sub("", scope["path"])
-        # exactly one slash at the beginning, and none at the end
+        # The path gets exactly one slash at its beginning, and none at its end.
         scope = {**scope, "path": "/" + path.strip("/")}
         begun = False
         headers = Headers(scope=scope)

@@ -1,4 +1,4 @@
-"""The paths of no dialect: health, metrics, usage, the models for requests, and the models in workers."""
+"""The paths that belong to no dialect: health, metrics, usage, and the models of requests and of workers."""
 
 from __future__ import annotations
 
@@ -147,8 +147,8 @@ def usage(
     key: Caller,
     days: Annotated[int, Query(ge=1, le=KEPT_DAYS, description="Number of days, including today.")] = 30,
 ) -> dict[str, Any]:
-    """The usage of all keys with the name of the caller's key; for an admin, all usage. Without a key, it is
-    the usage of the setting ``tenant``.
+    """The usage of all keys with the name of the caller's key; for an admin, all usage. Without a key, the
+    usage of the tenant that the setting ``tenant`` names.
     """
     if key and key.admin:
         return {"object": "list", **listed(read_accounts(gateway.plain_redis, days))}

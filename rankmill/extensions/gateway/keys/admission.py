@@ -177,8 +177,8 @@ class Admission:
     async def _end(self, request: CountedRequest | None) -> None:
         try:
             await _asked(self._limits.end, request)
-        # The request's lease expires by itself.
         except Exception as error:
+            # The request's lease expires by itself.
             name = request and request.name
             logger.warning("a request of key %s counts for a while longer: %s", name, error)
 

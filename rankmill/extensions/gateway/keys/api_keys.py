@@ -27,7 +27,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 logger = logging.getLogger(__name__)
 
 _NEVER = 1e11
-"""A time so late that a key never expires, in seconds since 1970."""
+"""Expiry of a key that never expires, in seconds since 1970."""
 
 Limit = Annotated[int, Field(ge=1, lt=1 << 31)]
 
@@ -72,8 +72,8 @@ class ApiKey(WireModel):
     weight: Weight = 1.0
 
     def may_use(self, *names: str) -> bool:
-        """Whether the key may use the model that has these names, such as ``NAME@VERSION`` or
-        ``NAME@ALIAS``.
+        """Whether the key may use the model with these names: one allowed name is enough, even without its
+        ``@VERSION`` or ``@ALIAS``.
         """
         allowed = {*names, *(name.partition("@")[0] for name in names)}
         return self.models is None or not allowed.isdisjoint(self.models)

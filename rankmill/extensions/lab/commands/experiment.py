@@ -47,13 +47,15 @@ class ExperimentOptions(options.CommandOptions):
     model: Annotated[str, Field(title="TEXT")] | None = None
     """Hub id, local directory, or 'demo'.  [default: the experiment's]"""
     scale: Annotated[float, Field(gt=0)] = 1.0
-    """Factor for the numbers of rows and requests in the files."""
+    """Factor by which to multiply the numbers of rows and requests in the experiment files."""
     repeats: int | None = None
-    """Measurements of each cell with the same workers.  [default: the experiment's]"""
+    """Number of measurements of each cell with the same workers.  [default: the experiment's]"""
     rounds: int | None = None
-    """Passes over the grid; each cell gets fresh workers.  [default: the experiment's]"""
+    """Number of passes over the grid; in each pass, a cell gets fresh workers.  [default: the
+    experiment's]
+    """
     restart: bool = False
-    """Delete the folder's measurements first, and so measure all cells again."""
+    """Delete the measurements in the folder, and measure all cells again."""
 
 
 @options.command("experiment", epilog=_EPILOG, interrupted=MEASURED)

@@ -28,8 +28,9 @@ class QuantizeOptions(options.CommandOptions):
     output: Annotated[Path, Field(title="DIR")]
     """Directory to make; it appears when it is complete."""
     pairs: options.File | None = None
-    """Pairs like those to be scored, of many queries, as score-file takes them.
-    [default: some that rankmill ships]"""
+    """Pairs of many queries, like the pairs to score, in any format of score-file.  [default: shipped
+    pairs]
+    """
     query_column: options.Column = "query"
     """Column with the query."""
     passage_column: options.Column = "passage"
@@ -41,7 +42,7 @@ class QuantizeOptions(options.CommandOptions):
     sample: Annotated[int, Field(ge=2)] = 2000
     """Most pairs to measure with."""
     trials: Annotated[int, Field(ge=1)] = 16
-    """Most models to measure; each leaves other layers out of 8 bits."""
+    """Most variants of the model to measure; each keeps other layers out of 8 bits."""
     force: bool = False
     """Replace DIR if quantize has made it."""
 
@@ -55,10 +56,10 @@ class QuantizeOptions(options.CommandOptions):
 def quantize(asked: QuantizeOptions, settings: Settings, quiet: bool, as_json: bool) -> None:
     """Make a model directory for 8 bits.
 
-    The command calibrates MODEL on some of the pairs, and measures on others how int8 ranks compared with
-    fp32. Layers are left out of 8 bits if the threshold needs it. Score with DIR as with any model: --model
-    DIR --precision int8. In other precisions DIR scores as MODEL does. MODEL may be NAME@VERSION or
-    NAME@ALIAS in the registry, and rankmill models push takes DIR.
+    The command calibrates MODEL on some of the pairs. With others, it compares the rankings in int8 with
+    those in fp32. If they differ too much for the threshold, it keeps some layers out of 8 bits. Score with
+    DIR as with any model: --model DIR --precision int8. In other precisions DIR scores as MODEL does. MODEL
+    may be NAME@VERSION or NAME@ALIAS in the registry, and rankmill models push takes DIR.
     """
     require_packages()
     check_output(asked.output, asked.force)

@@ -56,7 +56,9 @@ class TuneOptions(options.CommandOptions):
     """Options of tune."""
 
     objective: Objective = "throughput"
-    """Pairs a second in bulk, p95 latency of single requests of 20 pairs, or the workers' peak memory."""
+    """What to optimize: pairs a second in bulk, p95 latency of single requests of 20 pairs, or the workers'
+    peak memory.
+    """
     budget: Annotated[str, AfterValidator(_check_duration)] = "2m"
     """Time for all measurements."""
     output: Path = Path("tuned.yaml")
@@ -68,7 +70,7 @@ class TuneOptions(options.CommandOptions):
     min_spearman: Annotated[float, Field(ge=-1, le=1)] = 0.999
     """Least rank correlation of a precision with fp32, as the mean over the queries."""
     restart: bool = False
-    """Delete the measurements of an interrupted tuning first."""
+    """Delete the measurements of an interrupted tuning, and begin again."""
 
 
 @options.command("tune", epilog=_EPILOG, interrupted=MEASURED)

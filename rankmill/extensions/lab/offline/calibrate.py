@@ -29,17 +29,19 @@ ALPHA = 0.5
 """SmoothQuant's migration strength: 0.5 divides the loss of precision evenly between inputs and weights."""
 
 _STEPS = 8
-"""Factors are rounded to powers of the 8th root of 2, so that rounding errors of the forward hardly ever
-change them. Rounding errors differ with the number of threads.
+"""Factors are rounded to powers of the 8th root of 2. Otherwise they would depend on the number of threads,
+because the forward's rounding errors do.
 """
 
 _TINY = 1e-5
 _KINDS = (".json", ".jinja", ".txt", ".model", ".safetensors")
-"""Endings of the files that workers read; code and weights in other formats are left out."""
+"""Endings of the files to copy, which are those that workers read; code and other formats of weights are left
+out.
+"""
 
 
 class Watched:
-    """The largest observed input of each channel ``[into]`` of a linear layer, and the number of observed
+    """Observes a linear layer: the largest absolute input of each channel, ``[into]``, and the number of
     tokens.
     """
 
@@ -59,7 +61,7 @@ class Watched:
         return self.tokens * self.linear.weight.numel()
 
     def factors(self) -> torch.Tensor:
-        """The factors to divide the channels of the input by, ``[into]``."""
+        """The smoothing factor of each input channel, ``[into]``, by which the channel is to be divided."""
         weights = self.linear.weight.detach().abs().amax(0).clamp(min=_TINY)
         exact = self.largest.clamp(min=_TINY) ** ALPHA / weights ** (1 - ALPHA)
         return torch.exp2(torch.round(torch.log2(exact) * _STEPS) / _STEPS)
@@ -72,8 +74,9 @@ def watch(classifier: Any, tokens: Tokens) -> dict[str, Watched]:
     Parameters
     ----------
     classifier
-        A classifier from `load_classifier`, of a family that `reads_first_token`; its last layer is replaced.
-        A last projection to one output is not observed, because it is never in 8 bits.
+        A classifier from `ModelFiles.classifier`, of one of the families `BERT_LIKE`. It is changed to read
+        only the first token in its last layer. A last projection to one output is not observed, because it is
+        never in 8 bits.
     tokens
         Tokens of the pairs; each pair is a forward of its own, without padding.
     """

@@ -32,7 +32,7 @@ class EvaluateOptions(options.CommandOptions):
     by_query: bool = False
     """Print the values of every query."""
     plot: options.FilePath | None = None
-    """Draw the changes into a file that ends in .svg, .png or .pdf."""
+    """Draw each query's change into this file, which ends in .svg, .png or .pdf."""
 
 
 @options.command("evaluate")
@@ -42,8 +42,9 @@ class EvaluateOptions(options.CommandOptions):
 def evaluate(scored: AnyPath, asked: EvaluateOptions, as_json: bool) -> None:
     """Measure a ranking before and after reranking.
 
-    SCORED is an output of score-file or a TREC run. A judged query that SCORED lacks counts as 0; further
-    lines have the means without such queries. p is the p-value of a paired t-test over all judged queries.
+    SCORED is an output of score-file or a TREC run. A judged query that SCORED lacks counts as 0. If there
+    are such queries, further lines have the means without them. p is the p-value of a paired t-test over all
+    judged queries.
     """
     from rankmill.extensions.rankings import evaluate as evaluation
     from rankmill.producer.files.corpus.datasets import source_path

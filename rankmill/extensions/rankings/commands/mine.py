@@ -38,7 +38,7 @@ _Score = Annotated[float, Field(title="X")]
 
 
 class MineOptions(options.NewTable):
-    """Which negatives to take, in the terms of `Rules`, and which rows to make of them."""
+    """Options of mine: which negatives to choose (as `Rules` explains), and which rows to make of them."""
 
     format: Form = "triplet"
     """Form of the rows, as the trainer reads them."""
@@ -58,9 +58,11 @@ class MineOptions(options.NewTable):
     """Column with the passages' texts; several are joined.
     [default: title and the only column with a known name]"""
     columns: Columns = ()
-    """All columns of a corpus in CSV or TSV without a header, in order."""
+    """Names of all columns of a corpus in CSV or TSV without a header, in order."""
     on_duplicate: OnDuplicate = "error"
-    """An id with two texts in the queries or the corpus: stop with an error, or take the first or last."""
+    """If an id has two texts in the queries or the corpus: stop with an error, or take the first or
+    the last.
+    """
     score_column: options.Column | None = None
     """Column with the scores.  [default: the one that the metadata of Parquet names, or score]"""
     min_relevance: options.Number = 1
@@ -76,23 +78,23 @@ class MineOptions(options.NewTable):
     min_score: _Score | None = None
     """Lowest score of a negative."""
     absolute_margin: _Score | None = None
-    """A negative scores at least X less than every relevant passage."""
+    """Choose only negatives that score at least X less than every relevant passage of their query."""
     relative_margin: _Score | None = None
-    """As --absolute-margin, but X times the lowest score of a relevant passage; 0.05 is 5%."""
+    """As --absolute-margin, with X times the lowest score of a relevant passage as the margin; 0.05 is 5%."""
     sampling_strategy: Literal["top", "random"] = "top"
     """Take the hardest negatives, or random ones."""
     seed: Annotated[int, Field(title="N")] = 0
     """Seed of random sampling."""
     with_scores: bool = False
-    """Write scores to distil from, in place of labels. flagembedding and pylate always have them."""
+    """Write the scores, to distil from, in place of labels. flagembedding and pylate always have scores."""
 
     @property
     def rules(self) -> Rules:
         return Rules(**{field.name: getattr(self, field.name) for field in fields(Rules)})
 
     def source(self, scored: AnyPath) -> AnyPath | Corpus:
-        """Where the texts are; raises `InputError` if a file does not exist, or if the options do not belong
-        together.
+        """The corpus with the texts, or `scored` itself if no corpus is named. Raises `InputError` if a file
+        does not exist, or an option lacks another that it needs.
         """
         if bool(self.queries) != bool(self.corpus):
             raise InputError("--queries and --corpus belong together")
@@ -123,8 +125,9 @@ def mine_negatives(scored: AnyPath, asked: MineOptions, force: bool) -> None:
     """Choose hard negatives from a scored run.
 
     The rules are those of sentence-transformers' mine_hard_negatives. SCORED is an output of score-file --run
-    RUN --queries QUERIES --corpus CORPUS --qrels QRELS --with-texts, or any other scored run, with --qrels,
-    --queries and --corpus for what it lacks. A run is scored once, and can then be mined with any options.
+    RUN --queries QUERIES --corpus CORPUS --qrels QRELS --with-texts. It may also be any other scored run;
+    --qrels, --queries and --corpus then give the judgements and texts that it lacks. A run that was scored
+    once can be mined again with other options.
     """
     form = asked.format
     with new_table(asked, format_of(scored), "training data is not a TREC run", force=force) as (
@@ -165,15 +168,15 @@ def mine_negatives(scored: AnyPath, asked: MineOptions, force: bool) -> None:
 
 
 def _writer(unfinished: Path, target: OutputFormat, output: AnyPath, schema: pa.Schema, form: Form) -> Writer:
-    """The output's writer; MS MARCO's triples of ids have no header."""
+    """The writer of the output. A TSV file of MS MARCO's triples of ids has no header."""
     if form == "msmarco" and target.of(output) is TSV:
         return TsvWriter(unfinished, schema, split_ending(output)[1], header=False)
     return target.writer(unfinished, output, schema, "score")
 
 
 def _same_texts(mined: list[Mined]) -> str:
-    """A sentence on how many passages were left out because their text had already been taken; empty if no
-    passage was left out.
+    """A sentence that says how many passages were left out because another passage has their text; empty if
+    none was.
     """
     copies, repeats = sum(query.copies for query in mined), sum(query.repeats for query in mined)
     if not copies and not repeats:

@@ -40,8 +40,9 @@ def compare(
 ) -> None:
     """Compare two versions on FILE.
 
-    The command scores a sample of FILE with both versions, and compares how they rank the passages of each
-    query, their speed and, with labels, their nDCG. The report shows the queries that differ most.
+    The command scores a sample of FILE with both versions. It compares how they rank the passages of each
+    query, how fast they are and, with labels, their nDCG. The report shows the queries whose rankings differ
+    most.
     """
     if report:
         options.require_plots()

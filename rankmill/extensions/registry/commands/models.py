@@ -19,7 +19,7 @@ from rankmill.jobs.runtime.settings import Settings
 
 @click.group(context_settings=CONTEXT)
 def models() -> None:
-    """Look at models, and keep them in a registry."""
+    """Describe and prove models, and keep them in a registry."""
 
 
 @options.command("describe")
@@ -33,9 +33,9 @@ def models() -> None:
 def describe(settings: Settings, proving: bool, as_json: bool) -> None:
     """Show how MODEL is scored, and what can run it here.
 
-    The command shows the model's family, prompt, outputs, activation and length, and for each backend the
-    precisions that can run the model on this host, or why they cannot. The command reads the model's small
-    files, not its weights.
+    The command shows the model's family, prompt, outputs, activation and length. For each backend, it shows
+    which precisions can run the model on this host, and why others cannot. It reads the model's small files,
+    not its weights.
     """
     report = model_report(settings)
     proven = prove_model(settings, settings.device) if proving else None
@@ -55,7 +55,7 @@ def describe(settings: Settings, proving: bool, as_json: bool) -> None:
 )
 @options.as_json
 def prove(settings: Settings, as_json: bool) -> None:
-    """Prove on all devices of this host that MODEL gets its own scores, as workers do before they score.
+    """Prove that the devices of this host compute MODEL's scores correctly, as workers do before they score.
 
     The command scores probe pairs as a worker would, and compares the scores with those of transformers' own
     model in fp32. Proofs that this host has are not made again. The exit code is 1 if a device refuses the

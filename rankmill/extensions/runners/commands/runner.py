@@ -32,14 +32,14 @@ class RunnerOptions(options.CommandOptions):
 def runner(config: str | None, asked: RunnerOptions, **flags: Any) -> None:
     """Score submitted files, one after the other.
 
-    Start any number of runners on hosts that see the files. A runner reads the files, gives the rows to live
-    workers, and writes the output as rankmill score does; it needs no GPU. If a runner dies, another one
-    continues its run within lease_seconds + heartbeat_seconds. After SIGTERM or Ctrl-C, a runner puts its run
-    back into the queue at once.
+    Start any number of runners on hosts that see the files. A runner reads the files, lets live workers score
+    the rows, and writes the output, all as rankmill score does; it needs no GPU. If a runner dies, another
+    one continues its run within lease_seconds + heartbeat_seconds. After SIGTERM or Ctrl-C, a runner puts its
+    run back into the queue at once.
 
-    Everybody who can write to the Redis server can name files. So a runner reads and writes only below the
-    folders and URLs of --read and --write, and never hidden files; it replaces only files that runners have
-    made.
+    Everybody who can write to the Redis server can submit names of any files. So a runner reads only below
+    the folders and URLs of --read, and writes only below those of --write. It never touches hidden files, and
+    replaces only files that runners have made.
     """
     settings = load_settings({**flags, "runner_read": asked.read, "runner_write": asked.write}, config)
     set_up(settings.log_level, settings.log_format)

@@ -30,7 +30,7 @@ def submit(request: FileRequest, settings: Settings, webhook: str | None, as_jso
     even after this process has ended. The command prints the run's id, which rankmill wait, status and cancel
     take.
     """
-    request = request.at_home()  # before the server is asked, because this may refuse the request
+    request = request.at_home()  # before the server is asked, because `at_home` may refuse the request
     there = os.path.isfile(request.output or "")  # noqa: PTH113 -- false if this user may not look
     if there and not request.force:
         raise InputError(f"{request.output} exists already; replace it with --force or name another with -o")

@@ -1,6 +1,6 @@
--- Puts back runs whose runner's lease has lapsed.
--- KEYS: the leases, the queue. ARGV: 1 if lapsed leases count, else 0; length of the caller's lease (s). Returns
--- nothing.
+-- Puts runs whose leases have lapsed back into the queue, and shortens leases that end too late (`bound`).
+-- KEYS: the leases, the queue. ARGV: 1 to put runs back, 0 only to shorten leases; length of the caller's lease
+-- (s). Returns nothing.
 local now = redis.call('TIME')[1]
 bound(KEYS[1], now, tonumber(ARGV[2]))
 if ARGV[1] == '0' then return end
