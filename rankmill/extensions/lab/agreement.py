@@ -38,14 +38,14 @@ class Agreement:
     low, high
         The 95% confidence interval of `spearman`, by bootstrap.
     queries, rows
-        Numbers of the compared queries and of their rows. A query is compared if its rows have at least two
-        different scores in both rankings.
+        Numbers of the compared queries and of their rows. A query is compared if both rankings give its rows
+        at least two different ranks.
     same_top
         Of the queries with more than `TOP` rows, the share whose first `TOP` rows are the same set in both
         rankings; ``None`` without such queries.
     top_overlap
-        The share of its first `TOP` rows that a ranking has in common with the other one, as the mean over
-        the queries with more than `TOP` rows; ``None`` without such queries.
+        The share of the first `TOP` rows that the two rankings have in common, as the mean over the queries
+        with more than `TOP` rows; ``None`` without such queries.
     """
 
     spearman: float

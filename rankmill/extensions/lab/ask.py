@@ -38,7 +38,7 @@ def ask(
     task, request
         The name of a module of `rankmill.extensions.lab.offline`, and a request as that module describes it.
     what
-        Name of what the process does, for messages of errors.
+        What the process does, in words for error messages, such as ``calibration``.
     settings
         The settings. The process gets those that workers read, as environment variables.
     environ

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class Action(BaseModel):
-    """An action on the job, run or worker ``id``, which is the name for a worker."""
+    """An action on a job, a run or a worker. ``id`` is the job's or run's id, or the worker's name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

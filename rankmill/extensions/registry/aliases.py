@@ -29,8 +29,8 @@ def manifests(registry: RegistryStore, name: str) -> list[Manifest]:
 
 
 def called(manifest: Manifest, aliases: Mapping[str, Alias]) -> list[str]:
-    """The aliases that stand for a version, as texts: with the version's share if the alias is split, or
-    marked as its shadow.
+    """The aliases that stand for a version, as texts. A text shows the version's share if the alias is split,
+    and says so if the version is the alias's shadow.
     """
     names = []
     for name, alias in aliases.items():
@@ -130,7 +130,8 @@ def remove_version(
     registry, reference
         The version.
     client
-        A server. If one of its runs uses the version, it is not removed; with ``None``, this is not checked.
+        Server whose runs are checked: while one of them uses the version, it is not removed. With ``None``,
+        no runs are checked.
     by
         The person or API key that removes the version.
 

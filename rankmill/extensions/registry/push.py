@@ -145,7 +145,8 @@ def _check_named(folder: Path, pushed: Sequence[LocalFile]) -> None:
 
 
 def digests(files: list[LocalFile], on_bytes: Callable[[int], None]) -> tuple[ModelFile, ...]:
-    """Read the files, and add their SHA-256; `on_bytes` is called with the size of each piece that was read.
+    """Read the files, and return each with its SHA-256. `on_bytes` is called with the size of each piece that
+    was read.
 
     Raises
     ------

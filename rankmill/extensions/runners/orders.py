@@ -34,8 +34,8 @@ class Score(Protocol):
 
 
 class Keep(Protocol):
-    """A function that notes a run's outcome. If `file` is the complete output, it is called before `file` is
-    moved to `path`; an exception then prevents the move.
+    """A function that notes a run's outcome. If the output is complete, it is called with the output's `file`
+    just before this is moved to `path`; an exception then prevents the move.
     """
 
     def __call__(

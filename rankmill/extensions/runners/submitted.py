@@ -85,8 +85,8 @@ class SubmittedFile:
         return AsyncSubmittedFile(self)
 
     def cancel(self) -> FileRun:
-        """Cancel the run. If a runner holds it, it ends with the runner's next heartbeat. Scores that are
-        already in the output's folder stay, and the same run continues with them if it is submitted again.
+        """Cancel the run. If a runner holds it, it ends with the runner's next heartbeat. Rows that are
+        scored already stay in the run's folder, and are used if the same run is submitted again.
         """
         with redis_errors():
             run = self._store.load(self.id)
