@@ -21,7 +21,9 @@ def api_keys() -> str:
 
 
 def api_key_requests(name: str) -> str:
-    """Sorted set: requests in progress with the API keys of a name, by the time at which each expires."""
+    """Sorted set: requests in progress with the API keys of a name, by the time at which each request's lease
+    ends.
+    """
     return f"{PREFIX}:api-key-requests:{name}"
 
 

@@ -71,7 +71,7 @@ class _LimitedHttp(H11Protocol):
         if self.cycle:
             self.cycle.disconnected = True
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            # uvicorn calls this method while it handles an error of h11
+            # uvicorn calls this method while it handles an error of h11, which says more than `msg`
             super().send_400_response(f"{msg} {sys.exception()}")
         else:
             # An answer is being sent. The client would read a second answer as the rest of the first.

@@ -167,7 +167,8 @@ def _latest(look: Look) -> Iterator[FileRun]:
     """The latest runs by the time when each was submitted, taken or ended, the latest first. Unreadable runs
     are left out.
     """
-    latest_first = (True, False, float, True, False)  # desc, withscores, score_cast_func, byscore, bylex
+    # the arguments desc, withscores, score_cast_func, byscore and bylex
+    latest_first = (True, False, float, True, False)
     ((raws,),) = look.replies(
         [""], lambda _: [("zrange", keys.file_runs(), (), "+inf", "-inf", *latest_first, 0, _MOST_LISTED)]
     )

@@ -95,7 +95,7 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
         note(seal=seal, outcome=outcome, now=True)
         if seal and confined():
             record = OutputRecord(as_path(order.request.output or ""))
-            told = outcome.model_dump_json(include={*RunOutcome.model_fields})  # a summary has more fields
+            told = outcome.model_dump_json(include={*RunOutcome.model_fields})  # a summary has more
             record.seal(run.id, seal.model_dump_json(), told)
 
     try:

@@ -29,7 +29,7 @@ class KeyOptions(options.CommandOptions):
     models: Annotated[tuple[str, ...], Field(title="NAME")] = Field((), alias="model")
     """A model that the key may use, with all its versions; repeat the option for several.  [default: all]"""
     pairs_per_minute: options.Number | None = None
-    """Most pairs a minute, batches not counted; all may come at once.  [default: no limit]"""
+    """Most pairs a minute, which may all come at once; batches do not count.  [default: no limit]"""
     requests_at_once: options.Number | None = None
     """Most requests in progress.  [default: no limit]"""
     weight: Annotated[float, Field(gt=0, le=1e6, title="N")] = 1
@@ -41,8 +41,8 @@ class KeyOptions(options.CommandOptions):
     admin: bool = False
     """Let the key load and unload models, read metrics and all usage, and use all files and batches."""
     manage_models: bool = False
-    """Let the key push models into the registry, set aliases and remove versions; with --model, only those
-    models.
+    """Let the key push models into the registry, set aliases and remove versions; with --model, only of the
+    models that it may use.
     """
 
 

@@ -33,7 +33,9 @@ class ServeOptions(options.CommandOptions):
     embedded: bool = False
     """Start a server and workers on this host, too."""
     models: Annotated[tuple[str, ...], Field(title="TEXT")] = Field((), alias="model")
-    """Model to serve; of several, the first serves requests that name none.  [default: the setting]"""
+    """Model to serve; repeat the option for several. The first is for requests without a model.  [default:
+    the setting]
+    """
     address: Annotated[str, Field(title="TEXT")] | None = None
     """HOST or HOST:PORT to listen on.  [default: 127.0.0.1:9809]"""
     grpc_address: Annotated[str, Field(title="TEXT")] | None = None

@@ -1,1 +1,3 @@
-"""The HTTP interfaces of other rerank services, with one module for each; these only translate."""
+"""The HTTP interfaces of other rerank services, a module for each. A module only translates requests and
+answers.
+"""

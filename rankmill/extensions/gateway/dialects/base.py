@@ -227,7 +227,7 @@ def of_labels(spec: SpecFields) -> SpecFields:
 
 
 def read_as(kind: type[T], sent: JsonObject) -> T:
-    """Read an object as a body of this kind.
+    """Read a JSON object as a body of the class `kind`.
 
     Raises
     ------

@@ -44,7 +44,7 @@ def operation_id(route: APIRoute) -> str:
 
 
 def json_body(*kinds: type[BaseModel], required: bool = True) -> dict[str, Any]:
-    """The description of a JSON body of one of `kinds`."""
+    """The description, in OpenAPI's form, of a JSON body of one of `kinds`."""
     schemas = [_without_references(kind.model_json_schema()) for kind in kinds]
     return body(
         "application/json", schemas[0] if len(schemas) == 1 else {"anyOf": schemas}, required=required
@@ -52,7 +52,7 @@ def json_body(*kinds: type[BaseModel], required: bool = True) -> dict[str, Any]:
 
 
 def body(media_type: str, schema: dict[str, Any], *, required: bool = True) -> dict[str, Any]:
-    """The description of a request's body."""
+    """The description, in OpenAPI's form, of a request's body."""
     return {"requestBody": {"required": required, "content": {media_type: {"schema": schema}}}}
 
 

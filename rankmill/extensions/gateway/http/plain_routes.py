@@ -93,7 +93,7 @@ async def models(gateway: TheGateway, key: Caller, request: Request) -> dict[str
 async def find_model(
     gateway: TheGateway, key: Caller, request: Request, name: Annotated[str, Path(alias="id")]
 ) -> dict[str, Any]:
-    """A model, as in the list of models."""
+    """The model of this name, with the fields that it has in the list of models."""
     model = gateway.served.resolve(name)
     check_model(key, model)
     return _model(gateway, model.name, request)

@@ -43,9 +43,10 @@ def push(
 ) -> None:
     """Put the model in DIR into the registry.
 
-    The model is loaded and scores some shipped pairs first; its weights must be *.safetensors, and its folder
-    must not contain code. Without VERSION, the name is the next of v1, v2, ... A version never changes, and
-    it becomes visible when all of its files are there; an interrupted push continues with the same command.
+    First, the model is loaded and scores some shipped pairs. Its weights must be *.safetensors, and its
+    folder must not contain code. Without VERSION, the version gets the next of the names v1, v2, and so on. A
+    version never changes, and it becomes visible when all of its files are there. The same command continues
+    an interrupted push.
     """
     registry = RegistryStore.of(settings)
     model, _, version = name.partition("@")
@@ -93,7 +94,7 @@ def pull(model: str, folder: Path | None, settings: Settings, quiet: bool) -> No
     """Copy a version, or an alias's target, to a folder.
 
     DIR must be new or empty; the default is NAME-VERSION in the working directory. Each file is verified. DIR
-    appears when it is complete; an interrupted pull continues with the same command.
+    appears when it is complete. The same command continues an interrupted pull.
     """
     registry = RegistryStore.of(settings)
     version = registry.version(reference(model))
