@@ -59,7 +59,7 @@ def choose_device(setting: str, backend: str) -> str:
     Raises
     ------
     ConfigError
-        The device does not exist here, or ``auto`` finds only a device on which this backend is meant for
+        The device does not exist here, or ``auto`` finds only a device on which this backend is used for
         tests.
     """
     device = resolve_device(setting)

@@ -91,8 +91,8 @@ class Speeds:
         return min(good, key=lambda choice: CPU_PRECISIONS.index(choice[1]), default=None)
 
     def int8(self, backend: str, over: Combination, without: Collection[Combination] = ()) -> str | None:
-        """The kind of int8 to use on `backend`. Of the kinds that are enough faster than `over`, those with
-        the smallest groups are taken, and of these the fastest.
+        """The kind of int8 to use on `backend`: of the kinds that are enough faster than `over`, one with the
+        smallest groups, and of these the fastest.
 
         ``None`` if no kind is fast enough or was measured.
         """

@@ -26,7 +26,9 @@ although it is computed only once.
 """
 
 _FEWEST_TOKENS = 256
-"""Tokens that make a piece worthwhile: with fewer, reading the weights takes as long as computing."""
+"""A batch has at most one piece for each of this many tokens: with fewer, reading the weights takes as long
+as computing.
+"""
 
 
 @dataclass(frozen=True)
@@ -186,8 +188,8 @@ def pieces_of(numbers: TokenIds, starts: Ids, lengths: Ids) -> TokenIds:
     """Pick pieces of an array and join them; piece ``i`` is ``numbers[starts[i] : starts[i] + lengths[i]]``.
 
     Arrow copies each piece at once, as bytes and without Python's lock. Arrow is several times as fast as
-    numpy with an index for each number. The items of Arrow's array are, in turn, a part between pieces and a
-    piece; only the pieces are read.
+    numpy with an index for each number. In Arrow's array, the pieces alternate with what is between them;
+    only the pieces are read.
     """
     bounds = np.stack([starts, starts + lengths], axis=1).ravel()
     offsets = np.concatenate([[0], bounds, [len(numbers)]]) * numbers.itemsize

@@ -51,8 +51,8 @@ _FIRST_SHARE = 4
 """The first batches have at most 1/4 of the budget's tokens, because the model may be slow."""
 
 _FEWEST = 4
-"""The rows of at least this many batches are cut together, because fewer would pad rows too much. It is
-exactly this many for packed rows, and for all rows until the time of a batch is known.
+"""The rows of at least this many batches are cut together, because fewer would pad rows too much. More are
+cut together only if rows are padded, and once the time of a batch is known.
 """
 
 _LATEST = 20
@@ -167,7 +167,7 @@ class BatchSize:
     def mixed_batches(self, tokens: int, *, packed: bool = False) -> int:
         """The number of batches with this many `tokens` whose rows are cut together.
 
-        For `packed` rows, which have no padding, it is `_FEWEST`.
+        For `packed` rows, which have no padding, the number is `_FEWEST`.
         """
         if packed or not self._speeds:
             return _FEWEST

@@ -109,7 +109,7 @@ class EngineCache:
         cached = self._cached[key]
         self._cached.move_to_end(key)
         cached.used = system.monotonic()
-        options = spec.model_copy(update={"revision": None})  # `cached` is of this revision
+        options = spec.model_copy(update={"revision": None})  # the engines of `cached` all have its revision
         engine = cached.engines.pop(options, None) or self._make(cached.loaded.model(spec))
         cached.engines[options] = engine  # so that the latest engine is last
         if len(cached.engines) > _ENGINES:

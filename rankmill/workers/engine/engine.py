@@ -326,8 +326,8 @@ class _Unlike(Exception):
 
 
 def _means(scores: Logits, of: Rows, count: int) -> Logits:
-    """The mean score of each of `count` pairs over its windows. `of` has the index of each window's pair. The
-    scores are added in the order of the windows, so that their order of scoring changes no bits.
+    """The mean score of each of `count` pairs over its windows. `of` has the index of each window's pair.
+    Scores are added in the order of the windows, whatever the order in which windows were scored.
     """
     sums = np.zeros((count, *scores.shape[1:]))
     np.add.at(sums, of, scores)

@@ -29,8 +29,8 @@ grows with the square of the length.
 """
 
 _LEAST = 512
-"""Least weight of a batch, as `Headroom` defines it: most of the memory of a lighter batch does not depend on
-its weight.
+"""A batch counts with at least this weight (`Headroom`): most of the memory of a lighter batch does not
+depend on its weight.
 """
 
 _SAY_SECONDS = 60

@@ -286,8 +286,7 @@ class Pipeline:
             while self.step():
                 pass
         except ScoresChanged as error:
-            # after all earlier answers, because `changed` must know their runs: they may have wrong scores
-            # too
+            # after all earlier answers: their scores may be wrong too, so `changed` must know their runs
             self.answer(partial(self.changed, error.model, str(error)))
 
     def step(self, *, wait: bool = True) -> bool:

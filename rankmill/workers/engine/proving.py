@@ -44,13 +44,13 @@ from rankmill.workers.models.loading import CannotConvert, Loaded, find_max_leng
 from rankmill.workers.models.probes import SCORED, over_the_limit, scored_length
 
 _FLOOR, _PART = 1e-4, 1e-5
-"""Logits may always differ by the first number, and by the second number times the largest logit, if the
-worker scores in fp32 or transformers' model is too large for fp32.
+"""If the worker scores in fp32, or transformers' model is too large for fp32, logits may always differ by the
+first number. They may also differ by the second number times the largest logit.
 """
 
 _SCORE_PART = 1e-6
-"""Scores that are made from the same logits may differ by this number, and by this number times the largest
-score.
+"""Scores that are made from the same logits may differ by this number, or by this share of the largest score
+if that is more.
 """
 
 _TIMES = 2.0
@@ -449,8 +449,8 @@ class Proving:
         return self._other_scores(own, theirs)
 
     def _other_scores(self, own: Own, theirs: Logits) -> str | None:
-        """Why the worker would make other scores from the same logits than transformers does, with some
-        activation or output that a spec may name; ``None`` if it would not.
+        """Why the worker would make other scores than transformers from the same logits, with some activation
+        or output that a spec may name; ``None`` if it would not.
         """
         several = len(own.labels) > 1
         logits = theirs if several else theirs[:, 0]
@@ -504,8 +504,8 @@ class Proving:
         worker's device instead, in its precision (bf16 for 8 and 4 bits).
 
         Also returns the error of the worker's precision: how much the results change if the model runs in
-        this precision on the worker's device. If a large model already does, it is how much padding changes
-        the results.
+        this precision on the worker's device. If a large model already runs so, the error is how much padding
+        changes the results.
         """
         # the module `reference` imports torch, which a kept proof does not need
         from rankmill.workers.models.reference import ReferenceModel

@@ -112,12 +112,12 @@ _CHOOSE_KERNELS = (
 
 
 def forced_kernels() -> list[str]:
-    """The environment variables that choose kernels and are set, with their values."""
+    """The environment variables of `_CHOOSE_KERNELS` that are set, as ``NAME=VALUE``."""
     return [f"{name}={os.environ[name]}" for name in _CHOOSE_KERNELS if os.environ.get(name)]
 
 
 def int8_overflows() -> bool:
-    """Whether sums of 8-bit products can overflow on this CPU, which is so without VNNI, except on ARM."""
+    """Whether sums of 8-bit products can overflow on this CPU: they can without VNNI, except on ARM."""
     is_arm = platform.machine() in {"aarch64", "arm64"}
     return not is_arm and not cpu_flags() & {"avx512_vnni", "avx_vnni"}
 

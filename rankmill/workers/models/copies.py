@@ -60,8 +60,8 @@ class ModelCopies:
             raise SpecError(str(error)) from None
 
     def make_room(self, needed: int = 0, keep: Path | None = None) -> int:
-        """Remove old copies and conversions from the cache, as `CacheRoom.make_room` says; nothing without a
-        limit.
+        """Remove old copies and conversions from the cache, as `CacheRoom.make_room` says. Without a limit,
+        nothing is removed.
         """
         return 0 if self._limit is None else make_room(self._kept(), self._limit, needed=needed, keep=keep)
 

@@ -240,7 +240,7 @@ class FastTexts:
                 for start, stop in kept["proven"]:
                     proven[start:stop] = True
                 self._proven = proven
-                # set last: if the proof's thread is here, the main thread uses the library from now on
+                # set last, because the main thread uses the library as soon as this is set
                 self._fast = self._make(self._slow.to_str())
             except (TypeError, ValueError) as error:
                 logger.warning("%s is damaged: %s", self._file, error)

@@ -218,8 +218,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return bounded
 
     def _check(self, name: str, given: tuple[Any, ...]) -> None:
-        """Check the arguments of a filter or of a text's method before the call, which may make something
-        larger of them.
+        """Check the arguments of a filter or of a text's method before the call, because the result may be
+        much larger than the arguments.
         """
         if name in {"format", "format_map"} and isinstance(given[0], str):
             _check_widths(given[0])

@@ -41,7 +41,9 @@ logger = logging.getLogger(__name__)
 
 
 class Executions(ExecutionRegistry):
-    """The executions of a job, RQ's records that a worker holds it, that are both listed and stored in Redis.
+    """The executions of a job that are both listed and stored in Redis.
+
+    An execution is RQ's record that a worker holds the job.
 
     RQ keeps an execution's entry in the list longer than its data, and a restarted server may have only one
     of the two. RQ (3.0) cannot finish a job while an execution is listed without data.

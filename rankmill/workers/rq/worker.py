@@ -43,7 +43,7 @@ _NAME_SECONDS = 0.2
 """Seconds between two checks whether a worker's name is free."""
 
 _NO_EXPIRY, _NO_KEY = -1, -2
-"""Redis's answers in place of a time: the key does not expire, or does not exist."""
+"""Redis's answers if there is no time until a key expires: the key does not expire, or does not exist."""
 
 _MADE_UP = re.compile("[0-9a-f]{32}")
 """The name that RQ gives to a worker without ``--name``, also in a worker pool."""
@@ -327,9 +327,8 @@ class RQWorker(SimpleWorker):
     def _await_name(self) -> None:
         """If a killed worker had this name, wait until it counts as dead, and delete its record.
 
-        RQ would keep the record for some minutes. The worker counts as dead when its report expires, as its
-        leases do, and others get its jobs. If the report is renewed or does not expire, raise a
-        `ConfigError`.
+        RQ would keep the record for some minutes. The worker counts as dead when its report and its leases
+        expire; then others get its jobs. If the report is renewed or has no expiry, raise a `ConfigError`.
         """
         connection: Any = self.connection
         before = math.inf

@@ -89,7 +89,7 @@ def _quantize(whole: Path, final: Path, precision: str) -> None:
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    # to hide its advice to change the model first
+    # so that `quantize_dynamic` does not log its advice to change the model first
     logging.getLogger().disabled, before = True, logging.getLogger().disabled
     try:
         quantize_dynamic(

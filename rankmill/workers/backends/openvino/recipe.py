@@ -79,7 +79,7 @@ class LeftOut(nn.Module):
 
 
 class _Recipe(BaseModel):
-    """The version in `RECIPE`, and the names of the layers that stay out of 8 bits."""
+    """The content of the file `RECIPE`: its version, and the names of the layers that stay out of 8 bits."""
 
     format: int = Field(ge=RECIPE_FORMAT, le=RECIPE_FORMAT)
     left_out: tuple[str, ...]

@@ -103,13 +103,13 @@ class Network(nn.Module):
     """Whether the method ``continued`` may be called, for rows with shared prefixes."""
 
     skipped: int | None = None
-    """Id of a token that the score passes over at the end of a row; ``None`` if it reads any last token."""
+    """Id of a token that the score passes over at the end of a row; ``None`` if it passes over none."""
 
     def prepare_packing(self) -> bool:
         """Prepare for `packed`; returns whether packing may be tried.
 
-        Packing may be tried if transformers says that the model runs with Flash Attention. A model that runs
-        with Flash Attention passes to its attention everything that the attention depends on.
+        Packing may be tried if transformers says that the model runs with Flash Attention: such a model
+        passes to its attention everything that the attention depends on.
         `rankmill.workers.backends.torch.ways` compares the scores afterwards.
         """
         told = ("_supports_flash_attn", "_supports_attention_backend")
