@@ -13,22 +13,22 @@ RUNS = 1000
 """The backlog is computed from at most this many runs, those with the most recent activity."""
 
 _QUIET_SECONDS = 600
-"""Seconds without a result after which a run no longer counts if its queue has jobs and workers, because its
-producer has probably died.
+"""A run without a result for this many seconds does not count if its queue has jobs and workers. Its producer
+has probably died.
 """
 
 _ABANDONED_SECONDS = 60
-"""Seconds without a result after which a run no longer counts if its queue has no jobs."""
+"""A run without a result for this many seconds does not count if its queue has no jobs."""
 
 _FORWARD = STAGES.index("forward")
 
 
 @dataclass(frozen=True)
 class Backlog:
-    """Pairs that are not scored yet, and the seconds that the live workers need for them, or that one worker
-    would need if the queue has no live worker.
+    """The pairs of a queue that are not scored yet, and the seconds that its live workers need for them.
 
-    ``seconds`` is ``None`` if there are pairs, but no worker of the queue was seen to have scored any.
+    Without live workers, ``seconds`` is what one worker would need. ``seconds`` is ``None`` if there are
+    pairs, and the speed of the queue's workers is unknown.
     """
 
     pairs: int
@@ -75,8 +75,11 @@ def _chunk_pairs(reports: Iterable[WorkerReport]) -> float:
 
 
 def _pairs(queue: QueueState, runs: Iterable[RunState], chunk_pairs: float) -> int:
-    """Pairs that are left in active runs with a known total, submitted or not, and the usual number of pairs
-    for each other job of the queue.
+    """Pairs that the queue's workers still have to score.
+
+    Of an active run with a known number of rows, all rows that are left count, even if they are not in the
+    queue yet. Each waiting job of other runs counts as `chunk_pairs` pairs; so does each started job, if no
+    run is active.
     """
     jobs = queue.waiting + queue.started
     limit = _QUIET_SECONDS if jobs else _ABANDONED_SECONDS
@@ -86,8 +89,8 @@ def _pairs(queue: QueueState, runs: Iterable[RunState], chunk_pairs: float) -> i
         if run.rows is not None and (run.quiet_seconds < limit or (jobs and not queue.workers))
     ]
     pairs = [max((run.rows or 0) - run.rows_done, 0) for run in active]
-    # The number of a request's waiting jobs is unknown, but is at most the number of pairs left. It is also
-    # unknown which runs the started jobs belong to.
+    # It is unknown how many jobs of a request wait, but at most as many as it has pairs left. It is also
+    # unknown to which runs the started jobs belong.
     waiting = sum(
         run.waiting if priority_of(run.id) == "bulk" else left
         for run, left in zip(active, pairs, strict=True)

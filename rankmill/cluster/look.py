@@ -36,10 +36,10 @@ class Look:
     def replies(
         self, items: Sequence[Item], commands: Callable[[Item], list[tuple[Any, ...]]]
     ) -> list[list[Any]]:
-        """The replies to the `commands` of each item; the commands only read, and are sent in one round trip.
+        """Send the `commands` of all items in one round trip; returns a list of replies for each item.
 
-        A command is a tuple of its name, its key, the reply to use if the key holds a value of another type,
-        and its other arguments.
+        A command only reads. It is a tuple of its name, its key, a default, and its other arguments. If the
+        key holds a value of another type than the command reads, the default is the reply.
         """
         reads = [commands(item) for item in items]
         sent = [(name, key, *arguments) for of_item in reads for name, key, _, *arguments in of_item]

@@ -79,7 +79,7 @@ def reachable(workers: Iterable[WorkerState]) -> list[WorkerState]:
 
 
 def queues_without(workers: Sequence[WorkerState], drained: Sequence[str]) -> list[str]:
-    """The queues of the workers named in `drained` whose chunks no other worker takes."""
+    """The queues that only the workers named in `drained` serve: no other worker takes their chunks."""
     theirs = {queue for worker in workers if worker.name in drained for queue in worker.queues}
     rest = [worker for worker in workers if worker.name not in drained and worker.state in TAKE_CHUNKS]
     return sorted(theirs - {queue for worker in rest for queue in worker.queues})

@@ -25,7 +25,9 @@ ID_CHARS = 12
 """Number of characters of a run's id in tables, which is enough to identify it."""
 
 _FRAME = 4
-"""Lines that the overview needs besides its parts, for the workers' head and count, a gap and the prompt."""
+"""Lines of the terminal that are neither workers nor the parts above and below them: the head of the workers'
+table, the line that counts the other workers, an empty line, and the prompt.
+"""
 
 _FEWEST = 3
 """Fewest workers that are shown, even if the terminal has too few lines."""
@@ -94,7 +96,7 @@ class Overview:
 
 def _first_workers(workers: Sequence[WorkerState], most: int | None) -> RenderableType:
     ordered = sorted(workers, key=lambda worker: (not _is_in_trouble(worker), natural_order(worker.name)))
-    # a line for one more worker needs no more room than a line that counts it
+    # one worker too many is shown, because the line "and 1 more" would need as much room
     if most is None or len(ordered) <= most + 1:
         return workers_table(ordered)
     states = Counter(worker.state for worker in ordered[most:])

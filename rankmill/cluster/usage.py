@@ -18,7 +18,9 @@ By = Literal["key", "model", "day"]
 NOBODY = "(none)"
 """Name of the tenant of runs that do not name one."""
 OTHER = "(other)"
-"""Name of tenant and model in the entry that adds up what exceeds the bound on a day's entries."""
+"""Name of the tenant and of the model in a day's entry `other`: the sum of all that comes after the day has
+its most entries.
+"""
 
 _NOBODY_GROUP = group_of("")
 _LABELS = ("tenant", "model", "device")
@@ -32,8 +34,8 @@ _COUNTED = {
 
 
 def tenant_of(entry: Entry) -> str:
-    """The name of an entry's tenant, or the digits that stand for the tenant in ids of runs if the name is
-    unknown.
+    """The name of an entry's tenant. If the name is unknown, the digits that stand for the tenant in the ids
+    of its runs.
     """
     if entry.other:
         return OTHER
@@ -84,7 +86,8 @@ def listed(entries: Iterable[Entry], called: Callable[[str], str] = str) -> dict
 class UsageMetrics:
     """Counters of what was used since this process first read the accounts.
 
-    What each day had when it was last read is remembered, so totals do not fall at midnight.
+    Each day has its own account. A reading adds how much each account has grown since the last reading, so
+    the counters do not fall at midnight.
     """
 
     def __init__(self) -> None:
@@ -93,7 +96,7 @@ class UsageMetrics:
         self._totals: dict[tuple[str, ...], Amounts] = {}
 
     def families(self, entries: Iterable[Entry] | None) -> Iterable[CounterMetricFamily]:
-        """The metrics, which lack values if `entries` is ``None``."""
+        """The metrics; without values if `entries` is ``None``, because the accounts cannot be read."""
         counters = [
             CounterMetricFamily(f"rankmill_usage_{name}", text, labels=_LABELS)
             for name, text in _COUNTED.items()

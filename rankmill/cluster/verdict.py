@@ -133,7 +133,8 @@ def _of_memory(memory: ServerMemory) -> Iterator[ClusterFault]:
 
 
 def _of_queue(queue: QueueState, *, has_lost: bool) -> Iterator[ClusterFault]:
-    # once RQ has forgotten dead workers, only their chunks tell of them; a draining worker finishes its own
+    # Started jobs count too, because their workers may be dead and forgotten by RQ. They do not count while a
+    # lost worker is shown, which is a fault of its own, or while draining workers may finish them.
     waits = queue.waiting + (0 if has_lost or queue.drained else queue.started)
     if waits and not queue.workers:
         whom = "all workers are drained" if queue.drained else "no workers"
@@ -183,6 +184,8 @@ def _is_stuck(run: RunState, queues: Iterable[QueueState], workers: Iterable[Wor
 
 
 def _is_free(worker: WorkerState) -> bool:
-    """Whether a worker waits for work; one that leaves chunks to others may only wait for other chunks."""
+    """Whether a worker would take any chunk. A worker that refuses some runs may be idle while chunks of
+    these runs wait, so it does not count.
+    """
     report = worker.report
     return worker.state == "idle" and not (report and (report.doing or report.refusals))

@@ -80,7 +80,9 @@ class SeenRun(RunFigures):
 
 
 class Seen(BaseModel):
-    """What an extension has read of a cluster; its fields are in the JSON of ``rankmill status``."""
+    """Base of what an extension reads of a cluster. The fields of a subclass are in the JSON of ``rankmill
+    status``.
+    """
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -142,8 +144,8 @@ class Watch:
     """What an extension adds to the views of a cluster."""
 
     kinds: ClassVar[Mapping[str, str]] = {}
-    """For each kind of the extension's faults, a kind that is worse and comes just before it. If that kind is
-    unknown, the extension's kind comes last.
+    """The kinds of the extension's faults. The value of each is a worse kind, which comes just before it in
+    the list of faults. If that kind is unknown, the extension's kind comes last.
     """
 
     nothing: ClassVar[Seen] = Seen()
@@ -162,8 +164,8 @@ class Watch:
         return None
 
     def pages(self, client: redis.Redis, settings: Settings) -> Mapping[str, WSGIApplication]:
-        """What the exporter serves beside ``/metrics``, by path. Commands of `client` do not wait for the
-        server.
+        """What the exporter serves besides ``/metrics``, by path. `client` does not wait for a server that is
+        away.
         """
         return {}
 
@@ -215,8 +217,8 @@ def read_extensions(look: Look) -> dict[str, Seen]:
 def _seen(name: str, watch: Watch, look: Look) -> Seen:
     try:
         seen = watch.read(look)
-        # Runs, faults and lines depend on what was read and are asked for again later; they are asked for
-        # here too, so that only the extension fails if one of its methods raises.
+        # All methods are called here once, although their results are used only later: if one raises an
+        # error, the extension is shown as broken, and all else of the cluster is still shown.
         kinds = {fault.kind for fault in seen.faults()} - {"extension", *watch.kinds}
         if kinds:
             raise ValueError(f"{', '.join(sorted(kinds))} is not among the kinds of its faults")

@@ -59,8 +59,8 @@ class Estimate(BaseModel):
 def estimate(
     request: FileRequest, settings: Settings, sample: int, cluster: EmbeddedCluster | None
 ) -> Estimate:
-    """Score up to `sample` pairs to load the model and to find pairs over its limit, and then again to
-    measure the time.
+    """Score up to `sample` pairs twice. The first time loads the model, and shows which pairs are over its
+    limit. The second time is measured.
 
     Raises
     ------

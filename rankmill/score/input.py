@@ -24,7 +24,9 @@ from rankmill.producer.files.source import PairSource, open_source
 from rankmill.producer.files.stores.reading import fingerprint
 
 RUN_TEXTS = TextColumns("query", "passage")
-"""Columns of a run with its queries and corpus, which are in the output only if they are asked for."""
+"""Columns of the texts of a run, as read from its queries and corpus. They are in the output only if the
+request asks for them.
+"""
 
 
 def text_columns(request: FileRequest) -> TextColumns:
@@ -49,7 +51,10 @@ class FoundInput:
     fingerprints: Sequence[str] = ()
 
     def identify(self, folder: Path, stack: ExitStack) -> dict[str, str]:
-        """Identify the input for the manifest; standard input is kept in `folder` until `stack` ends."""
+        """The facts by which an interrupted run recognizes the same input: the files and their fingerprints.
+
+        Standard input is saved in `folder` until `stack` ends.
+        """
         if self.request.reads_stdin:
             stack.callback(forget_stdin, folder)
             file, content = receive_stdin(folder)
@@ -104,13 +109,13 @@ class FoundInput:
 
 
 def find_input(request: FileRequest) -> FoundInput:
-    """Find the files of the request's input; for standard input, none are known yet.
+    """Find the files of the request's input; none for standard input, which is saved later.
 
     Raises
     ------
     InputError
-        A file does not exist or cannot be read, or the request names no input, two inputs, or others besides
-        standard input.
+        A file does not exist or cannot be read; or the request names no input, both files and a run, or
+        standard input together with files.
     """
     if request.run:
         if request.inputs:

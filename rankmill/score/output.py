@@ -1,4 +1,4 @@
-"""The place, format and columns of score-file's output, and the options that do not fit it."""
+"""The place, format and columns of score-file's output; finds options that have no effect on it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ from rankmill.producer.files.workspace import OutputFile, PartsFolder
 from rankmill.score.input import RUN_TEXTS, FoundInput, text_columns
 
 _ALWAYS = ("query_column", "passage_column", "score_column", "on_null")
-"""Options that a manifest names even if they have their usual values."""
+"""Options that are in an output's manifest even if they have their defaults. An interrupted run is continued
+only if its manifest is unchanged.
+"""
 
 _OF_THE_PLACE = {
     "inputs", "run", "queries", "corpus", "qrels", "output", "max_field_mib", "models", "force", "restart",
 }  # fmt: skip
-"""Options that a manifest leaves out, because they change no row of the output, or because it names them in
-another way.
+"""Options that are not in the manifest under their names. They change no row of the output, or the manifest
+has their values elsewhere.
 """
 
 
@@ -56,7 +58,7 @@ class OutputTarget:
 
     @property
     def file(self) -> AnyPath:
-        """The file whose name tells the output's format; in a folder, the part that would have all rows."""
+        """The file whose name tells the output's format: the output itself or, in a folder, a part."""
         if not self.request.rows_per_part:
             return self.path
         return self.path / self.form.part_name(OutputPart(1, 1))
@@ -241,4 +243,4 @@ _WRITTEN: dict[str, Callable[[Any], str]] = {
     "shard": lambda shard: "{}/{}".format(*shard),
     "reuse": _file_state,
 }
-"""How a manifest writes the values of options that are not text or numbers."""
+"""How values that are neither text nor numbers are written into a manifest, by the option's name."""

@@ -19,8 +19,8 @@ from rankmill.jobs.system import system
 _LOG_SECONDS = 30.0
 
 Show = Callable[[Progress, int, str], None]
-"""Shows the progress, the number of live workers, and what these do before they score (a text that is empty
-afterwards).
+"""Shows the progress, the number of live workers, and a text that says what the workers do before they score,
+such as loading the model. The text is empty once there are scores.
 """
 
 MakeView = Callable[[int], AbstractContextManager[Show]]
@@ -30,7 +30,9 @@ logger = logging.getLogger(__name__)
 
 
 def progress_view(total: int, *, quiet: bool = False) -> AbstractContextManager[Show]:
-    """A progress line on a terminal, unless `quiet`; otherwise log messages that are at least 30 s apart."""
+    """A progress line if standard error is a terminal and `quiet` is false; otherwise log messages, at least
+    30 s apart.
+    """
     return _in_log(total) if quiet or not sys.stderr.isatty() else _in_terminal(total)
 
 

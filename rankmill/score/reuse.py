@@ -21,15 +21,17 @@ from rankmill.score.output import named_columns
 from rankmill.score.summary import Tally, metadata
 
 _COMPARED = (
-    "revision",  # first, because it explains most
+    "revision",  # first, because another revision explains most other differences
     "model", "precision", "max_length", "activation", "instruction", "prompt_template", "label", "long",
     "long_stride", "all_labels", "deterministic", "truncation_side", "max_passage_tokens", "inputs",
     "query_column", "passage_column", "text_column", "score_column",
 )  # fmt: skip
-"""Metadata that say how and of which texts scores were made, and which column has them."""
+"""Metadata that must be equal in both outputs: how and from which texts scores are made, and which column has
+the scores. The error message names the first that differs.
+"""
 
 _OPEN = {"revision", "precision"}
-"""Metadata that a run need not name, because it takes the values of the earlier output."""
+"""Metadata that a run may leave open: it then takes the values of the earlier output."""
 
 
 def earlier_scores(request: FileRequest, settings: Settings) -> tuple[Settings, EarlierScores | None]:

@@ -68,8 +68,9 @@ def score_file(
     view
         Makes a view of the progress for the number of rows; called when the scoring begins.
     confirm
-        Called with the complete output and the summary before the output is moved into place; an exception
-        prevents the move. An output in parts gives the last file, or ``None`` if that is in place already.
+        Called with the complete output and the summary before the output is moved into place; if it raises,
+        the output is not moved. Of an output in parts, it gets the last part, or ``None`` if that is in
+        place.
     tokens_column
         Name of a further column with the number of tokens of each row; null where no worker has counted them.
     made
@@ -182,7 +183,9 @@ def _use_system_memory() -> None:
 
 
 def _with_versions(models: Sequence[str], settings: Settings, work: Workspace) -> list[str]:
-    """The versions that the models stood for in an interrupted run that is resumed, or else stand for now."""
+    """The versions of the models to score with. A resumed run keeps the versions that it began with;
+    otherwise they are what the names stand for now.
+    """
     versions, resolver = [], ModelNames(settings)
     for name, journal in zip(models, work.journals, strict=True):
         model = journal.model if work.resumes else None
@@ -257,8 +260,8 @@ def _score(
 
 
 def _check_kind(tally: Tally, earlier: EarlierScores | None) -> None:
-    """Raise `InputError` if bits of one kind would be mixed with those of another kind from ``--reuse``;
-    otherwise note in `tally` how the reused scores were made.
+    """Note in `tally` how the scores of ``--reuse`` were made. Raises `InputError` if these scores are
+    deterministic, and the workers' kind (`ChunkStats.kind`) is another one.
     """
     if earlier and earlier.kind and (others := tally.kinds - {earlier.kind}):
         raise InputError(
@@ -279,7 +282,7 @@ def _revision(journal: Journal, settings: Settings) -> str | None:
 def _end_last_run(store: RunStore, journal: Journal) -> None:
     """Delete from Redis the run of a producer that died, and count the results that it had accepted.
 
-    Results that the producer had not accepted are dropped: their chunks were in flight, and are scored again.
+    Results that the producer had not accepted are dropped, and their chunks are scored again.
     """
     try:
         last = store.load(journal.run) if journal.run else None
@@ -294,9 +297,9 @@ def _end_last_run(store: RunStore, journal: Journal) -> None:
 
 
 def drop_last_run(output: OutputFile, models: int, store: RunStore) -> None:
-    """Delete from Redis the run that a dead process has begun for an output that nobody will continue.
+    """Delete from Redis the run of a dead process whose output nobody will continue.
 
-    The output's working folder stays as it is if it has scored rows. Raises what `Workspace` raises.
+    If the output's working folder has scored rows, it stays as it is. Raises what `Workspace` raises.
     """
     if workspace_of(output.path).exists():
         with Workspace(output, restart=False, force=True, models=models) as work:

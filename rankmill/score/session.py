@@ -116,8 +116,8 @@ class Session:
     ) -> Iterator[ScoringRun]:
         """Start a run, or a run for each of several `models`; an error inside the ``with`` block cancels it.
 
-        Other parameters are as in `Client.start` and `start_several`. While it waits for results, the session
-        watches the workers.
+        While it waits for results, the session watches the workers, and calls `on_wait`. Other parameters are
+        as in `Client.start` and `start_several`.
 
         Raises
         ------

@@ -83,7 +83,7 @@ class Tally:
             raise InputError("the journal's sums are damaged; start over with --restart") from None
 
     def add(self, part: ScoredTable) -> None:
-        """Count a chunk; with several models, it has a part for each model."""
+        """Count a chunk. With several models, `part` has the scores of each model in `ScoredTable.parts`."""
         for own, other in zip(self.each, part.parts, strict=False):
             own.add(other)
         for other in part.parts:
@@ -127,7 +127,9 @@ class Tally:
         return ", ".join(sorted(self.kinds)) or None
 
     def proven(self) -> dict[str, str]:
-        """The proven bound, its reference and the kind, as metadata writes them, if they are known."""
+        """The output's metadata about its exactness: the proven bound, its reference and the kind. What is
+        unknown is left out.
+        """
         bound = worst(self.bounds)
         stated = None if bound is None else f"{bound:g}"
         facts = {"bound": stated, "reference": self.reference, "kind": self.kind}

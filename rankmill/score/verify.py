@@ -145,8 +145,8 @@ def verify(scored: ScoredBefore, sample: int, cluster: EmbeddedCluster | None = 
     Raises
     ------
     InputError
-        The file is damaged or lacks a column, or the present workers compute other bits than those that
-        scored it.
+        The file is damaged or lacks a column. Or the file is deterministic, and the present workers would
+        compute other bits (`ChunkStats.kind`).
     RunFailed
         The workers cannot score with the file's model.
     """
@@ -168,7 +168,7 @@ def verify(scored: ScoredBefore, sample: int, cluster: EmbeddedCluster | None = 
     else:
         own = scored.bound or 0.0
         allowed = own + max(own, worst([chunk.bound for chunk in again.stats]) or 0.0)
-        wrong = ~(apart <= allowed)  # this is also true if a row has no score now
+        wrong = ~(apart <= allowed)  # not `>`, so that a row without a score now (NaN) is wrong
     return Verification(
         file=str(scored.path),
         rows=rows,
@@ -186,8 +186,8 @@ def _bits(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.uint32]:
 
 
 def _sampled(before: ScoredBefore, sample: int) -> tuple[npt.NDArray[np.int64], pa.Table, int]:
-    """The numbers of random rows with a score, a table of their texts and scores, and the file's total of
-    rows.
+    """The numbers of random rows that have a score, a table of their texts and scores, and the number of all
+    rows of the file.
     """
     *_, score = before.columns
     scored = scored_rows(before.path, before.columns, "--verify")

@@ -76,9 +76,9 @@ class ModelFigures(Collector):
         seconds: float | None,
         outputs: int = 1,
     ) -> None:
-        """Count a chunk's scores, and the seconds to its result if they are known.
+        """Count a chunk's scores, and the seconds until its result if these are known.
 
-        Each row has `outputs` scores, which are NaN if the row has none.
+        `scores` has `outputs` numbers for each row, all NaN for a row without a score.
         """
         scored = scores[~np.isnan(scores)]
         with self._lock:

@@ -1,8 +1,10 @@
-"""RQ's queue with a waiting list for each run. Tenants and runs take turns by how many of their pairs workers
-have taken.
+"""RQ's queue with a waiting list for each run, in which tenants take turns.
 
-RQ's own list contains the jobs that callers enqueue by name, and a chunk for each worker that waits at that
-list. All other chunks wait in the list of their run, or, for requests, in the list of their tenant.
+The next job is for the tenant from which workers have taken the fewest pairs, divided by its weight. The runs
+of a tenant take turns in the same way.
+
+Chunks of bulk runs wait in a list for each run, and those of requests in a list for each tenant. RQ's own
+list contains only jobs that callers enqueue by name, and a chunk for each worker that waits at that list.
 `waiting.lua` describes the keys of the queue's scripts. The cost of taking a job does not depend on how many
 jobs wait.
 """
@@ -25,11 +27,11 @@ IDLE_SECONDS = 5
 """Seconds for which a worker counts as idle, or as waiting at RQ's list, after it last said so."""
 
 _PROBES = 4
-"""Lost lists are detected by a look for this many jobs, which are those that a producer needs first."""
+"""A list counts as lost if one of this many jobs is missing: those that the producer needs first."""
 
 _PUT_BACK_AT_ONCE = 1000
-"""Most jobs that one script looks for; it reads whole lists, and lists of 100,000 jobs take tens of
-milliseconds.
+"""Most jobs that one run of the script `_PUT_BACK` looks for. The script reads whole lists: 100,000 jobs take
+tens of milliseconds.
 """
 
 _REMOVE_AT_ONCE = 100
@@ -79,16 +81,18 @@ class OrderedQueue(RQQueue):
             return sum(int(length or 0) for length in pipe.execute())
 
     def waiting_list(self, job_id: str) -> str:
-        """The key of the list in which a job waits; a chunk may be in RQ's list instead, for a worker that
-        waits there.
+        """The key of the list in which a job waits. A chunk may also be in RQ's list, for a worker that waits
+        there.
         """
         run_id = _run_of(job_id)
         return self.key if run_id is None else keys.waiting(self.name, run_id)
 
     def place(self, client: Any, job_id: str | bytes, *, at_front: bool) -> None:
-        """Put a job that RQ enqueues into its list; a chunk goes to the front, because it has waited before.
+        """Put a job that RQ enqueues into its waiting list. RQ enqueues chunks only when they come back, so
+        they go to the front.
 
-        `at_front` is set for a job that a worker hands back; its tenant and its run then get the turn back.
+        `at_front` is set for a job that a worker hands back unscored. Its tenant and its run then get back
+        their turn.
         """
         front = at_front or _run_of(job_id) is not None
         _PUT.run(client, self._places, int(front), int(at_front), job_id)
@@ -98,11 +102,11 @@ class OrderedQueue(RQQueue):
         _PUT.run(pipe, self._places, 0, 0, *job_ids)
 
     def rescue(self, job_id: bytes, seen: bytes, now: float, seconds: float) -> None:
-        """Put back a job that was taken and not begun, if the first call for the job was more than `seconds`
-        ago.
+        """Put back a job that a worker has taken but not begun, if the first call for the job was more than
+        `seconds` ago.
 
-        The first call writes `now` to the key `seen`. A slow worker's job may be put back too early; the
-        worker that begins it removes it from the queue.
+        The first call writes `now` to the key `seen`. If the worker was only slow, and begins the job after
+        all, it removes the job from the queue again.
         """
         places = [*self._places, self.intermediate_queue_key, seen]
         _RESCUE.run(self.connection, places, job_id, now, seconds)
@@ -113,15 +117,14 @@ class OrderedQueue(RQQueue):
         return requests, {tenant.decode(errors="replace") for tenant in tenants}
 
     def put_back(self, job_ids: Sequence[str]) -> int:
-        """Put back the jobs of a run that are in no list, although their hashes say that they wait, pause or
-        run.
+        """Put back lost jobs of a run: their hashes say that they wait, pause or run, but no list has them.
 
         Returns how many were put back.
 
-        If Redis has lost a list, no worker would ever find its jobs. All jobs are looked up only if one of
-        the first few is not found. This never puts a job into the queue twice. If Redis has lost only the
-        lease of a job that a worker has, the job may be scored twice. A list that has lost its place among
-        the turns gets one again.
+        No worker would ever find such jobs. All jobs are looked up only if one of the first few is lost. A
+        job is never put into the queue twice. A job that a worker is scoring is put back if Redis has lost
+        the job's lease, and may then be scored twice. If the run is not among those that take turns, it is
+        added.
         """
         if not job_ids:
             return 0
@@ -137,7 +140,7 @@ class OrderedQueue(RQQueue):
             return sum(pipe.execute())
 
     def _has(self, job_ids: Sequence[str]) -> bool:
-        """Whether each of a few jobs is in one of the lists; a job that moves meanwhile may be missed."""
+        """Whether each of these jobs is in a list. A job that moves during the look may not be found."""
         commands: list[tuple[Any, ...]] = [("zrange", self.started_job_registry.key, 0, -1)]
         for job_id in job_ids:
             for key in (self.waiting_list(job_id), self.key, self.intermediate_queue_key):
@@ -155,7 +158,7 @@ class OrderedQueue(RQQueue):
     def remove_run(self, run_id: str, chunks: Sequence[ChunkId]) -> int:
         """Remove the waiting jobs of a run's chunks, with their hashes and payloads; returns how many.
 
-        However many jobs are removed, other commands wait only about a millisecond for this.
+        The jobs are removed by many short scripts, each of which blocks the server for about a millisecond.
         """
         places = [*self._places, keys.pairs(run_id, "")]
         jobs, removed = [keys.job_id(run_id, chunk) for chunk in chunks], 0
@@ -178,25 +181,25 @@ class OrderedQueue(RQQueue):
         idle: bool = False,
         alone: Iterable[str] = (),
     ) -> Taken:
-        """Move the next job of one of `kinds` to the intermediate queue, if such a job waits.
+        """Move the next job of one of `kinds` to RQ's intermediate queue, if such a job waits.
 
         Parameters
         ----------
         kinds
             The kinds of jobs to take, in order of preference.
         worker, waits, idle
-            Name of the worker; whether it will wait at RQ's list if it gets no job; and whether it will be
-            idle then.
+            Name of the worker; whether it waits at RQ's list when it gets no job; and whether it is idle
+            then.
         alone
-            Ids of runs that the worker leaves alone.
+            Ids of runs whose jobs the worker does not take.
         """
         places = [*self._places, self.intermediate_queue_key, workers_of(self.name)]
         arguments = [" ".join(kinds), worker, int(waits), int(idle), IDLE_SECONDS]
         return Taken(*_TAKE.run(self.connection, places, *arguments, *alone))
 
     def claim_idle(self, most: int) -> int:
-        """Forget up to `most` idle workers; returns how many, which is 0 while jobs wait, because idle
-        workers will take these.
+        """Take up to `most` workers from the list of idle ones, because the caller has work for them; returns
+        how many. While jobs wait, none are taken, because idle workers will take these jobs.
         """
         return int(_CLAIM_IDLE.run(self.connection, self._places, most))
 

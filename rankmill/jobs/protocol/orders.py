@@ -68,6 +68,6 @@ def give_order(
 def ask_for_orders(pipe: Pipeline, worker: str, read: Sequence[bytes]) -> None:
     """Add commands to `pipe` that delete the `read` orders and then list the others."""
     key = keys.orders(worker)
-    for raw in read:  # one by one, so that the transaction can be repeated
+    for raw in read:  # by value: if the transaction is repeated, it deletes nothing else
         pipe.lrem(key, 1, raw)  # type: ignore[arg-type]  # redis-py accepts bytes too
     pipe.lrange(key, 0, -1)

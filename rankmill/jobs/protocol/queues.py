@@ -19,12 +19,14 @@ UNUSED_SECONDS = 86400
 """A queue counts as unused if no worker has served it and no run has begun in it for this many seconds."""
 
 _FRESH_SECONDS = 1
-"""Seconds for which a sum counts as fresh, so that the cost does not grow with the number of workers."""
+"""Seconds after the writing of a queue's capacity in which no worker computes it again. So the cost does not
+grow with the number of workers.
+"""
 
 
 class QueueCapacity(WireModel):
-    """The number of a queue's live ScoringWorkers that take chunks, and the number of pairs that they claim
-    ahead in all.
+    """How many live ScoringWorkers of a queue take chunks, and how many pairs all of them together claim
+    ahead.
     """
 
     workers: Count = 0
@@ -59,7 +61,7 @@ def write_capacity(client: redis.Redis, queue: str, ttl: int) -> None:
 
 
 def read_capacity(client: redis.Redis, queue: str) -> QueueCapacity:
-    """Read what `write_capacity` wrote; returns an empty sum if that has expired or is damaged."""
+    """Read what `write_capacity` wrote; both numbers are 0 if it has expired or is damaged."""
     try:
         raw = cast("bytes | None", client.get(keys.capacity(queue)))
         return QueueCapacity() if raw is None else QueueCapacity.read_json(raw, "the capacity of the queue")

@@ -96,8 +96,8 @@ def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> int:
     running = store.redis.smembers(executions_of(worker))
     if running:
         store.redis.zadd(queue.started_job_registry.key, dict.fromkeys(running, 0), xx=True)
-        # Only these jobs are handed on, because after an outage live workers have not yet renewed their
-        # leases.
+        # `until=0` takes only these jobs, not those with a lapsed lease: after an outage, live workers may
+        # not have renewed their leases yet.
         hand_on_abandoned(queue, failure_handler(store), until=0)
     return len(running)
 

@@ -20,13 +20,14 @@ from rankmill.jobs.protocol.worker_report import queue_workers, taking_workers
 from rankmill.jobs.system import system
 
 _REPORT_SECONDS = 1.0
-"""Least seconds between two refusals of a run that a worker records, because each also reads the refusals of
-others.
+"""A worker records a refusal of a run only if its last one is at least this old (s), because recording also
+reads what all other workers have recorded.
 """
 
 _SERIES_SECONDS = 30.0
-"""If a worker refuses a run again within a lease plus these seconds, the run counts as refused in between. A
-worker with other work tries a refused run again after some 10 s, and when it has scored what it has claimed.
+"""If a worker refuses a run twice within a lease plus these seconds, it counts as having refused the run all
+the time. A worker with other work tries a refused run again only after some 10 s, and after what it has
+claimed.
 """
 
 _REMEMBERED = 1000
@@ -43,17 +44,18 @@ class RunRefusals:
         self._worker = worker
         self._lease_seconds = lease_seconds
         self._looks: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """When this worker last read who refuses a run, and since when all workers have refused that run
-        (infinity if they do not), by the run's id; both in monotonic seconds.
+        """By the run's id: when this worker last read the refusals of the run, and since when all workers
+        have refused it (infinity if they do not). Both are in monotonic seconds.
         """
 
     def refuse(
         self, run_id: str, queue: str, reason: str, *, seconds: float, ttl: int, in_redis: bool = True
     ) -> str | None:
-        """Record that this worker cannot score a run; returns why the run must end, or ``None``.
+        """Record that this worker cannot score a run. If no live worker of the queue can, return why the run
+        must end, else ``None``.
 
-        The run must end if no live worker of the queue can score it; a call within a second after the last
-        call for the run returns ``None``. The other parameters are as in `record`.
+        A call within a second after the last call for the same run does nothing, and returns ``None``.
+        `seconds`, `ttl` and `in_redis` are as in `record`.
         """
         last, since = self._looks.get(run_id, (-math.inf, math.inf))
         if system.monotonic() - last < _REPORT_SECONDS:
@@ -80,10 +82,10 @@ class RunRefusals:
     def record(
         self, run_id: str, reason: str, *, seconds: float, ttl: int, in_redis: bool = True
     ) -> dict[str, str]:
-        """Record a refusal; returns all workers that refuse the run now, with their reasons.
+        """Record a refusal; returns the reasons of all workers that refuse the run now, by the worker's name.
 
-        A refusal counts for `seconds`, because its worker then tries again, and is kept for `ttl` seconds. If
-        the run should be `in_redis` but is gone, nothing is kept.
+        The refusal counts for `seconds`; then the worker tries the run again. Redis keeps it for `ttl`
+        seconds, but not at all if the run should be `in_redis` and is gone.
         """
         key = keys.refusals(run_id)
         now = server_time(self._client)
@@ -108,5 +110,5 @@ class RunRefusals:
             self._client.hdel(keys.refusals(run_id), self._worker)
 
     def _has_begun(self, run_id: str) -> bool:
-        """Whether some worker could score the run, and so has settled how it is scored."""
+        """Whether a worker has begun the run: such a worker has settled what the run is scored with."""
         return bool(self._client.exists(keys.settled(run_id)))

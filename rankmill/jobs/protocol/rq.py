@@ -71,7 +71,9 @@ def let_expire(job: Job) -> None:
 
 
 class RQQueue(Queue):
-    """RQ's queue, which saves jobs; a subclass decides where they wait. Pauses end by the server's clock."""
+    """RQ's queue without RQ's waiting list: a subclass says in `place` where jobs wait. Pauses of jobs end by
+    the server's clock.
+    """
 
     def push_job_id(self, job_id: str | bytes, pipeline: Any = None, at_front: bool = False) -> None:
         """Put a job's id into the list that `place` chooses; RQ calls this for each job that it puts into the

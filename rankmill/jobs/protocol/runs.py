@@ -64,8 +64,8 @@ class DetachedChunks(WireModel):
 
 
 class Deleted(NamedTuple):
-    """Number of a deleted run's jobs that waited or paused, and why the run's scores are wrong, if a worker
-    has said so.
+    """What was found when a run was deleted: how many of its jobs waited or paused, and why its scores are
+    wrong if a worker has noted that.
     """
 
     waiting: int
@@ -82,7 +82,9 @@ class RunStore:
     """
 
     server_kind = "redis"
-    """The kind of server that keeps the runs, for extensions that keep data of their own there."""
+    """The kind of server that keeps the runs. Extensions with data of their own there choose their code by
+    it.
+    """
 
     def __init__(self, client: redis.Redis) -> None:
         # redis-py types one client for sync and async use, so every reply would need a cast.
@@ -95,11 +97,13 @@ class RunStore:
         return 0.2
 
     def compute(self, do: Callable[[], T], rows: int) -> T:
-        """Call `do`, which computes something for this many rows, and return its result."""
+        """Call `do`, which computes something for this many rows, and return its result. A subclass may call
+        `do` in a thread if there are many rows.
+        """
         return do()
 
     def later(self, do: Callable[[], None]) -> None:
-        """Call `do`, which uses this store, in the background."""
+        """Call `do`, which may use this store, in a thread, without waiting for its end."""
         system.Thread(target=do, name="later", daemon=True).start()
 
     def close(self) -> None:
@@ -130,16 +134,16 @@ class RunStore:
             pipe.execute()
 
     def _write(self, pipe: Pipeline, run: Run, *, has_results: bool = False) -> None:
-        """Write a run that Redis does not have; with `has_results`, the stream of its results is there and
-        stays.
+        """Write a run that Redis does not have, with an empty stream for its results. With `has_results`,
+        Redis still has the stream, and it stays.
         """
         meta, results = keys.run(run.id), keys.results(run.id)
         pipe.unlink(meta)
         pipe.hset(meta, mapping=cast("dict[Any, Any]", run.fields()))
         if not has_results:
             pipe.unlink(results)
-            pipe.xadd(results, {"chunk": -1}, id="0-1")  # these two leave an empty stream, because
-            pipe.xdel(results, "0-1")  # `add_result` never creates one
+            pipe.xadd(results, {"chunk": -1}, id="0-1")  # adding and deleting an entry makes an empty stream,
+            pipe.xdel(results, "0-1")  # because `add_result` writes only to a stream that exists
         pipe.set(keys.progress(run.id), Progress().written(), ex=run.ttl)
         pipe.zremrangebyscore(keys.runs(), 0, system.now())
         pipe.zadd(keys.runs(), {run.id: 0})
@@ -167,11 +171,12 @@ class RunStore:
         return read_run(run_id, raw) if raw else None, payload
 
     def settle(self, run: Run, mine: Settled, *, over: bool = False) -> Settled:
-        """Settle what all chunks of the run are scored with; the first caller decides, and all get the same.
+        """Settle what all chunks of the run are scored with. `mine` is what the caller proposes; the first
+        caller's facts count, and are returned to every caller.
 
-        If the run is gone, nothing is settled, and `mine` is returned. With `over`, the caller is a producer
-        that already has results, and `mine` replaces what Redis has. The server may have lost what the
-        results were scored with, and others may have settled something else since.
+        If the run is gone, nothing is settled, and `mine` is returned. A producer that already has results
+        calls with `over`: then `mine` replaces what Redis has. The server may have lost the facts of these
+        results, and a worker may have settled others since.
         """
         facts = [word for name, fact in mine._asdict().items() for word in (name, fact or "")]
         places = keys.run(run.id), keys.settled(run.id)
@@ -184,7 +189,8 @@ class RunStore:
         return bool(self.redis.exists(keys.run(run_id)))
 
     def enqueue(self, run: Run, payloads: Mapping[ChunkId, Payload], *, new: bool = False) -> None:
-        """Put chunks, their jobs and, if it is `new`, the run itself into Redis in one transaction.
+        """Put chunks and their jobs into Redis in one transaction, and also the run itself if the run is
+        `new`.
 
         Raises
         ------
@@ -285,8 +291,8 @@ class RunStore:
     def leave_notes(self, runs: Mapping[str, int], why: str) -> None:
         """Note for each of `runs` that some of its scores are wrong; the values are the notes' expiries (s).
 
-        A run that is gone gets a note too, because the server may have lost the run, or another run may
-        continue its file.
+        A run that is gone gets a note too. Its producer may still be at work if the server has lost the run,
+        and a later run may continue the same output.
         """
         for batch in _batches(list(runs)):
             with self.redis.pipeline(transaction=False) as pipe:
@@ -344,7 +350,7 @@ class RunStore:
         self.accountant.heard(counts and heard)
 
     def note(self, run: Run, progress: Progress, used: Mapping[str, Usage] = NOTHING_USED) -> None:
-        """Write the run's new progress, and count what results that stay in Redis have `used`."""
+        """Write the run's new progress. Count what results have `used`, but leave the results in Redis."""
         with self.redis.pipeline() as pipe:
             counts = self.accountant.count(pipe, run, used, stays=True)
             self._note(pipe, run, progress)
@@ -381,7 +387,7 @@ class RunStore:
         if not prefix.isalnum():
             return []
         entries = self.redis.zscan_iter(keys.runs(), match=f"{prefix}*", count=1000)
-        return sorted({run_id.decode() for run_id, _ in entries if run_id.isalnum()})  # skips foreign entries
+        return sorted({run_id.decode() for run_id, _ in entries if run_id.isalnum()})  # ids only
 
     def unlist(self, run: Run) -> None:
         """Remove a run from the list of runs, because it has no producer that would report its progress and
@@ -407,9 +413,7 @@ class RunStore:
         return self.delete(run, self.chunks(run), tell=True).waiting
 
     def was_cancelled(self, run: Run) -> bool:
-        """Whether the run was cancelled. A producer whose run is gone, but was not cancelled, knows that the
-        server has lost the run.
-        """
+        """Whether the run was cancelled. If a run is gone without this, the server has lost it."""
         return bool(self.redis.exists(keys.cancelled(run.id)))
 
     def delete(
@@ -423,19 +427,20 @@ class RunStore:
     ) -> Deleted:
         """Delete the run and the waiting or paused jobs of `chunks`, but not a note about wrong scores.
 
-        This takes many short commands, so that other clients are served meanwhile; call this again if one
-        fails. Claimed jobs stay with their workers, which find that the run is gone and write no result.
-        `answered` are chunks that have their result and so no job. `tell` leaves a note for the producer that
-        the run was cancelled. What results have `used` is counted first.
+        This takes many short commands, so that other clients are served in between. If one fails, call this
+        again. Claimed jobs stay with their workers, which find that the run is gone and write no result.
+
+        `answered` are chunks whose result has come, so they have no job. With `tell`, a note tells the
+        producer that the run was cancelled. `used` is the usage of results, which is counted first.
         """
         pending, done = list(chunks), list(answered)
         pairs = [[keys.pairs(run.id, chunk) for chunk in batch] for batch in _batches([*pending, *done])]
-        # The first batch of pairs, which is all pairs of most runs, goes together with the run, because
-        # nobody deletes pairs if this process dies after the run is gone.
+        # The first batch of pairs is deleted together with the run: if this process dies when the run is
+        # gone, nobody deletes the pairs that are left. Most runs have only one batch.
         mine = [*keys.of_run(run.id), *(pairs[0] if pairs else ())]
         mine.append(keys.cancelled(run.id))
-        # This is not a transaction, because a full server refuses one, and gets room only when runs end. The
-        # run itself goes first, so that no worker scores more of it.
+        # This is not a transaction, because a full server refuses transactions, and deleting runs is how it
+        # gets room. The run itself goes first, so that no worker scores more of it.
         with self.redis.pipeline(transaction=False) as pipe:
             counts = self.accountant.count(pipe, run, used)
             if tell:
@@ -446,9 +451,9 @@ class RunStore:
             pipe.get(keys.wrong(run.id))
             heard, *_, note = pipe.execute()
         self.accountant.heard(counts and heard)
-        for names in pairs[1:]:  # a full server accepts this, but not the script that removes jobs
+        for names in pairs[1:]:  # a full server accepts this, but refuses the script below
             self.redis.unlink(*names)
-        # the run's turn goes first, so that no worker takes its chunks
+        # jobs in lists before paused ones: this also removes the run from the turns, so no worker takes more
         waiting, paused = self.queue(run.queue).remove_run(run.id, pending), 0
         for batch in _batches(pending):
             states = self._states(run, batch)

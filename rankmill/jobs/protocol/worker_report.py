@@ -43,7 +43,7 @@ Doing = Literal["", "loading", "proving"]
 """Why a worker does not score yet: it loads a model, or proves a new model's scores."""
 
 STAGES = ("wait", "fetch", "tokenize", "forward", "write")
-"""A worker spends its time on waiting for work, and on the stages of chunks, which are in order here."""
+"""What a worker spends its time on: waiting for work, and then the stages of a chunk, in their order."""
 
 LATENCY_BUCKETS = (
     *(0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.35, 0.5, 0.75, 1, 1.5, 2.5, 3.5, 5, 7.5, 10, 15, 20),
@@ -203,17 +203,17 @@ def queue_workers(client: redis.Redis, queue: str) -> QueueWorkers:
 
 
 def worker_doings(client: redis.Redis, names: Iterable[str]) -> dict[Doing, str]:
-    """What the workers `names` do instead of scoring, in the words of the worker that says most."""
+    """What the workers `names` do before they score (`WorkerReport.doing`), each with its longest text."""
     reports = [report for report in known_reports(client, names).values() if report and report.doing]
-    reports.sort(key=lambda report: len(report.doing_words))  # a worker that waits for a proof says less
+    reports.sort(key=lambda report: len(report.doing_words))  # a text without the time left is shorter
     return {report.doing: report.doing_words for report in reports}
 
 
 def _died(client: Any, name: str) -> bool:
     """Whether a worker without a report is a dead ScoringWorker, or has ended since it was listed.
 
-    If the server has lost a worker's hash, RQ writes only the worker's state into it again, without the birth
-    and the mark of a ScoringWorker.
+    A hash without a time of birth means that the server has lost the worker's hash: RQ then writes only the
+    worker's state again.
     """
     try:
         born, mark = client.hmget(WORKER_PREFIX + name, "birth", SCORING_FIELD)
@@ -236,7 +236,7 @@ def known_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, Worker
 
 
 def taking_workers(client: redis.Redis, scoring: Iterable[str]) -> frozenset[str]:
-    """Those of the live ScoringWorkers that take chunks; a drained worker may take none for days."""
+    """Those of the workers `scoring` that are not drained: only they take chunks."""
     reports = known_reports(client, sorted(scoring))
     return frozenset(name for name, report in reports.items() if not (report and report.drained))
 

@@ -24,8 +24,8 @@ from rankmill.jobs.runtime.sentinel import names_sentinels, parse_sentinel_url
 _PROBE_SECONDS = 2
 
 _SILENCE_SECONDS = 15
-"""Most seconds to wait for bytes: a server that is silent for longer counts as away. No command blocks for
-longer than a second.
+"""A server that sends nothing for this many seconds counts as away. A command that waits in the server waits
+for at most a second.
 """
 
 _CONNECTIONS = 256
@@ -43,8 +43,8 @@ that command.
 
 
 class WaitingPool(redis.BlockingConnectionPool):
-    """A pool of connections for any number of threads; a thread waits for a free connection in the same way
-    as for the server.
+    """A pool of connections for any number of threads. If none is free, a thread waits by the same `Patience`
+    with which its commands wait for the server.
     """
 
     def get_connection(self, *args: Any, **options: Any) -> Any:

@@ -17,9 +17,10 @@ from rankmill.jobs.runtime.patience import each_reply, waiting
 from rankmill.jobs.system import system
 
 Concerns = Literal["every run", "only in Redis"]
-"""A risk concerns all runs, or only what is stored nowhere but on the server (`_ALONE`).
+"""What a risk concerns: all runs, or only what is stored on the server and nowhere else (`_ALONE`).
 
-The producer of a live run submits again what the server has lost.
+A run whose producer is alive is not in the second group, because the producer submits again what the server
+has lost.
 """
 
 _ALONE = "detached and submitted runs, batches and API keys"
@@ -34,8 +35,8 @@ _said: set[tuple[str, str]] = set()
 
 
 class Risk(BaseModel):
-    """What the server may lose by its settings; ``is_known`` is false if the server does not tell whether the
-    risk exists.
+    """What the server may lose because of its settings. ``is_known`` is false if the server does not tell the
+    settings on which this depends.
     """
 
     model_config = ConfigDict(frozen=True)

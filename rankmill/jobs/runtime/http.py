@@ -46,8 +46,8 @@ def serve(
 ) -> tuple[str, int]:
     """Serve `app` from a daemon thread.
 
-    Requests whose Host header names another host are refused, or a web page could read all answers through a
-    browser on this network, by letting its own name resolve to this address (DNS rebinding).
+    Requests whose Host header names another host are refused. Otherwise a web page in a browser on this
+    network could let its own name resolve to this address, and read all answers (DNS rebinding).
 
     Parameters
     ----------

@@ -13,7 +13,7 @@ _GRACE_SECONDS = 0.5
 
 
 class InTime:
-    """The part of a connection that bounds its socket's timeout by `seconds_left`."""
+    """Base of connections whose sockets wait no longer than `seconds_left`, plus `_GRACE_SECONDS`."""
 
     _socket_timeout: Any
 

@@ -14,7 +14,7 @@ _CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 def install_line(extra: str) -> str:
-    """The command that installs an extra of rankmill, from the place that rankmill was installed from."""
+    """The command that installs an extra of rankmill from where rankmill itself came from."""
     if (_CHECKOUT / "pyproject.toml").is_file():  # this code runs from a checkout, whatever else is installed
         return install_command(extra, {"url": _CHECKOUT.as_uri(), "dir_info": {"editable": True}})
     recorded = metadata.distribution("rankmill").read_text("direct_url.json")

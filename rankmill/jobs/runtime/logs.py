@@ -98,10 +98,10 @@ def complain(line: str) -> None:
 
 
 class JsonLines(io.TextIOBase):
-    """Standard error that turns each line into a line of JSON; a line that is written over counts in its last
-    state.
+    """Standard error that turns each line into a line of JSON. Of a line that was written over (with carriage
+    returns), only the last state is kept.
 
-    A line that is an object of JSON stays as it is; score-file's summary is such a line.
+    A line that already is a JSON object stays as it is, such as score-file's summary.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ class JsonLines(io.TextIOBase):
     def __init__(self, plain: TextIO) -> None:
         self.plain = plain
         self._begun: dict[int, str] = {}
-        """Lines without an end, by the thread that has begun them."""
+        """Beginnings of lines whose end is not written yet, by the thread that writes them."""
 
     def write(self, text: str) -> int:
         thread = system.thread_id()

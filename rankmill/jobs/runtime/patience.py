@@ -32,12 +32,12 @@ AUTH_SECONDS = 60
 _REMIND_SECONDS = 30
 
 _CUT_OFF_SECONDS = 0.1
-"""If a command's connection breaks after more seconds than this, the server has served the command until
-then, so a new wait begins.
+"""If a connection breaks after a command has taken longer than this (s), the server has been there until
+then. The time that the command may wait for the server begins anew.
 """
 
 _LOOK_SECONDS = 0.5
-"""Most seconds between two calls of the caller's `look` in a pause between two attempts."""
+"""Most seconds between two calls of `look` (see `waiting`) while a command pauses before its next attempt."""
 
 _LEAST_SECONDS = 0.01
 
@@ -45,8 +45,8 @@ _SMALL_BYTES = 2**20
 """Every server accepts values up to this size, because its proto-max-bulk-len cannot be lower."""
 
 _CUTS = 4
-"""A server counts as refusing a large value if it breaks the connection this often when the value comes, and
-answers in between.
+"""A server refuses a value because of its size if the connection breaks this many times when the value is
+sent, and the server answers a PING after each time.
 """
 
 _BACKOFF = Backoff(first=0.1, longest=1.0, jitter=0.5)
@@ -109,9 +109,10 @@ def _is_broken(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class _Wait:
-    """How the current thread waits; `look`, `most` and `until` are as in `waiting`.
+    """How commands of the current thread wait; `look`, `most` and `until` are as in `waiting`.
 
-    `value` is the size (bytes) of the command's largest value; `ask` asks the server for a sign of life.
+    `value` is the size (bytes) of the largest value in a command that `sending` watches. `ask` sends the
+    server a PING.
     """
 
     look: Callable[[], None] = lambda: None
@@ -133,13 +134,14 @@ def waiting(
     Parameters
     ----------
     look
-        Called at least every half second between two attempts; an exception from it ends the wait. Redis
-        commands in `look` do not wait.
+        Called at least every half second while a command pauses between two attempts. If it raises an
+        exception, the wait ends with this exception. Redis commands in `look` do not wait.
     most
-        Longest wait of each command in seconds, if less than the client's and an enclosing block's.
+        Longest wait of each command in seconds. The client and enclosing blocks have limits too; the shortest
+        counts.
     until
-        When the caller's time ends, in `time.monotonic` seconds, if earlier than an enclosing block's. At
-        this time a pause calls `look`, and commands give up a silent server soon after.
+        When the caller's time ends, in `time.monotonic` seconds; of nested blocks, the earliest time counts.
+        A pause calls `look` at this time, and a command without a reply gives up soon after.
     """
     outer = _WAIT.get()
     token = _WAIT.set(_Wait(look, min(most, outer.most), min(until, outer.until)))
@@ -151,15 +153,16 @@ def waiting(
 
 @contextmanager
 def sending(client: redis.Redis, pipe: Pipeline) -> Iterator[None]:
-    """Notice if the server refuses the large values of `pipe`, which the ``with`` block executes.
+    """Raise an error if the server refuses a value of `pipe` because of its size; execute `pipe` in the
+    ``with`` block.
 
-    A server that refuses a value breaks the connection, so the command would wait as for a server that is
-    away.
+    A server refuses a value by breaking the connection. Without this function, the command would wait as if
+    the server were away.
 
     Raises
     ------
     ValueRefused
-        The server breaks the connection each time, and answers in between.
+        The connection breaks each time that the value is sent, and the server answers in between.
     """
     arguments = chain.from_iterable(arguments for arguments, _ in pipe.command_stack)
     largest = max((len(argument) for argument in arguments if isinstance(argument, bytes | str)), default=0)
@@ -171,9 +174,10 @@ def sending(client: redis.Redis, pipe: Pipeline) -> Iterator[None]:
 
 
 def end_of_command() -> float:
-    """When a command that begins now must be given up, in `time.monotonic` seconds; `waiting` sets this.
+    """When a command that begins now must give up, by `most` and `until` of `waiting`, in `time.monotonic`
+    seconds; infinite without these two.
 
-    ``most=0`` of `waiting` allows one attempt, but does not limit how long the attempt takes.
+    ``most=0`` allows one attempt of any length, so it sets no limit here.
     """
     wait = _WAIT.get()
     now = system.monotonic()
@@ -181,7 +185,7 @@ def end_of_command() -> float:
 
 
 def seconds_left() -> float:
-    """Seconds until the caller's time ends; `waiting` sets this."""
+    """Seconds until the caller's time ends (`until` of `waiting`); infinite without such a time."""
     return max(_WAIT.get().until - system.monotonic(), 0)
 
 
@@ -265,8 +269,8 @@ class Patience(Retry):
     seconds
         Longest wait of a command (``redis_wait_seconds``).
     give_up
-        Called with the error, before it is raised, when a command's longest wait is over, unless `waiting`
-        made the wait shorter. The function may end the process.
+        Called with the error before a command raises it at the end of its longest wait; not called if
+        `waiting` has made the wait shorter. The function may end the process.
 
     Raises
     ------
@@ -322,7 +326,7 @@ class Patience(Retry):
         if os.getpid() != self._process:  # after a fork, threads of the parent may hold the lock
             self._begin()
         failures, since, served, cuts = 0, 0.0, False, 0
-        # this call connects for a command that already waits
+        # this call only makes a connection for a command of this thread that already waits
         inner = bool(self._waiting) and self.caller() in self._waiting
         try:
             while True:
@@ -344,7 +348,7 @@ class Patience(Retry):
                     since = since or began  # the time in which a silent server did not reply counts too
                     try:
                         fail(error, failures) if with_failure_count else fail(error)
-                    finally:  # `fail` raises if keys were watched; the caller then starts again
+                    finally:  # also if `fail` raises, which makes callers with watched keys start again
                         self._pause(error, reason, failures, since)
                     cuts += _breaks_at_value(error)
                     if cuts == _CUTS:
@@ -362,7 +366,7 @@ class Patience(Retry):
         if now - since >= most:
             self._over(reason, now - since, bounded=wait.most < self.seconds)
         end = now
-        # this error comes after a wait for a free connection
+        # no pause after this error, which comes after a wait for a free connection
         if not isinstance(error, redis.MaxConnectionsError):
             if now < wait.until:  # otherwise the caller's own time has ended
                 self._note(reason, most)

@@ -327,8 +327,8 @@ def run_spec(settings: Settings, changes: Mapping[str, Any]) -> ScoreSpec:
 
 
 def _made_spec(values: Mapping[str, Any], names: Iterable[str] = ()) -> ScoreSpec:
-    """Make a spec of `values`, after reading its prompt template. Raises `ConfigError`, which for an unknown
-    option suggests one of `names`.
+    """Make a spec of `values`, whose prompt template is read first. Raises `ConfigError`; for an unknown
+    option, its message suggests one of `names`.
     """
     template = read_template(values["prompt_template"])
     try:
@@ -410,8 +410,8 @@ def _check_names(kind: type[ExtensionSettings], others: Collection[str] = ()) ->
 
 
 def _is_setting(key: str) -> bool:
-    """Whether the core or an extension has a setting of this name; `_base` also has the settings of
-    rankmill's extensions that are not installed.
+    """Whether the core or an extension has a setting of this name. Extensions of rankmill count even if they
+    are not installed, because their settings are in ``configs/base.yaml``.
     """
     return key in Settings.model_fields or key in _base() or key in extension_settings()
 
@@ -504,13 +504,15 @@ def _read(path: Path) -> dict[str, Any]:
 def config_file(
     config: str | os.PathLike[str] | None = None, environ: Mapping[str, str] = os.environ
 ) -> Path | None:
-    """Find the file that `config`, or else the variable ``RANKMILL_CONFIG``, names by its path or as a
-    shipped file; ``None`` if neither names a file.
+    """The path of the config file: `config`, or else the variable ``RANKMILL_CONFIG``; ``None`` if both are
+    empty.
+
+    The value is a path, or the name of a shipped file. A path is returned even if no file exists there.
 
     Raises
     ------
     ConfigError
-        Only a name is given, and no file here and no shipped file has this name.
+        The value is a bare name, and neither a file in this folder nor a shipped file has the name.
     """
     config = config or environ.get("RANKMILL_CONFIG")
     if not config:
