@@ -124,8 +124,8 @@ class RunState(RunFigures):
     """An unfinished run.
 
     ``quiet_seconds`` is the time since the last result, or since the run's creation if no result has come.
-    ``waiting`` is the number of the run's chunks that wait in its queue, or 0 for a request, because all
-    requests wait in one list.
+    ``waiting`` is the number of the run's chunks that wait in its queue. It is 0 for a request, because the
+    requests of a tenant share a list.
     """
 
     quiet_seconds: float

@@ -18,9 +18,7 @@ By = Literal["key", "model", "day"]
 NOBODY = "(none)"
 """Name of the tenant of runs that do not name one."""
 OTHER = "(other)"
-"""Name of the tenant and of the model in a day's entry `other`: the sum of all that comes after the day has
-its most entries.
-"""
+"""Shown as tenant and model of the sum of all usage for which a day's account had no room (`Entry.other`)."""
 
 _NOBODY_GROUP = group_of("")
 _LABELS = ("tenant", "model", "device")

@@ -43,7 +43,7 @@ class ClusterFault(BaseModel):
 
 
 class Gauge(NamedTuple):
-    """A metric of the exporter; ``samples`` has its values by the values of its labels."""
+    """A metric of the exporter. ``samples`` has a number for each combination of the labels' values."""
 
     name: str
     text: str

@@ -273,8 +273,8 @@ def _check_kind(tally: Tally, earlier: EarlierScores | None) -> None:
 
 
 def _revision(journal: Journal, settings: Settings) -> str | None:
-    """The revision to score with. An output with scored chunks is continued in the revision of the first one,
-    because a branch or a directory may have a new revision meanwhile.
+    """The revision to score with. An output that has scored chunks is continued in their revision, because a
+    branch or a directory may have a new revision meanwhile.
     """
     return (journal.first and journal.first.revision) or settings.revision
 

@@ -1,4 +1,4 @@
-"""A scoring session with a client of a server with workers, or of an embedded server and workers."""
+"""A scoring session: a client of a running server, or of a server and workers that the session starts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Session:
     Parameters
     ----------
     settings
-        The settings, with the server, the model, and those of embedded workers.
+        The settings: the server, the model, and what embedded workers need.
     cluster
         An `EmbeddedCluster` that was entered; by default the session enters one of its own, if the settings
         do not name a server.

@@ -120,7 +120,7 @@ class FileRequest(WireModel):
     messages_column: Columns = ()
     """Column with conversations, which are lists of {role, content}; CHOSEN,REJECTED scores two columns."""
     score_column: Column = "score"
-    """Column to add for the score; with several models NAME_MODEL for each, or the columns NAME,NAME,..."""
+    """Column to add for the score. With several models, NAME_MODEL for each, or list them as NAME,NAME,..."""
     rank_column: Column = "rank"
     """Column to add for the rank (--top-k)."""
     query_id_column: Column | None = None

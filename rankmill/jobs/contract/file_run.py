@@ -1,4 +1,4 @@
-"""The state, progress and outcome of a run of files that other processes carry out, for its caller."""
+"""A run of files that other processes carry out, as its caller sees it: its state, progress and outcome."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def progress(run_id: str) -> str:
 
 
 def errors(run_id: str) -> str:
-    """List: the first of a run's rows without a score, each as JSON."""
+    """List: a run's first rows that have no score, each as JSON."""
     return f"{PREFIX}:run:{run_id}:errors"
 
 
@@ -111,7 +111,7 @@ def settled(run_id: str) -> str:
 
 
 def counted(run_id: str) -> str:
-    """Set: the run's results that are already counted, if the results stay in Redis."""
+    """Set: results of the run whose usage is counted; used only if the results stay in Redis."""
     return f"{PREFIX}:run:{run_id}:counted"
 
 

@@ -1,8 +1,8 @@
 """What each tenant has used in the last 400 days, by day, model and device.
 
-A result's usage is counted in the step that deletes its entry from the run's stream. If the entry stays, the
-step notes that it is counted. So a repeated transaction counts nothing twice. Nothing restores accounts that
-the server has lost.
+A result's usage is counted by the script that deletes the result's entry from the run's stream. If the entry
+stays, the script notes that it is counted. So a repeated transaction counts nothing twice. If the server
+loses the accounts, nothing restores them.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Accountant:
         return True
 
     def heard(self, reply: Any) -> None:
-        """Log what is wrong with the accounts, for the first reply that reports a fault."""
+        """Log the first fault of the accounts that a reply reports."""
         if reply and not self._told:
             self._told = True
             why = reply.decode(errors="replace")

@@ -23,8 +23,8 @@ from rankmill.jobs.protocol.worker_report import queue_workers
 def score_chunk(run_id: str, chunk: str) -> NoReturn:
     """Always fail; if the queue has a ScoringWorker, the job then goes back to the queue.
 
-    Without a ScoringWorker, a failure with the right worker command is written to the run, so that the
-    producer does not wait.
+    Without a ScoringWorker, a failure is written to the run, so that the producer does not wait. Its message
+    has the command that starts a ScoringWorker.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Pairs, time to the result and distribution of the scores by model, to compare versions."""
+"""Metrics of each model, to compare versions: pairs, time to the result, distribution of the scores."""
 
 from __future__ import annotations
 

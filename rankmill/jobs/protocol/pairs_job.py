@@ -53,7 +53,7 @@ def read_pairs(job: Job) -> tuple[list[Text], list[Text]]:
 
 
 def _kinds(pair: object) -> str:
-    """The types in a wrong pair, without its texts, because the worker logs why a job has failed."""
+    """What a wrong pair consists of, for an error message: only types, because workers log it."""
     if not isinstance(pair, list):
         return type(pair).__name__
     return f"[{', '.join(type(part).__name__ for part in pair)}]"[:80]

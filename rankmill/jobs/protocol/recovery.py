@@ -105,7 +105,8 @@ def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> int:
 def clean_queue(
     queue: OrderedQueue, handle: FailureHandler, seconds: int, now: float, *, trusts_leases: bool
 ) -> None:
-    """Put back jobs that are missing in the queue; count the waiting jobs; delete expired entries.
+    """Put back lost jobs, jobs of dead workers, and jobs whose pause is over. Also count the waiting jobs,
+    and delete expired entries.
 
     A damaged job is set aside, and the others are still put back.
 
@@ -120,9 +121,9 @@ def clean_queue(
     now
         Time of the server's clock when the caller renewed its own leases (s since 1970).
     trusts_leases
-        Whether a lapsed lease means that its worker is dead. If not, only what is safe is done: leases and
-        reports are bounded, in case the server's clock has jumped back, and jobs that were lost with a
-        connection are put back.
+        Whether a lapsed lease means that its worker is dead. After an outage, or a jump of the server's
+        clock, it does not: then only jobs that were taken and never begun are put back, and leases and
+        reports that end too late are shortened.
     """
     _guarded(partial(bound_leases, queue.connection, queue.started_job_registry.key, seconds))
     _guarded(partial(bound_reports, queue.connection, queue.name, seconds))

@@ -26,8 +26,8 @@ reads what all other workers have recorded.
 
 _SERIES_SECONDS = 30.0
 """If a worker refuses a run twice within a lease plus these seconds, it counts as having refused the run all
-the time. A worker with other work tries a refused run again only after some 10 s, and after what it has
-claimed.
+the time. A worker with other work tries a refused run again only after some 10 s, and not before it has
+scored what it has claimed.
 """
 
 _REMEMBERED = 1000

@@ -82,7 +82,7 @@ class RQQueue(Queue):
         self.place(self.connection if pipeline is None else pipeline, job_id, at_front=at_front)
 
     def place(self, client: Any, job_id: str | bytes, *, at_front: bool) -> None:
-        """Put a job's id into the list where it waits; here this does nothing, but subclasses do it."""
+        """Put a job's id into the list where it waits. Subclasses override this; here it does nothing."""
 
     def schedule_job(
         self, job: Job, when: datetime, pipeline: Pipeline | None = None, unique: bool = False

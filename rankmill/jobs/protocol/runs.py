@@ -289,7 +289,8 @@ class RunStore:
             pipe.execute()
 
     def leave_notes(self, runs: Mapping[str, int], why: str) -> None:
-        """Note for each of `runs` that some of its scores are wrong; the values are the notes' expiries (s).
+        """Note for each of `runs` that some of its scores are wrong. The value for a run is the note's expiry
+        (s).
 
         A run that is gone gets a note too. Its producer may still be at work if the server has lost the run,
         and a later run may continue the same output.
@@ -368,8 +369,8 @@ class RunStore:
         pipe.set(keys.progress(run.id), progress.written(), ex=run.ttl, xx=True)
 
     def row_errors(self, run_id: str) -> tuple[list[RowError], int]:
-        """The first rows without a score of a run that a producer collects, and the number of damaged
-        entries; together at most `rankmill.jobs.contract.run.MAX_ROW_ERRORS`.
+        """A run's first rows without a score, as its producer has listed them, and the number of damaged
+        entries in the list. Producers list at most `rankmill.jobs.contract.run.MAX_ROW_ERRORS`.
         """
         errors: dict[int, RowError] = {}
         damaged = 0
@@ -463,8 +464,8 @@ class RunStore:
         return Deleted(waiting + paused, _text(note))
 
     def _states(self, run: Run, chunks: Sequence[ChunkId]) -> dict[ChunkId, str]:
-        """Read the status of some chunks' jobs, and set the jobs' expiry again, because RQ removes it from
-        some.
+        """Read the status of some chunks' jobs. Also set the jobs' expiry again, which RQ removes from some
+        jobs.
         """
         jobs = [Job.key_for(keys.job_id(run.id, chunk)) for chunk in chunks]
         commands = [("hget", job, "status") for job in jobs] + [("expire", job, run.ttl) for job in jobs]

@@ -24,8 +24,8 @@ from rankmill.jobs.runtime.sentinel import names_sentinels, parse_sentinel_url
 _PROBE_SECONDS = 2
 
 _SILENCE_SECONDS = 15
-"""A server that sends nothing for this many seconds counts as away. A command that waits in the server waits
-for at most a second.
+"""A server that sends nothing for this many seconds counts as away. No command blocks for longer than a
+second.
 """
 
 _CONNECTIONS = 256
@@ -101,7 +101,7 @@ def connect(url: str, wait_seconds: float) -> redis.Redis:
 
 def connection_failed(url: str, error: Exception) -> ConnectionFailed | None:
     """The error to raise after a client's first command has failed; ``None`` if the server has only said that
-    it cannot serve now, as while it loads its data.
+    it cannot serve now, for instance because it loads its data.
     """
     if cannot_serve(error) and _is_a_reply(error):
         return None

@@ -58,8 +58,8 @@ def about_job(job_id: str) -> Iterator[None]:
 def set_up(level: LogLevel, form: LogFormat, **ids: str | int) -> None:
     """Make this process log to standard error; every line has `ids`.
 
-    Libraries log at most warnings and errors. RQ logs more only at level ``debug``, because its other lines
-    say little that rankmill's do not say.
+    Of libraries, only warnings and errors are logged. RQ's other lines are logged at level ``debug`` only,
+    because they mostly repeat rankmill's own lines.
     """
     handler = _StandardError()
     human = form == "human" or (form == "auto" and sys.stderr.isatty())
@@ -141,7 +141,7 @@ class JsonLines(io.TextIOBase):
         return True
 
     def isatty(self) -> bool:
-        """Always false, even if the JSON goes to a terminal, where no progress bar may write over it."""
+        """Always false, even on a terminal, so that nobody draws a progress bar over the JSON."""
         return False
 
     def fileno(self) -> int:

@@ -2,7 +2,7 @@
 -- from the run's stream (XDEL), or adds the entry's id to a set (SADD). The entry 'end' stands for usage that is known
 -- only when the run ends; XDEL then deletes the whole stream.
 -- KEYS: the stream of results or the set of entries, the prefix of the accounts' keys.
--- ARGV: XDEL or SADD, expiry of the accounts (s), most entries of a day, group, name of the tenant, model;
+-- ARGV: XDEL or SADD, expiry of the accounts (s), most entries of a day, the tenant's digits, its name, the model;
 --   then for each result its entry, the number of its devices, and for each device its name and five amounts.
 -- Returns the error if the accounts are damaged, else nothing.
 local day = KEYS[2] .. ':' .. math.floor(redis.call('TIME')[1] / 86400)
