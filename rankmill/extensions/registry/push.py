@@ -4,13 +4,12 @@ is complete.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ from rankmill.extensions.registry.documents import (
 from rankmill.extensions.registry.registry import PIECE, fetch_files, files_folder
 from rankmill.extensions.registry.store import RegistryStore, next_version
 from rankmill.extensions.registry.trial import TriedModel
+from rankmill.jobs.cache import lock
 from rankmill.jobs.contract.errors import InputError, RegistryConflict, RegistryError, SpecError
 from rankmill.jobs.model_files import PLAIN, WORDS, model_files, weight_files
 from rankmill.jobs.system import system
@@ -345,11 +345,10 @@ def pull(registry: RegistryStore, manifest: Manifest, target: Path, steps: Steps
         raise InputError(f"{target} exists already; name a folder that does not exist")
     work = target.absolute().with_name(f".{target.name}.pulling-{manifest.content[:16]}")
     work.mkdir(parents=True, exist_ok=True)
-    with (work / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"another command is making {target}; let it finish") from None
+    held = lock(work / "lock", wait=False)
+    if held is None:
+        raise InputError(f"another command is making {target}; let it finish")
+    with closing(held):
         with steps.measured("pulling", manifest.bytes) as on_bytes:
             fetch_files(registry, manifest, work / "model", work / "parts", on_bytes)
         if target.exists():

@@ -22,6 +22,7 @@ from rankmill.jobs.contract.errors import InputError, RegistryAway, RegistryErro
 from rankmill.jobs.model_files import model_files
 from rankmill.jobs.model_names import CacheRoom, ModelCopy
 from rankmill.jobs.system import system
+from rankmill.producer.files.stores.writing import sync
 
 REGISTRY = "registry"
 _LOCKS = ".locks"
@@ -174,8 +175,10 @@ class VersionStore:
             raise WorkerError(f"{reference} is not in this host's cache, and {error}") from error
         except (InputError, RegistryError) as error:
             raise WorkerError(str(error)) from error
-        _write(folder / _FETCHING / _MANIFEST, manifest.written())
-        (folder / _FETCHING / _MANIFEST).replace(folder / _MANIFEST)
+        written = folder / _FETCHING / _MANIFEST
+        written.write_bytes(manifest.written())
+        sync(written)
+        written.replace(folder / _MANIFEST)
         shutil.rmtree(folder / _FETCHING, ignore_errors=True)
         logger.info("fetched %s in %.1f s", reference, system.monotonic() - started)
         return manifest
@@ -211,13 +214,6 @@ def _foreign(manifest: Manifest, folder: Path) -> list[str]:
     manifest lacks.
     """
     return sorted(model_files(folder / _MODEL).keys() - {file.path for file in manifest.files})
-
-
-def _write(path: Path, value: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(value)
-        file.flush()
-        system.fsync(file.fileno())
 
 
 def _gib(size: int) -> str:

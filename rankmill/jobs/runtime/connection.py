@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -30,16 +29,6 @@ second.
 
 _CONNECTIONS = 256
 """Most connections of one client; further threads wait for a free one."""
-
-
-_UNNAMED: dict[str, Any] = (
-    {"driver_info": None}
-    if "driver_info" in inspect.signature(redis.connection.AbstractConnection.__init__).parameters
-    else {"lib_name": None, "lib_version": None}
-)
-"""Options that keep redis-py from telling the server its name, because Redis before 7.2 may not allow a user
-that command.
-"""
 
 
 class WaitingPool(redis.BlockingConnectionPool):
@@ -144,7 +133,8 @@ def pool_for(url: str, patience: Patience) -> WaitingPool:
                 "socket_connect_timeout": 5,
                 "socket_timeout": _SILENCE_SECONDS,
                 "health_check_interval": 30,
-                **_UNNAMED,
+                # not named to the server: Redis before 7.2 may not allow a user that command
+                "driver_info": None,
                 **options,
                 "connection_class": KINDS.get(kind, kind),
                 "retry": patience,

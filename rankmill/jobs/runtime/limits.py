@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,12 +92,9 @@ def free_memory(cgroups: Cgroups = Cgroups()) -> int:
     import psutil
 
     free = [psutil.virtual_memory().available, *(limit - used for limit, used in cgroups.memory())]
-    with suppress(ImportError):  # Windows lacks this module
-        import resource
-
-        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-        if limit != resource.RLIM_INFINITY:
-            free.append(limit - psutil.Process().memory_info().vms)
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        free.append(limit - psutil.Process().memory_info().vms)
     return max(min(free), 0)
 
 

@@ -28,8 +28,6 @@ from rankmill.producer.files.stores.roots import held, opened_folder
 _WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "oss", "memory"}
 """Stores in which an object appears only when its upload is complete."""
 
-_READ_BYTES = 4 << 20
-
 _IN_PIECES = {"s3", "s3a"}
 """Stores to which s3fs sends an object in pieces; by default it holds ten pieces of 50 MiB in memory."""
 
@@ -209,12 +207,9 @@ def identity(path: AnyPath, place: AnyPath) -> str:
 
 def content(path: AnyPath) -> str:
     """The size and the digest of a file's or an object's bytes."""
-    digest, size = hashlib.sha256(), 0
     with ObjectReader(path) if isinstance(path, ObjectPath) else path.open("rb") as file:
-        while data := file.read(_READ_BYTES):
-            digest.update(data)
-            size += len(data)
-    return f"{size} {digest.hexdigest()}"
+        digest = hashlib.file_digest(file, "sha256")
+        return f"{file.tell()} {digest.hexdigest()}"
 
 
 def sync(path: Path) -> None:
