@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from rankmill.extensions.gateway.gateway import Addition, Gateway
 from rankmill.extensions.grpc.settings import GrpcSettings
-from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.http import shown_address, split_address
-from rankmill.jobs.runtime.installation import install_line
+from rankmill.jobs.runtime.installation import require_packages
 from rankmill.jobs.runtime.settings import Settings
 
 if TYPE_CHECKING:
@@ -27,7 +25,7 @@ class GrpcListener(Addition):
         self._at: tuple[str, int] | None = None
         self._server: GrpcServer | None = None
         if (wanted := settings.of(GrpcSettings).gateway_grpc_address) != "none":
-            _require_packages()
+            require_packages(("grpc_health", "grpc_reflection"), "grpc", "gateway_grpc_address: gRPC")
             self._at = split_address("gateway_grpc_address", wanted, PORT)
             self.hosts = self._at[:1]
 
@@ -51,11 +49,3 @@ class GrpcListener(Addition):
     async def close(self) -> None:
         if self._server:
             await self._server.stop()
-
-
-def _require_packages() -> None:
-    for name in ("grpc_health", "grpc_reflection"):
-        if find_spec(name) is None:
-            raise ConfigError(
-                f"gateway_grpc_address: gRPC needs packages ({name} missing): {install_line('grpc')}"
-            )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from rankmill.jobs.contract.errors import ConfigError
 
 _CHECKOUT = Path(__file__).resolve().parents[3]
 
@@ -19,6 +22,13 @@ def install_line(extra: str) -> str:
         return install_command(extra, {"url": _CHECKOUT.as_uri(), "dir_info": {"editable": True}})
     recorded = metadata.distribution("rankmill").read_text("direct_url.json")
     return install_command(extra, json.loads(recorded) if recorded else None)
+
+
+def require_packages(names: Iterable[str], extra: str, needing: str) -> None:
+    """Raise `ConfigError` if one of the packages is missing, with what needs it and the extra that has it."""
+    for name in names:
+        if find_spec(name) is None:
+            raise ConfigError(f"{needing} needs packages ({name} missing): {install_line(extra)}")
 
 
 def install_command(extra: str, origin: Mapping[str, Any] | None) -> str:

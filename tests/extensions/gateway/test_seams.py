@@ -166,8 +166,6 @@ def test_a_dialect_under_another_name_is_refused(installed: Installed) -> None:
 @pytest.mark.parametrize("package", ["fastapi", "fastapi_offline", "python_multipart"])
 def test_a_missing_package_is_named_with_its_extra(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """People often have fastapi and uvicorn without the others."""
-    monkeypatch.setattr(
-        "rankmill.extensions.gateway.commands.serve.find_spec", lambda name: name != package or None
-    )
+    monkeypatch.setattr("rankmill.jobs.runtime.installation.find_spec", lambda name: name != package or None)
     done = CliRunner().invoke(rankmill, ["serve", "--address", "nowhere:port"])
     assert re.search(rf"\({package} missing\): pip install .*\[gateway\]", done.output)

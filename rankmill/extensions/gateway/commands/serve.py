@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from importlib.util import find_spec
 from typing import Annotated, Any
 
 import click
@@ -18,13 +17,15 @@ from rankmill.jobs.contract.errors import ConfigError, EmbeddedError
 from rankmill.jobs.runtime.connection import client_for, connect, impatient
 from rankmill.jobs.runtime.durability import Concerns, read_durability, warn_of_risks
 from rankmill.jobs.runtime.http import is_loopback, split_address
-from rankmill.jobs.runtime.installation import install_line
+from rankmill.jobs.runtime.installation import require_packages
 from rankmill.jobs.runtime.logs import set_up
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.jobs.system import Periodic
 from rankmill.producer.local.embedded import EmbeddedCluster
 
 _LOOK_SECONDS = 0.5
+
+_PACKAGES = ("fastapi", "fastapi_offline", "python_multipart", "uvicorn")
 
 
 class ServeOptions(options.CommandOptions):
@@ -81,7 +82,7 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
     settings = load_settings(flags, config)
     own = settings.of(GatewaySettings)
     set_up(settings.log_level, settings.log_format)
-    _require_packages()
+    require_packages(_PACKAGES, "gateway", "serving")
     from rankmill.extensions.gateway.app import make_app
     from rankmill.extensions.gateway.dialects.routes import check_owner
     from rankmill.extensions.gateway.gateway import Gateway, load_additions
@@ -158,9 +159,3 @@ def _watched(cluster: EmbeddedCluster) -> Iterator[list[EmbeddedError]]:
         yield failed
     finally:
         watch.stop(seconds=None)
-
-
-def _require_packages() -> None:
-    for name in ("fastapi", "fastapi_offline", "python_multipart", "uvicorn"):
-        if find_spec(name) is None:
-            raise ConfigError(f"serving needs packages ({name} missing): {install_line('gateway')}")
