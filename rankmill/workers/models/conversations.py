@@ -12,9 +12,9 @@ from rankmill.workers.models.templates import bound_templates, template_options
 
 Messages = list[dict[str, Any]]
 
-_PROBES = (("alpha", "bravo"), ("charlie", "bravo"), ("alpha", "foxtrot"))
-"""A question with its answer, another question with the same answer, and the first question with another
-answer.
+PROBES = (("alpha", "bravo"), ("charlie", "bravo"), ("alpha", "foxtrot"))
+"""A question with its answer (or a pair), another question with the same answer, and the first question with
+another answer.
 """
 
 
@@ -56,7 +56,7 @@ class ConversationTokenizer:
             )
         self._options = template_options(str(tokenizer.chat_template))
         try:
-            first, *others = self._ids([exchange(*probe) for probe in _PROBES], cut=False)
+            first, *others = self._ids([exchange(*probe) for probe in PROBES], cut=False)
         except Exception as error:  # an error of Jinja, or one that the template raises
             reason = " ".join(str(error).split())
             raise SpecError(

@@ -11,14 +11,11 @@ from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.prompts import TEXTS_ALONE, answers_of, shipped_templates
 from rankmill.jobs.contract.spec import ScoreSpec, Side
 from rankmill.workers.batches.tokens import Tokens, ends, in_a_row, sharing, spans
-from rankmill.workers.models.conversations import ConversationTokenizer
+from rankmill.workers.models.conversations import PROBES, ConversationTokenizer
 from rankmill.workers.models.description import Description
 from rankmill.workers.models.fast_texts import FastTexts
 from rankmill.workers.models.templates import bound_templates, template_options
 from rankmill.workers.models.tokenizer import PairTokenizer, Tokenize, sample_pairs
-
-_PROBES = (("alpha", "bravo"), ("charlie", "bravo"), ("alpha", "foxtrot"))
-"""A pair, a pair with another query, and a pair with another passage."""
 
 _STRUCTURED = ("content[0]", ".type", "'type'", '"type"', "message.content[")
 """Signs by which sentence-transformers guesses that a template reads content as a list."""
@@ -80,7 +77,7 @@ class PromptTokenizer:
         self._tokenizer, self._template, self._options = tokenizer, template, options
         self._instruction, self._structured = instruction, structured
         try:
-            first, *others = self.rendered(*map(list, zip(*_PROBES, strict=True)))
+            first, *others = self.rendered(*map(list, zip(*PROBES, strict=True)))
         except Exception as error:  # an error of Jinja, or one that the template raises
             reason = " ".join(str(error).split())
             raise SpecError(
@@ -137,7 +134,7 @@ class PromptTokenizer:
         """Remove the instruction for good; returns whether the template can be filled without it."""
         self._instruction = ""
         try:
-            self.rendered(*map(list, zip(*_PROBES, strict=True)))
+            self.rendered(*map(list, zip(*PROBES, strict=True)))
         except Exception:
             return False
         return True

@@ -141,8 +141,20 @@ class Network(nn.Module):
         kinds = (part for part in self.model.modules() if hasattr(part, "create_position_ids_from_input_ids"))
         return next((part.padding_idx + 1 for part in kinds), None)
 
+    def forward(
+        self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        segments = {} if types is None else {"token_type_ids": types}
+        return self._logits(self.model(input_ids=ids, attention_mask=mask, **segments), mask)
+
     def packed(self, rows: PackedInput) -> torch.Tensor:
         """Logits ``[scores, outputs]`` of packed rows."""
+        with packing(self.model):
+            output = self.model(attention_mask=rows.mask, **_inputs(rows))
+        return self._logits(output, rows.mask)
+
+    def _logits(self, output: Any, mask: torch.Tensor) -> torch.Tensor:
+        """Logits from what the model returns."""
         raise NotImplementedError
 
 
@@ -153,16 +165,8 @@ class Classifier(Network):
         super().__init__(model, [f"model.{name}" for name in heads_of(model)])
         read_first_token_only(model)
 
-    def forward(
-        self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        segments = {} if types is None else {"token_type_ids": types}
-        logits: torch.Tensor = self.model(input_ids=ids, attention_mask=mask, **segments).logits
-        return logits
-
-    def packed(self, rows: PackedInput) -> torch.Tensor:
-        with packing(self.model):
-            logits: torch.Tensor = self.model(attention_mask=rows.mask, **_inputs(rows)).logits
+    def _logits(self, output: Any, mask: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = output.logits
         return logits
 
 
@@ -297,18 +301,8 @@ class ChainNetwork(Network):
         if chain.reads_first_token:
             read_first_token_only(model)
 
-    def forward(
-        self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        segments = {} if types is None else {"token_type_ids": types}
-        hidden = self.model(input_ids=ids, attention_mask=mask, **segments).last_hidden_state
-        scores: torch.Tensor = self.chain(hidden, mask)
-        return scores
-
-    def packed(self, rows: PackedInput) -> torch.Tensor:
-        with packing(self.model):
-            hidden = self.model(attention_mask=rows.mask, **_inputs(rows)).last_hidden_state
-        scores: torch.Tensor = self.chain(hidden, rows.mask)
+    def _logits(self, output: Any, mask: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.chain(output.last_hidden_state, mask)
         return scores
 
 
