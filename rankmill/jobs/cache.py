@@ -104,7 +104,7 @@ def _strangers(folder: Path, *, above: bool = False) -> str | None:
         if listed := _in_its_list(folder):  # the list's mask is the group's bits of the mode
             return f"can be written by {listed}, as its access control list says"
     owner = status.st_uid
-    if owner in {0, os.geteuid()} or owner == _owner_in(folder) or (above and owner in _unmapped()):
+    if owner in {0, os.geteuid()} or owner == owner_in(folder) or (above and owner in _unmapped()):
         return None
     return f"belongs to user {owner}"
 
@@ -127,7 +127,7 @@ def _in_its_list(folder: Path) -> str | None:
     return None
 
 
-def _owner_in(folder: Path) -> int | None:
+def owner_in(folder: Path) -> int | None:
     """The user who owns a file that this process makes in a folder; ``None`` if it can make no file there. On
     some file systems, all files have the same owner, whoever makes them.
     """

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from rankmill.jobs.cache import owner_in
 from rankmill.jobs.contract.errors import InputError, OutputError
 from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.roots import held, opened_folder
@@ -123,7 +123,7 @@ class OwnFolder:
 
     def _check_content(self) -> None:
         owner = os.fstat(self._descriptor).st_uid
-        if owner != os.geteuid() and owner != self._owner_here():
+        if owner != os.geteuid() and owner != owner_in(held(self._above, self.path.parent)):
             raise InputError(
                 f"{self.path} belongs to another user ({owner}), who could change what is in it; remove it, "
                 "or name another output with -o"
@@ -139,11 +139,6 @@ class OwnFolder:
                 raise _strange(self.path / name, kind_of(status.st_mode))
             if status.st_uid != owner:
                 raise _strange(self.path / name, "another user's")
-
-    def _owner_here(self) -> int:
-        """The owner of the files that this process makes; some file systems give all files to one user."""
-        with tempfile.TemporaryFile(dir=held(self._above, self.path.parent)) as file:
-            return os.fstat(file.fileno()).st_uid
 
 
 def _strange(path: Path, kind: str) -> InputError:
