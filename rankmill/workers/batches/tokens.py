@@ -256,7 +256,9 @@ def padded_lengths(lengths: Ids, most: int) -> Ids:
 
 
 def _pieces(lengths: Ids, most: int) -> list[Rows]:
-    """The rows of up to `most` pieces of a batch; if it has several, the longest rows come first."""
+    """The rows of up to `most` pieces of a batch. If there are several pieces, the longest rows come
+    first.
+    """
     pieces = min(most, len(lengths), -(-int(lengths.sum()) // _FEWEST_TOKENS))
     if pieces <= 1:
         return [np.arange(len(lengths))]

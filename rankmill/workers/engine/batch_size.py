@@ -56,7 +56,7 @@ cut together only if rows are padded, and once the time of a batch is known.
 """
 
 _LATEST = 20
-"""Number of latest batches whose times count."""
+"""The speed of a model is the median of this many latest batches."""
 
 _BATCH_SECONDS = 0.5
 """Most seconds that a batch should take, because requests wait for it; smaller batches also pad less."""

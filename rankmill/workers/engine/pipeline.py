@@ -185,7 +185,7 @@ class Pipeline:
             return work in self._whole() and self._remove(work)
 
     def unstarted(self) -> list[Work]:
-        """Bulk work of which no row is scored or being scored, with the oldest of each engine first."""
+        """Bulk work of which no row is scored or being scored; for each engine, the oldest comes first."""
         with self._changed:
             return self._whole()
 

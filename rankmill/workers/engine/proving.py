@@ -74,7 +74,7 @@ _LARGE_BATCHES = 4
 """Number of batches that `Probed.repeated` scores."""
 
 _FACTOR, _ROWS = 4, 1024
-"""Batches that are compared when a model is loaded have at most this multiple of the tokens of the device's
+"""Batches that are compared when a model is loaded have at most this many times the tokens of the device's
 first budget, and at most this many rows.
 """
 
@@ -426,7 +426,7 @@ class Proving:
         return None, most
 
     def _other_bits(self, companies: list[Logits]) -> str | None:
-        """Why a model that must be deterministic is not, or else ``None``."""
+        """Why a model that must be deterministic is not; ``None`` if it is, or need not be."""
         first, *others = companies
         if self._loaded.kind is None or all(_same_bits(first, logits) for logits in others):
             return None

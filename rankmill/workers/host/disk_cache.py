@@ -126,7 +126,7 @@ def digest(value: object) -> str:
 
 
 def kept_as(folder: Path) -> str:
-    """A digest of a cached folder's content: two workers that load different files have different digests."""
+    """A digest of a cached folder's content. Workers that load different files have different digests."""
     return hashlib.sha256(json.dumps(read_json(folder / _DIGESTS), sort_keys=True).encode()).hexdigest()
 
 

@@ -31,7 +31,7 @@ class ModelCopies:
         self._names = ModelNames(settings)
 
     def pinned(self, spec: ScoreSpec) -> ScoreSpec:
-        """`spec` with the model that its name stands for now.
+        """`spec` with the model that the name in it stands for now.
 
         Raises
         ------

@@ -208,7 +208,8 @@ def describe(
     try:
         text = _plain(description.tokenizer, source, revision)
         if text is not None:
-            check_unchanged()  # otherwise the description would be cached under the name of other files
+            # raises if the files have changed: the name in the cache is that of the old files
+            check_unchanged()
             build_once(folder, partial(_save, _facts(description), text))
             return replace(description, copy=kept_as(folder))
     except Exception as error:  # for example, the tokenizer is unusual, or the disk is full

@@ -223,7 +223,7 @@ def load(
         located = find_source(spec, copies, cache)
         source, revision = located.files, located.revision
         description = describe(source, revision, cache, located.check_unchanged)
-        _scores(spec, description)  # errors of the spec are reported before the weights are read
+        _scores(spec, description)  # raises errors of the spec before the weights are read
         texts = _texts_of(tokenizer_for(spec, description, find_max_length(spec, description)))
         # the proof runs while the weights load, so that a GPU waits less for tokens even in a short run
         if device != "cpu" and texts:

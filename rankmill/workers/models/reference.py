@@ -60,8 +60,8 @@ class ReferenceModel:
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row], beside: Row | None = None) -> Logits:
-        """Logits ``[rows, outputs]`` of tokenized rows, each computed by itself, or with padding `beside` a
-        longer row.
+        """Logits ``[rows, outputs]`` of tokenized rows, each computed by itself. With a longer row `beside`,
+        each is computed in a batch with it, and so with padding.
         """
         return np.stack([self._one(row, beside) for row in rows])
 

@@ -241,7 +241,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class BoundedTemplate(Template):
-    """A template that counts the CPU time and the number of its prompts."""
+    """A template that adds up the CPU time of its prompts, and counts them."""
 
     seconds = 0.0
     prompts = 0

@@ -77,9 +77,9 @@ class ModelQueue:
     def take(self, more_to_come: Callable[[], bool], reading: Callable[[Run], bool]) -> list[ChunkClaim]:
         """Take the claims of the model that has waited longest, or none while claims gather.
 
-        Claims gather while more jobs come (`more_to_come`), fewer than `GROUP` claims are ready, whatever
-        their models, and the oldest of these has waited less than `GROUP_SECONDS`. A claim is ready if the
-        files of its model are not being read any more (`reading`).
+        A claim is ready if the files of its model are not being read any more (`reading`). Claims gather
+        while more jobs come (`more_to_come`), unless `GROUP` claims of any models are ready, or the oldest
+        ready claim has waited `GROUP_SECONDS`.
         """
         ready = [(model, claim) for model, claim in self._waiting if claim.run and not reading(claim.run)]
         if not ready:
@@ -95,7 +95,8 @@ class ModelQueue:
 
 @dataclass
 class Answered:
-    """The runs that a worker has answered, in order, with their expiries in seconds (0 if not in Redis).
+    """The runs that a worker has answered, the latest last, each with its expiry in seconds (0 if not in
+    Redis).
 
     ``since`` is when the worker began to give these answers, in seconds since 1970.
     """
@@ -120,8 +121,8 @@ def loaded_as(model: Model) -> tuple[object, ...]:
 class Claims:
     """Begins the jobs that a worker has claimed, in turn, and answers each of them exactly once.
 
-    Answering a claim means ending its job, mostly with a result, recording a failed attempt, setting the job
-    aside, or handing it back.
+    A claim is answered in one of four ways: its job ends, mostly with a result; or a failed attempt is
+    recorded; or the job is set aside; or the job is handed back.
 
     Parameters
     ----------
@@ -155,9 +156,9 @@ class Claims:
         self._run_refusals = RunRefusals(store.redis, worker.name, worker.lease_seconds)
         self._put_aside = ModelQueue()
         self._unproven: dict[tuple[object, ...], Answered] = {}
-        """For each loaded model, the answers since its probes were last right."""
+        """For each loaded model, the runs that were answered since its probes were last right."""
         self._fast = Answered()
-        """The answers that used tokens of a fast tokenizer library."""
+        """The runs that were answered with tokens of a fast tokenizer library."""
         self._lock = system.Lock()
         self.unanswered: dict[str, ChunkClaim] = {}
         """The claims that are not answered yet, by job id. Other threads read copies; `_lock` decides which
@@ -218,7 +219,7 @@ class Claims:
                 self._pipeline.drop(claim.work, partial(self._answer, claim, None))
 
     def unstarted(self) -> list[ChunkClaim]:
-        """Bulk claims of which no row is scored or being scored, with the oldest of each model first."""
+        """Bulk claims of which no row is scored or being scored; for each model, the oldest comes first."""
         by_work = {claim.work: claim for claim in list(self.unanswered.values())}
         return [by_work[work] for work in self._pipeline.unstarted() if work in by_work]
 
@@ -272,8 +273,8 @@ class Claims:
             self._begin(claim)
 
     def _begin(self, claim: ChunkClaim) -> None:
-        """Let the chunk of a claim be scored and then answered; if no producer waits for the scores any more,
-        end the job at once. Raises `DeviceLost`, which counts as a failed attempt.
+        """Let the chunk of a claim be scored and then answered. If no producer waits for the scores any more,
+        the job ends at once. Raises `DeviceLost`, after which the job has a failed attempt.
         """
         try:
             self._scorer.begin(claim, partial(self._answer_scored, claim), whole=self._order.last)

@@ -66,7 +66,7 @@ class WorkerHeartbeat(Periodic):
         self._handle_failure = handle_failure
         self._orders = orders
         self._renewals = Renewals(seconds, lease_seconds)
-        self._server_now = 0.0  # the time at the last renewal
+        self._server_now = 0.0  # the server's time at the last renewal
         super().__init__("heartbeat", self._take_steps, seconds, orders.news)
 
     def announce(self) -> None:

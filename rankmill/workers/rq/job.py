@@ -105,7 +105,7 @@ class ScoringJob(Job):
 
     @property
     def begin_seconds(self) -> int:
-        """Seconds allowed to fetch and tokenize, by the job's timeout, or `BASE_TIMEOUT` if it contains its
+        """Seconds allowed to fetch and tokenize: the job's timeout, or `BASE_TIMEOUT` if the job contains its
         pairs.
 
         A model's load has a limit of its own, and stops this clock.

@@ -38,7 +38,8 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
     def export(folder: Path) -> None:
         started = system.monotonic()
         _export(files, precision, folder)
-        files.check_unchanged()  # otherwise the export would be cached under the name of other files
+        # raises if the files have changed: the export's name in the cache is that of the old files
+        files.check_unchanged()
         logger.info("exported %s as %s in %.1f s", files.source, precision, system.monotonic() - started)
 
     if not is_kept(folder, files.cache):

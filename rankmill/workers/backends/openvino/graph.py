@@ -67,7 +67,8 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
 
 
 def _save(graph: Any, files: ModelFiles, folder: Path) -> None:
-    files.check_unchanged()  # otherwise the graph would be cached under the name of other files
+    # raises if the files have changed: the graph's name in the cache is that of the old files
+    files.check_unchanged()
     openvino.save_model(graph, folder / _FILE, compress_to_fp16=False)
     core().read_model(folder / _FILE)  # reading fails if a full disk has cut the file short
 

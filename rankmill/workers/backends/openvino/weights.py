@@ -42,7 +42,9 @@ def shrink(graph: Any, group: int) -> None:
 
 
 def _takes(port: Any) -> bool:
-    """Whether a node's input takes weights by rows, one row for each output or token."""
+    """Whether a node's input takes weights that have a row for each output (linear layers) or token
+    (embeddings).
+    """
     node = port.get_node()
     kind = node.get_type_name()
     if (kind, port.get_index()) not in _TAKEN or f".{KEPT_EXACT}/" in node.get_friendly_name():

@@ -104,7 +104,7 @@ class TorchBackend(Backend):
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor, which may consist of several others."""
+    """Bytes of a tensor, which may consist of several tensors."""
     if not hasattr(tensor, "__tensor_flatten__"):
         return tensor.nbytes
     return sum(getattr(tensor, name).nbytes for name in tensor.__tensor_flatten__()[0])

@@ -116,8 +116,8 @@ class Network(nn.Module):
         return all(getattr(self.model, name, False) for name in told) and self._unpack_at_the_end()
 
     def _unpack_at_the_end(self) -> bool:
-        """Make the last layer return padded rows, which the head reads; returns whether the last layer is
-        known.
+        """Make the last layer return padded rows, which the head reads; returns whether the last layer was
+        found.
         """
         body = self.model.base_model
         for path in ("encoder.layer", "transformer.layer", "layers"):

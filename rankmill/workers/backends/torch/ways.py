@@ -134,5 +134,7 @@ def _random(network: Network, lengths: Ids) -> Batch:
 
 
 def _alike(logits: Logits, expected: Logits, bound: float) -> bool:
-    """Whether logits are numbers that differ by at most `bound`, relative to the largest logit or to 1."""
+    """Whether `logits` are numbers that differ from `expected` by at most `bound`, in the unit of
+    `_EXACT`.
+    """
     return bool(np.abs(logits - expected).max() <= bound * np.abs(expected).max(initial=1.0))
