@@ -53,13 +53,13 @@ T = TypeVar("T")
 _PROBE_SECONDS = 5
 _PATROL_SECONDS = 0.2
 _PATROL_SECONDS_PER_RUN = 0.01
-"""A waiting run checks the server at most once in `_PATROL_SECONDS`, and if many runs wait, at most once in
-`_PATROL_SECONDS_PER_RUN` seconds for each of them.
+"""Least seconds between two checks that a waiting run makes on the server: the larger of `_PATROL_SECONDS`
+and of `_PATROL_SECONDS_PER_RUN` times the number of waiting runs.
 """
 
 _BEGINNING = 32
-"""Most runs that begin at the same time, so that the first of a thousand runs need not wait until the last
-one is encoded.
+"""Most runs that begin at the same time; further runs wait. Without this bound, the first of a thousand runs
+would be sent only after all of them are encoded.
 """
 
 _SMALL_ROWS = 256

@@ -84,8 +84,8 @@ class CrossEncoder:
     max_length, revision
         As in the settings of these names.
     num_labels
-        Number of the model's outputs. If the model has another number, calls fail, unless the settings ask
-        for one score of each pair.
+        Number of the model's outputs. Calls fail if the model has another number, unless `label` or `long`
+        makes one score of them.
     activation_fn
         Function from logits to scores; by default the model's own.
     prompts, default_prompt_name
@@ -354,7 +354,7 @@ class CrossEncoder:
     def max_length(self) -> Any:
         """Most tokens of a pair, also called ``max_seq_length``; assign ``None`` for the model's own limit.
 
-        transformers reads the model's limit from its files, as for `tokenizer`.
+        To return the model's own limit, transformers loads the tokenizer, as for `tokenizer`.
         """
         length = self._spec.get("max_length", self.client.settings.max_length)
         return int(length or self.tokenizer.model_max_length)
@@ -446,7 +446,7 @@ class CrossEncoder:
         return {"input": None, "output": None, "processes": []}
 
     def stop_multi_process_pool(self, pool: object) -> None:
-        """Do nothing, because the workers continue."""
+        """Do nothing, because no process was started."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in _ASSIGNED and not name.startswith("_"):
@@ -617,7 +617,9 @@ def _activation_name(function: Callable[[Any], Any] | None) -> str | None:
 
 
 def _state(loaded: Any) -> str:
-    """Describe a tokenizer or a config by a text, which differs after most changes to the object."""
+    """A text that describes a tokenizer or a config. A changed text shows that the object was changed; some
+    changes do not show.
+    """
     return f"{loaded!r} {getattr(loaded, 'chat_template', None)!r}"
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class FileHandle(Protocol):
-    """A submitted run of files, for its caller."""
+    """What the caller of `Client.submit_file` gets: a submitted run of files."""
 
     @property
     def id(self) -> str:
@@ -51,7 +51,7 @@ class FileHandle(Protocol):
 
 
 class AsyncFileHandle(Protocol):
-    """A submitted run of files, for its caller in asyncio."""
+    """A `FileHandle` for asyncio."""
 
     @property
     def id(self) -> str:
@@ -73,8 +73,8 @@ class FileRuns(Protocol):
     def submit(
         self, request: FileRequest, spec: ScoreSpec, settings: Settings, webhook: str | None
     ) -> FileHandle:
-        """Submit a run of a request from `FileRequest.at_home`; raises `ConfigError` if the webhook is not a
-        URL.
+        """Submit a run that carries out `request`, which `FileRequest.at_home` has made. Raises `ConfigError`
+        if the webhook is not a URL.
         """
 
     def attach(self, run_id: str) -> FileHandle | None:

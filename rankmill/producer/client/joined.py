@@ -117,8 +117,8 @@ def _together(models: Sequence[str], parts: Sequence[ScoredTable]) -> ScoredTabl
 
 
 def _reasons(models: Sequence[str], errors: Sequence[pa.Array]) -> pa.Array:
-    """For each row that lacks a score, the models with their reasons, or only the reason if it is the same
-    for all models; null for other rows.
+    """One text for each row: why models gave no score, as ``model: reason``, or only the reason if all models
+    gave the same; null for a row with all scores.
     """
     if all(column.null_count == len(column) for column in errors):
         return errors[0]
@@ -133,10 +133,10 @@ def _reasons(models: Sequence[str], errors: Sequence[pa.Array]) -> pa.Array:
 
 
 def version_of(name: str, versions: Mapping[str, float], query: str | None) -> str:
-    """The version of model `name` that scores a query; the same query gets the same version while the
-    shares stay the same, in whatever order they are given.
+    """The version of model `name` that scores a query. With the same shares, a query always gets the same
+    version; the order of `versions` does not matter.
 
-    If the share of the lowest or of the highest version grows, that version keeps the queries that it had.
+    If the lowest or the highest version gets a larger share, it keeps all queries that it had.
     """
     text = f"{name}\0{query or ''}".encode(errors="replace")
     at = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) / 2**64
@@ -145,7 +145,7 @@ def version_of(name: str, versions: Mapping[str, float], query: str | None) -> s
         at -= versions[version]
         if at < 0:
             return version
-    return ordered[-1]  # the shares may add up to a little less than 1
+    return ordered[-1]  # rounding: the shares may add up to a little less than 1
 
 
 def rows_by_version(
@@ -170,7 +170,7 @@ def split_run(table: pa.Table, rows: Sequence[RowNumbers], runs: Sequence[Scorin
     def tables(readers: Sequence[Iterator[ScoredTable]]) -> Iterator[ScoredTable]:
         for mine, kept in zip(readers, read, strict=True):
             for part in mine:
-                kept.append(part)  # kept because the wait may end early and be resumed
+                kept.append(part)  # a wait that is resumed needs the parts already read
         parts = [part for kept in read for part in kept]
         read[:] = [[] for _ in runs]
         if not parts:

@@ -135,14 +135,14 @@ class RunStats:
     """How the rows of a run that were read so far were scored.
 
     ``retries`` counts attempts beyond a chunk's first. ``tokens`` counts real tokens, and ``padded_tokens``
-    counts padding too. ``workers`` has the rows of each worker, by name, which is empty for rows that no
-    worker scored. ``seconds`` is the longest time from fetching a chunk to its scores, without loading the
-    model, and ``tokenize_seconds`` and ``forward_seconds`` are parts of that time.
+    counts padding too. ``workers`` has the number of rows by the worker's name; rows that no worker scored
+    have the empty name. ``seconds`` is the time of the slowest chunk, from fetching it to its scores, without
+    the time for loading the model. ``tokenize_seconds`` and ``forward_seconds`` are parts of that time.
 
     ``precision``, ``backend``, ``device``, ``revision`` and ``kind`` are those of the last scored chunk, or
-    ``None`` if they are not known; ``kind`` decides the bits of a deterministic run's scores. ``bounds`` are
-    the proven bounds of all chunks. ``reference`` is ``own`` if a worker could not compare the model in fp32,
-    because it is too large, else ``None``.
+    ``None`` if they are not known. ``kind`` is only known for a deterministic run: two runs with the same
+    kind have the same bits in their scores. ``bounds`` are the proven bounds (see `bound`) of all chunks.
+    ``reference`` is ``own`` if the model was too large to load it in fp32 for the proof, else ``None``.
     """
 
     rows: int = 0
@@ -369,7 +369,7 @@ def joined(runs: Sequence[ScoringRun[Any]], join: Join) -> ScoringRun[Any]:
 
 @contextmanager
 def cancelled_on_error(runs: Sequence[ScoringRun[Any]]) -> Iterator[None]:
-    """Cancel all of `runs` if the block raises an error; the error of a wait then says that they are
+    """Cancel all of `runs` if the block raises an error. A `StillWaiting` error then says that the runs are
     cancelled.
     """
     try:
@@ -388,7 +388,7 @@ def read_together(
     """Wait for the scores of each of several runs over the same tables, as `ScoringRun.scores` does."""
     deadline = math.inf if timeout is None else system.monotonic() + timeout
     drivers = [driver for run in runs for driver in run._drivers]
-    first = runs[0]  # the other runs are at most a window ahead or behind
+    first = runs[0]  # its progress is shown for all runs
     try:
         with shown(lambda: first._seen, first.rows, show_progress) as look:
             for driver in drivers:

@@ -74,7 +74,9 @@ speed.
 """
 
 _SHADOWS = 8
-"""Most runs of a client that shadow models score at the same time; further runs are left out."""
+"""Most runs of a client that are scored by a shadow model at the same time. If more runs have a shadow, the
+shadow does not score them.
+"""
 
 _SHADOW_SECONDS = 300.0
 
@@ -294,7 +296,7 @@ class Client:
             driver.begin()
             driver.fill()
         except BaseException:
-            driver.cancel()  # because, for example, an item is not a pair of texts, or Redis is not reachable
+            driver.cancel()  # for example, an item is not a pair of texts
             raise
         return ScoringRun(driver)
 
@@ -602,7 +604,7 @@ class Client:
         options: dict[str, Any] = {**spec, "priority": priority, "deadline": deadline, "tenant": tenant}
         if choice and not choice.only:
             return self._start_split(choice, pairs, columns, **options)
-        if choice:  # the name may stand for something else when the run starts
+        if choice:  # the alias may stand for another version a moment later
             options["model"] = choice.only
         return self._start(pairs, columns, **options)
 
@@ -651,7 +653,9 @@ class Client:
         return split_run(table, [*rows.values()], runs)
 
     def _start_shadow(self, table: pa.Table, columns: tuple[str, ...], *, model: str, **spec: Any) -> None:
-        """Score pairs in the background and drop the scores, unless shadows already score `_SHADOWS` runs."""
+        """Score pairs in the background, and drop the scores. Do nothing if shadows already score `_SHADOWS`
+        runs.
+        """
         if not self._shadows.acquire(blocking=False):
             logger.debug("%s has enough to do: a run is not scored in the shadow", model)
             return
@@ -671,7 +675,7 @@ class Client:
 
 
 def _rows(pairs: Rows) -> int | None:
-    """The number of rows, if it is known; relations of DuckDB are not asked, because they would run their
-    query to count.
+    """The number of rows; ``None`` if it is not known. A DuckDB relation is not asked, because it would run
+    its query to count.
     """
     return len(pairs) if isinstance(pairs, Sized) and not hasattr(pairs, "fetchone") else None

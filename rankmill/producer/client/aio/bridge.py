@@ -1,8 +1,8 @@
-"""Runs plain code in an event loop: each wait of the code becomes an ``await`` of the task that called `run`.
+"""Runs code without ``await`` in an event loop: where the code waits, the task that called `run` awaits.
 
-The code runs in a greenlet, which is a call stack of its own in the same thread. To wait, the code switches
-to the task, which awaits and then switches back. So the client's protocol is written only once, without
-``await``. SQLAlchemy's asyncio engine works in the same way.
+The code runs in a greenlet, which is a second call stack in the same thread. To wait, the code switches to
+the task's own stack. The task awaits, and then switches back. So `Client` and `AsyncClient` share one
+protocol, which is written without ``await``. SQLAlchemy's asyncio engine works in the same way.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class _Bridge(greenlet):
-    """A call stack that belongs to a task and has the task's context variables."""
+    """A greenlet for the current task, with the task's context variables."""
 
     def __init__(self, do: Callable[..., Any]) -> None:
         task = getcurrent()
@@ -28,8 +28,8 @@ class _Bridge(greenlet):
 
 
 async def run(do: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Call `do`; this task awaits what `do` gives to `wait`. If the task is cancelled, `wait` raises
-    `asyncio.CancelledError`.
+    """Call `do`, and return its result. When `do` calls `wait`, this task awaits. If the task is cancelled
+    meanwhile, `wait` raises `asyncio.CancelledError`.
     """
     stack = _Bridge(do)
     outcome = stack.switch(*args, **options)
@@ -44,7 +44,7 @@ async def run(do: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
 
 
 def wait(awaitable: Awaitable[T]) -> T:
-    """Wait for `awaitable`, in code that `run` has called."""
+    """Return the result of `awaitable`, which the task awaits; only for code that `run` has called."""
     stack = getcurrent()
     assert isinstance(stack, _Bridge), "waits of this kind need the event loop"
     return cast("T", stack.task.switch(awaitable))

@@ -34,7 +34,7 @@ _CONNECTIONS = 16
 
 
 _MOST_CALLS = 64
-"""Most callers whose commands are sent together; further callers wait for the next turn."""
+"""Most calls of `Line.send` that share one write; further calls wait for the next write."""
 
 Command: TypeAlias = tuple[Any, ...]
 
@@ -66,9 +66,10 @@ class Line:
         self._task: asyncio.Task[None] | None = None
 
     async def send(self, commands: Sequence[Command]) -> list[Any]:
-        """Send commands one after the other, with no others between them; returns the replies.
+        """Send commands one after the other, with no commands of other tasks between them; returns the
+        replies.
 
-        Errors that the server replies are among the replies; an error of the connection is raised.
+        An error that the server replies is returned as a reply. An error of the connection is raised.
         """
         call = _Call(commands, asyncio.get_running_loop().create_future())
         self._calls.append(call)
@@ -163,7 +164,7 @@ class LoopRedis(redis.Redis):
 
     def read_reply(self, reply: Any, command: Command, options: dict[str, Any]) -> Any:
         """Turn a reply into what redis-py's plain client returns."""
-        options.pop("keys", None)  # this option is for a cache of redis-py
+        options.pop("keys", None)  # redis-py adds it for its own cache
         callbacks: Any = self.response_callbacks
         return callbacks[command[0]](reply, **options) if command[0] in callbacks else reply
 
@@ -171,14 +172,18 @@ class LoopRedis(redis.Redis):
         return LoopPipeline(self, transaction)
 
     def xread(self, streams: Any, count: int | None = None, block: int | None = None, *more: Any) -> Any:
-        """Read as redis-py does; calls that wait, each for one stream, share one command."""
+        """Send XREAD as redis-py does. With `block`, only one stream can be read, and calls of several tasks
+        share one command (`Streams`).
+        """
         if not block:
             return super().xread(streams, count, block, *more)
         ((stream, after),) = streams.items()
         return self.patiently(lambda: self.streams.read(stream, after, block / 1000))
 
     def patiently(self, do: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a command as `Patience` would, but end every attempt at `end_of_command`."""
+        """Repeat a command while the server cannot serve, as `Patience` does. An attempt that has not ended
+        at `end_of_command` is cancelled.
+        """
         end = end_of_command()
         reason: redis.RedisError = redis.TimeoutError("it does not answer in time")
 
@@ -197,8 +202,8 @@ class LoopRedis(redis.Redis):
         return self._patience.call_with_retry(lambda: wait(in_time()), self._reconnect)
 
     def _reconnect(self, error: redis.RedisError) -> None:
-        """Close idle connections if a server refuses to serve, because after a failover they may lead to the
-        old server. redis-py itself closes a connection that breaks.
+        """Close idle connections if a server replies with an error: after a failover, they may lead to a
+        server that is no longer the master. redis-py itself closes a connection that breaks.
         """
         if isinstance(error, redis.ResponseError):
             wait(self.loop_client.connection_pool.disconnect(inuse_connections=False))
@@ -238,7 +243,8 @@ class LoopPipeline(Pipeline):
 
 
 class _LoopMaster(redis.asyncio.Connection):
-    """A connection to the master that `finder` reports anew each time the connection is made."""
+    """A connection to the master of a Sentinel; each attempt to connect asks `finder` for the present master.
+    """
 
     def __init__(self, *, finder: MasterFinder, **options: Any) -> None:
         super().__init__(**options)

@@ -28,11 +28,12 @@ Found: TypeAlias = list[tuple[bytes, Entries]]
 
 
 class Streams:
-    """Reads the streams of all runs that wait, and gives each task its entries. A second task that waits for
-    the same run has a command of its own.
+    """Reads the streams of all runs whose tasks wait, and gives each task the entries of its stream. A second
+    task that waits for the same run sends its own command.
 
-    If a run comes while the command waits, it rings a bell, which is a stream only for this reader. So the
-    command returns, and the next command reads the run's stream too.
+    A run may begin to wait while a command for other runs waits. Then this reader adds an entry to its bell,
+    a stream that each of its commands also reads. So the waiting command returns, and the next command reads
+    the new run's stream too.
 
     Parameters
     ----------
@@ -55,9 +56,8 @@ class Streams:
     async def read(self, stream: str, after: str, seconds: float) -> Found:
         """The entries of a stream after entry `after`; this waits up to `seconds` for the first one, and
         returns an empty list if none comes.
-        """
-        # another task may wait for this run, for results after another entry
-        if stream in self._waiting:
+        """# A second task that waits for this run may have read up to another entry. if stream in
+        self._waiting:
             return _found(await self._client.xread({stream: after}, block=math.ceil(1000 * seconds)))
         future: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
         self._waiting[stream] = after, future
@@ -100,7 +100,7 @@ class Streams:
         if stream == self._bell:
             self._rung = entries[-1][0].decode()
         elif stream in self._waiting and not self._waiting[stream][1].done():
-            # a run that does not wait now reads its entries later
+            # If no task waits for the run any more, its entries stay on the server.
             self._waiting[stream][1].set_result([(stream.encode(), entries)])
 
     async def _ring(self) -> None:
@@ -112,7 +112,7 @@ class Streams:
                 pipe.expire(self._bell, _BELL_SECONDS)
                 await pipe.execute()
         except redis.RedisError:
-            pass  # the command that waits notices the trouble itself
+            pass  # the waiting command then fails as well
 
 
 def _found(reply: Any) -> Found:
