@@ -84,8 +84,8 @@ class CrossEncoder:
     max_length, revision
         As in the settings of these names.
     num_labels
-        Number of the model's outputs. Calls fail if the model has another number, unless `label` or `long`
-        makes one score of them.
+        Number of the model's outputs. Calls fail if the model has another number, unless ``label`` is set or
+        ``long`` is ``split``.
     activation_fn
         Function from logits to scores; by default the model's own.
     prompts, default_prompt_name

@@ -117,8 +117,8 @@ def _together(models: Sequence[str], parts: Sequence[ScoredTable]) -> ScoredTabl
 
 
 def _reasons(models: Sequence[str], errors: Sequence[pa.Array]) -> pa.Array:
-    """One text for each row: why models gave no score, as ``model: reason``, or only the reason if all models
-    gave the same; null for a row with all scores.
+    """Why each row lacks scores: ``model: reason`` for each model without a score, or only the reason if it
+    is the same for all models; null for a row with all scores.
     """
     if all(column.null_count == len(column) for column in errors):
         return errors[0]

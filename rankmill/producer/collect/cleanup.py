@@ -23,9 +23,10 @@ logger = logging.getLogger(__name__)
 
 
 class RunCleaner:
-    """Removes keys and waiting jobs of ended runs from Redis; threads may share it, even after a fork.
+    """Removes keys and waiting jobs of ended runs from Redis. Threads may share the object; after a fork,
+    parent and child may both use it.
 
-    The caller waits about a second for a server that cannot serve; then a background thread tries again,
+    If the server cannot serve, the caller waits for about a second. Then a background thread tries again,
     until the run's keys would have expired.
     """
 
@@ -50,8 +51,8 @@ class RunCleaner:
     ) -> Deleted | None:
         """Delete a run and the waiting jobs of its `chunks`; in a `hurry`, this waits only for one attempt.
 
-        `answered` chunks no longer have jobs, but still have pairs. What results have `used` is counted
-        before the deletion.
+        `answered` are chunks that have a result: they no longer have jobs, but their pairs may still be in
+        Redis. `used` is the usage of results, by stream entry, which is counted before the deletion.
 
         Returns
         -------
@@ -93,7 +94,7 @@ class RunCleaner:
             try:
                 with about(run=run.id), redis_errors():
                     deleted = self._store.delete(run, chunks, used=used)
-                    if deleted.wrong:  # the caller has already used the run's scores
+                    if deleted.wrong:  # too late for an error: the caller already has the scores
                         logger.error("scores of the run are wrong: %s; score it again", deleted.wrong)
             except RedisUnavailable:
                 if system.monotonic() < until:

@@ -39,9 +39,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Piece:
-    """The rows that one job scores, which are those of a whole chunk or a part of them.
+    """The rows that one job scores: all rows of a chunk, or a part of them.
 
-    ``failed`` counts the failed attempts; a ``suspect`` piece may kill its worker.
+    ``failed`` counts the failed attempts. A ``suspect`` piece is half of a piece whose worker died, so it may
+    kill its worker, too.
     """
 
     id: ChunkId
@@ -55,7 +56,7 @@ class Piece:
 
     @property
     def start(self) -> int:
-        """The number of the first row, among those rows of the chunk that are sent."""
+        """Index of the piece's first row among the rows of the chunk that are sent."""
         return self.id.start if isinstance(self.id, PieceId) else 0
 
     @cached_property
@@ -78,11 +79,11 @@ class Piece:
 
 @dataclass
 class UnfinishedChunk:
-    """The rows of a chunk that has no result yet, and the results of its pieces."""
+    """A chunk without a result, and the results that some of its pieces already have."""
 
     table: pa.Table
     pairs: ChunkPairs | None = None
-    """The rows that are sent; ``None`` if all rows are."""
+    """The distinct pairs, whose rows are sent; ``None`` if all rows of the chunk are sent."""
     results: list[tuple[Piece, ChunkResult]] = field(default_factory=list)
 
     @property
@@ -92,10 +93,10 @@ class UnfinishedChunk:
 
 
 class FinishedChunk(NamedTuple):
-    """A chunk with its scores, and the ``result`` that must be written to the journal.
+    """A chunk with its scores, and the ``result`` to write to the journal.
 
-    ``result`` is ``None`` if the journal has it, if all scores are those of an earlier output, or if the
-    chunk is to be tried again when the run is resumed.
+    ``result`` is ``None`` if nothing is to be written: the journal already has the result, all scores are
+    those of an earlier output, or a failed chunk is to be tried again when the run is resumed.
     """
 
     number: int
@@ -104,12 +105,12 @@ class FinishedChunk(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """The actions to take after results have come in.
+    """What `Collector.accept` has accepted, and what the driver must do next.
 
     ``taken`` are the results, with their pieces. ``halves`` are halves of pieces that may kill workers; they
     must be sent. ``unusable`` gives the reason for each piece whose result is unusable; such pieces must be
-    sent again, unless their job will write another result. ``used`` is what the finished chunks have used, by
-    the index of the result that finished them.
+    sent again, unless their job will write another result. ``used`` has the usage of each finished chunk, by
+    the index of the result that finished the chunk.
     """
 
     taken: list[tuple[Piece, ChunkResult]]
@@ -119,7 +120,8 @@ class Accepted(NamedTuple):
 
 
 class HowScored:
-    """The precision, model's content, bits and labels of all chunks of a run, as the first chunk tells.
+    """What all chunks of a run must have in common, as the first scored chunk tells: precision, content of
+    the model, labels, and for a deterministic run whatever else decides the bits of its scores.
 
     Parameters
     ----------
@@ -135,7 +137,7 @@ class HowScored:
         self._labels = first.labels if first else None
 
     def news(self, stats: Iterable[ChunkStats]) -> Settled | None:
-        """How the run is scored, if these results tell more than was known; else ``None``."""
+        """How the run is scored, with what these statistics add; ``None`` if they add nothing."""
         settled = self.settled
         for own in map(self._of, stats):
             settled = Settled(*(before or new for before, new in zip(settled, own, strict=True)))
@@ -202,8 +204,8 @@ class Collector:
         """Rows of finished chunks that devices have scored, over all runs of an output."""
         self.how = HowScored(run.spec, first)
         self.cut = self.taken = start
-        """Numbers of the next chunk to cut, and of the next chunk to take; each is also the number of rows
-        that were cut or taken.
+        """First row of the next chunk to cut, and of the next chunk to take. All rows before these are cut,
+        or taken.
         """
         self.exhausted = False
         """Whether all chunks are cut; the collector's user sets this."""
@@ -215,19 +217,19 @@ class Collector:
         and empties this list.
         """
         self.fatal: ChunkFailure | None = None
-        """Why no chunk of the run can be scored; ``None`` if this is not known."""
+        """The failure because of which the run cannot be scored; ``None`` if no such failure has come."""
         self.most_bytes = 0
-        """About the most bytes of tables that were in Redis at the same time."""
+        """About the most bytes of tables, counted before encoding, that were in Redis at the same time."""
         self._run, self._window = run, window
         self._unfinished: dict[int, UnfinishedChunk] = {}
         self._finished: list[FinishedChunk] = []
         self._waiting: dict[int, int] = {}
-        """Rows of finished chunks that are not taken yet, by chunk."""
+        """Number of rows of each finished chunk that is not taken yet."""
         self._reuse = reuse
         self._load = Load()
         self._payloads: dict[ChunkId, int] = {}
         self._payload_share = 1.0
-        """Bytes of payload for each byte of a table, in the latest pieces."""
+        """Bytes of payload for each byte of a table, in the pieces that were sent last."""
 
     @property
     def ready(self) -> bool:
@@ -286,9 +288,7 @@ class Collector:
         self.most_bytes = max(self.most_bytes, int(self._load.payload / self._payload_share))
 
     def news(self, results: Iterable[ChunkResult | BadResult]) -> Settled | None:
-        """How the run is scored, if these results, which are not accepted yet, tell more than was known; else
-        ``None``.
-        """
+        """`HowScored.news` for results that are not accepted yet."""
         scored = (result for result in results if isinstance(result, ChunkScores))
         return self.how.news(result.stats for result in scored if self._fits(result))
 
@@ -308,7 +308,7 @@ class Collector:
                 continue
             piece = self.pieces.pop(result.chunk, None)
             if piece is None:
-                continue  # this is a second result for its piece, or the result of no piece of this run
+                continue  # a second result for a piece, or the result of no piece of this run
             self._leave(piece)
             self.answered.append(piece.id)
             if isinstance(result, ChunkFailure) and result.fatal:
@@ -336,15 +336,15 @@ class Collector:
     def retry(
         self, reasons: Mapping[ChunkId, str], failed: Mapping[ChunkId, int]
     ) -> tuple[list[Piece], list[ChunkFailure]]:
-        """Decide which pieces to send, among new halves and pieces whose attempt has failed, and which to
-        give up.
+        """Decide which of the pieces in `reasons` to send, and which to give up. Such a piece is a new half,
+        or its last attempt has failed.
 
         Parameters
         ----------
         reasons
-            Why the last attempt at each piece has failed.
+            For each piece, why its last attempt has failed; for a new half, a reason in case it is given up.
         failed
-            Number of failed attempts before the last one.
+            Number of failed attempts of each piece before the last one.
 
         Returns
         -------
@@ -353,7 +353,8 @@ class Collector:
         again: list[Piece] = []
         given_up: list[ChunkFailure] = []
         for chunk, reason in reasons.items():
-            begun = -1 if self.pieces[chunk].suspect else 0  # a new half has no failed attempt
+            # a half that was never sent has no failed attempt
+            begun = -1 if self.pieces[chunk].suspect else 0
             attempts = failed.get(chunk, begun) + 1
             if attempts > self._run.max_retries:
                 message = f"given up after attempt {attempts}: {reason}"
@@ -378,8 +379,8 @@ class Collector:
         return piece is not None and len(result.scores) == len(piece.table)
 
     def _objection(self, result: ChunkResult | BadResult) -> str | None:
-        """Why a result cannot be used; ``None`` if it fits its piece, or is readable but belongs to no
-        piece.
+        """Why a result is unreadable, or does not fit its piece or the run; ``None`` if it is usable, or
+        belongs to no piece.
         """
         if isinstance(result, BadResult):
             return result.reason
@@ -407,7 +408,7 @@ class Collector:
         self._finished.append(FinishedChunk(number, part, result))
 
     def _count(self, chunk: UnfinishedChunk) -> dict[str, Amounts]:
-        """Count the scored rows of a chunk; returns what its results have used, by the name of the device."""
+        """Count the scored rows of a chunk; returns the usage of its results, by the name of the device."""
         used: dict[str, Amounts] = {}
         for _, result in chunk.results:
             if isinstance(result, ChunkScores):
@@ -416,7 +417,9 @@ class Collector:
         return used
 
     def rest(self) -> Amounts:
-        """Count the rows of the complete run that failed, and those that got a score without a device."""
+        """Count the rows of the complete run that no device has scored: rows without a score, and rows that
+        took a known score or that of an equal row.
+        """
         failed = self.rows.progress.row_errors
         return Amounts(cached=max(self.cut - self.scored - failed, 0), failed=failed)
 

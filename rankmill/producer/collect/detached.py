@@ -61,15 +61,17 @@ class DetachedRun(LiveRun):
             self.store.unlist(self.run)
 
     def settle(self, news: Settled, *, is_last: bool) -> Settled:
-        """Return `news`, because every process that collects the run sees the same first result."""
+        """Return `news`. Nothing is stored, because every process that collects the run sees the same first
+        result.
+        """
         return news
 
     def payloads(self, pieces: Sequence[Piece], carrier: Carrier) -> dict[ChunkId, Payload]:
         return {piece.id: self._payload(piece, self._stored_pairs(piece), carrier) for piece in pieces}
 
     def results(self, block_ms: int) -> list[tuple[str, ChunkResult | BadResult]]:
-        """The results after those that were already read, with their entries; waits up to `block_ms` for the
-        first.
+        """The results that were not read yet, each with the id of its stream entry; waits up to `block_ms`
+        milliseconds for the first.
         """
         entries = self.store.results(self.run, after=self._after, block_ms=block_ms)
         if entries:
@@ -86,15 +88,17 @@ class DetachedRun(LiveRun):
         self._after = "0"
 
     def forget(self, entries: Iterable[str], collector: Collector) -> None:
-        """Write the run's progress; the results stay, but what they have used is counted only once."""
+        """Write the run's progress, and count what new results have used. The results stay, but each counts
+        only once, even if several processes collect it.
+        """
         is_done = collector.complete and not collector.fatal
         used = self.used_in_all(collector) if is_done else self.used
         self.store.note(self.run, collector.rows.progress, used)
         self.used = {}
 
     def count_attempts(self, pieces: list[Piece]) -> list[Piece]:
-        """Count failed attempts; returns the pieces that this process must send again, because no other
-        process does.
+        """Count failed attempts; returns the pieces that this process must send again. Another process that
+        collects the run sends the others.
         """
         mine = self.store.count_attempts(self.run, {piece.id: piece.failed for piece in pieces})
         return [piece for piece in pieces if piece.id in mine]

@@ -42,8 +42,8 @@ still exist.
 
 _PATROL_SHARE = 0.1
 _LONGEST_PATROL = 1.0
-"""While a producer waits, the time from one check of the run to the next is a tenth of the wait so far, and
-at most this many seconds, unless `RunStore.patrol_seconds` is more.
+"""While a producer waits, it checks the run again and again. The pause between two checks is a tenth of the
+time since the last result, at most `_LONGEST_PATROL` seconds, but at least `RunStore.patrol_seconds`.
 """
 
 logger = logging.getLogger(__name__)
@@ -52,14 +52,13 @@ logger = logging.getLogger(__name__)
 class RunDriver:
     """Submits the chunks of a run and yields its scored tables in input order.
 
-    The driver works while the caller iterates `tables`, and submits chunks only when the window has room,
-    which bounds what Redis holds. Finished chunks that wait for an earlier one are in memory or on disk.
-    `kept` decides what happens to results in Redis.
+    The driver works only while the caller iterates `tables`. It submits chunks when the window has room, so
+    what Redis holds is bounded. Finished chunks that wait for an earlier one are in memory or on disk.
 
     Parameters
     ----------
     kept
-        A run of this process, or a detached run.
+        A run of this process, or a detached run; it decides what becomes of results in Redis.
     source, sizing
         Tables to score, one for each chunk; and the sizes by which the source cuts them.
     window
@@ -86,8 +85,8 @@ class RunDriver:
         self.deadline = math.inf
         """When to stop waiting, in `time.monotonic` seconds."""
         self.scoring_since = math.inf
-        """When a worker with the model loaded began its first chunk, in `time.monotonic` seconds; infinite
-        until a result has come.
+        """When a worker first began to score a chunk, after it had loaded the model, in `time.monotonic`
+        seconds; infinite until a result has come.
         """
         self.presence: WorkerPresence | None = None
         """Looks for workers; ``None`` means no check."""
@@ -102,13 +101,13 @@ class RunDriver:
         self._looked = -math.inf
         self._sized = sizing.is_known
         self._cancelled = False
-        # held to take results or to cancel, because another thread may do either
+        # held to take results, and by `cancel`, which another thread may call
         self._accepting = system.RLock()
         self._reading = system.Lock()  # held to read the source, or to close it
-        self._late = False  # whether the caller's time was over at the last look
+        self._late = False  # whether `deadline` had passed at the last look
         self._jobless: dict[ChunkId, str] = {}
-        """The pieces that may have no job, because they are halves or their result is unusable, each with the
-        reason to name if the piece is given up.
+        """The pieces that may have no job: new halves, and pieces with an unusable result. The value is the
+        reason that is named if the piece is given up.
         """
 
     @property
@@ -117,9 +116,10 @@ class RunDriver:
         return self._kept.stays
 
     def begin(self) -> None:
-        """Store the run on the server, unless its first chunks do so."""
+        """Store the run on the server, unless it is stored together with its first chunks."""
         if self._kept.is_brief:
-            self._looked = system.monotonic()  # the first look is put off, because each command costs time
+            # put off the first look at workers, because each command costs time
+            self._looked = system.monotonic()
             return
         with self._at_redis():
             self._kept.restore(self.collector.how.settled)
@@ -163,7 +163,7 @@ class RunDriver:
             self._close_source()
             raise
         self._spool.close()
-        if not self._kept.is_brief:  # `end` looks for the note, too, and a brief run saves a command
+        if not self._kept.is_brief:  # for a brief run, `end` looks for notes, which saves a command
             with self._at_redis():
                 self._check_notes()
         if why := self._kept.end(collector):
@@ -183,14 +183,16 @@ class RunDriver:
         return sorted(self.collector.rows.errors, key=lambda error: error.row)
 
     def refresh(self) -> None:
-        """Collect the results that a detached run has so far; such a run continues without a reader."""
+        """Collect the results that a detached run has so far. Do nothing for other runs, because they
+        continue only while they are read.
+        """
         if self.is_detached and not self.collector.complete:
             self._check_cancelled()
             self._catch_up()
 
     def fill(self) -> None:
-        """Submit some chunks if the window has room. A call is one step, so that results can be collected
-        between two steps.
+        """Submit at most `AT_ONCE` chunks if the window has room, so that the caller can collect results
+        between two calls.
         """
         self._check_cancelled()
         if self._wants_chunks() and (fresh := self._cut()):
@@ -204,7 +206,7 @@ class RunDriver:
         if not self._cancelled:
             self._span.add_event("cancelled")
             self._span.end()
-        with self._accepting:  # results that were accepted are counted below, and none is accepted any more
+        with self._accepting:  # from now on no result is accepted; `LiveRun.cancel` counts those that were
             self._cancelled = True
         self._kept.cancel({*self.collector.pieces, *self.collector.answered}, hurry=self._late)
         self._close_source()
@@ -230,7 +232,7 @@ class RunDriver:
             with self._reading:
                 table = next(self._source, None)
             if table is None:
-                self._check_cancelled()  # a source that another thread has closed only seems to end
+                self._check_cancelled()  # the source also ends when another thread cancels and so closes it
                 self.collector.exhausted = True
                 self._close_source()
                 break
@@ -264,7 +266,8 @@ class RunDriver:
             self._look_at_workers()
 
     def _look_at_workers(self) -> None:
-        """Note from time to time how much workers claim ahead, and the progress.
+        """From time to time, ask how much workers claim ahead, write the progress to the server, and end the
+        run if a worker has left a note that scores are wrong.
 
         Also end the run if a worker has left a note that scores are wrong.
         """
@@ -273,7 +276,7 @@ class RunDriver:
         if now - self._looked < self._patrol_seconds and not just_known:
             return
         self._looked, self._sized = now, sized
-        with suppress(RedisUnavailable), waiting(most=0):  # this look does not wait for the server
+        with suppress(RedisUnavailable), waiting(most=0):  # without waiting for the server
             if window.follows_workers:
                 capacity = self._store.capacity(self.run.queue)
                 window.follow(capacity, self.collector.chunk_rows, sized=sized)
@@ -287,13 +290,13 @@ class RunDriver:
         The note stays for other processes that collect the run or continue the file.
         """
         if why := self._store.wrong(self._kept.made_by):
-            self._check_existence()  # a run that is cancelled meanwhile ends as cancelled
+            self._check_existence()  # a run that was also cancelled ends as cancelled
             self._give_up()
             raise self._kept.wrong(why)
 
     def _give_up(self) -> None:
-        """Cancel a run that only this process collects; a detached run stays, because every process that
-        collects it finds the same fault.
+        """Cancel the run, unless it is detached: all processes that collect a detached run must find the
+        fault.
         """
         if not self.is_detached:
             self.cancel()
@@ -364,7 +367,7 @@ class RunDriver:
         if count := self._store.put_back(self.run, [piece for piece in pieces if piece not in {*missing}]):
             logger.warning("Redis has lost lists of the queue: %d chunks are put back", count)
         self._kept.look_back()
-        self._collect(0)  # a missing job may have ended meanwhile, and its result came when it ended
+        self._collect(0)  # if a missing job has just ended, its result is there now
         missing = [piece for piece in missing if piece in self.collector.pieces]
         if lost := [piece for piece in missing if piece not in reasons]:
             logger.warning("Redis has lost %d chunks", len(lost))
@@ -375,7 +378,7 @@ class RunDriver:
         if not reasons:
             return
         again, given_up = self.collector.retry(reasons, self._store.failed_attempts(self.run))
-        for failure in given_up:  # all processes that collect the run read the same failure
+        for failure in given_up:  # as a result, which all processes that collect the run read
             self._store.write_result(self.run, failure)
         again = self._kept.count_attempts(again) if again else []
         if again:
@@ -404,7 +407,7 @@ class RunDriver:
 
     @property
     def _patrol_seconds(self) -> float:
-        """Seconds from one check of the run to the next, which grow while no result comes, so that many
+        """Seconds from one check of the run to the next. They grow while no result comes, so that many
         waiting producers do not burden the server.
         """
         quiet = _PATROL_SHARE * self._seconds_since(self._heard)

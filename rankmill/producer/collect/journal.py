@@ -57,11 +57,11 @@ _GET = "SELECT scores, CAST(about AS BLOB), rows FROM chunks WHERE chunk = ?"
 
 
 class Account(WireModel):
-    """What must be counted of an output's usage.
+    """The usage of an output, stored so that each result is counted once.
 
-    ``scored`` is the number of rows that devices have scored. ``used`` is what the last results have used, by
-    their entries in the last run's stream; what an entry has used is not counted yet as long as the entry
-    exists. ``rest`` counts the rows that no device has scored, and is known when a run is complete.
+    ``scored`` is the number of rows that devices have scored. ``used`` has the usage of the latest results,
+    by their entries in the last run's stream; the usage of an entry that still exists must still be counted.
+    ``rest`` counts the rows that no device has scored; it is ``None`` until a run is complete.
     """
 
     scored: Count = 0
@@ -96,7 +96,7 @@ class Journal:
     check
         Called after each write of results; raises if the file is no longer in its place.
     place
-        The path at which to open the file; with ``None``, `path`.
+        The path at which SQLite opens the file; by default `path`.
 
     Raises
     ------
@@ -316,8 +316,8 @@ class Journal:
 
     @property
     def sealed(self) -> list[str]:
-        """The identities that `seal` has recorded; if a file with one of them is in place, the run moved it
-        there and died.
+        """The identities that `seal` has recorded. If the file at the output's place has one of them, a run
+        moved the file there, but died before its end.
         """
         return (self._state("output") or "").splitlines()
 

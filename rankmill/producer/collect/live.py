@@ -65,7 +65,7 @@ class LiveRun:
     stays: ClassVar = False
     """Whether pairs and results stay in Redis until they expire, for any process that collects them."""
     is_brief: ClassVar = False
-    """Whether the run exists in Redis only from its first chunks to its last result."""
+    """Whether the run is stored together with its first chunks, and deleted with its last result."""
     folder: ClassVar[Path | None] = None
     """Folder for finished chunks that wait for their turn and do not fit into memory; ``None`` means the
     system's folder for temporary files.
@@ -73,8 +73,8 @@ class LiveRun:
 
     def __post_init__(self) -> None:
         self.used: dict[str, dict[str, Amounts]] = {}
-        """What the collected results that are still in Redis have used, by their entries."""
-        self._entries: list[str] = []  # entries that are collected but still in Redis
+        """The usage of collected results that are still in Redis, by their stream entries."""
+        self._entries: list[str] = []  # stream entries of collected results that are still in Redis
         self._encoders: ThreadPoolExecutor | None = None
 
     @property
@@ -92,14 +92,16 @@ class LiveRun:
         return None
 
     def restore(self, settled: Settled) -> None:
-        """Write what the server lacks of the run, and what is settled."""
+        """Write again what the server has lost of the run, and `settled`, which is what all chunks are scored
+        with.
+        """
         self.store.restore(self.run)
         if any(settled):
             self.store.settle(self.run, settled, over=True)
 
     def settle(self, news: Settled, *, is_last: bool) -> Settled:
-        """Settle what the run is scored with, and return it. For the run's last chunk nothing is stored,
-        because nobody would read it.
+        """Store `news`, which is what all chunks of the run are to be scored with, unless the server already
+        has something else; return what holds. With `is_last`, store nothing, because no chunk follows.
         """
         return news if is_last else self.store.settle(self.run, news)
 
@@ -111,7 +113,8 @@ class LiveRun:
         self.store.enqueue(self.run, payloads)
 
     def results(self, block_ms: int) -> list[tuple[str, ChunkResult | BadResult]]:
-        """The results that have arrived, with their entries; waits up to `block_ms` for the first.
+        """The results that have arrived, each with the id of its stream entry; waits up to `block_ms`
+        milliseconds for the first.
 
         The stream is always read from its beginning: results that were read are deleted, and a server that
         lost its data may give new results lower numbers.
@@ -119,7 +122,7 @@ class LiveRun:
         return self.store.results(self.run, after="0", block_ms=block_ms)
 
     def look_back(self) -> None:
-        """Make `results` begin again with the first result; a run of this process always does."""
+        """Let `results` begin again with the first result, as it always does for a run of this process."""
 
     def log(self, piece: Piece, result: ChunkResult) -> None:
         """Log a result, but not its error messages, because they may contain text of the input."""
@@ -136,7 +139,8 @@ class LiveRun:
     def keep(self, results: Mapping[int, tuple[int, ChunkResult]], scored: int) -> None:
         """Store the results of finished chunks if the run has a journal.
 
-        `results` has a chunk's rows and result by the chunk's number; `scored` is as in `Collector`.
+        `results` has for each chunk, by its number, the number of rows and the result. `scored` is as in
+        `Collector`.
         """
 
     def forget(self, entries: Iterable[str], collector: Collector) -> None:
@@ -222,7 +226,8 @@ class RequestRun(LiveRun):
 
 @dataclass(eq=False)
 class JournaledRun(LiveRun):
-    """A run whose results go to a journal before Redis forgets them; another run may continue it.
+    """A run whose results are written to a journal before they are deleted from Redis. A later run may
+    continue the journal.
 
     Parameters
     ----------
@@ -259,8 +264,8 @@ class JournaledRun(LiveRun):
         )
 
     def known(self, chunk: int, rows: int, counter: RowCounter) -> ChunkResult | None:
-        """The result of a chunk, if the journal has it; rows of a damaged result are subtracted from
-        `counter`.
+        """The journal's result of a chunk; ``None`` if it has none, or a damaged one, whose rows are
+        subtracted from `counter`.
         """
         damaged = self.journal.damaged_rows
         result = self.journal.get(chunk, rows)
@@ -274,15 +279,16 @@ class JournaledRun(LiveRun):
 
     def cancel(self, chunks: Collection[ChunkId], *, hurry: bool) -> None:
         used: Mapping[str, Usage] = self.used
-        # After a signal, `used` may have results that the journal does not have; these are scored again.
+        # If a signal came between collecting and storing results, `used` has results that the journal lacks.
+        # They are scored again, so only the journal's account counts.
         with suppress(InputError, OutputError):  # a run must end even if the journal cannot be read
             used = self.journal.account.used
         if self.cleaner.remove(self.run, chunks, hurry=hurry, used=used):
             self.journal.is_in_redis = False
 
     def used_in_all(self, collector: Collector) -> Mapping[str, Usage]:
-        """The usage of the complete run that must still be counted; rows that no device has scored are left
-        out if an earlier run was complete.
+        """The usage of the complete run that must still be counted. If an earlier run was complete, the rows
+        that no device has scored are already counted.
         """
         account = self.journal.account
         if account.rest:
@@ -291,8 +297,8 @@ class JournaledRun(LiveRun):
         return super().used_in_all(collector)
 
     def wrong(self, why: str) -> WrongScores:
-        """The error to raise if scores of the run are wrong, because of `why`; no run can then continue the
-        journal.
+        """Mark the journal, so that no run continues it; returns the error that says why its scores are
+        wrong.
         """
         return self.journal.distrust(why)
 

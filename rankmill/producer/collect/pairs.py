@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
         def fetchone(self) -> object: ...
 
-    # Classes of libraries without types are left out, because with one of them a type checker would accept
-    # anything.
+    # Classes of libraries without type hints are left out: a type checker takes them for `Any`, and would
+    # then accept anything.
     Table: TypeAlias = ArrowStream | Relation
     Array: TypeAlias = np.ndarray[Any, Any]
     Texts: TypeAlias = Iterable[str | None] | Iterable[Mapping[str, str | None]] | Array | Table
@@ -191,7 +191,9 @@ def _check_columns(schema: pa.Schema, columns: tuple[str, ...], inputs: Inputs =
 
 
 class _Tables(NamedTuple):
-    """Tables of one schema, which are read once, and the source that was ``opened`` for them."""
+    """Tables of one schema, which can be read once. ``opened`` is the source to close after that, if there is
+    one.
+    """
 
     schema: pa.Schema
     tables: Iterator[pa.Table]
@@ -208,7 +210,7 @@ def _table_of(pairs: Any, columns: tuple[str, ...], inputs: Inputs) -> _Tables |
             column = pa.chunked_array([pairs] if isinstance(pairs, pa.Array) else pairs)
             pairs = pa.table([column], names=list(columns))
         elif hasattr(pairs, "columns") and hasattr(pairs, "iloc"):
-            # this is a data frame of pandas, which is slow to import
+            # A data frame of pandas, recognized without a slow import of pandas.
             has_both = set(columns) <= set(pairs.columns)
             pairs = pa.Table.from_pandas(pairs[list(columns)] if has_both else pairs, preserve_index=False)
         elif hasattr(pairs, "with_format") and hasattr(pairs, "select_columns"):

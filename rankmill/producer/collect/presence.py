@@ -59,14 +59,14 @@ class WorkerPresence:
             return
         if (unseen := system.monotonic() - self._looked) > _LOOK_SECONDS:
             self._looking, self._looked = True, system.monotonic()
-            # after a long time without a look the wait begins anew, because the server may have been away
+            # After a long time without a look, the wait begins anew: workers may have been there unseen.
             if unseen > _WORD_SECONDS:
                 self._seen = self._looked
             try:
                 self._look()
             finally:
                 self._looking = False
-        missing = self._looked - max(self._seen, since)  # nothing is known about the time after the look
+        missing = self._looked - max(self._seen, since)  # only the time up to the last look counts
         if missing > self._seconds:
             raise NoWorkers(f"{no_workers_message(self._queue, mask_url(self._url))}; waited {missing:.0f} s")
         if missing > _WORD_SECONDS:
@@ -80,7 +80,7 @@ class WorkerPresence:
                     self._store.capacity(self._queue).workers
                     or taking_workers(self._store.redis, workers.scoring)
                 )
-        except RedisUnavailable:  # the caller's other commands wait for the server, a look does not
+        except RedisUnavailable:  # a look does not wait for the server
             self._seen = system.monotonic()
             return
         if workers.only_plain:
@@ -92,7 +92,7 @@ class WorkerPresence:
                     f"all workers of queue {self._queue!r} are drained and take no chunks; "
                     "rankmill workers resume NAME lets one take them"
                 )
-        elif refusal := self._store.refusal():  # because then no worker can report itself
+        elif refusal := self._store.refusal():  # a server that refuses writes
             self._seen = system.monotonic()
             self._warn(f"{refusal}; until it takes writes, workers cannot say that they listen")
 

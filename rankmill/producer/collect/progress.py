@@ -1,5 +1,5 @@
-"""What a producer publishes about its run, which is the number of rows that are done, and the rows without a
-score.
+"""Counts the finished rows of a run, and collects the reasons of rows without a score; a producer publishes
+both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RowCounter:
     known_rows
         Rows that earlier runs have finished, with or without a score.
     row_errors
-        Number of rows without a score that are known before any is added.
+        Number of row errors before the first call of `add`.
     most_errors
         Most row errors that are recorded, including those of `row_errors`.
     """
@@ -39,8 +39,8 @@ class RowCounter:
         self._fresh_rows = 0
         self._row_errors = row_errors
         self._points: deque[tuple[float, int]] = deque()
-        """Times of the last minute, each with the number of rows that were done then, including the known
-        ones.
+        """Points of time in the last minute, each with the number of rows (known ones, too) that were done by
+        then.
         """
 
     @property
@@ -55,7 +55,7 @@ class RowCounter:
     def add(self, start: int, part: ScoredTable, *, fresh: bool = True) -> None:
         """Count the rows of a chunk that begins at row `start` of the input.
 
-        If not `fresh`, the rows are among the known ones.
+        Rows that are not `fresh` are among `known_rows`.
         """
         if fresh:
             self._fresh_rows += len(part.table)

@@ -65,7 +65,7 @@ class EarlierScores:
 
 
 def no_earlier(columns: tuple[str, ...]) -> EarlierScores:
-    """Make an object without scores, for pairs in these columns."""
+    """Make an `EarlierScores` that knows no score, for pairs in these columns."""
     return EarlierScores(columns, np.zeros((0, 2), np.uint64), np.zeros(0, np.float32))
 
 
@@ -121,8 +121,8 @@ def _as_bytes(column: pa.ChunkedArray) -> pa.ChunkedArray:
 class ChunkPairs:
     """The distinct pairs of a chunk without a known score.
 
-    ``rows`` are the first rows with each of the pairs, and only these rows are sent. ``places`` has, for each
-    row of the chunk, the index of the row's pair, or null if the row's score is ``known``.
+    ``rows`` has the first row of each such pair; only these rows are sent. ``places`` has one entry for each
+    row of the chunk: the index of its pair in ``rows``, or null if its score is ``known``.
     """
 
     rows: Numbers
@@ -141,7 +141,7 @@ class ChunkPairs:
         return ChunkScores(chunk, results.scores, results.errors, result.stats, results.tokens)
 
     def table(self, table: pa.Table, result: ChunkResult | None) -> ScoredTable:
-        """The chunk's table with its scores; without a `result`, all of them are known."""
+        """The chunk's table with its scores; `result` is ``None`` if all scores are known."""
         return scored_table(table, result, self._row_results(result), len(table) - self.known.null_count)
 
     def _row_results(self, result: ChunkResult | None) -> RowResults:
@@ -168,7 +168,7 @@ def distinct_pairs(table: pa.Table, columns: tuple[str, ...], known: pa.Array | 
     for codes in others:
         pairs = pairs * (int(codes.max(initial=0)) + 1) + codes
     unknown = np.flatnonzero(np.asarray(pc.is_null(known)))
-    found = np.asarray(pa.array(pairs[unknown]).dictionary_encode().indices)  # pairs in their order
+    found = np.asarray(pa.array(pairs[unknown]).dictionary_encode().indices)  # numbered as they appear
     rows = unknown[np.diff(np.maximum.accumulate(found), prepend=-1) > 0]
     if len(rows) == len(table):
         return None
@@ -178,7 +178,7 @@ def distinct_pairs(table: pa.Table, columns: tuple[str, ...], known: pa.Array | 
 
 
 def _codes(column: pa.ChunkedArray) -> Numbers:
-    """Numbers that are equal for equal texts."""
+    """A number for each row; equal texts have equal numbers."""
     whole = column.combine_chunks()
     if pa.types.is_dictionary(whole.type):
         whole = whole.cast(whole.type.value_type)

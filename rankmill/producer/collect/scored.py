@@ -14,8 +14,8 @@ from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScore
 class RowResults(NamedTuple):
     """Scores and errors of rows, and their tokens if they were asked for; all of shape ``[rows]``.
 
-    In each row exactly one of score and error is null; tokens are null if unknown. Tokens are numbers, or,
-    for a run that asks only for tokens, the results as JSON.
+    In each row exactly one of score and error is null. ``tokens`` are numbers of tokens, null if unknown; for
+    a run that asks only for tokens, they are the answers as JSON.
     """
 
     scores: pa.Array
@@ -32,11 +32,11 @@ class ScoredTable:
     """A part of the input with its scores.
 
     In each row exactly one of score and error is null. A score is a float32, or a list of a fixed number of
-    them; if no row has a score, the type has no meaning. ``stats`` is ``None`` if no worker has scored any of
-    the rows, or if several runs have; then ``parts`` are the tables of these runs. ``attempts`` is the most
-    attempts that any of the rows needed; ``worker`` is one of the workers (empty if unknown). ``reused`` is
-    the number of rows with the score of an earlier output. ``tokens`` are as in `RowResults`. For a detached
-    run, the table has no columns.
+    them; if no row has a score, the type of ``scores`` says nothing. ``stats`` is ``None`` if no worker has
+    scored any of the rows. It is also ``None`` if several runs have scored them; ``parts`` then has the
+    tables of these runs. ``attempts`` is the most attempts that any of the rows needed. ``worker`` names one
+    of the workers (empty if unknown). ``reused`` is the number of rows with the score of an earlier output.
+    ``tokens`` are as in `RowResults`. For a detached run, the table has no columns.
     """
 
     table: pa.Table
@@ -66,9 +66,9 @@ def scored_table(
 
 
 def row_results(result: ChunkResult, rows: int, kind: pa.DataType | None = None) -> RowResults:
-    """The results of each of a chunk's `rows` rows, from the chunk's result.
+    """Turn the result of a chunk of `rows` rows into scores and errors of its rows.
 
-    `kind` is the type of the scores, all null, of a chunk that failed; by default float32.
+    If the chunk failed, all scores are null; `kind` is then their type, by default float32.
     """
     if isinstance(result, ChunkScores):
         return RowResults(result.scores, result.errors, result.tokens)
@@ -76,7 +76,9 @@ def row_results(result: ChunkResult, rows: int, kind: pa.DataType | None = None)
 
 
 def join_results(chunk: int, results: Sequence[tuple[int, ChunkResult]]) -> ChunkResult:
-    """Join the results of a chunk's pieces, each given with its number of rows, in order."""
+    """Join the results of a chunk's pieces into one. `results` are in row order, each with its number of
+    rows.
+    """
     if len(results) == 1:
         return results[0][1]
     scored = [result for _, result in results if isinstance(result, ChunkScores)]

@@ -94,8 +94,8 @@ class WindowSize:
         self._sharers = sharers
 
     def follow(self, capacity: QueueCapacity, chunk_rows: int, *, sized: bool) -> None:
-        """Note what the workers claim ahead; each worker may claim one chunk more, because workers claim
-        whole chunks.
+        """Set the window by what the workers claim ahead. Workers claim whole chunks, so one more chunk is
+        added for each worker.
 
         `sized` says whether the size of chunks already follows the workers' speed.
         """
@@ -116,7 +116,8 @@ class WindowSize:
 
 
 class Sizing:
-    """Decides the rows of each chunk: code that cuts tables asks for them, and runs report their results.
+    """Decides how many rows each chunk has. Code that cuts tables asks `rows_at`; runs report their results
+    to `see`.
 
     Parameters
     ----------
@@ -126,7 +127,8 @@ class Sizing:
     learnt
         The last size with ``auto``, by model; runs of one client share it.
     journals
-        Journals of results; a chunk whose result is in one of them gets the rows of that result.
+        Journals of results. If one of them has a result that begins at a chunk's first row, the chunk gets as
+        many rows as the result. Any other chunk ends, at the latest, where the next result begins.
     part_rows
         Rows of a part of the output; no chunk has rows of two parts.
     """
@@ -142,11 +144,11 @@ class Sizing:
         self._learnt = {} if learnt is None else learnt
         self._journals, self._part_rows = [*journals], part_rows
         self._models: dict[str, int] = {}
-        """The models that score the chunks, each with the fewest rows of a chunk."""
+        """The models that score the chunks, each with the fewest rows that a chunk may have."""
         self._results: dict[tuple[str, str], deque[tuple[float, int]]] = {}
         """Times and rows of results, by model and worker."""
         self._stated: dict[tuple[str, str], float] = {}
-        """Rows per second of the worker's device for the last result, by model and worker."""
+        """Rows per second in the time that the device took for the last result, by model and worker."""
 
     def add(self, run: Run) -> None:
         self._models[run.spec.model] = REQUEST_ROWS if run.priority == "request" else MIN_ROWS

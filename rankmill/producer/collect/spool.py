@@ -1,5 +1,5 @@
-"""The spool, which keeps finished chunks that wait for their turn, in memory up to a bound, and beyond it in
-a temporary file.
+"""The spool, which keeps finished chunks until it is their turn: first in memory, and beyond a bound in a
+temporary file.
 
 The file has no name, so nothing of it remains when the process ends, however it ends.
 """
@@ -25,7 +25,7 @@ DISK_BYTES = 16 << 30
 """Most bytes of the file; beyond this, the producer submits no further chunks."""
 
 _ABOUT = b"rankmill.about"
-"""Key in a table's metadata; its value is what else is known about the chunk."""
+"""Key in a table's metadata; its value has the other facts about the chunk as JSON."""
 
 logger = logging.getLogger(__name__)
 
@@ -49,12 +49,12 @@ class Spool:
         self._disk_bytes = disk_bytes
         self._in_memory: dict[int, tuple[ScoredTable, int]] = {}
         self._on_disk: dict[int, tuple[int, int]] = {}
-        """Chunks, with their place in the file and their numbers of bytes."""
+        """The place in the file, and the number of bytes, of each chunk."""
         self._used = 0
         self._file: IO[bytes] | None = None
         self.full = False
-        """Whether the last write to disk failed, as on a full disk; if so, chunks wait in memory, and no new
-        chunks should be submitted.
+        """Whether a write to disk has failed, for example on a full disk. Then chunks wait in memory, and no
+        new chunks should be submitted. Reset when all chunks are taken.
         """
 
     def __contains__(self, chunk: int) -> bool:
@@ -68,7 +68,9 @@ class Spool:
         return self._used >= self._memory_bytes
 
     def has_room(self, expected: int) -> bool:
-        """Whether `expected` more bytes would stay in memory, or memory is mostly empty."""
+        """Whether memory has room for `expected` more bytes; also true while less than a quarter of
+        `memory_bytes` is used.
+        """
         return self._used + expected < self._memory_bytes or self._used < self._memory_bytes // 4
 
     def put(self, chunk: int, part: ScoredTable) -> None:
@@ -102,7 +104,7 @@ class Spool:
         try:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
-            start = 0  # the loop moves this to the first gap that is large enough
+            start = 0  # the loop moves `start` to the first gap that is large enough
             for place, size in sorted(self._on_disk.values()):
                 if start + len(written) <= place:
                     break
@@ -120,7 +122,7 @@ class Spool:
         return True
 
     def _read(self, start: int, size: int) -> ScoredTable:
-        """Read a chunk from the file, which is emptied when all of its chunks are taken."""
+        """Read a chunk from the file; after the last chunk, empty the file."""
         assert self._file
         self._file.seek(start)
         part = _from_bytes(self._file.read(size))

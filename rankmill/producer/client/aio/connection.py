@@ -243,8 +243,7 @@ class LoopPipeline(Pipeline):
 
 
 class _LoopMaster(redis.asyncio.Connection):
-    """A connection to the master of a Sentinel; each attempt to connect asks `finder` for the present master.
-    """
+    """A connection to the master of a Sentinel; each attempt to connect asks `finder` which one it is now."""
 
     def __init__(self, *, finder: MasterFinder, **options: Any) -> None:
         super().__init__(**options)

@@ -56,8 +56,9 @@ class Streams:
     async def read(self, stream: str, after: str, seconds: float) -> Found:
         """The entries of a stream after entry `after`; this waits up to `seconds` for the first one, and
         returns an empty list if none comes.
-        """# A second task that waits for this run may have read up to another entry. if stream in
-        self._waiting:
+        """
+        # A second task that waits for this run may have read up to another entry.
+        if stream in self._waiting:
             return _found(await self._client.xread({stream: after}, block=math.ceil(1000 * seconds)))
         future: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
         self._waiting[stream] = after, future
