@@ -67,9 +67,9 @@ class RankingFiles:
     """The files of a ranking to score.
 
     ``depth`` is the number of best passages to take for each query, or ``None`` for all. Judgements
-    (``qrels``) add the columns ``relevance``, which is null for a passage that is not judged, and ``in_run``,
-    which is false for an added passage. For the queries of the ranking, ``qrels`` also add the relevant
-    passages that the ranking lacks, or has only below ``depth``, after the rows of the ranking.
+    (``qrels``) add rows and two columns. The rows come after those of the ranking: relevant passages for its
+    queries that it lacks, or has only below ``depth``. ``in_run`` is false for these rows. ``relevance`` is
+    null for a passage that is not judged.
     """
 
     ranking: InputFile
@@ -140,9 +140,9 @@ def _files_below(folder: AnyPath) -> list[AnyPath]:
 def without_hidden(files: Sequence[AnyPath], pattern: AnyPath) -> list[AnyPath]:
     """The matches of a glob, without hidden files.
 
-    A file is hidden if its name, or that of a folder below the fixed part of the pattern, begins with ``.``
-    or ``_``. A name does not count if the pattern's part for it begins with the same character, or if it is
-    that of a partition's folder (``_day=1``).
+    A file is hidden if its name, or the name of a folder below the fixed part of the pattern, begins with
+    ``.`` or ``_``. Two kinds of names do not count: a name whose part of the pattern begins with the same
+    character, and the name of a partition's folder (``_day=1``).
 
     Raises
     ------
@@ -163,8 +163,8 @@ def without_hidden(files: Sequence[AnyPath], pattern: AnyPath) -> list[AnyPath]:
 
 
 def _is_hidden(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether a path is hidden; `parts` are its names below the fixed part of the glob, and `pattern` is the
-    rest of the glob.
+    """Whether a file is hidden. `pattern` is the glob without its fixed part; `parts` are the names of
+    folders and file in the same place.
     """
     if "**" in pattern:
         before = pattern.index("**")
@@ -214,8 +214,8 @@ def _is_left_behind(path: AnyPath) -> bool:
 
 
 def _is_workspace(folder: AnyPath) -> bool:
-    """Whether a folder is that of a run: the name tells it for an output file with a known ending, and a
-    journal in the folder tells it for any other output.
+    """Whether a folder is the folder of a run. If the output has a known ending, the folder's name is enough;
+    otherwise the folder must have a journal.
     """
     if folder.suffix.lower() != WORKSPACE:
         return False
@@ -225,8 +225,8 @@ def _is_workspace(folder: AnyPath) -> bool:
 def _is_output(path: AnyPath, output: str | None) -> bool:
     """Whether rankmill wrote the file as `output`, or as the output of a run whose folder still exists.
 
-    A file of others at an output's path is an input, so that the command ends with an error, and does not
-    leave out the file.
+    A file at an output's path that rankmill did not write is an input. So the command ends with an error,
+    instead of silently leaving the file out.
     """
     whole = resolved(path.parent if part_of(path.name) else path)
     is_named = output is not None and whole == resolved(as_path(output))
@@ -246,8 +246,8 @@ def receive_stdin(folder: Path) -> tuple[InputFile, str]:
     """Write standard input to a file in `folder`, because it is read more than once; return the file and a
     digest.
 
-    The first bytes tell the format, which the file's name then gives: Parquet, Arrow, JSON, or otherwise text
-    with delimiters. Text may be compressed with gzip or zstd.
+    The file gets the ending of its format, which the first bytes tell: Parquet, Arrow, JSON, or otherwise
+    text with delimiters. Text may be compressed with gzip or zstd.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The manifest of an output, which has the files, the model and the options on which the rows depend.
+"""The manifest of an output: the files, the model and the options on which its rows depend.
 
 A run is resumed only if its manifest is unchanged; otherwise the output would mix rows that were made in two
 ways. A file of the input is identified by its path, size, time of last change and a digest of its first and
@@ -27,7 +27,7 @@ _SHOWN = 3
 
 
 def named(files: Sequence[InputFile], fingerprints: Sequence[str]) -> dict[str, str]:
-    """The input's files in order, each with its `fingerprint`, for `manifest`."""
+    """The `inputs` of `manifest`: the input's files in order, each with its `fingerprint`."""
     return {
         f"input {number} ({resolved(file.path)})": mark
         for number, (file, mark) in enumerate(zip(files, fingerprints, strict=True), 1)

@@ -1,4 +1,4 @@
-"""The format of an output, the names of its files, whether it can be written at its place, and its bound."""
+"""The format of an output, the names of its files, a check of its place, and facts from its metadata."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class OutputFormat:
 
 def check_target(path: AnyPath, form: OutputFormat) -> None:
     """Check that a file can be written at `path`; raises `InputError` if not."""
-    # the list of errors comes first, because its name is the longest, and may be too long
+    # The list of errors is checked first: its name is longer than the output's, and may be too long.
     check_replaceable(path.with_name(errors_name(path.name)))
     if path.is_dir():
         raise InputError(f"{path} is a directory; name a file with -o, or add --rows-per-part")
@@ -201,15 +201,16 @@ def _id_column(schema: pa.Schema, named: str | None, usual: Sequence[str], optio
 
 
 def option_of(made: Mapping[str, str], name: str) -> str | None:
-    """The option of scores in an output's metadata; ``None`` if it was not set. Only an instruction may be
-    empty.
+    """The option `name` with which an output was made, from its metadata; ``None`` if the option was not set.
+    An empty option counts as not set, unless it is an instruction.
     """
     written = made.get(f"rankmill.{name}")
     return written if written or name == "instruction" else None
 
 
 def bound_of(made: Mapping[str, str], name: str) -> float | None:
-    """The bound in the metadata of the output `name`; ``None`` if the metadata lack it.
+    """How far a logit can be from the model's own, from the metadata of the output `name`; ``None`` if the
+    metadata do not say it.
 
     Raises
     ------

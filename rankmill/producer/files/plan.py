@@ -48,8 +48,8 @@ class OutputPlan:
     passage: str | None = None
 
     def held_rows(self, folder: Path) -> HeldRows | None:
-        """Make the object that holds the rows until all have scores; ``None`` if the output does not need
-        this.
+        """Make the object that holds rows until all of them have scores; ``None`` if rows are neither ranked
+        nor averaged.
         """
         if self.group is None:
             return None
@@ -71,11 +71,12 @@ def plan_output(
     mean: MeanColumn | None = None,
     tokens: str | None = None,
 ) -> OutputPlan:
-    """Plan the output of `source` at `target`. This reads the ids for a TREC run, and the times that the
-    format may not hold.
+    """Plan the output of `source` at `target`. For a TREC run, this reads the ids; if the format cannot hold
+    all times, it also reads the times.
 
-    `scores` are the columns of scores, and `mean` is a column for several models. `tokens` is the column with
-    each row's number of tokens. `left_out` are columns of the input that the output does not have.
+    `scores` are the columns of scores, and `mean` is the column of the mean of several models. `tokens` is
+    the column with each row's number of tokens. `left_out` are columns of the input that the output does not
+    have.
 
     Raises
     ------

@@ -30,13 +30,19 @@ _BUFFER_BYTES = 128 << 20
 """Bytes of rows that are held in memory before they are written to disk."""
 
 _BATCH_ROWS = 8192
-"""Number of rows that are read at a time, and that are ranked at a time unless one query has more."""
+"""Number of rows that are read at a time, and about the number that are ranked at a time. All rows of a query
+are ranked together.
+"""
 
 _QUERY, _ROW = "\0query", "\0row"
-"""Columns of held rows, with the number of the row's query (in order of appearance), and the row's number."""
+"""Columns that are added to held rows: the number of the row's query (in order of appearance), and the number
+of the row.
+"""
 
 _LOOKED_AT = 1000
-"""Most repeated hashes whose rows are compared, because different ids almost never have equal hashes."""
+"""Most repeated hashes whose rows are compared. More are not needed, because different ids almost never have
+equal hashes.
+"""
 
 Ids = tuple[str, str]
 
@@ -111,7 +117,7 @@ class HeldRows:
             return
         self._writer.close()
         with pa.ipc.open_stream(pa.py_buffer(np.memmap(self._file, np.uint8, "r"))) as stream:
-            batches = list(stream)  # this does not read the rows yet, because the file is mapped into memory
+            batches = list(stream)  # this reads no rows yet: the file is mapped into memory
         if self._rank:
             yield from self._ranked(batches, self._rank)
         elif self._mean:
@@ -121,7 +127,9 @@ class HeldRows:
         self._file.close()
 
     def _spill(self) -> None:
-        """Write the held rows to disk, sorted by query; without means, only those that may be kept."""
+        """Write the held rows to disk, sorted by query. If no means are added, rows without a score and rows
+        behind the best `top_k` of their query are dropped.
+        """
         if not self._buffer:
             return
         table = pa.concat_tables(self._buffer).combine_chunks()
@@ -171,7 +179,8 @@ class HeldRows:
 
     def _averaged(self, batches: Sequence[pa.RecordBatch], mean: MeanColumn) -> Iterator[pa.Table]:
         start = self._file.seek(0, os.SEEK_END)
-        for batch in batches:  # a full disk is noticed here, not when memory is written
+        # with zeros, because a full disk raises an error here, but not when mapped memory is written
+        for batch in batches:
             self._file.write(bytes(np.float32().itemsize * len(batch)))
         means = np.memmap(self._file, np.float32, offset=start)
         for part in chain.from_iterable(self._by_query(batches)):
@@ -204,8 +213,8 @@ class HeldRows:
 
 
 def taken(batches: Sequence[pa.RecordBatch], rows: Rows) -> pa.Table:
-    """The rows with the numbers `rows`, counted over all batches, in that order. Arrow's own function would
-    first copy all batches into one.
+    """The rows with the numbers `rows`, in that order; numbers count the rows of all batches. Arrow's own
+    function would first copy all batches into one.
     """
     order = np.argsort(rows)
     starts = np.cumsum([0, *map(len, batches)])
@@ -256,7 +265,8 @@ class Repeats:
 
 
 def best_first(numbers: Rows, scores: npt.NDArray[np.floating[Any]], ids: pa.Array | None) -> Rows:
-    """The rows of each query in order of their scores, best first; those without a score come last.
+    """Row numbers in the order of queries, and for each query of scores, best first; rows without a score
+    come last in their query.
 
     Of equal scores, the passage with the larger id comes first, as in trec_eval; without `ids`, rows with
     equal scores stay in order. `numbers` are the numbers of the rows' queries.
@@ -299,8 +309,8 @@ def _means(numbers: Rows, scores: npt.NDArray[np.float32], of: Mean) -> npt.NDAr
 
 
 def _standardized(by_query: DataFrameGroupBy[Any, Any]) -> pd.DataFrame:
-    """The difference of each score from its query's mean, divided by the query's standard deviation; 0 if a
-    query's scores are all equal.
+    """Standardized scores: each score minus the mean of its query, divided by the standard deviation of its
+    query; 0 if all scores of the query are equal.
     """
     differ = by_query.transform("max") > by_query.transform("min")
     off = by_query.obj - by_query.transform("mean")

@@ -16,13 +16,14 @@ from rankmill.jobs.runtime.settings import Settings
 def names_of_score_columns(
     request: FileRequest, settings: Settings, ask: Callable[[], Sequence[str]]
 ) -> list[str]:
-    """Names of the columns of scores; `ask` returns the model's labels, if it has several.
+    """Names of the columns of scores. `ask` returns the labels of the model, or none if it has a single
+    output; it is called only if ``all_labels`` is set.
 
     Raises
     ------
     InputError
-        Two models, or two columns of conversations, would have the same column of scores, or do not get one
-        name each.
+        Two models, or two columns of conversations, would have the same column of scores; or the request does
+        not name one column for each.
     """
     if request.models:
         return _columns_of_models(request.score_column, request.models)

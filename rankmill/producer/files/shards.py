@@ -103,7 +103,7 @@ def merge(paths: Sequence[AnyPath], target: AnyPath, form: OutputFormat) -> Merg
 
 
 def _metadata(pieces: Sequence[_Piece]) -> dict[str, str]:
-    """The metadata of the merged output, which hold for all pieces."""
+    """The metadata of the merged output, made from those of all pieces."""
     largest = max(pieces, key=lambda piece: piece.rows).about
     scored = [piece for piece in pieces if piece.rows] or pieces
     joined = {
@@ -113,7 +113,7 @@ def _metadata(pieces: Sequence[_Piece]) -> dict[str, str]:
     bound = worst([piece.bound for piece in scored])
     of_bound = {} if bound is None else {_BOUND: f"{bound:g}"}
     by_shard: dict[int, int] = {}
-    for piece in scored:  # the metadata of a part have the sum over its shard's parts so far
+    for piece in scored:  # each part has the sum over the parts of its shard so far
         by_shard[piece.shard] = max(piece.windows, by_shard.get(piece.shard, 0))
     of_windows = {_WINDOWS: str(sum(by_shard.values()))} if _WINDOWS in largest else {}
     left_out = {_NUMBER, _OF, _WHOLE, PART, PARTS, _BOUND}
@@ -161,7 +161,7 @@ class _Piece:
             raise InputError(f"{path}: its metadata is damaged; make it again") from None
 
     def words(self, name: str) -> list[str]:
-        """The values of ``rankmill.NAME`` in the metadata, where commas join them."""
+        """The values of ``rankmill.NAME`` in the metadata, where commas separate them."""
         return [word for word in self.about.get(f"rankmill.{name}", "").split(", ") if word]
 
 
@@ -214,7 +214,7 @@ def _copy_errors(path: AnyPath, first: int, out: IO[bytes]) -> int:
     if not listed.exists():
         return 0
     with open_stream(listed) as stream:
-        lines = bytes(stream.read()).splitlines()  # text would also be cut inside reasons
+        lines = bytes(stream.read()).splitlines()  # a text would also be split at some characters in reasons
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)

@@ -53,7 +53,8 @@ class ScoredFile:
     first_row
         The number that the file's first row has in the input, for the list of row errors.
     record
-        The record of what runners have made at this place; with ``None``, any file there is replaced.
+        The record of the files that runners have written at this place; only these are replaced. With
+        ``None``, any file there is replaced.
 
     Raises
     ------
@@ -200,7 +201,7 @@ class ScoredParts:
     folder
         The folder to create.
     work
-        The run's folder with its journal, each of whose chunks lies within one part.
+        The run's folder. Each chunk in its journal lies within one part.
     plan
         The columns of the rows; rows in parts are not ranked.
     rows, rows_per_part
@@ -245,8 +246,8 @@ class ScoredParts:
         return self._file
 
     def write(self, part: ScoredTable) -> None:
-        """Append the rows of a chunk, which must belong to one part; publish the part if it is full, but not
-        the last part.
+        """Append the rows of a chunk, which must belong to one part. A part that is full is published, except
+        the last one, which waits for `publish`.
         """
         assert self._file is not None
         before = self._file.row_errors
@@ -274,7 +275,7 @@ class ScoredParts:
     ) -> None:
         if self._file:
             self._file.__exit__(kind, error, trace)
-        # some parts may be from before the change, and some from after it
+        # some parts may have rows from before the change, and some from after it
         if isinstance(error, InputChanged):
             self._folder.clear(self._record)
         elif error and self._done:

@@ -70,7 +70,7 @@ def cut_range(batches: Iterator[pa.RecordBatch], start: int, stop: int) -> Itera
 
 
 class PairSource(ABC):
-    """The base of inputs. An input yields rows in order, and is checked before scoring begins.
+    """The base class of inputs. An input yields rows in order, and is checked before scoring begins.
 
     Attributes
     ----------
@@ -81,7 +81,8 @@ class PairSource(ABC):
     carries
         Whether the column `ROW` can be read, which has rows as they are in their files.
     taken
-        The columns that were read for the ids and texts of a run, by the option that names their files.
+        For a run: texts that name the columns which were read for ids and texts, by the option that names
+        their files.
     """
 
     columns: TextColumns
@@ -177,10 +178,8 @@ class FileSource(PairSource):
         return self._rows(_BATCH_ROWS, pa.schema(own), start)
 
     def _rows(self, size: int, schema: pa.Schema, start: int = 0) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of this shard within the limit, from the shard's row `start` on; earlier files are
-        not read.
-        """
-        if self._is_whole and not start:  # the last file is read to its end, because it may have grown
+        """Yield the rows of this shard from its row `start` on; files that end before it are not read."""
+        if self._is_whole and not start:  # read all files to the end, to notice if the last one has grown
             return self._all_rows(self._opened, size, schema)
         first = self._start + start
         ends = list(accumulate((opened_file.survey.rows for opened_file in self._opened), initial=0))
@@ -229,8 +228,8 @@ class FileSource(PairSource):
         return pa.record_batch(columns, schema=schema)
 
     def _rows_of(self, rows: pa.Array, constant: Mapping[str, str | None]) -> pa.Array:
-        """The rows that are carried, with the columns from the names of folders added, and with text in
-        columns that were asked for as text.
+        """The rows as their file has them, except that columns which were asked for as text become text, and
+        columns from the names of folders are added.
         """
         if not constant and not self._as_text:
             return rows
@@ -258,9 +257,9 @@ class FileSource(PairSource):
 class _ReadAhead(Iterator[pa.RecordBatch]):
     """Reads `batches` ahead in a thread, which saves time because Arrow decodes without Python's lock.
 
-    An exception is raised when the caller asks for the batch whose reading failed. This is not a generator,
-    because the garbage collector would close a generator and so wait for the thread. If nobody calls `close`,
-    the thread ends by itself.
+    An exception is raised when the caller asks for the batch whose reading failed. This is not a generator:
+    when the garbage collector closes a generator, it would have to wait for the thread. If nobody calls
+    `close`, the thread ends by itself.
     """
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
@@ -473,7 +472,7 @@ def _common_type(
         kinds = [_text_of_column(opened_file, field) for opened_file, field in having_it]
     if (common := unified(kinds)) is not None:
         return common, False
-    # If a file has no types, all of its columns can be read as text.
+    # Columns of a file without types can be read as text.
     if not all(opened_file.survey.typed for opened_file, _ in having_it):
         with suppress(InputError):
             kinds = [_text_of_column(opened_file, field) for opened_file, field in having_it]
@@ -498,8 +497,8 @@ def _text_of_column(opened_file: _OpenFile, field: pa.Field) -> pa.DataType:
 
 
 def _to_ask_for(survey: Survey, schema: pa.Schema) -> pa.Schema:
-    """The columns of `schema` that a file has, with the types of `schema` if the reader can convert,
-    otherwise with the file's own types.
+    """The columns of `schema` that a file has. If the reader can convert, they have the types of `schema`;
+    otherwise they have the file's own types.
     """
     own = dict(zip(survey.schema.names, survey.schema, strict=True))
     if survey.as_asked:

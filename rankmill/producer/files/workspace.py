@@ -45,9 +45,7 @@ class OutputFile:
 
     @property
     def lock(self) -> AnyPath:
-        """The place of the object that locks an output in a store, which is beside the output or in the
-        folder of parts.
-        """
+        """The object that locks an output in a store. It is beside the output, or in the folder of parts."""
         return self.path.with_name(f"_{self.path.name}{WORKSPACE}")
 
     def taken(self, journal: Journal) -> AnyPath | None:
@@ -59,19 +57,18 @@ class OutputFile:
         return None if own else self.path
 
     def check(self, journal: Journal) -> None:
-        """Check that the files on which the journal relies exist, which are the parts of an output in parts;
-        raises `InputError` if not.
+        """Raise `InputError` if a part that the journal knows is missing; an output in one file has no parts.
         """
 
     def clear(self, record: OutputRecord | None) -> None:
-        """Delete the parts that would be mixed with those of a new run. Raises `RunnerError` if the `record`
-        lacks a file that the run replaces or deletes.
+        """Delete the parts of an earlier run, which a new run would mix with its own. Raises `RunnerError` if
+        the new run would replace or delete a file that is not in `record`.
         """
         if record:
             record.check(self.there())
 
     def there(self) -> list[AnyPath]:
-        """The output and its list of row errors, if they exist, which a run replaces or deletes."""
+        """The existing files that a run replaces or deletes: the output and its list of row errors."""
         both = (self.path, self.path.with_name(errors_name(self.path.name)))
         return [path for path in both if path.exists()]
 
@@ -86,7 +83,7 @@ class PartsFolder(OutputFile):
     def taken(self, journal: Journal) -> AnyPath | None:
         """A part that the journal's run cannot have made; ``None`` if no such part exists.
 
-        The run may have made the part after those that the journal knows, if the process died before the
+        The run may have made one more part than the journal knows: the process may have died before the
         journal noted the part.
         """
         own = journal.finished.parts + 1 if journal.rows else 0
@@ -173,8 +170,8 @@ class Workspace:
         self.resumes = False
         """Whether an earlier run in this folder has the same manifest, so that it is resumed."""
         self.record = OutputRecord(target) if confined() else None
-        """The record of what runners put at the output's place; only a confined process has one, because it
-        may replace only these files.
+        """The record of the files that runners have written at the output's place; ``None`` unless this
+        process is confined. A confined process may replace only these files.
         """
         self._begun = False
 
@@ -209,7 +206,7 @@ class Workspace:
             is_refused = not self._begun and not self._is_new
             rows = self.rows if error or is_refused else 0
             if is_refused and rows:
-                return  # the folder is unchanged
+                return  # keep the folder of an earlier run
             if (error or is_refused) and not rows and any(journal.is_in_redis for journal in self.journals):
                 return  # a journal names a run that may still be in Redis
             # If the input changed, scored rows may be from before or after the change.
@@ -276,7 +273,8 @@ class Workspace:
 
     @property
     def rows(self) -> int:
-        """The number of rows with a result, for the model that has the most."""
+        """The number of rows that have a result; if there are several models, the largest of their numbers.
+        """
         return max(journal.rows for journal in self.journals)
 
     def _journal_path(self, at: int) -> Path:
@@ -294,7 +292,7 @@ class Workspace:
                 self._place.delete(path.name + suffix)
             journal = Journal(path, self.check, place)
         try:
-            for end in ("", "-wal"):  # SQLite itself follows links, and opens the second file later
+            for end in ("", "-wal"):  # SQLite follows links, and opens the second file later
                 self._place.watch(Path(f"{path}{end}"), Path(f"{place}{end}").lstat())
         except OSError as error:
             raise self._unwritable(error) from None
@@ -346,7 +344,7 @@ class Workspace:
             self.record.check(self._output.there())
         wrong = next(filter(None, (journal.wrong for journal in self.journals)), None)
         if self._restart or ((changed or wrong) and not rows):
-            # the first journal comes last, because its manifest speaks for all
+            # The first journal is restarted last, because only its manifest is compared.
             for journal in reversed(self.journals):
                 journal.restart(manifest)
         elif wrong:

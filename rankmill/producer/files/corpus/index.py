@@ -38,7 +38,9 @@ SUFFIX = ".index.rankmill"
 _FORMAT = 2
 _SCHEMA = pa.schema({"id": pa.string(), "text": pa.string()})
 _BATCH_BYTES = 64 << 20
-"""About how many bytes of ids and texts an index has in a batch; a look-up visits all batches."""
+"""About how many bytes of ids and texts a batch of an index has. Smaller batches would make look-ups slower,
+because each look-up visits all batches.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +70,7 @@ class TextIndex:
         places[order] = np.searchsorted(self.hashes, wanted[order])
         rows_found = np.full(len(wanted), -1, np.int64)
         undecided = np.arange(len(wanted))
-        while len(undecided):  # this repeats only where two ids have the same hash
+        while len(undecided):  # repeats only for an id whose hash another id has, too
             undecided = undecided[places[undecided] < len(self.hashes)]
             undecided = undecided[self.hashes[places[undecided]] == wanted[undecided]]
             rows = np.asarray(self.rows[places[undecided]])

@@ -112,7 +112,7 @@ class RankingSource(PairSource):
         if part.errors.null_count == len(part.errors):
             return part
         errors = part.errors.to_pylist()
-        # in this order, the query is named if both texts are missing
+        # Queries come last, so that the error names the query if both texts are missing.
         for text, key, _, names in reversed(self._texts()):
             column = part.table[text].combine_chunks()
             for row in np.flatnonzero(np.asarray(pc.is_null(column))):
@@ -137,7 +137,9 @@ class RankingSource(PairSource):
         return batches if self._labels is None else self._labelled(batches, self._labels)
 
     def _labelled(self, batches: Iterator[pa.RecordBatch], labels: _Labels) -> Iterator[pa.RecordBatch]:
-        """Add the judgements, and the relevant passages that the run lacks."""
+        """Add the columns ``relevance`` and ``in_run``; at the end, yield rows for the relevant passages that
+        the run lacks.
+        """
         lacking = {pair: label for pair, label in labels.items() if label > 0}
         queries: set[str] = set()
         for batch in batches:
@@ -158,7 +160,9 @@ class RankingSource(PairSource):
             yield pa.RecordBatch.from_pylist(rows, schema=self._id_schema)
 
     def _texts(self) -> list[tuple[str, str, TextIndex, str]]:
-        """The columns of text and id, the texts, and the names of their files, for queries and passages."""
+        """For queries and for passages: the column of texts, the column of ids, the index that finds the
+        texts, and the names of its files.
+        """
         queries, corpus = (
             ", ".join(str(file.path) for file in files) for files in (self._input.queries, self._input.corpus)
         )
@@ -172,7 +176,7 @@ class RankingSource(PairSource):
         texts = _present(self._queries, queries.dictionary)
         is_there = pc.is_valid(texts).take(queries.indices)
         places = pc.if_else(is_there, queries.indices, pa.scalar(None, pa.int32()))
-        # a dictionary in Parquet cannot contain null
+        # nulls are in the indices, because a dictionary in Parquet cannot contain null
         query = pa.DictionaryArray.from_arrays(places, pc.fill_null(texts, ""))
         rows = self._corpus.find(batch["doc_id"])
         for row in range(0, len(batch), _ROWS_AT_ONCE):
@@ -237,7 +241,7 @@ def _best(
     ranks = batch["run_rank"].to_numpy(zero_copy_only=False).astype(np.float64)
     by_score = best_first(numbers, scores, batch["doc_id"])
     by_rank = best_first(numbers, -ranks, None)
-    # both orders have each query at the same places
+    # in both orders, the rows of a query have the same places
     order = np.where(has_scores[by_score], by_score, by_rank)
     places = np.arange(len(batch)) - np.repeat(starts, sizes)
     kept = np.sort(order[places < depth])

@@ -61,7 +61,7 @@ _THREE = LineFormat(
     (),
     _RANKING.kinds,
 )
-"""The fields of a run of three fields; the last one may hold ranks or scores."""
+"""A run with three fields on a line, read to find out whether the last field holds ranks or scores."""
 
 _QRELS = LineFormat(
     pa.schema({"query_id": pa.string(), "doc_id": pa.string(), "relevance": pa.int64()}),
@@ -229,8 +229,8 @@ def _named(path: AnyPath, names: Sequence[str]) -> Mapping[str, str]:
 
 
 def _fields(path: AnyPath, words: Sequence[str]) -> Sequence[str]:
-    """The names of a line's fields, if the line is a header or has three fields; otherwise empty, because the
-    number of fields tells their names.
+    """The names of the fields, as the `words` of the first line tell: those of a header, or of three fields.
+    Otherwise empty; the number of fields then tells their names.
     """
     if words and words[0].lower() in QUERY_IDS:
         roles = {column: name for name, column in _named(path, words).items()}

@@ -31,8 +31,8 @@ _KNOWN_TEXTS: dict[Side, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 _TITLE = "title"
-"""The column that goes before the text of a passage, as in BEIR; it is the text only if the caller names it
-as the text.
+"""The column of titles, which are put before the texts of passages, as in BEIR. Unless the caller names it,
+this column is never taken for the texts.
 """
 
 _ROWS = 16_384
@@ -66,7 +66,7 @@ class TextFields:
         InputError
             The file lacks a column, or has none of the known names, or several.
         """
-        is_json = format_of(path) in {JSON, JSONL}  # because in JSON, the first record may lack some names
+        is_json = format_of(path) in {JSON, JSONL}  # later records may have names that the first one lacks
         for option, name in (("id", self.id), *(("text", text_name) for text_name in self.texts)):
             if name and name not in names and not is_json:
                 raise InputError(
@@ -131,13 +131,15 @@ def taken_fields(path: AnyPath, fields: TextFields) -> TextFields | None:
 
 
 def taken(paths: Sequence[AnyPath], fields: TextFields) -> dict[str, str]:
-    """The columns that are read from files, in words, by the option that names the files."""
+    """A text that names the columns which are read from `paths`, by the option that names these files
+    (``queries`` or ``corpus``).
+    """
     columns = dict.fromkeys(str(of_file) for path in paths if (of_file := taken_fields(path, fields)))
     return {fields.side: "; ".join(columns)}
 
 
 def _joined(before: Sequence[pa.Array], text: pa.Array) -> pa.Array:
-    """Each text after the values that go before it; null where the text is null."""
+    """Put the values of `before` before each text, separated by spaces; null where the text is null."""
     whole = text
     for values in reversed(before):
         first = pc.utf8_trim_whitespace(pc.fill_null(values, ""))
@@ -148,8 +150,8 @@ def _joined(before: Sequence[pa.Array], text: pa.Array) -> pa.Array:
 
 
 def _open(path: AnyPath, fields: TextFields) -> tuple[TextFields, Iterator[pa.RecordBatch]] | None:
-    """The columns to read, as the beginning of the file shows them, and their rows; ``None`` for an empty
-    file.
+    """Open a file: the names of the columns to read, which are found at the beginning of the file, and the
+    rows of these columns; ``None`` for an empty file.
     """
     options = ReadOptions(way_out="write the texts as Parquet", names=fields.columns)
     form = format_of(path)

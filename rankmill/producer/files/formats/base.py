@@ -27,7 +27,8 @@ NOT_UTF8 = "not valid UTF-8; convert the file first, for example: iconv -f latin
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 ROW = "\0"
-"""Name of the column that has whole rows as they are in their file, if a format has it.
+"""Name of a column that has each row as the file has it, such as a line of JSON; only some readers have this
+column.
 
 `ROW` followed by a column's name stands for that column as text; values that are not strings become JSON.
 """
@@ -55,7 +56,7 @@ class TextColumns:
 
     @property
     def sent(self) -> tuple[str, ...]:
-        """The columns that workers get, which have the texts or the JSON of conversations."""
+        """The columns that workers get: the texts, or the conversations as JSON."""
         return tuple(f"{ROW}{name}" for name in self.names) if self.inputs == "conversations" else self.names
 
     @property
@@ -69,10 +70,10 @@ class ReadOptions:
     """How to read a file.
 
     ``delimiter`` is the character between two fields of CSV and TSV, or its name; with ``None`` it is
-    detected in CSV, and a tab in TSV. ``lists`` are columns to unroll, so that a row becomes one row for each
+    detected in CSV, and is a tab in TSV. ``lists`` are columns to unroll: a row becomes one row for each
     item. ``max_field_mib`` is the most MiB of a field in quotes of CSV and TSV (``None`` means
-    `MAX_FIELD_MIB`); the larger of this number and `MAX_FIELD_MIB` bounds a row. ``way_out`` tells the user
-    what to do about a longer field or row. ``names`` are the columns of CSV or TSV without a header.
+    `MAX_FIELD_MIB`). A row may have as many MiB, or `MAX_FIELD_MIB` if that is more. ``way_out`` tells the
+    user what to do about a longer field or row. ``names`` are the columns of CSV or TSV without a header.
     ``typed`` says whether columns of JSON get types; otherwise all but ``lists`` are text. ``messages`` are
     columns of conversations.
     """
@@ -91,9 +92,9 @@ class Survey:
     """Schema and size of a file. ``first_null`` is the first row (from 0) with a null in a text column, or
     ``None`` if no such row was found.
 
-    ``typed`` says whether the format has types. ``as_asked`` says whether a column can be read with any type
-    that the caller asks for, and whether `ROW` can be read. ``mixed`` are columns that become text, or lists
-    of text, because no other type fits all values.
+    ``typed`` says whether the format has types. ``as_asked`` says whether the reader converts columns to the
+    types that the caller asks for; such a reader also has the column `ROW`. ``mixed`` are columns that become
+    text, or lists of text, because no other type fits all values.
     """
 
     schema: pa.Schema
@@ -120,8 +121,8 @@ class Reader(Protocol):
         ...
 
     def survey(self, *, find_nulls: bool) -> Survey:
-        """Find schema and size, and check what is read for them; `find_nulls` asks for ``first_null`` even if
-        this takes an extra read.
+        """Find schema and size of the file; raises an error if what is read for this is wrong. With
+        `find_nulls`, also find ``first_null``, even if this takes another read.
         """
         ...
 
@@ -250,8 +251,8 @@ _OURS = b"rankmill."
 
 
 def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with plain text and bytes in place of views, at any depth, because Arrow cannot take rows of
-    views, which Polars writes.
+    """The batch with plain text and bytes in place of views, at any depth. Polars writes views, and Arrow
+    cannot take rows of them.
 
     A dictionary of texts stays one, but without a null among its texts, because Parquet cannot hold that
     null. Other dictionaries become plain values.
@@ -262,7 +263,8 @@ def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _plain_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    for step in (mapped_type(column.type, _without_view), kind):  # Arrow does not take texts of views at once
+    # Two casts, because Arrow cannot turn a dictionary of views into plain values at once.
+    for step in (mapped_type(column.type, _without_view), kind):
         column = column if column.type == step else column.cast(step)
     if pa.types.is_dictionary(kind) and column.dictionary.null_count:
         return column.dictionary_decode().dictionary_encode().cast(kind)

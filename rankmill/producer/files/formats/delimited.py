@@ -102,15 +102,14 @@ class _DelimitedReader:
 
     def _scan(self, types: _Types) -> Survey:
         batches = self._stream(types)
-        schema = next(batches).schema  # the first batch has no rows
+        schema = next(batches).schema  # the first batch has only the schema
         return Survey(schema, *count_rows(batches, self._texts), typed=False)
 
     def _stream(self, types: _Types) -> Iterator[pa.RecordBatch]:
-        """Yield the columns of `types` that the file has, or only its first column if it has none of them.
-        The first batch has no rows.
+        """Yield the columns of `types` that the file has. If it has none of them, yield its first column, by
+        which rows can be counted. The first batch has no rows.
         """
         names = self._columns
-        # the first column is read only to count the rows
         wanted = [name for name in names if name in types] or names[:1]
         block_bytes = _BLOCK_BYTES if self._longest <= MAX_FIELD_MIB else self._longest << 20
         try:
@@ -132,11 +131,12 @@ class _DelimitedReader:
                     quoted_strings_can_be_null=False,
                 ),
             )
-            # this gives the schema even if no rows follow
+            # the first batch, which has the schema even if the file has no rows
             yield pa.RecordBatch.from_pylist([], schema=reader.schema)
             yield from reader
         except (pa.ArrowException, OSError) as error:
-            # Arrow raises this before the quotes at the file's end are checked
+            # Arrow raises this error without reading to the end: read on, because `formats.quotes` may find
+            # wrong quotes, which explain it better.
             if self._has_quotes and "Empty CSV file" in str(error):
                 with self._open() as stream:
                     while stream.read(block_bytes):
@@ -177,7 +177,9 @@ class _DelimitedReader:
         return first
 
     def _is_header(self, first: Sequence[str], given: Sequence[str]) -> bool:
-        """Whether the first row has the given names, or the name of a text column in that column's place."""
+        """Whether the first row is a header, although the caller has `given` names: it has all of these
+        names, or the name of a text column in the place of that column.
+        """
         same = {
             name for name, field in zip(given, first, strict=False) if field.casefold() == name.casefold()
         }
@@ -231,9 +233,10 @@ class CsvReader(_DelimitedReader):
         return True
 
     def _usual_delimiter(self, beginning: str) -> str:
-        """The delimiter with which the header has the columns of texts or conversations, or several columns
-        if the caller names none of these. Without a header, the delimiter is the one with which the first row
-        has as many fields as names were given. If no delimiter fits, the one that gives the most fields.
+        """The first delimiter that fits, or else the one that gives the most fields. A delimiter fits if the
+        header then has all columns of texts or conversations; or several columns, if the caller names none of
+        these. If the caller names the columns of the file, a delimiter fits if the first row then has as many
+        fields.
         """
         wanted = {*self._texts, *self._options.messages}
         rows = {

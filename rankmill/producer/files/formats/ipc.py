@@ -1,4 +1,4 @@
-"""Arrow's IPC files, which have a footer, as in Feather's second version, or are streams."""
+"""Arrow's IPC format: files with a footer, which Feather's second version has as well, and streams."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _BATCH_ROWS = 65_536
 
 
 class ArrowReader:
-    """Reads one record batch at a time; the number of rows is known only from the batches."""
+    """Reads one record batch at a time; only the batches tell the number of rows."""
 
     def __init__(self, path: AnyPath, texts: Sequence[str], options: ReadOptions) -> None:
         self._path, self._texts = path, texts
@@ -101,8 +101,8 @@ def _batches(file: pa.NativeFile, is_file: bool, options: pa.ipc.IpcReadOptions)
 
 
 class ArrowWriter:
-    """Writes an Arrow file, compressed with zstd; metadata cannot be added at the end, because the file
-    begins with its schema.
+    """Writes an Arrow file, compressed with zstd. `close` drops the metadata, because they belong to the
+    schema, with which the file begins.
 
     Columns with dictionaries are written as plain values, because a file has one dictionary for all rows.
     """

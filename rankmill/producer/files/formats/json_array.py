@@ -136,7 +136,7 @@ def _item(path: AnyPath, text: _Text, decoder: json.JSONDecoder, number: int) ->
 def _in_one_line(raw: str, value: Any) -> str:
     """Put an item into one line; it is encoded anew only if a string in it has a control character."""
     try:
-        _STRICT.raw_decode(raw)  # this raises an error if a string contains a line end
+        _STRICT.raw_decode(raw)  # raises an error if a string contains a control character
     except ValueError:
         return json.dumps(value)
     return raw.replace("\n", " ").replace("\r", " ")

@@ -203,7 +203,9 @@ def _with_fields(row: str, fields: str) -> str:
 
 
 def with_items(row: str, lists: Sequence[str]) -> Iterator[str]:
-    """Yield the JSON of an object once for each item of its lists; the item replaces the list."""
+    """Yield the JSON of the object `row` once for each place in its `lists`; each list is replaced by its
+    item at this place.
+    """
     record = _decode(row)
     for items in zip(*(record.get(name) or () for name in lists), strict=True):
         yield _json_of({**record, **dict(zip(lists, items, strict=True))})
@@ -259,7 +261,7 @@ class _Columns:
         self.types: dict[str, pa.DataType] = {}
         self.mixed: set[str] = set()
         self.unsure: set[str] = set()
-        """Nested columns whose type was widened, so that earlier values may not fit it."""
+        """Nested columns whose type was widened; earlier values may not fit the new type."""
         self._path, self._texts, self._options = path, texts, options
         self._seen: set[tuple[str, ...]] = set()
         self._largest: dict[str, int] = {}
@@ -295,7 +297,7 @@ class _Columns:
                 self._mix(name)
 
     def has_type(self, name: str) -> bool:
-        """Whether a column gets the type of its values."""
+        """Whether the type of a column is found from its values; otherwise it is text."""
         return (self._options.typed or name in self._options.lists) and name not in self._texts
 
     def _narrow(self, name: str, values: Sequence[Any]) -> None:
@@ -326,7 +328,7 @@ def _check_keys(path: AnyPath, number: int, keys: Iterable[str]) -> None:
 
 
 def _present(records: Sequence[Record], wanted: set[str], *, is_uniform: bool) -> Mapping[str, Sequence[Any]]:
-    """The values of the `wanted` columns, each without the rows that lack the column."""
+    """The values of each of the `wanted` columns; rows that lack a column are left out of its values."""
     if is_uniform:
         columns = zip(records[0], zip(*map(dict.values, records), strict=True), strict=True)
         return {name: values for name, values in columns if name in wanted}
@@ -339,7 +341,7 @@ def _present(records: Sequence[Record], wanted: set[str], *, is_uniform: bool) -
 
 
 def _type_of(values: Sequence[Any]) -> pa.DataType | None:
-    """The common type of values; ``None`` if it does not exist, or would have too many fields."""
+    """The common type of values; ``None`` if there is none, or if it would have too many fields."""
     kinds = set(map(type, values)) - {type(None)}
     if not kinds:
         return pa.null()
@@ -358,7 +360,9 @@ def _type_of(values: Sequence[Any]) -> pa.DataType | None:
 
 
 def _has_truth_as_number(values: Iterable[Any], kind: pa.DataType) -> bool:
-    """Whether Arrow, at any depth, makes a number of true or false, as it does beside fractions."""
+    """Whether Arrow turns true or false into a number at any depth, which it does if there are fractions,
+    too.
+    """
     if pa.types.is_floating(kind):
         return bool in set(map(type, values))
     there = [value for value in values if value is not None] if pa.types.is_nested(kind) else []
@@ -382,7 +386,7 @@ def _unified(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 def unified(kinds: Sequence[pa.DataType]) -> pa.DataType | None:
     """A type that fits the values of all `kinds`; ``None`` if no type does."""
-    if len(set(kinds)) > 1:  # because Arrow cannot unify a dictionary with plain values
+    if len(set(kinds)) > 1:  # Arrow cannot unify a dictionary with plain values
         kinds = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in kinds]
     try:
         schemas = [pa.schema([("", kind)]) for kind in dict.fromkeys(kinds)]
@@ -421,7 +425,7 @@ def _array(values: Sequence[Any], kind: pa.DataType | None = None) -> pa.Array:
 
 
 def _first_bad(values: Sequence[Any], kind: pa.DataType) -> int:
-    """The place of the first value that cannot have the type `kind`; 0 if every single value can."""
+    """The index of the first value that does not fit the type `kind`; 0 if each of them fits by itself."""
     for place, value in enumerate(values):
         try:
             _array([value], kind)
@@ -489,7 +493,8 @@ def _parts_of(path: AnyPath, first: int, block: bytes) -> Iterator[_Part]:
 
 
 def _plain_batch(block: bytes, schema: pa.Schema, most: int) -> pa.RecordBatch | None:
-    """Read the rows of a block with Arrow, in half the time; ``None`` if Python must read them.
+    """Read the rows of a block with Arrow, which takes half of Python's time; ``None`` if Python must read
+    them.
 
     Use this only for columns of which Python has already read all values, because Arrow is less strict.
     Python must read a block with more than `most` rows, and what Arrow refuses: lone surrogates, repeated
@@ -558,8 +563,8 @@ def _check_depth(path: AnyPath, number: int, line: bytes) -> None:
 
 
 def _for_json(name: str, column: pa.ChunkedArray) -> list[Any]:
-    """The values; a 32-bit float becomes the 64-bit float with the same shortest notation, so that 0.1 stays
-    0.1. Raises `InputError` for text that is not valid UTF-8.
+    """The values of a column, for the JSON encoder. A 32-bit float becomes the 64-bit float with the same
+    shortest notation, so that 0.1 stays 0.1. Raises `InputError` for text that is not valid UTF-8.
     """
     column = undictionary(column)
     if pa.types.is_float32(column.type):
@@ -585,7 +590,7 @@ def _finite(value: Any) -> Any:
 
 def _json_of(value: object) -> str:
     if type(value) is float and math.isfinite(value):
-        return repr(value)  # this gives the encoder's text in a tenth of the time
+        return repr(value)  # the same text as the encoder's, in a tenth of the time
     try:
         return _encode(value)
     except ValueError:  # NaN or infinity

@@ -40,7 +40,7 @@ class ListReader:
         return self._inner.shown_columns()
 
     def survey(self, *, find_nulls: bool) -> Survey:
-        """See `Reader.survey`; after the other reader's survey, this reads the lists."""
+        """See `Reader.survey`; the other reader surveys the file, then the lists are read to count rows."""
         plain = [name for name in self._texts if name not in self._lists]
         inner = self._inner.survey(find_nulls=False)
         if not inner.schema.names:
@@ -61,7 +61,7 @@ class ListReader:
             field.with_type(pa.list_(field.type)) if field.name in self._lists else field for field in schema
         ]
         if not set(self._lists) & set(schema.names):
-            # the length of this list says how often the row is repeated
+            # a list is needed in any case: its length says how often a row is repeated
             fields.append(self._types.field(self._lists[0]))
         yield from self._unroll(pa.schema(fields))
 

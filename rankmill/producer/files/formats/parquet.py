@@ -137,7 +137,7 @@ def _reading(path: AnyPath) -> Iterator[None]:
 
 
 def in_milliseconds(kind: pa.DataType) -> pa.DataType:
-    """The type with milliseconds in place of seconds in its times, at any depth, as Parquet has them."""
+    """The type as Parquet has it, which has no times in seconds: they become milliseconds, at any depth."""
     return mapped_type(kind, _in_milliseconds)
 
 
@@ -146,8 +146,8 @@ def _in_milliseconds(kind: pa.DataType) -> pa.DataType:
 
 
 def far_second(column: pa.Array) -> int | None:
-    """The first row with a time in seconds that Parquet cannot hold, because its milliseconds do not fit into
-    64 bits; otherwise ``None``.
+    """The first row with a time in seconds that Parquet cannot hold; ``None`` if all rows fit. The seconds
+    become milliseconds, which must fit into 64 bits.
     """
 
     def fits(rows: pa.Array) -> bool:

@@ -37,8 +37,8 @@ def open_quoted(path: AnyPath, delimiter: str, max_field_mib: int, way_out: str)
     never closed, or if a field in quotes is longer than `max_field_mib` MiB. `way_out` tells the user what to
     do about a field that is meant to be longer.
 
-    A last line without an end gets one, because Arrow takes an empty field at the end of a file for one in
-    quotes if the field before it is in quotes.
+    If the last line has no line end, one is added. Without it, Arrow misreads an empty last field behind a
+    field in quotes as a field in quotes.
     """
     return pa.PythonFile(_Checked(path, Quotes(delimiter, max_field_mib << 20), way_out), mode="r")
 
@@ -88,7 +88,7 @@ class Quotes:
     delimiter
         The character between two fields.
     longest
-        Most bytes of a field in quotes; at least the bytes of a piece.
+        Most bytes of a field in quotes; must be at least the bytes that are checked at a time.
     """
 
     def __init__(self, delimiter: str, longest: int) -> None:
@@ -99,7 +99,7 @@ class Quotes:
         self._outside = re.compile(rb'(?:[^"]++|(?<!%b)"|%b)*+' % (edge, field))
         self._longest = longest
         self._rest, self._at = b"\n", -1
-        """The bytes to look at again, from the last one that was checked, and the place of that byte."""
+        """The last byte that was checked, with all bytes after it, and its place in the file."""
         self._open: int | None = None
         """The byte at which the open field begins; ``None`` if no field is open."""
 
@@ -128,7 +128,7 @@ class Quotes:
                     "closing quote missing",
                     is_long=True,
                 )
-            if place + 1 >= len(piece):  # a quote at the end may be the first of two
+            if place + 1 >= len(piece):  # if the piece ends with a quote, the next one may begin with another
                 break
             if piece[place + 1] not in self._edges:
                 raise Misquoted(self._open, _BEHIND)

@@ -44,15 +44,17 @@ def written_formats() -> tuple[Format, ...]:
 
 
 def format_of(path: AnyPath) -> Format | None:
-    """The format that a file's name tells; ``None`` if the name does not tell one."""
+    """The format that a file's name tells; ``None`` if the name tells none, or a compression that the format
+    cannot have.
+    """
     ending, compression = split_ending(path)
     form = of_ending(ending)
     return None if form and compression and not form.is_text else form
 
 
 def split_ending(path: AnyPath) -> tuple[str, str | None]:
-    """The ending of a file's name that gives the format, and the compression that an ending after it gives:
-    ``gzip``, ``zstd``, or ``None``.
+    """The ending of a file's name that gives the format, and the compression: ``gzip`` or ``zstd`` if another
+    ending follows that gives it, else ``None``.
     """
     suffixes = ["", *(suffix.lower() for suffix in path.suffixes)]
     compression = COMPRESSIONS.get(suffixes[-1])

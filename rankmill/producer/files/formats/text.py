@@ -42,7 +42,8 @@ def joined(fields: Sequence[pa.ChunkedArray | pa.Scalar], separator: str) -> pa.
     ended = pc.binary_join_element_wise(lines, "\n", "")
     _, ends, data = ended.buffers()
     places = np.frombuffer(ends, np.int32)[ended.offset :][: len(ended) + 1]
-    return data.slice(int(places[0]), int(places[-1] - places[0]))  # Arrow stores texts one after the other
+    # one buffer has all texts, one after the other
+    return data.slice(int(places[0]), int(places[-1] - places[0]))
 
 
 def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:

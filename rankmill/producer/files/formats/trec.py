@@ -40,7 +40,8 @@ def read_lines(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the lines of a file in order, as batches of ``lines.schema``; missing columns are null.
 
-    `fields_of` gets the words of the first line, and may return the names of the fields.
+    `fields_of` gets the words of the first line, and may return the names of the fields; if it returns none,
+    their number tells the names.
 
     Raises
     ------
@@ -140,4 +141,6 @@ def _explained(
 
 
 TREC = Format((".trec",), None, TrecWriter)
-"""Rankings; `corpus.rankings` reads them, because they have no texts."""
+"""The format of rankings. It has no reader of pairs, because rankings have no texts; `corpus.rankings` reads
+them.
+"""

@@ -84,8 +84,8 @@ class ObjectLock:
                 self._lock.unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Raise `OutputBusy` if another host took the lock, because this host did not write the lock for
-        long.
+        """Raise `OutputBusy` if another host has taken the lock; it may do so when this host has not written
+        the lock for long.
         """
         if self._other is not None:
             raise OutputBusy(
@@ -127,8 +127,8 @@ class ObjectLock:
         return json.dumps(holder).encode()
 
     def _create(self) -> bool:
-        """Write the lock if it does not exist; returns whether it was written, which is false if the store
-        cannot tell whether the lock exists.
+        """Write the lock if it does not exist; returns whether it was written. If the store cannot write on
+        this condition, nothing is written.
         """
 
         def create(store: Any, name: str) -> bool:

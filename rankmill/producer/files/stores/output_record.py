@@ -17,12 +17,12 @@ from rankmill.producer.files.stores.roots import opened_folder
 from rankmill.producer.files.stores.writing import content, identity
 
 _SEAL = ""
-"""The key of the seal in the record, in place of a file's name."""
+"""The key in the record of what `OutputRecord.seal` notes; all other keys are names of files."""
 
 
 def record_of(output: AnyPath) -> Path:
-    """The path of an output's record, which is a hidden file beside the run's folder; no request can name
-    it.
+    """The path of an output's record: a hidden file beside the run's folder, because no request can name a
+    hidden file.
     """
     folder = workspace_of(output)
     return folder.with_name(f".{folder.name}")
@@ -87,7 +87,7 @@ class OutputRecord:
                     file.flush()
                     system.fsync(descriptor)
                 os.replace(name, self._record.name, src_dir_fd=folder, dst_dir_fd=above)
-                # otherwise a part, which is synced in its own folder, could outlast its record
+                # otherwise, after a power failure, a part could be in its folder and its record be lost
                 system.fsync(above)
             except BaseException:
                 with suppress(OSError):
@@ -96,7 +96,9 @@ class OutputRecord:
 
     @contextmanager
     def _opened(self, above: int) -> Iterator[int]:
-        """Open the run's folder, which is in the folder `above`; yields `above` if it does not exist."""
+        """Open the run's folder, which is in the open folder `above`. Yields `above` itself if the run's
+        folder does not exist.
+        """
         try:
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
             folder = os.open(self._folder.name, flags, dir_fd=above)

@@ -72,7 +72,7 @@ class OwnFolder:
             self._above = os.dup(above)
         self._watched: dict[Path, tuple[int, int]] = {}
         try:
-            self._check_content()  # even of a new folder, in whose place somebody may have put another
+            self._check_content()  # even if it is new: somebody may have replaced it
             self.watch(path, os.fstat(self._descriptor))
             self.inside = held(self._descriptor, path)
             """The path at which to write files of the folder, even if `path` leads elsewhere later."""

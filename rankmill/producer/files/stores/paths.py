@@ -48,7 +48,8 @@ Pattern = TypeVar("Pattern", bound=PurePath)
 logger = logging.getLogger(__name__)
 
 Guard = Callable[["ObjectPath"], Mapping[str, Any]]
-"""A function that returns options of fsspec for an object, or raises an error if its use is not allowed."""
+"""A function that returns options of fsspec for an object, or raises an error if the object may not be used.
+"""
 
 _guards: list[Guard] = []
 
@@ -75,7 +76,7 @@ class ObjectPath(PurePosixPath):
         options = _guards[0](self) if _guards else {}
         opened: tuple[Any, str] = patiently(
             self, lambda: fsspec.core.url_to_fs(str(self), **options), LOOK_SECONDS
-        )  # fsspec keeps file systems and returns the same one again
+        )  # fsspec keeps file systems: a second call returns the same one
         return opened
 
     @property
@@ -121,9 +122,9 @@ class ObjectPath(PurePosixPath):
     def names(
         self, question: Callable[[Any, str], Iterable[str]], above: ObjectPath | None = None
     ) -> list[ObjectPath]:
-        """The paths of the names that `question` returns, which are below `above` (default: this path).
+        """Ask the store for names below `above` (default: this path), and return their paths.
 
-        The paths begin with `above` as it is spelled here, because the store may spell it in another way.
+        The paths begin with `above` as the caller spells it; the store may spell it in another way.
         """
         above = above or self
         names = self.ask(
@@ -142,7 +143,7 @@ class ObjectPath(PurePosixPath):
     def _is(self, test: str) -> bool:
         def look(system: Any, name: str) -> bool:
             try:
-                info = _about(system, name)  # fsspec's own ``exists`` and so on report every failure as false
+                info = _about(system, name)  # fsspec's own tests report every failure as false
             except FileNotFoundError:
                 return False
             return test == "exists" or (info["type"] == "file") == (test == "isfile")
@@ -273,11 +274,13 @@ def patiently(subject: object, action: Callable[[], T], seconds: float) -> T:
         except Exception as error:
             if isinstance(error, ImportError):
                 raise InputError(f"{subject}: {_reason(error)} ({install_line('s3')} for s3://)") from None
-            if getattr(getattr(error, "response", None), "status_code", None) in {401, 403}:  # from the hub
+            # an error of the hub
+            if getattr(getattr(error, "response", None), "status_code", None) in {401, 403}:
                 raise StoreError(f"{subject}: no permission ({_reason(error)})") from None
             if isinstance(error, _LASTING) or type(error).__name__ in _LASTING_NAMES:
                 raise InputError(f"{subject}: {_reason(error)}") from None
-            # the time is counted from the first failure, because an upload that succeeds may take longer
+            # The time is counted from the first failure, because an upload may take longer than this and
+            # still succeed.
             deadline = min(deadline, system.monotonic() + seconds)
             if system.monotonic() > deadline:
                 raise StoreError(f"{subject}: the store does not serve: {_reason(error)}") from None

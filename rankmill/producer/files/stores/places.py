@@ -22,7 +22,8 @@ def check_writable(path: AnyPath) -> None:
         return
     if not path.parent.is_dir():
         raise InputError(f"{path.parent}: no such directory to write the output to")
-    for place in (path.parent, path):  # both, because the run's own folder lies beside a folder of parts
+    # Both are checked: the run's own folder is made beside the output, also if this is a folder of parts.
+    for place in (path.parent, path):
         if place.is_dir() and not os.access(place, os.W_OK):
             raise InputError(f"{place} is not writable; name another place with -o")
 

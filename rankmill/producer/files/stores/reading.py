@@ -66,8 +66,8 @@ def is_empty_here(path: AnyPath) -> bool:
 
 
 def check_not_empty(path: AnyPath, size: int, *others: AnyPath) -> None:
-    """Raise `InputError` if the size of a file is 0; `others` are further files that are empty, for the
-    message.
+    """Raise `InputError` if the size of a file is 0; `others` are further empty files, which the message
+    counts.
     """
     if not size:
         more = f", as {len(others)} more have" if others else ""

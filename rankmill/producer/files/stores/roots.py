@@ -69,7 +69,9 @@ class Roots:
             raise refusal(str(path), use)
 
     def check_name(self, name: str, use: Use) -> None:
-        """Check a path, a URL, a pattern of either, or a dataset that a request names; raises as `check`."""
+        """Check a name in a request: a path, a URL, a pattern of paths or URLs, or a dataset; raises as
+        `check`.
+        """
         if name.startswith(DATASET):
             if not (self._datasets and use == "read"):
                 raise refusal(name, use)
@@ -82,7 +84,7 @@ class Roots:
             raise refusal(name, use)
         elif isinstance(path, Path):
             for end in range(wild + 1, len(path.parts)):
-                # otherwise the names of files behind a link would be told
+                # otherwise a pattern could find out names of files behind a link that leads out of the roots
                 if not all(map(self._is_inside, matches(Path(*path.parts[:end]), folders=True))):
                     raise refusal(name, use)
 
@@ -94,8 +96,8 @@ class Roots:
         self._roots["read"].append(folder)
 
     def allow_look(self, path: ObjectPath) -> bool:
-        """Whether a store may be asked for an object, which must be in a root, as a run's lock is, or above a
-        root, as a bucket is.
+        """Whether a store may be asked about an object. It must be in a root, even if it is hidden there
+        (such as a run's lock), or above a root (such as a bucket).
         """
         roots = [root for some in self._roots.values() for root in some]
         return any(_is_within(path, root) or _is_within(root, path) for root in roots)
@@ -118,8 +120,8 @@ def confined() -> Roots | None:
 
 
 def check_opened(descriptor: int, path: Path, use: Use) -> None:
-    """Check the file that was opened at `path`, because the path may lead to another file than before; raises
-    `RunnerError`.
+    """Raise `RunnerError` if the open file `descriptor` may not be used. It was opened at `path`, which was
+    checked before, but may have led elsewhere by then.
     """
     roots = confined()
     if roots and not roots.allow(_path_of(descriptor), use):
@@ -133,7 +135,7 @@ def opened_folder(folder: Path, target: Path | None = None, below: str = "") -> 
     Raises
     ------
     RunnerError
-        This process may not write `target` in the folder, or in the folder `below` it.
+        This process may not write `target` in the folder, or in its subfolder `below`.
     OSError
         The folder cannot be opened.
     """
@@ -148,9 +150,10 @@ def opened_folder(folder: Path, target: Path | None = None, below: str = "") -> 
 
 
 def held(descriptor: int, path: Path) -> Path:
-    """A path that leads to an open folder even if `path`, where the folder was opened, leads elsewhere later.
+    """A path that always leads to the open folder `descriptor`. The folder was opened at `path`, which may
+    lead elsewhere later.
 
-    `path` itself is returned if the process is not confined, or if the system has no such paths.
+    If the process is not confined, or the system has no such paths, this returns `path`.
     """
     status = os.fstat(descriptor)
     stays = (f"/proc/self/fd/{descriptor}", f"/.vol/{status.st_dev}/{status.st_ino}")  # on Linux, on macOS
@@ -171,7 +174,7 @@ def _options_for(path: ObjectPath) -> Mapping[str, Any]:
 
 @cache
 def _http_options() -> dict[str, Any]:
-    """Options that refuse redirections out of the roots, which an HTTP server could send."""
+    """Options with which fsspec refuses redirections, by an HTTP server, out of the roots."""
     import aiohttp
 
     async def check(session: Any, context: Any, redirect: Any) -> None:

@@ -1,5 +1,5 @@
-"""Puts complete local files into their places, where each appears as a whole and stays, or does not
-appear.
+"""Moves complete local files to their places. A file appears there as a whole, and stays after a power
+failure, or it does not appear at all.
 """
 
 from __future__ import annotations
@@ -32,19 +32,22 @@ _IN_PIECES = {"s3", "s3a"}
 """Stores to which s3fs sends an object in pieces; by default it holds ten pieces of 50 MiB in memory."""
 
 _PIECE_BYTES, _MOST_PIECES = 16 << 20, 10_000
-"""Least bytes of a piece, and most pieces of an object that S3 accepts."""
+"""Least bytes of a piece, and the most pieces that S3 accepts for an object."""
 
 _PIECES_AT_ONCE = 4
 
 _UNFINISHED = ".rankmill-*"
-"""Names of the folders in which files are written before they are moved; a dead process leaves its own."""
+"""Names of the folders in which files are written before they are moved. A process that dies leaves its
+folder behind.
+"""
 
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
 def folder_of(target: AnyPath) -> Iterator[AnyPath]:
-    """A path of a file's folder, which is made if necessary; until the block ends, the path leads there.
+    """Yield a path of a file's folder, which is made if necessary. Until the block ends, this path leads to
+    the same folder.
 
     Raises
     ------
@@ -56,7 +59,7 @@ def folder_of(target: AnyPath) -> Iterator[AnyPath]:
     if isinstance(target, ObjectPath):
         yield target.parent
         return
-    if not target.parent.exists():  # the folder of parts may not exist yet
+    if not target.parent.exists():  # for a part: its folder may not exist yet
         with opened_folder(target.parent.parent, target, target.parent.name) as above:
             os.mkdir(target.parent.name, dir_fd=above)
             system.fsync(above)
@@ -140,7 +143,7 @@ def _private_folder(target: AnyPath) -> Iterator[Path]:
             with suppress(OSError):
                 folder.remove()
 
-        for _ in range(2):  # twice, because a signal may interrupt the first try
+        for _ in range(2):  # a second try, in case a signal interrupts the first
             stack.callback(remove)
         yield folder.inside
 
