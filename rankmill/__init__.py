@@ -88,7 +88,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(__all__, "jobs.contract.errors"),  # names without a line below are errors
+    **dict.fromkeys(__all__, "jobs.contract.errors"),  # the names of errors have no line below
     "AsyncClient": "producer.client.async_client",
     "AsyncScoringRun": "producer.client.async_client",
     "Classified": "producer.client.runs",
@@ -106,8 +106,8 @@ _HOMES = {
 }
 
 _OF_EXTENSIONS = ("AsyncSubmittedFile", "SubmittedFile", "score_file")
-"""Names that an extension adds, by entry points of ``rankmill.names``; ``import *`` imports only those of the
-core.
+"""Names that extensions add, by entry points of ``rankmill.names``. ``import *`` imports only the names of
+the core.
 """
 
 

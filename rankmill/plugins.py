@@ -139,7 +139,8 @@ def _ours() -> EntryPoints:
     Raises
     ------
     ConfigError
-        Rankmill is not installed, or has no entry points for backends, so that it cannot be this code.
+        Rankmill is not installed; or the installed one has no entry points for backends, so it is not this
+        code.
     """
     try:
         points = distribution("rankmill").entry_points

@@ -58,7 +58,9 @@ from rankmill.producer.client.async_client import AsyncClient, LoopClient, LoopS
 from rankmill.producer.client.sync_client import Client, settings_of
 
 Scoring: TypeAlias = Callable[..., float | Sequence[float] | str]
-"""A function from texts to a score, several scores, or a reason, as `FakeWorkers` takes it for ``score``."""
+"""The ``score`` of `FakeWorkers`: a function from texts to a score, to several scores, or to the reason why
+there is none.
+"""
 
 URL = "redis://fake.invalid:6379/0"
 """URL of a server that does not exist, for code that asks a client for its URL."""
@@ -70,8 +72,8 @@ _WORD = re.compile(r"\w+")
 
 
 def shared_words(*texts: Any) -> float:
-    """The share of the query's words that the passage has, from 0 to 1, plus a tiny number that differs
-    between rows.
+    """The share of the query's words that the passage has, from 0 to 1, plus a tiny number that depends on
+    the texts, so that different pairs seldom have equal scores.
 
     For a text or a conversation, the result is a number from 0 to 1 that depends on the characters.
     """
@@ -117,7 +119,7 @@ class FakeWorkers:
     score
         Gets a query and a passage, a text, or a list of messages. Returns the score, or a text with the
         reason why the row has no score; if it raises `RunFailed`, the run fails. The default is
-        `shared_words`; with `labels` it returns a number from 0 to 1 for each.
+        `shared_words`; with `labels`, the default returns a number from 0 to 1 for each label.
     labels
         Names of the model's outputs, if it has several; `score` returns a number for each.
     count
@@ -147,7 +149,7 @@ class FakeWorkers:
         self.files: dict[str, FileRunState] = {}
         self._known: dict[str, FakeRun] = {}
         self._told: set[str] = set()
-        """Ids of cancelled runs, whose collectors look here."""
+        """Ids of cancelled runs, by which their collectors learn that they are cancelled."""
         self._words: dict[int, str] = {}
         self._lock = system.RLock()
 
@@ -206,7 +208,9 @@ class FakeWorkers:
         return run if run and system.now() < run.asked.created + run.asked.ttl else None
 
     def _end(self, run: Run, *, left: bool, tell: bool) -> int:
-        """Forget a run, which is not complete if it is `left`; returns how many chunks had no result."""
+        """Forget a run, which is cancelled if `left`, otherwise complete; returns how many chunks had no
+        result.
+        """
         with self._lock:
             fake_run = self._known.pop(run.id, None)
             if fake_run is None:
@@ -273,7 +277,9 @@ class FakeWorkers:
     def _scores(
         self, spec: ScoreSpec, rows: Sequence[Sequence[str | None]], reasons: list[str | None]
     ) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
-        """The labels of the scores, and the scores; a row without a score gets its reason in `reasons`."""
+        """The labels of the scores, and the scores. For a row without a score, the reason is written into
+        `reasons`.
+        """
         several = max(len(self.labels), 1)
         logits = np.zeros((len(rows), several), np.float32)
         for row, texts in enumerate(rows):

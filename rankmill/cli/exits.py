@@ -19,7 +19,9 @@ P = ParamSpec("P")
 
 
 class OneKindOfLine(click.Command):
-    """A command whose standard error is JSON from its first line on, if the environment asks for that."""
+    """A command that writes every line on standard error as JSON, even the first, if the environment asks for
+    JSON.
+    """
 
     def main(self, *args: Any, **options: Any) -> Any:
         from rankmill.jobs.runtime.logs import is_json_asked_for, write_json
@@ -31,8 +33,8 @@ class OneKindOfLine(click.Command):
 
 
 def _take_closed_streams() -> None:
-    """Open the null device for each standard stream that is closed; otherwise a file would get the stream's
-    descriptor, to which libraries write their messages.
+    """Open the null device for each standard stream that is closed. Otherwise a file that is opened later
+    would get the stream's descriptor, and libraries would write their messages into this file.
     """
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -50,7 +52,7 @@ def clean_exit(interrupted: str = "") -> Callable[[Callable[P, None]], Callable[
     Parameters
     ----------
     interrupted
-        Text that the line after an interruption adds, about what remains of the command's work.
+        What the line after an interruption says about the work that the command has begun.
     """
 
     def wrap(command: Callable[P, None]) -> Callable[P, None]:
@@ -62,7 +64,8 @@ def clean_exit(interrupted: str = "") -> Callable[[Callable[P, None]], Callable[
             except RankmillError as error:
                 _fail(error, error.exit_code)
             except KeyboardInterrupt as error:
-                # while Python waits for threads, another Ctrl-C ends the process, without a traceback
+                # Python may have to wait for threads now: another Ctrl-C ends the process, without a
+                # traceback.
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
                 error.args = (f"interrupted; {interrupted}" if interrupted else "interrupted",)
                 _fail(error, ExitCode.INTERRUPTED)

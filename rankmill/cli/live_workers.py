@@ -32,9 +32,9 @@ _ORDER_SECONDS = 60
 def workers(client: redis.Redis, **shown_as: bool) -> None:
     """List the live workers; start, drain or warm some.
 
-    The list shows the models that each worker has loaded, how much it uses of its host (CPU cores, memory;
-    for the GPU everything that uses it, and its temperature), and the share of chunks whose model was already
-    loaded (hits).
+    The list shows the models that each worker has loaded, the CPU cores and the memory that it uses, and the
+    share of its chunks whose model was already loaded (hits). For its GPU, the list shows the temperature,
+    and how much all processes together use.
     """
     watch.View(
         lambda cluster: tables.live_table(cluster.workers),
@@ -51,7 +51,7 @@ def _reachable(context: click.Context) -> list[WorkerState]:
         given = {"redis_url": context.params.get("redis_url")}
         client = options.connection(load_settings(given, context.params.get("config")))
         return reachable(read_cluster(client, page_size=0).workers)
-    except Exception:  # because a shell that completes a word cannot show a message
+    except Exception:  # a shell that completes a word cannot show a message
         return []
 
 
@@ -80,7 +80,9 @@ _wait = click.option(
 def _order_command(
     name: OrderName, *arguments: options.Option
 ) -> Callable[[options.Function], click.Command]:
-    """Make a command of `workers` with these arguments; its function gets a connection to the server."""
+    """Make a subcommand of `workers` with these arguments. The decorated function gets a connection to the
+    server.
+    """
 
     def wrap(function: options.Function) -> click.Command:
         @functools.wraps(function)
@@ -190,8 +192,8 @@ def _order(
     wait_seconds: float,
     as_json: bool,
 ) -> None:
-    """Give the order and print its outcomes; after a wait, exits with 1 unless all workers have carried it
-    out.
+    """Give the order, and print the outcome for each worker. If the command waits, it exits with 1 unless all
+    workers have carried out the order.
     """
     replies = order_workers(client, chosen, order, model, wait_seconds=wait_seconds)
     if as_json:

@@ -81,7 +81,7 @@ def _is_listing(added: object) -> bool:
 
 
 def _commands() -> dict[str, Listed]:
-    """All commands; this prints on standard error which ones cannot be listed."""
+    """All commands by name. Standard error gets a line for each package whose commands cannot be listed."""
     commands, problems = listed_commands()
     for problem in problems:
         click.echo(f"rankmill: {problem}", err=True)
@@ -104,7 +104,7 @@ class _Commands(OneKindOfLine, click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         try:
             return super().resolve_command(ctx, args)
-        except click.NoSuchCommand as error:  # because click knows only commands that are already imported
+        except click.NoSuchCommand as error:  # click itself suggests only commands that are already imported
             possibilities = self.list_commands(ctx)
             raise click.NoSuchCommand(error.command_name, possibilities=possibilities, ctx=ctx) from None
 

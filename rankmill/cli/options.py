@@ -125,7 +125,8 @@ def command(
 ) -> Callable[[Function], click.Command]:
     """A `click.command` with ``-h``, whose failures are printed as one line (`clean_exit`).
 
-    `groups` has the names of options by the title of their group; other options are listed after these.
+    `groups` has the names of options, separated by spaces, by the title under which ``--help`` lists them.
+    Other options are listed after these.
     """
 
     def wrap(function: Function) -> click.Command:
@@ -160,7 +161,7 @@ def group(name: str) -> Callable[[Function], click.Group]:
 
 
 def settings(*names: str, logs: bool = False, others: tuple[str, ...] = (), **defaults: str) -> Option:
-    """Give a command its ``settings``, with the options that `flags` adds for some of them.
+    """Load the settings for a command, which gets them as ``settings``. `flags` override some of them.
 
     Parameters
     ----------
@@ -194,8 +195,8 @@ def settings(*names: str, logs: bool = False, others: tuple[str, ...] = (), **de
 def flags(*names: str, **defaults: str) -> Option:
     """Add ``--config``, and flags that override the settings called `names`.
 
-    The keys of `defaults` are flags too; their values replace the default that --help shows. A setting of an
-    extension that is not installed gets no flag.
+    The keys of `defaults` are names of settings that get flags, too; ``--help`` shows the values as their
+    defaults. A setting of an extension that is not installed gets no flag.
     """
 
     def wrap(function: Function) -> Function:
@@ -251,11 +252,11 @@ StoredPath = Annotated[
     WithJsonSchema({"type": "string", "format": "stored-path", "title": "FILE"}),
 ]
 Number = Annotated[int, Field(ge=1, title="N")]
-"""A whole number from 1 on; ``--help`` shows a type's title in place of a value."""
+"""A whole number of at least 1, which ``--help`` shows as N."""
 
 
 class CommandOptions(BaseModel):
-    """Base of a command's own options: each field is an option, and its text is the option's help."""
+    """Base class of a command's own options. Each field is an option; the text below it is the help."""
 
     model_config = ConfigDict(frozen=True, populate_by_name=True, use_attribute_docstrings=True)
 
@@ -266,7 +267,7 @@ class SampleOptions(CommandOptions):
     label_column: Column | None = None
     """Column with the relevance as a number; with it, the report has nDCG@10."""
     sample: Annotated[int, Field(ge=2)] = 2000
-    """Number of random rows to score, at most 50 of a query if there are enough others."""
+    """Number of random rows to score; at most 50 of each query, if there are enough queries."""
     query_column: Column = "query"
     """Column with the query."""
     passage_column: Column = "passage"
@@ -283,7 +284,7 @@ class NewTable(CommandOptions):
 
 
 def of(model: type[CommandOptions], called: str = "asked") -> Option:
-    """Give a command an object of `model`, made from options for its fields, under the name `called`."""
+    """Add options for the fields of `model`; the command gets an object of `model` as argument `called`."""
     named = made_of(model)
 
     def wrap(function: Function) -> Function:
@@ -301,16 +302,16 @@ def of(model: type[CommandOptions], called: str = "asked") -> Option:
 
 
 def made_of(model: type[BaseModel]) -> dict[str, Option]:
-    """Make the options for the fields of a model, by name, from each field's type, default and text.
+    """Make an option for each field of a model, by the field's name. The field gives type, default and help.
 
-    The title of a field's type stands for its value in ``--help``.
+    In ``--help``, the title of the field's type stands for the value.
     """
     schema = model.model_json_schema(by_alias=False)["properties"]
     return {name: _option(name, schema[name], field) for name, field in model.model_fields.items()}
 
 
 def _option(name: str, schema: dict[str, Any], field: FieldInfo) -> Option:
-    kind = schema.get("anyOf", [schema])[0]  # for a field that may be None, this is its other kind
+    kind = schema.get("anyOf", [schema])[0]  # if a field may be None, its other kind comes first
     title, kind_name = kind.get("title"), kind["type"]
     own: dict[str, Any] = {"metavar": None if title == name.replace("_", " ").title() else title}
     least, most = kind.get("minimum", kind.get("exclusiveMinimum")), kind.get("maximum")
@@ -352,7 +353,7 @@ def _check(field: FieldInfo) -> Callable[[click.Context, click.Parameter, Any], 
 
 def reason(error: ValidationError) -> str:
     """The first reason why options are not valid."""
-    if (first := error.errors()[0])["type"] == "string_unicode":  # pydantic does not say which text it is
+    if (first := error.errors()[0])["type"] == "string_unicode":  # pydantic's message does not name the text
         return f"{first['input']!r} is not valid UTF-8; give the file or the folder another name"
     return first["msg"].removeprefix("Value error, ")
 
@@ -365,7 +366,9 @@ def server(settings: Settings) -> str:
 
 
 def connection(settings: Settings) -> redis.Redis:
-    """Connect to the server for a command that asks once; this waits for some seconds at most."""
+    """Connect to the server for a command that asks only once; a server that is away is waited for at most
+    some seconds.
+    """
     from rankmill.jobs.runtime.connection import connect
 
     return connect(server(settings), min(settings.redis_wait_seconds, _WAIT_SECONDS))

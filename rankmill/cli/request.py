@@ -83,7 +83,7 @@ _OWN: dict[str, options.Option] = {
         help=f"{options.HELP['model']} Several: a column for each.  [default: {options.DEFAULTS['model']}]",
     ),
 }
-"""Options for fields that need more than a type and a text."""
+"""Options that `made_of` cannot make from a field's type and text."""
 
 _DATASET = click.option(
     "--dataset",
@@ -91,4 +91,4 @@ _DATASET = click.option(
     callback=_dataset,
     help="A dataset of ir_datasets: its queries, its passages and, without --run, its run.",
 )
-"""The option that stands for run, queries and corpus, and is listed after them."""
+"""A short form of --run, --queries and --corpus, which ``--help`` lists after these."""

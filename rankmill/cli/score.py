@@ -180,7 +180,7 @@ def _estimate(
 
 
 def _refuse_unused(given: dict[str, Any], settings: Settings) -> None:
-    """Raise `UsageError` for a flag that has no effect; settings from a file or the environment are not
+    """Raise `UsageError` for a flag that has no effect. Settings from a file or the environment are not
     checked, because they are for all commands.
     """
     for name in ("workers", "device", "backend"):

@@ -32,9 +32,11 @@ _NOTE = "-o - keeps no scores: only with a file (-o FILE) the same command conti
 
 @contextmanager
 def in_temporary_folder(request: FileRequest) -> Iterator[FileRequest]:
-    """Change the request to write a file in a temporary folder instead of standard output.
+    """Change the request: its output is a file in a temporary folder, which `pass_on` copies to standard
+    output.
 
-    If the command fails, no output is kept, because the reader of a pipe cannot get the second half later.
+    The folder is deleted after the block, even if the command fails: a later command could not continue,
+    because the reader of the pipe has ended.
 
     Raises
     ------
@@ -48,13 +50,15 @@ def in_temporary_folder(request: FileRequest) -> Iterator[FileRequest]:
         try:
             yield request.model_copy(update={"output": str(file)})
         except (RankmillError, KeyboardInterrupt) as error:
-            if getattr(error, "__notes__", []):  # such notes are about scores that are kept in the folder
+            if getattr(error, "__notes__", []):  # the notes say that scores are kept in a folder
                 error.__notes__ = [_NOTE]
             raise
 
 
 def pass_on(summary: Summary, *, quiet: bool) -> Summary:
-    """Copy the output to standard output, and report rows without a score; returns the changed summary."""
+    """Copy the output file to standard output, and report rows without a score. Returns the summary with
+    standard output in place of the file.
+    """
     _copy(Path(summary.output), quiet=quiet)
     return summary.model_copy(update={"output": STANDARD_STREAM, "errors_file": None})
 
@@ -146,8 +150,8 @@ def _kind_of_input(request: FileRequest) -> str:
 
 
 def _one_kind(formats: list[Format | None]) -> str:
-    """The format for standard output if the input has these formats; raises `UsageError` if they do not
-    decide it.
+    """The format for standard output, which is that of the input; raises `UsageError` if the input has
+    several formats, or none.
     """
     names = {form.name for form in formats if form}
     kinds = {{"json": "jsonl", "arrows": "arrow"}.get(name, name) for name in names}

@@ -90,8 +90,8 @@ def cancel(run_id: str, settings: Settings) -> None:
     """Cancel a run, or a submitted run.
 
     RUN is the run's id or the beginning of it. The run's waiting chunks leave the queue; its producer and its
-    workers stop within seconds. score-file keeps the scores, and the same command continues from them; so
-    does a file that is submitted again.
+    workers stop within seconds. The scores of score-file and of a submitted run are kept: the same command,
+    or submitting the same files again, continues from them.
     """
     echo(cancel_run(options.connection(settings), settings, run_id))
 

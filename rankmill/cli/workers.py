@@ -35,14 +35,14 @@ def score_workers(settings: Settings) -> None:
 
     If --queue names several queues, separated by commas, jobs of the first one come first.
 
-    The default is one worker for each GPU, or one worker that uses all CPU cores. While the workers of a GPU
-    prepare batches more slowly than the GPU scores them, another one is added, up to four for a GPU, if its
-    memory and the cores allow it; --workers fixes the number. Each worker is an rq worker of class
-    rankmill.ScoringWorker. A worker that dies is started again after a pause, and other workers get its
-    chunks at once. If a worker dies repeatedly at its start, the command ends with exit code 1; but a worker
-    that was added for a GPU is only given up. After SIGTERM or Ctrl-C the workers finish the batches in
-    progress and return the rest of their chunks to the queue; after a second signal they return all chunks at
-    once.
+    The default is one worker for each GPU, or one worker that uses all CPU cores. If the workers of a GPU
+    prepare batches more slowly than the GPU scores them, the command adds workers for this GPU: at most four
+    share it, and its memory and the CPU cores must suffice. With --workers, the number is fixed. Each worker
+    is an rq worker of class rankmill.ScoringWorker. A worker that dies is started again after a pause, and
+    other workers get its chunks at once. If a worker dies repeatedly at its start, the command ends with exit
+    code 1. A worker that was added for a GPU is then only given up. After SIGTERM or Ctrl-C the workers
+    finish the batches in progress and return the rest of their chunks to the queue. After a second signal
+    they return all chunks at once.
     """
     require_worker_packages()
     server = options.server(settings)

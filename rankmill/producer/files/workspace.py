@@ -57,8 +57,7 @@ class OutputFile:
         return None if own else self.path
 
     def check(self, journal: Journal) -> None:
-        """Raise `InputError` if a part that the journal knows is missing; an output in one file has no parts.
-        """
+        """Raise `InputError` if a part that the journal knows is missing; a single file has no parts."""
 
     def clear(self, record: OutputRecord | None) -> None:
         """Delete the parts of an earlier run, which a new run would mix with its own. Raises `RunnerError` if
@@ -273,8 +272,7 @@ class Workspace:
 
     @property
     def rows(self) -> int:
-        """The number of rows that have a result; if there are several models, the largest of their numbers.
-        """
+        """The number of rows that have a result; with several models, the largest of their numbers."""
         return max(journal.rows for journal in self.journals)
 
     def _journal_path(self, at: int) -> Path:

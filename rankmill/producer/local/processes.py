@@ -23,7 +23,9 @@ not started again; `_record_death` decides which deaths count.
 """
 
 _AWAY_SECONDS = 1
-"""A death does not count as early if Redis could not serve for this many seconds at that time."""
+"""A death does not count as early if returning the worker's jobs takes this many seconds: then Redis could
+not serve, which may have ended the worker.
+"""
 
 
 class WorkersFailed(RankmillError):
@@ -37,8 +39,8 @@ class LocalWorker:
     name: str
     environ: dict[str, str]
     is_added: bool = False
-    """Whether the worker was added to others that can do its work. If an added worker fails, it is given up,
-    and the others continue.
+    """Whether the worker was added to others on the same accelerator. If it dies repeatedly or refuses to
+    start, it is given up, and the others continue.
     """
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
@@ -108,11 +110,11 @@ class WorkerProcesses:
         self.workers = [LocalWorker(name, environ) for name, environ in zip(names, environs, strict=True)]
 
     def restart_dead(self) -> LocalWorker | None:
-        """Start every worker that is not running, after a pause if it has died. Returns a worker that must
-        not be started again, or ``None``.
+        """Start every worker that is not running; a worker that has died is started after a pause. Returns a
+        worker that must not be started again, or ``None``.
 
-        The worker returned refuses to start, dies repeatedly at its start, or has given up waiting for Redis.
-        A worker that was added is given up if it refuses to start or dies repeatedly, and the others
+        The returned worker refuses to start, dies repeatedly at its start, or has given up waiting for Redis.
+        In the first two cases, a worker that was added is not returned, but given up, and the others
         continue.
 
         Raises
@@ -179,8 +181,8 @@ class WorkerProcesses:
         # took too much memory.
         own_fault = self._hand_on(worker) == 0 and code != -signal.SIGKILL
         own_fault = own_fault and system.monotonic() - died < _AWAY_SECONDS
-        # But the death of a worker that was added does count: it may be what takes too much memory, and must
-        # not cost chunks their retries.
+        # But each early death of a worker that was added counts. This worker may be what takes too much
+        # memory, and chunks must not lose their retries by it.
         early = (own_fault or worker.is_added) and died - worker.started < _EARLY_DEATH_SECONDS
         worker.deaths += 1
         worker.early_deaths = worker.early_deaths + 1 if early else 0
@@ -202,7 +204,7 @@ class WorkerProcesses:
 
 
 def worker_names(environs: Sequence[Mapping[str, str]]) -> list[str]:
-    """Workers' names, from host, accelerator in the environment and this process; equal ones are numbered."""
+    """Names of workers, made from host, accelerator and this process; equal names get numbers."""
     firsts = [worker_name(_device(environ), str(os.getpid()), environ) for environ in environs]
     return [
         f"{first}-{firsts[:place].count(first) + 1}" if firsts.count(first) > 1 else first
@@ -211,9 +213,7 @@ def worker_names(environs: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _device(environ: Mapping[str, str]) -> str:
-    """The device that a worker will use; it is found without PyTorch, and only as precisely as names need
-    it.
-    """
+    """The kind of device that a worker will use, for its name; this does not import PyTorch."""
     device = environ.get("RANKMILL_DEVICE", "auto")
     if device != "auto":
         return device
@@ -223,7 +223,7 @@ def _device(environ: Mapping[str, str]) -> str:
 
 
 def server_environ(url: str) -> dict[str, str]:
-    """Environment variables that connect ``rq`` to the server; ``ps`` does not show these."""
+    """Environment variables that connect ``rq`` to the server; ``ps`` does not show them, unlike options."""
     return {"RQ_REDIS_URL": url, "RQ_CONNECTION_CLASS": "rankmill.Connection"}
 
 

@@ -16,10 +16,10 @@ from rankmill.jobs.system import system
 from rankmill.producer.local.processes import WorkerProcesses
 
 LOOK_SECONDS = 6.0
-"""Seconds between two looks at the reports, which workers with the usual settings write more often."""
+"""Seconds between two looks at the workers' reports. With the usual settings, workers report more often."""
 
 _LOOKS = 3
-"""Number of looks in a row whose means decide, because a single reading of a GPU's use is accidental."""
+"""Number of looks in a row whose means decide, because a single reading of a GPU's use says little."""
 
 _BUSY = 0.9
 """If a GPU computes for this share of the time, the GPU is the limit, not its workers."""
@@ -28,11 +28,13 @@ _MAY_WAIT = 0.05
 """If a worker waits for work for a larger share of the time than this, it has too little work."""
 
 _GAIN = 1.05
-"""With one more process, the GPU's workers must score this many times as much, or no further one is added."""
+"""After a process was added, the GPU's workers must together score this many times as many pairs a second as
+before; otherwise no further process is added.
+"""
 
 _ROOM = 0.9
-"""Share of the GPU's memory that its processes may take; a new process is expected to take as much as a
-present one.
+"""Share of a GPU's memory that all processes together may take. A new process is expected to take as much as
+each of the present ones.
 """
 
 _MOST = 4
@@ -69,7 +71,7 @@ class GpuSharing:
         try:
             reports = self._reports()
         except (RedisError, RankmillError):
-            return  # code that needs the server waits for it and reports the failure
+            return  # other code waits for the server, and reports the failure
         for gpu, shared in self._gpus.items():
             mine = [worker for worker in self._processes.workers if worker.gpu == gpu]
             if why := shared.see({worker.rq_name: reports.get(worker.rq_name) for worker in mine}):
@@ -85,7 +87,7 @@ class GpuSharing:
 
 
 class SharedGpu:
-    """The workers that share a GPU, by their reports.
+    """Decides by the reports of the workers that share a GPU whether another worker is added.
 
     Parameters
     ----------
@@ -100,7 +102,7 @@ class SharedGpu:
         self._speed_before = 0.0
         """Pairs per second when a process was last added."""
         self._count = 0
-        """Number of workers, including the one that was added last."""
+        """Number of workers after the last one was added; fewer workers show that it was given up."""
         self._is_full = False
 
     def see(self, given: Mapping[str, WorkerReport | None]) -> str | None:

@@ -30,7 +30,7 @@ from rankmill.jobs.system import system
 from rankmill.producer.local.processes import LocalWorker, WorkerProcesses
 
 _MAX_SOCKET_PATH = 100
-"""Longest path of a Unix socket used here, in bytes; systems allow about 104."""
+"""Most bytes of the path of a Unix socket; systems allow about 104."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -74,7 +74,7 @@ def supervise(queue: str, environs: Sequence[Mapping[str, str]], *, share_gpus: 
     )
     server = None
     try:
-        # started before the server answers, because their imports take longer than its start
+        # The workers are started first, because their imports take longer than the server's start.
         processes.restart_dead()
         server = _start_server(directory, path)
         if not _answers(path, server):
@@ -94,8 +94,8 @@ def supervise(queue: str, environs: Sequence[Mapping[str, str]], *, share_gpus: 
 def _keep(
     processes: WorkerProcesses, server: subprocess.Popen[bytes], directory: Path, shared_by: str | None
 ) -> None:
-    """Keep the workers running; with the server's URL in `shared_by`, also add workers for a GPU that waits
-    for its workers.
+    """Keep the workers running, until standard input closes or the server dies. `shared_by` is the server's
+    URL if workers may be added for a GPU, else ``None``.
     """
     failed = processes.restart_dead()
     share_gpus = _sharing(processes, shared_by)
@@ -122,8 +122,8 @@ def _given_up(directory: Path, worker: LocalWorker) -> str:
 
 
 def _sharing(processes: WorkerProcesses, url: str | None) -> Callable[[], None]:
-    """Make a function that looks whether a GPU waits; called after the start, because redis-py's import would
-    double the time of the start.
+    """Make a function that adds a worker if a GPU waits for its workers. Call this only after the start,
+    because it imports redis-py, which would double the time of the start.
     """
     if url is None or not any(worker.gpu for worker in processes.workers):
         return lambda: None
@@ -219,7 +219,9 @@ def _emit(**event: Any) -> None:
 
 
 def _last_words(directory: Path, name: str) -> str:
-    """The last message in the log of a worker or the server; after a Python error, this is the error."""
+    """The last message in the log of a worker or of the server. If a Python error ended the process, this is
+    the error.
+    """
     log = (directory / f"{name}.log").read_text(errors="replace")
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     if not lines:

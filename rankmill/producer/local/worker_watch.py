@@ -14,7 +14,9 @@ from rankmill.jobs.system import system
 from rankmill.producer.local.embedded import EmbeddedCluster
 
 _STEPS: tuple[Doing, ...] = ("proving", "loading")
-"""What a worker does before its first scores; the first of these steps that any worker does is shown."""
+"""Steps of a worker before its first scores. If workers are at different steps, `WorkerWatch.doing` tells the
+first one of these.
+"""
 
 _LOOK_SECONDS = 1.0
 
