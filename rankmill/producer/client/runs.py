@@ -140,9 +140,10 @@ class RunStats:
     the time for loading the model. ``tokenize_seconds`` and ``forward_seconds`` are parts of that time.
 
     ``precision``, ``backend``, ``device``, ``revision`` and ``kind`` are those of the last scored chunk, or
-    ``None`` if they are not known. ``kind`` is only known for a deterministic run: two runs with the same
-    kind have the same bits in their scores. ``bounds`` are the proven bounds (see `bound`) of all chunks.
-    ``reference`` is ``own`` if the model was too large to load it in fp32 for the proof, else ``None``.
+    ``None`` if they are not known. ``kind`` is only known for a deterministic run; if two runs of a model
+    have the same kind, they give a pair the same score, bit for bit. ``bounds`` are the proven bounds (see
+    `bound`) of all chunks. ``reference`` is ``own`` if a worker could not load the model in fp32 to prove the
+    bounds, because it is too large, else ``None``.
     """
 
     rows: int = 0
