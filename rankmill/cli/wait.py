@@ -46,7 +46,7 @@ def wait(run_id: str, timeout: float | None, settings: Settings, as_json: bool, 
         _wait_for_end(submitted, timeout, as_json=as_json, quiet=quiet)
     else:
         detached = client.attach(run_id)
-        assert isinstance(detached, ScoringRun)  # `find_watched` has found any other run
+        assert isinstance(detached, ScoringRun)  # `find_watched` finds any other run
         _wait_for_scores(detached, timeout, as_json=as_json, quiet=quiet)
 
 

@@ -101,7 +101,7 @@ class RunDriver:
         self._looked = -math.inf
         self._sized = sizing.is_known
         self._cancelled = False
-        # held to take results, and by `cancel`, which another thread may call
+        # held while results are taken, and by `cancel`, which another thread may call
         self._accepting = system.RLock()
         self._reading = system.Lock()  # held to read the source, or to close it
         self._late = False  # whether `deadline` had passed at the last look
@@ -232,7 +232,7 @@ class RunDriver:
             with self._reading:
                 table = next(self._source, None)
             if table is None:
-                self._check_cancelled()  # the source also ends when another thread cancels and so closes it
+                self._check_cancelled()  # the source also ends if another thread has cancelled the run
                 self.collector.exhausted = True
                 self._close_source()
                 break
@@ -268,8 +268,6 @@ class RunDriver:
     def _look_at_workers(self) -> None:
         """From time to time, ask how much workers claim ahead, write the progress to the server, and end the
         run if a worker has left a note that scores are wrong.
-
-        Also end the run if a worker has left a note that scores are wrong.
         """
         now, window, sized = system.monotonic(), self._window, self._sizing.is_known
         just_known = window.follows_workers and sized and not self._sized
@@ -378,7 +376,8 @@ class RunDriver:
         if not reasons:
             return
         again, given_up = self.collector.retry(reasons, self._store.failed_attempts(self.run))
-        for failure in given_up:  # as a result, which all processes that collect the run read
+        # written like a worker's result, so that all processes that collect the run read it
+        for failure in given_up:
             self._store.write_result(self.run, failure)
         again = self._kept.count_attempts(again) if again else []
         if again:

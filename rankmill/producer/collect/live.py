@@ -101,7 +101,8 @@ class LiveRun:
 
     def settle(self, news: Settled, *, is_last: bool) -> Settled:
         """Store `news`, which is what all chunks of the run are to be scored with, unless the server already
-        has something else; return what holds. With `is_last`, store nothing, because no chunk follows.
+        has something else. Return what the server then has. With `is_last`, store nothing, because no chunk
+        follows.
         """
         return news if is_last else self.store.settle(self.run, news)
 
@@ -122,7 +123,7 @@ class LiveRun:
         return self.store.results(self.run, after="0", block_ms=block_ms)
 
     def look_back(self) -> None:
-        """Let `results` begin again with the first result, as it always does for a run of this process."""
+        """Let `results` begin again with the first result; here it always does."""
 
     def log(self, piece: Piece, result: ChunkResult) -> None:
         """Log a result, but not its error messages, because they may contain text of the input."""

@@ -92,7 +92,7 @@ class WorkerPresence:
                     f"all workers of queue {self._queue!r} are drained and take no chunks; "
                     "rankmill workers resume NAME lets one take them"
                 )
-        elif refusal := self._store.refusal():  # a server that refuses writes
+        elif refusal := self._store.refusal():
             self._seen = system.monotonic()
             self._warn(f"{refusal}; until it takes writes, workers cannot say that they listen")
 

@@ -39,8 +39,8 @@ class RowCounter:
         self._fresh_rows = 0
         self._row_errors = row_errors
         self._points: deque[tuple[float, int]] = deque()
-        """Points of time in the last minute, each with the number of rows (known ones, too) that were done by
-        then.
+        """Points of time in the last minute, each with the number of rows that were done by then, including
+        known rows.
         """
 
     @property

@@ -119,7 +119,7 @@ def _as_bytes(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 @dataclass(frozen=True)
 class ChunkPairs:
-    """The distinct pairs of a chunk without a known score.
+    """The distinct pairs in those rows of a chunk whose score is not known.
 
     ``rows`` has the first row of each such pair; only these rows are sent. ``places`` has one entry for each
     row of the chunk: the index of its pair in ``rows``, or null if its score is ``known``.

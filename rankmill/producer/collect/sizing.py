@@ -148,7 +148,7 @@ class Sizing:
         self._results: dict[tuple[str, str], deque[tuple[float, int]]] = {}
         """Times and rows of results, by model and worker."""
         self._stated: dict[tuple[str, str], float] = {}
-        """Rows per second in the time that the device took for the last result, by model and worker."""
+        """Rows of the last result for each second that the device took for it, by model and worker."""
 
     def add(self, run: Run) -> None:
         self._models[run.spec.model] = REQUEST_ROWS if run.priority == "request" else MIN_ROWS

@@ -67,9 +67,9 @@ class RankingFiles:
     """The files of a ranking to score.
 
     ``depth`` is the number of best passages to take for each query, or ``None`` for all. Judgements
-    (``qrels``) add rows and two columns. The rows come after those of the ranking: relevant passages for its
-    queries that it lacks, or has only below ``depth``. ``in_run`` is false for these rows. ``relevance`` is
-    null for a passage that is not judged.
+    (``qrels``) add two columns: ``relevance``, which is null for a passage that is not judged, and
+    ``in_run``. They also add rows after those of the ranking, for which ``in_run`` is false. These have
+    relevant passages that the ranking lacks for one of its queries, or has only below ``depth``.
     """
 
     ranking: InputFile
@@ -141,8 +141,8 @@ def without_hidden(files: Sequence[AnyPath], pattern: AnyPath) -> list[AnyPath]:
     """The matches of a glob, without hidden files.
 
     A file is hidden if its name, or the name of a folder below the fixed part of the pattern, begins with
-    ``.`` or ``_``. Two kinds of names do not count: a name whose part of the pattern begins with the same
-    character, and the name of a partition's folder (``_day=1``).
+    ``.`` or ``_``. Two kinds of names do not count: the name of a partition's folder (``_day=1``), and a name
+    for which the pattern has a part that begins with the same character.
 
     Raises
     ------
@@ -163,8 +163,8 @@ def without_hidden(files: Sequence[AnyPath], pattern: AnyPath) -> list[AnyPath]:
 
 
 def _is_hidden(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether a file is hidden. `pattern` is the glob without its fixed part; `parts` are the names of
-    folders and file in the same place.
+    """Whether a file is hidden. `parts` are the names in its path behind the fixed part of the glob;
+    `pattern` has the parts of the glob itself there.
     """
     if "**" in pattern:
         before = pattern.index("**")

@@ -265,8 +265,8 @@ class Repeats:
 
 
 def best_first(numbers: Rows, scores: npt.NDArray[np.floating[Any]], ids: pa.Array | None) -> Rows:
-    """Row numbers in the order of queries, and for each query of scores, best first; rows without a score
-    come last in their query.
+    """Row numbers, sorted by query, and within a query by score, best first; rows without a score come last
+    in their query.
 
     Of equal scores, the passage with the larger id comes first, as in trec_eval; without `ids`, rows with
     equal scores stay in order. `numbers` are the numbers of the rows' queries.

@@ -214,7 +214,7 @@ def _copy_errors(path: AnyPath, first: int, out: IO[bytes]) -> int:
     if not listed.exists():
         return 0
     with open_stream(listed) as stream:
-        lines = bytes(stream.read()).splitlines()  # a text would also be split at some characters in reasons
+        lines = bytes(stream.read()).splitlines()  # a text would also be split at U+2028
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)

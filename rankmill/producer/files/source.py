@@ -81,8 +81,7 @@ class PairSource(ABC):
     carries
         Whether the column `ROW` can be read, which has rows as they are in their files.
     taken
-        For a run: texts that name the columns which were read for ids and texts, by the option that names
-        their files.
+        For a run: which columns were read for ids and texts, in words, by the option that names the files.
     """
 
     columns: TextColumns

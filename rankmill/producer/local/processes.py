@@ -223,7 +223,7 @@ def _device(environ: Mapping[str, str]) -> str:
 
 
 def server_environ(url: str) -> dict[str, str]:
-    """Environment variables that connect ``rq`` to the server; ``ps`` does not show them, unlike options."""
+    """Environment variables that connect ``rq`` to the server; unlike options, ``ps`` hides them."""
     return {"RQ_REDIS_URL": url, "RQ_CONNECTION_CLASS": "rankmill.Connection"}
 
 

@@ -15,7 +15,7 @@ from rankmill.producer.local.embedded import EmbeddedCluster
 
 _STEPS: tuple[Doing, ...] = ("proving", "loading")
 """Steps of a worker before its first scores. If workers are at different steps, `WorkerWatch.doing` tells the
-first one of these.
+first in this order.
 """
 
 _LOOK_SECONDS = 1.0

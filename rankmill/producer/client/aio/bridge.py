@@ -1,4 +1,4 @@
-"""Runs code without ``await`` in an event loop: where the code waits, the task that called `run` awaits.
+"""Runs plain code in an event loop; where the code waits, the task that called `run` awaits.
 
 The code runs in a greenlet, which is a second call stack in the same thread. To wait, the code switches to
 the task's own stack. The task awaits, and then switches back. So `Client` and `AsyncClient` share one

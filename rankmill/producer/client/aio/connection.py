@@ -243,7 +243,7 @@ class LoopPipeline(Pipeline):
 
 
 class _LoopMaster(redis.asyncio.Connection):
-    """A connection to the master of a Sentinel; each attempt to connect asks `finder` which one it is now."""
+    """A connection to the master that Sentinels name; each attempt to connect asks `finder` anew."""
 
     def __init__(self, *, finder: MasterFinder, **options: Any) -> None:
         super().__init__(**options)

@@ -57,7 +57,7 @@ class Streams:
         """The entries of a stream after entry `after`; this waits up to `seconds` for the first one, and
         returns an empty list if none comes.
         """
-        # A second task that waits for this run may have read up to another entry.
+        # A second task that waits for this run may have read up to another entry: it sends its own command.
         if stream in self._waiting:
             return _found(await self._client.xread({stream: after}, block=math.ceil(1000 * seconds)))
         future: asyncio.Future[Found] = asyncio.get_running_loop().create_future()

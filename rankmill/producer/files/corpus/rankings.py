@@ -229,8 +229,8 @@ def _named(path: AnyPath, names: Sequence[str]) -> Mapping[str, str]:
 
 
 def _fields(path: AnyPath, words: Sequence[str]) -> Sequence[str]:
-    """The names of the fields, as the `words` of the first line tell: those of a header, or of three fields.
-    Otherwise empty; the number of fields then tells their names.
+    """The names of the fields of a ranking, if the first line (`words`) is a header or has three fields.
+    Otherwise this is empty, because the number of fields tells the names.
     """
     if words and words[0].lower() in QUERY_IDS:
         roles = {column: name for name, column in _named(path, words).items()}

@@ -235,8 +235,8 @@ class CsvReader(_DelimitedReader):
     def _usual_delimiter(self, beginning: str) -> str:
         """The first delimiter that fits, or else the one that gives the most fields. A delimiter fits if the
         header then has all columns of texts or conversations; or several columns, if the caller names none of
-        these. If the caller names the columns of the file, a delimiter fits if the first row then has as many
-        fields.
+        these. If the caller gives names for all columns of the file, a delimiter fits if the first row has as
+        many fields as names.
         """
         wanted = {*self._texts, *self._options.messages}
         rows = {

@@ -101,8 +101,8 @@ def _batches(file: pa.NativeFile, is_file: bool, options: pa.ipc.IpcReadOptions)
 
 
 class ArrowWriter:
-    """Writes an Arrow file, compressed with zstd. `close` drops the metadata, because they belong to the
-    schema, with which the file begins.
+    """Writes an Arrow file, compressed with zstd. `close` drops the metadata: they would belong to the
+    schema, which is already written.
 
     Columns with dictionaries are written as plain values, because a file has one dictionary for all rows.
     """

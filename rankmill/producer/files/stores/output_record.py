@@ -17,7 +17,7 @@ from rankmill.producer.files.stores.roots import opened_folder
 from rankmill.producer.files.stores.writing import content, identity
 
 _SEAL = ""
-"""The key in the record of what `OutputRecord.seal` notes; all other keys are names of files."""
+"""The record's key for what `OutputRecord.seal` notes; all other keys are names of files."""
 
 
 def record_of(output: AnyPath) -> Path:
