@@ -41,7 +41,9 @@ def merge_shards(shards: tuple[AnyPath, ...], asked: options.NewTable, force: bo
 
 
 def _there(shard: AnyPath) -> list[AnyPath]:
-    """The objects that match a pattern in a URL, which a shell does not expand, or else the path itself."""
+    """The files or objects that match `shard` if it is a pattern (a shell does not expand URLs), else
+    `shard`.
+    """
     if not glob.has_magic(str(shard)) or shard.exists():
         return [shard]
     return without_hidden(matches(shard), shard) or [shard]

@@ -63,8 +63,8 @@ def status(run_id: str | None, settings: Settings, **shown_as: bool) -> None:
 def runs(settings: Settings, page: int, as_json: bool) -> None:
     """List unfinished runs and submitted runs.
 
-    The runs with the most recent activity come first. A submitted run is listed until it expires; while a
-    runner works on it, its pairs are a run as well.
+    The runs with the most recent activity come first. A submitted run is listed until it expires. While a
+    runner works on it, the run of its pairs is listed, too.
     """
     client = options.connection(settings)
     cluster = read_cluster(client, page=page - 1)

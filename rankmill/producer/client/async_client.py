@@ -169,7 +169,9 @@ class AsyncScoringRun(Generic[RowScore]):
 
     @property
     def found(self) -> Sequence[str | None]:
-        """For a run that asks for tokens, the `TokensFound` of each row read so far, as JSON."""
+        """For a run that asks for tokens, not scores: the answer for each row read so far, a `TokensFound` as
+        JSON.
+        """
         return self._run.found
 
     async def progress(self) -> Progress:

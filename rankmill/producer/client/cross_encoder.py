@@ -172,7 +172,7 @@ class CrossEncoder:
         self.activation_fn = activation_fn
         self.prompts = dict(prompts or {})
         self.default_prompt_name = default_prompt_name
-        self._prompt(None, None)  # this raises for a default that does not exist
+        self._prompt(None, None)  # raises an error if the default prompt does not exist
 
     def __enter__(self) -> Self:
         return self

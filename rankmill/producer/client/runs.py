@@ -241,7 +241,9 @@ class ScoringRun(Generic[RowScore]):
         self.labels: tuple[str, ...] = ()
         """Names of a row's scores, with ``all_labels``; empty until a scored chunk was read."""
         self.found: list[str | None] = []
-        """For a run that asks for tokens, the `TokensFound` of each row read so far, as JSON."""
+        """For a run that asks for tokens, not scores: the answer for each row read so far, a `TokensFound` as
+        JSON.
+        """
 
     @property
     def id(self) -> str:

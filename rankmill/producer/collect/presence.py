@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerPresence:
-    """Looks for the workers of a queue while runs wait; the runs of a client share it, in any threads.
+    """Looks for the workers of a queue while runs wait. All runs of a client share one object, from any
+    thread.
 
     Parameters
     ----------

@@ -52,8 +52,8 @@ _LEAST_SECONDS = 0.5
 """Results that came within fewer seconds than this do not tell a speed."""
 
 _TOGETHER_SECONDS = 0.25
-"""Results that come within this many seconds after the first one were mostly scored before it, so their rows
-do not count for the speed.
+"""A worker's results that come within this many seconds after its first one do not count for its speed,
+because most of the time for them was spent before.
 """
 
 _GONE_SECONDS = 30

@@ -74,9 +74,9 @@ _QRELS = LineFormat(
 def read_ranking(path: AnyPath) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a ranking in order, as batches of `SCHEMA`.
 
-    In text, tabs or spaces separate the fields. A header names the fields, or they are the six of TREC, or
-    query and passage, perhaps with the rank, the score (`_third_field`) or both. A row of JSON or Parquet may
-    hold lists of passages, ranks and scores.
+    In text, tabs or spaces separate the fields. Without a header, a line has the six fields of TREC; or query
+    and passage, and after these nothing, the rank, the score, or both (`_third_field` tells rank from score).
+    A row of JSON or Parquet may hold lists of passages, ranks and scores.
 
     Raises
     ------

@@ -289,7 +289,9 @@ def undictionaried(kind: pa.DataType) -> pa.DataType:
 
 
 def mapped_type(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """The type with `change` applied to the types inside of structs, maps and lists, or to itself."""
+    """The type with `change` applied to all types inside of structs, maps and lists. If the type is none of
+    these, `change` is applied to the type itself.
+    """
 
     def mapped(field: pa.Field) -> pa.Field:
         return field.with_type(mapped_type(field.type, change))

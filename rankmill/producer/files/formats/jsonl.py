@@ -1,9 +1,10 @@
 r"""Reads JSON Lines or a JSON array of objects, and writes JSON Lines; gzip or zstd may compress them.
 
-Rows are parsed for the texts that are scored, but an output in JSON Lines has the lines themselves, unless
-lists are unrolled or columns are read as text. If the output has types, as in Parquet, the type of a column
-is found from all of its values; a column whose values do not share a type becomes text. Lone surrogates
-(``\ud800``), which are not valid in Unicode text, become U+FFFD in texts that are sent or converted.
+Rows are parsed to get the texts to score. An output in JSON Lines has the input's own lines, with keys added;
+only unrolled lists and columns read as text change the rest of a line. If the output has types, as in
+Parquet, the type of a column is found from all of its values; a column whose values do not share a type
+becomes text. Lone surrogates (``\ud800``), which are not valid in Unicode text, become U+FFFD in texts that
+are sent or converted.
 
 A hostile file could be nested so deeply that parsers crash, or have a column for every row, so the depth and
 the number of columns are bounded.

@@ -32,8 +32,8 @@ def kind_of(mode: int) -> str:
 class OwnFolder:
     """Opens a folder of this user without following a link; the folder is made if it does not exist.
 
-    The folder belongs to this process's user, and from now on no other user may write in it, so its files
-    stay as they were when they were checked here. Call `close` at the end.
+    The folder belongs to this process's user. From now on no other user may write in it, so its files stay as
+    they are checked here. Call `close` at the end.
 
     Parameters
     ----------
