@@ -366,8 +366,8 @@ def server(settings: Settings) -> str:
 
 
 def connection(settings: Settings) -> redis.Redis:
-    """Connect to the server for a command that asks only once; a server that is away is waited for at most
-    some seconds.
+    """Connect to the server for a command that asks only once. This waits at most some seconds for a server
+    that is away.
     """
     from rankmill.jobs.runtime.connection import connect
 

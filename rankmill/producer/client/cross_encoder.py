@@ -552,8 +552,8 @@ def _restored(settings: Settings, kept: dict[str, Any]) -> CrossEncoder:
 
 
 def _settings(options: Mapping[str, Any]) -> Settings:
-    """Load the settings with `options`. The precision is fp32 unless one is named, and all labels are asked
-    for unless `label` or `long` allows only one score of each pair.
+    """Load the settings with `options`. The precision is fp32 unless one is named. All labels are asked for,
+    unless ``label`` is set or ``long`` is ``split``.
     """
     is_named = merge_settings(options)["precision"].source != BASE.name
     settings = validate(merge_settings(options if is_named else {**options, "precision": "fp32"}))

@@ -204,8 +204,8 @@ class Collector:
         """Rows of finished chunks that devices have scored, over all runs of an output."""
         self.how = HowScored(run.spec, first)
         self.cut = self.taken = start
-        """First row of the next chunk to cut, and of the next chunk to take. All rows before it are already
-        cut, or already taken.
+        """The first rows of the next chunk to cut, and of the next chunk to take. All rows before them are
+        already cut, or already taken.
         """
         self.exhausted = False
         """Whether all chunks are cut; the collector's user sets this."""

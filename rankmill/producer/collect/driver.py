@@ -311,7 +311,7 @@ class RunDriver:
         self._settle([result for _, result in entries])
         accepted = self._accept(entries)
         self._kept.forget([entry for entry, _ in entries], self.collector)
-        if self._cancelled:  # another thread has cancelled the run meanwhile
+        if self._cancelled:  # by another thread: delete what was written since
             self.cancel()
         self._jobless |= {half.id: "it was lost" for half in accepted.halves}
         self._jobless |= {
@@ -390,7 +390,7 @@ class RunDriver:
         try:
             self._kept.enqueue(payloads)
         finally:
-            if self._cancelled:  # another thread has cancelled the run meanwhile
+            if self._cancelled:  # by another thread: delete what was written since
                 self.cancel()
         for piece in pieces:
             with about(chunk=piece.chunk, job=keys.job_id(self.run.id, piece.id)):

@@ -35,7 +35,7 @@ _ENCODERS = 8
 """Most threads that encode and compress chunks; Arrow releases Python's lock meanwhile."""
 
 Carrier = Callable[[int], Mapping[str, str]]
-"""Function from a chunk's number to the chunk's trace, in the form that jobs contain."""
+"""Function that gets a chunk's number, and returns the chunk's trace in the form that jobs contain."""
 
 logger = logging.getLogger(__name__)
 

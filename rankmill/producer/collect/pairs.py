@@ -102,7 +102,7 @@ class OpenTables(Iterator[pa.Table]):
 
 
 _DATASET_ROWS = 4096
-"""Rows of a dataset, a Polars frame or an array that are converted at a time."""
+"""Number of rows of a dataset, a Polars frame or an array that are converted at a time."""
 
 CHUNK_TEXT_BYTES = 16 << 20
 """Most bytes of text in a chunk of two rows or more, counting a repeated query in every row; long texts make

@@ -163,8 +163,8 @@ def without_hidden(files: Sequence[AnyPath], pattern: AnyPath) -> list[AnyPath]:
 
 
 def _is_hidden(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether a file is hidden. `parts` are the names in its path behind the fixed part of the glob;
-    `pattern` has the parts of the glob itself there.
+    """Whether a file is hidden. `parts` are the names of its path without the fixed part of the glob;
+    `pattern` is the rest of the glob.
     """
     if "**" in pattern:
         before = pattern.index("**")

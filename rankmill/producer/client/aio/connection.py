@@ -145,7 +145,7 @@ class LoopRedis(redis.Redis):
 
     def __init__(self, url: str, wait_seconds: float) -> None:
         self._patience = LoopPatience(wait_seconds)
-        pool = pool_for(url, self._patience)  # this makes no connection; it reads and checks the options
+        pool = pool_for(url, self._patience)  # only reads and checks the options: makes no connection
         super().__init__(connection_pool=pool)
         connections = loop_pool(pool)
         self.loop_client = redis.asyncio.Redis.from_pool(connections)

@@ -1,4 +1,6 @@
-"""Makes the texts, judgements and rankings of ir_datasets into Parquet files, once, and keeps these."""
+"""Writes texts, judgements and rankings of ir_datasets into Parquet files and keeps these for later
+commands.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,7 @@ def _write(file: Path, dataset: str, part: DatasetPart, items: Iterator[Any]) ->
 
 
 def _row(part: DatasetPart, item: Any) -> dict[str, object]:
-    """A row of the file, whose text is what ir_datasets takes as an item's text by default."""
+    """A row of the file; its text is what ir_datasets takes as the item's text by default."""
     if part in {"queries", "docs"}:
         return {_SCHEMAS[part].names[0]: item[0], "text": item.default_text()}
     return {name: getattr(item, name) for name in _SCHEMAS[part].names}

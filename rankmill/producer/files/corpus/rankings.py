@@ -36,8 +36,8 @@ _USUAL: Mapping[str, Sequence[Sequence[str]]] = {
 }
 """Names that a file may have for the columns of `SCHEMA`.
 
-An output of score-file also has ``run_rank`` and ``run_score``, which are those of the run that was scored;
-they count only if the file has neither a rank nor a score of its own.
+An output of score-file also has ``run_rank`` and ``run_score``, with rank and score of the run that was
+scored. These are used only if the file has no other rank and no other score.
 """
 
 _RELEVANCE: Sequence[Sequence[str]] = [("relevance",), ("rel", "label", "score")]
@@ -124,7 +124,8 @@ def read_table(path: AnyPath) -> pa.Table:
 
 
 def column_of(path: AnyPath, names: Sequence[str], *usual: Sequence[str]) -> str:
-    """The column of a file with one of the `usual` names; names of an earlier sequence are preferred.
+    """The column of a file with one of the `usual` names. A name of the first sequence is preferred to names
+    of later ones.
 
     Raises
     ------

@@ -118,7 +118,7 @@ class ArrowWriter:
         self._writer = pa.ipc.new_file(self._sink, plain, options=options)
 
     def write(self, table: pa.Table) -> None:
-        # a column that needs no cast is left alone, because Arrow casts a slice with nulls of type null wrong
+        # Only cast where necessary: Arrow makes mistakes when it casts a slice with nulls of type null.
         columns = [
             column if column.type == kind else column.cast(kind)
             for column, kind in zip(table.columns, self._schema.types, strict=True)

@@ -53,8 +53,8 @@ def format_of(path: AnyPath) -> Format | None:
 
 
 def split_ending(path: AnyPath) -> tuple[str, str | None]:
-    """The ending of a file's name that gives the format, and the compression: ``gzip`` or ``zstd`` if another
-    ending follows that gives it, else ``None``.
+    """What a file's name tells: the ending that gives the format, and the compression (``gzip``, ``zstd`` or
+    ``None``), which a further ending gives.
     """
     suffixes = ["", *(suffix.lower() for suffix in path.suffixes)]
     compression = COMPRESSIONS.get(suffixes[-1])

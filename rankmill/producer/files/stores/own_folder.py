@@ -90,7 +90,9 @@ class OwnFolder:
         return descriptor
 
     def watch(self, path: Path, status: os.stat_result | None = None) -> None:
-        """Let `check` test that `path` stays the file that has `status`, or by default the current file."""
+        """From now on, let `check` test that `path` is still the file with `status`; by default, the present
+        file.
+        """
         status = status or path.lstat()
         self._watched[path] = status.st_dev, status.st_ino
 

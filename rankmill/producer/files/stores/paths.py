@@ -143,7 +143,7 @@ class ObjectPath(PurePosixPath):
     def _is(self, test: str) -> bool:
         def look(system: Any, name: str) -> bool:
             try:
-                info = _about(system, name)  # fsspec's own tests report every failure as false
+                info = _about(system, name)  # fsspec's own ``exists`` takes every failure for false
             except FileNotFoundError:
                 return False
             return test == "exists" or (info["type"] == "file") == (test == "isfile")

@@ -180,8 +180,8 @@ def delete(files: Iterable[AnyPath], folder: AnyPath) -> None:
 
 
 def clear_unfinished(folder: AnyPath) -> None:
-    """Delete all unfinished files in a folder of this host, when no process writes there; raises as
-    `opened_folder`.
+    """Delete all unfinished files in a folder of this host; raises as `opened_folder`. Call this only when no
+    process writes there.
     """
     if isinstance(folder, Path):
         with opened_folder(folder, folder) as opened:
@@ -201,7 +201,9 @@ def discard(file: Path) -> None:
 
 
 def identity(path: AnyPath, place: AnyPath) -> str:
-    """The inode, size and time of a complete file once it is at `place`; in a store, its `content`."""
+    """A text by which a complete file is known again at `place`: inode, size and time, or `content` in a
+    store.
+    """
     if not (isinstance(place, Path) and isinstance(path, Path)):
         return content(path)
     status = path.stat()
