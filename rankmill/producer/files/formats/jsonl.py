@@ -242,8 +242,7 @@ class _Part:
         return [record.get(name) for record in self.records]
 
     def values_of(self, name: str, kinds: tuple[type, ...], wanted: str) -> list[Any]:
-        """The values of the key `name`; raises `InputError` if one is neither null nor of a type in `kinds`.
-        """
+        """The values of the key `name`; raises `InputError` if one is neither null nor of these `kinds`."""
         values = self.values(name)
         if not set(map(type, values)) <= {*kinds, type(None)}:
             place = next(at for at, value in enumerate(values) if not isinstance(value, (*kinds, type(None))))
