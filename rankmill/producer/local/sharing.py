@@ -28,8 +28,8 @@ _MAY_WAIT = 0.05
 """If a worker waits for work for a larger share of the time than this, it has too little work."""
 
 _GAIN = 1.05
-"""After a process was added, the GPU's workers must together score this many times as many pairs a second as
-before; otherwise no further process is added.
+"""A further process is added only if the last one has raised the pairs per second of the GPU's workers to at
+least this many times the number before.
 """
 
 _ROOM = 0.9
