@@ -97,7 +97,7 @@ class Durability(BaseModel):
             if is_known
             else ("does not say whether it has an append-only file: without one, a")
         )
-        since = " since its last snapshot" if is_known and self.save != "" else ""
+        since = " since its last snapshot" if self.save else ""
         text = f"Redis {says} restart may lose {_ALONE}{since}; set appendonly yes"
         yield Risk(name="restart", concerns="only in Redis", is_known=is_known, text=text)
 

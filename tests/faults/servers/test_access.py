@@ -142,8 +142,9 @@ def test_each_user_may_do_what_it_must(
         page = exporters(url.format("exporter"))
         for path in ("metrics", "sd", "api/cluster.json"):
             urllib.request.urlopen(f"{page}/{path}").read()
-        status = CliRunner().invoke(rankmill, ["status", "--redis", url.format("exporter")])
-        assert status.exit_code == 0, status.output
+        for given in ([], [submitted.id[:8]]):
+            status = CliRunner().invoke(rankmill, ["status", *given, "--redis", url.format("exporter")])
+            assert status.exit_code == 0, status.output
         wait_for(lambda: len(queue_workers(admin, "rankmill").scoring) == 1)
         workers[1].terminate()
         assert workers[1].wait(timeout=60) == 0

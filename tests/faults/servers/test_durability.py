@@ -62,7 +62,6 @@ EVICTION = {"eviction": ("every run", True)}
     [
         (KEEPS, {}),
         (FORGETS, RESTART),
-        ({"save": "3600 1", "appendonly": "no"}, RESTART),
         ({**KEEPS, **EVICTS}, EVICTION),
         ({**KEEPS, "maxmemory-policy": "volatile-ttl", "maxmemory": "100mb"}, EVICTION),
         ({**KEEPS, "maxmemory-policy": "allkeys-lru", "maxmemory": "0"}, {}),
@@ -75,6 +74,21 @@ EVICTION = {"eviction": ("every run", True)}
 def test_what_settings_put_at_risk(settings: dict[str, str], found: dict[str, tuple[str, bool]]) -> None:
     with started(settings) as server:
         assert risks(server.url) == found
+
+
+def restart_text(url: str) -> str:
+    found = read_durability(client_for(url, 5))
+    assert found
+    return next(risk.text for risk in found.risks if risk.name == "restart")
+
+
+def test_a_restart_keeps_a_snapshot_only_where_one_is_known() -> None:
+    with started({"save": "3600 1", "appendonly": "no"}) as server:
+        assert risks(server.url) == RESTART
+        assert "since its last snapshot" in restart_text(server.url)
+        make_users(server.client)
+        url = server.url.replace("unix://", "unix://producer:PASSWORD@")  # who may not read the setting
+        assert "snapshot" not in restart_text(url)
 
 
 def test_what_a_user_may_not_ask_is_not_known() -> None:
