@@ -81,8 +81,8 @@ class FilesFolder:
         record_of(target).unlink(missing_ok=True)
 
     def sweep(self, is_known: Callable[[str], bool], seconds: float) -> None:
-        """Delete each file's or batch's folder that is older than `seconds` and whose name `is_known`
-        rejects.
+        """Delete the folder of each file or batch if it is older than `seconds`, and `is_known` is false for
+        its name.
         """
 
 

@@ -123,7 +123,7 @@ class Batches:
     def upload(
         self, key: ApiKey | None, name: str, source: BinaryIO, size: int, after: ExpiresAfter | None = None
     ) -> FileRecord:
-        """Keep an uploaded file for the usual time, or for the shorter time `after`.
+        """Keep an uploaded file for ``file_run_ttl`` seconds, or for the shorter time `after`.
 
         Raises
         ------

@@ -64,7 +64,7 @@ class BatchWork:
     store
         The store for the records of the batch's files.
     score, keep
-        The functions of the runner that score a file and keep an outcome.
+        The runner's functions that score files and note an outcome.
     """
 
     def __init__(self, run: FileRun, store: BatchStore, score: Score, keep: Keep) -> None:

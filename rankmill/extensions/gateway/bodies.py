@@ -29,7 +29,7 @@ Each received byte gives back 1 / `_LEAST_SPEED` seconds, up to `_PACE_SECONDS`.
 """
 
 _BODIES = 8
-"""The bodies in memory may together have as many bytes as this number of bodies of the largest size."""
+"""All bodies in memory together may have at most this many times the bytes of the largest allowed body."""
 
 _FORM_BYTES = 1 << 20
 """Most bytes of a form besides its file."""

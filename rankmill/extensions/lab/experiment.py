@@ -154,8 +154,8 @@ class Experiment(_Strict):
     ) -> tuple[Settings, Measure]:
         """All settings of a cell, and how to measure it.
 
-        The cell's values override the command's options, and these override the file. The options are `flags`
-        for settings, and `measure`. `scale` multiplies the numbers of rows and requests.
+        The cell's values override the command's options, and these override the file. `flags` are the options
+        for settings, and `measure` those for measuring. `scale` multiplies the numbers of rows and requests.
 
         Raises
         ------

@@ -32,8 +32,8 @@ _LOOK_SECONDS = 5.0
 """Seconds between two reads of all keys; the keys decide who may read metrics."""
 
 _LOOK_AGAIN_SECONDS = 1.0
-"""A caller of metrics with an unknown key causes another read of all keys, but only if the last one was
-longer ago than this number of seconds.
+"""If a caller with an unknown key wants metrics, all keys are read again, but at most once in this number of
+seconds.
 """
 
 logger = logging.getLogger(__name__)
