@@ -64,7 +64,7 @@ def exporter_app(client: redis.Redis, settings: Settings) -> WSGIApplication:
 
     def targets() -> tuple[HTTPStatus, str]:
         cluster = view.look()
-        if cluster is None:  # because Prometheus keeps its targets if it gets a 503
+        if cluster is None:  # Prometheus keeps its targets if the answer is a 503
             return HTTPStatus.SERVICE_UNAVAILABLE, "Redis does not answer"
         return HTTPStatus.OK, json.dumps(discovery(cluster))
 
@@ -94,7 +94,7 @@ def discovery(cluster: Snapshot) -> list[dict[str, list[str]]]:
     """Addresses of the live workers' metrics, in the format of Prometheus' HTTP service discovery."""
     addresses = []
     for worker in cluster.workers:
-        with suppress(ValueError):  # because a damaged report may have any text there
+        with suppress(ValueError):  # a report may have any text as the address of the metrics
             addresses.append(urlsplit(worker.report.metrics_url or "").netloc if worker.report else "")
     return [{"targets": sorted(filter(None, addresses))}]
 

@@ -323,7 +323,7 @@ class _Reader(Look):
         runs = []
         for run_id, (raw, progress) in zip(ids, replies, strict=True):
             if not raw:
-                continue  # finished just now
+                continue  # the run has ended since the list was read
             try:
                 runs.append(self._run(run_id, raw, self._progress(run_id, progress)))
             except (WireError, ArithmeticError, ValidationError) as error:

@@ -263,7 +263,7 @@ def _reason(error: Exception) -> str:
 
 
 def find_watched(client: redis.Redis, settings: Settings, run_id: str) -> WatchedRun | None:
-    """The run of an extension whose id is or begins with `run_id`; ``None`` if no extension has one."""
+    """An extension's run with the id `run_id`, or an id that begins so; ``None`` if no extension has one."""
     runs = ask_extensions(lambda watch: watch.find(client, settings, run_id))
     return next((run for run in runs if run), None)
 

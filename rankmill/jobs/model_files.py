@@ -38,7 +38,7 @@ _LEFT_OUT = re.compile(r"\..*|__pycache__|checkpoint-\d+")
 
 _OF_WEIGHTS = ("weight_map", "transformers_weights")
 _OF_CONFIGS = ("configuration_files", "fast_tokenizer_files")
-"""Entries of JSON files in which transformers finds names of weights, and of further JSON files."""
+"""Keys in JSON files under which transformers finds names of weights, or names of further JSON files."""
 
 _MODULES = "modules.json"
 

@@ -50,7 +50,7 @@ def _in_terminal(total: int) -> Iterator[Show]:
     task = bar.add_task("scoring", total=total, what="rows", workers=0)
 
     def show(progress: Progress, workers: int, doing: str) -> None:
-        bar.columns = (wrapped, workers_column) if doing else scores  # a long name needs the room
+        bar.columns = (wrapped, workers_column) if doing else scores  # no bar, so that a long name has room
         text = doing or f"rows, {_speed(progress)}, left {_left(progress, total)}"
         bar.update(task, completed=progress.rows, what=text, workers=workers)
 

@@ -57,7 +57,7 @@ def earlier_scores(request: FileRequest, settings: Settings) -> tuple[Settings, 
     if settings.precision in OPEN_PRECISIONS:
         wanted["rankmill.precision"] = ""
     _check_same(made, wanted, str(path))
-    bound_of(made, str(path))  # raises now, because the bound is used only after all rows are scored
+    bound_of(made, str(path))  # a damaged bound raises now, not when all rows are scored
     taken = {"precision": made.get("rankmill.precision"), "revision": made.get("rankmill.revision") or None}
     try:
         settings = settings.changed(taken)

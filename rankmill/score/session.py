@@ -135,7 +135,7 @@ class Session:
         try:
             yield run
         except BaseException:
-            with suppress(RankmillError):  # because the server itself may have failed
+            with suppress(RankmillError):  # the server may be what has failed
                 run.cancel()
             raise
 
@@ -182,7 +182,7 @@ class Session:
         inputs = options.get("inputs", self._settings.inputs)
         sizing = self.client.sizing(chunk_size)
         tables = cut_pairs(table, columns, sizing, inputs)
-        options.setdefault("all_labels", False)  # because callers expect a single score in each row
+        options.setdefault("all_labels", False)  # callers expect one score in each row
         with self.run(tables, columns, sizing, rows=len(table), **options) as run:
             parts = list(run.tables())
         seconds = time.perf_counter() - started

@@ -79,7 +79,7 @@ def job_data(run: Run, chunk: ChunkId, payload: Payload) -> Any:
 
 
 def chunk_of(job: Job) -> tuple[str, ChunkId]:
-    """The run's id and the chunk that the arguments of a job name.
+    """Read the run's id and the chunk from the arguments of a job.
 
     Raises
     ------

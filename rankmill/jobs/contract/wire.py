@@ -368,7 +368,7 @@ def _table(flatbuffer: memoryview, field: int | None) -> int:
 def _number(form: str, flatbuffer: memoryview, at: int | None) -> int:
     if at is None:
         return 0
-    if at < 0:  # because Python would index from the end
+    if at < 0:  # Python would count a negative offset from the end
         raise WireError("a payload is damaged: an offset in its Arrow stream is negative")
     return int(struct.unpack_from(form, flatbuffer, at)[0])
 

@@ -28,8 +28,8 @@ most.
 """
 
 BOUND = Script("jobs/protocol/lua/bound.lua")
-"""A Lua function for other scripts. It shortens each lease that would last longer from now than a new lease,
-and longer than `UNRENEWED_SECONDS`.
+"""A Lua function for other scripts. It shortens leases of which too much time is left: more than the length
+of a lease, and more than `UNRENEWED_SECONDS`.
 """
 
 _BOUND_LEASES = Script("jobs/protocol/lua/bound_leases.lua", BOUND)
@@ -92,7 +92,7 @@ def move(
             except redis.WatchError:
                 pass
             except (redis.ConnectionError, redis.TimeoutError):
-                if not pipe.watching:  # the client has already waited for the server as long as it may
+                if not pipe.watching:  # before WATCH, the client itself has waited for the server
                     raise
                 # The connection and its WATCH are lost, and redis-py has tried only once to connect again.
                 pipe.watching = False

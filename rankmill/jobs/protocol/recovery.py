@@ -50,7 +50,7 @@ def failure_handler(store: RunStore) -> FailureHandler:
                 else "an attempt at the chunk failed; it %s",
                 "runs again" if job.should_retry else "is given up",
             )
-        parsed = keys.parse_job_id(job.id)  # the id, because the job's arguments may be damaged
+        parsed = keys.parse_job_id(job.id)  # not from the job's arguments, which may be damaged
         if parsed is None:
             return
         run_id, chunk = parsed
@@ -152,7 +152,7 @@ def hand_on_abandoned(queue: Queue, handle: FailureHandler, until: float) -> Non
             move(connection, leases, entry, _key(raw_id), partial(_hand_on, queue, handle, read), until)
         end = connection.zscore(leases, entry)
         if end is not None and end <= until:
-            connection.zrem(leases, entry)  # the entry of a job that was set aside
+            connection.zrem(leases, entry)  # the job was set aside, so nothing has moved it
 
 
 def _hand_on(queue: Queue, handle: FailureHandler, read: Callable[[], Job | None], pipe: Pipeline) -> None:

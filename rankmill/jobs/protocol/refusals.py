@@ -60,7 +60,7 @@ class RunRefusals:
         last, since = self._looks.get(run_id, (-math.inf, math.inf))
         if system.monotonic() - last < _REPORT_SECONDS:
             return None
-        self._looks[run_id] = system.monotonic(), math.inf  # first, because the reply of Redis may be lost
+        self._looks[run_id] = system.monotonic(), math.inf  # before `record`, whose reply may be lost
         reasons = self.record(run_id, reason, seconds=seconds, ttl=ttl, in_redis=in_redis)
         scoring = queue_workers(self._client, queue).scoring
         live = taking_workers(self._client, scoring) | {self._worker}

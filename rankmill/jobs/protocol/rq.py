@@ -29,7 +29,7 @@ _FAILED_SECONDS = 7 * 86400
 
 
 def workers_of(queue: str) -> str:
-    """Key of the set of the keys of a queue's workers."""
+    """Key of the set that lists the workers of a queue, each by the key of its hash."""
     return WORKERS_BY_QUEUE_KEY % queue
 
 
@@ -76,9 +76,7 @@ class RQQueue(Queue):
     """
 
     def push_job_id(self, job_id: str | bytes, pipeline: Any = None, at_front: bool = False) -> None:
-        """Put a job's id into the list that `place` chooses; RQ calls this for each job that it puts into the
-        queue.
-        """
+        """Put a job's id into the list that `place` chooses. RQ calls this whenever it enqueues a job."""
         self.place(self.connection if pipeline is None else pipeline, job_id, at_front=at_front)
 
     def place(self, client: Any, job_id: str | bytes, *, at_front: bool) -> None:

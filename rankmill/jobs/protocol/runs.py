@@ -359,7 +359,7 @@ class RunStore:
         self.accountant.heard(counts and heard)
 
     def count_request(self, run: Run, usage: Usage) -> None:
-        """Count the `usage` of a job that contains its pairs; a repeated call counts nothing."""
+        """Count the `usage` of a job by name, which contains its pairs. A repeated call counts nothing."""
         with self.redis.pipeline(transaction=False) as pipe:
             self.accountant.count(pipe, run, {END: usage}, group=group_of(""), stays=True)
             pipe.execute()

@@ -155,9 +155,9 @@ def set_aside(queue: Queue, raw_id: bytes, reason: str) -> None:
         pipe.lrem(queue.intermediate_queue_key, 0, raw_id)
         pipe.zrem(queue.scheduled_job_registry.key, raw_id)
         SET_ASIDE.add(pipe, noted)
-        pipe.hset(key, "status", JobStatus.FAILED.value)  # so that the producer submits the chunk again
+        pipe.hset(key, "status", JobStatus.FAILED.value)  # a producer submits a chunk again if its job failed
         pipe.expire(key, _JOB_TTL)
-        with suppress(UnicodeDecodeError):  # the job's caller finds the reason among RQ's results
+        with suppress(UnicodeDecodeError):  # RQ's result tells the reason to the caller of a job by name
             failure = f"set aside: {reason}"
             result: Any = Result(raw_id.decode(), Result.Type.FAILED, connection, exc_string=failure)
             result.save(_JOB_TTL, pipe)

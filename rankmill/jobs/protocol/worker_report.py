@@ -203,7 +203,9 @@ def queue_workers(client: redis.Redis, queue: str) -> QueueWorkers:
 
 
 def worker_doings(client: redis.Redis, names: Iterable[str]) -> dict[Doing, str]:
-    """What the workers `names` do before they score (`WorkerReport.doing`), each with its longest text."""
+    """What the workers `names` do before they score. Each key has the longest text that a worker gives for
+    it.
+    """
     reports = [report for report in known_reports(client, names).values() if report and report.doing]
     reports.sort(key=lambda report: len(report.doing_words))  # a text without the time left is shorter
     return {report.doing: report.doing_words for report in reports}

@@ -129,7 +129,7 @@ def pool_for(url: str, patience: Patience) -> WaitingPool:
         pool: WaitingPool = WaitingPool(  # type: ignore[no-untyped-call]
             **{
                 "max_connections": _CONNECTIONS,
-                "timeout": 1,  # seconds for a free connection; then `Patience` decides
+                "timeout": 1,  # seconds that a thread waits for a free connection; `Patience` repeats this
                 "socket_connect_timeout": 5,
                 "socket_timeout": _SILENCE_SECONDS,
                 "health_check_interval": 30,
@@ -140,7 +140,7 @@ def pool_for(url: str, patience: Patience) -> WaitingPool:
                 "retry": patience,
             }
         )
-        # this raises for unknown options, and does not connect
+        # Making a connection object checks the options, and does not connect.
         pool.connection_class(**pool.connection_kwargs)
     except (ValueError, TypeError, redis.RedisError):
         # the error is not shown, because it may quote a part of the password

@@ -273,7 +273,7 @@ def split_address(setting: str, address: str, usual: int | None = None) -> tuple
     try:
         parts = urlsplit(f"//{address}")
         host, port = parts.hostname, usual if parts.port is None else parts.port
-    except ValueError:  # for instance, the port is not a number
+    except ValueError:  # such as a port that is not a number
         host, port = None, None
     if host is None or port is None:
         form = "HOST or HOST:PORT" if usual else "HOST:PORT"

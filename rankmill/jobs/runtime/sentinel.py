@@ -132,7 +132,7 @@ class MasterFinder:
                 self._asked = system.monotonic()
                 self.find()
             except redis.RedisError:
-                pass  # the connection may still work
+                pass  # without an answer of the Sentinels, the present connection stays in use
             finally:
                 self._lock.release()
         return self._found not in {None, address}
@@ -140,7 +140,7 @@ class MasterFinder:
     def _note(self, sentinel: Address, master: Address) -> None:
         self._found, self._asked = master, system.monotonic()
         others = [other for other in self._sentinels if other != sentinel]
-        self._sentinels = [sentinel, *others]  # the next call first asks the one that has answered
+        self._sentinels = [sentinel, *others]  # the Sentinel that has answered is asked first
 
     def _ask(self, host: str, port: int) -> Address | None:
         options = {

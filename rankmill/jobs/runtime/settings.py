@@ -177,7 +177,7 @@ class WorkerSettings(BaseModel):
     @field_validator("lease_seconds")
     @classmethod
     def _outlasts_a_lost_heartbeat(cls, lease: int, info: ValidationInfo) -> int:
-        heartbeat = info.data.get("heartbeat_seconds")  # missing if ``heartbeat_seconds`` is not valid itself
+        heartbeat = info.data.get("heartbeat_seconds")  # None if heartbeat_seconds is not valid itself
         if heartbeat is not None and lease < 2 * heartbeat:
             message = "must be at least twice heartbeat_seconds, which is {heartbeat}"
             raise PydanticCustomError("lease_too_short", message, {"heartbeat": heartbeat})
@@ -210,7 +210,7 @@ class WorkerSettings(BaseModel):
             for kind in dict.fromkeys(extension_settings().values()):
                 values |= dict(self.of(kind)) if kind.of_workers else {}
         own = {f"{_PREFIX}{key.upper()}": _as_text(value) for key, value in values.items()}
-        return {**own, "RANKMILL_CONFIG": ""}  # because this process has already read the file
+        return {**own, "RANKMILL_CONFIG": ""}  # the worker needs no config file: this process has read it
 
     def spec(self, model: str | None = None) -> ScoreSpec:
         """Make the score spec of these settings; another `model` gets the same options without the revision.

@@ -26,9 +26,9 @@ _CLOSES = (yaml.SequenceEndEvent, yaml.MappingEndEvent)
 _DAMAGE = (
     yaml.YAMLError,
     UnicodeDecodeError,
-    ValueError,  # for an impossible date, or an integer of thousands of digits
+    ValueError,  # such as an impossible date, or an integer of thousands of digits
     ArithmeticError,
-    # this and the next two are for a value that does not fit its explicit type, as in "!!int ''"
+    # A value that does not fit its explicit type, as in "!!int ''", raises one of these three.
     LookupError,
     AttributeError,
     TypeError,
