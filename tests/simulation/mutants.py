@@ -134,7 +134,7 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
         Mutant("what another runner has made meanwhile is made again", "producer/files/workspace.py",
                "                if self._made():\n", "                if False:\n", kept=True),
         Mutant("a runner that stood still removes what its successor writes", "extensions/runners/work.py",
-               "        note(now=True)  # if", "        note()  # if", kept=True),
+               "        note(now=True)", "        note()", kept=True),
         Mutant("an output that was put in place is forgotten for the next one", "producer/collect/journal.py",
                '"\\n".join([*self.sealed, output])', "output", kept=True),
         Mutant("a batch's folder is not synced", "extensions/batches/folder.py",
