@@ -30,10 +30,10 @@ class Summary(RunOutcome):
     ``int8_gain`` is the speed of int8 divided by the speed of the precision used, if workers have measured
     it. ``windows`` is the number of windows that long texts were cut into. ``reused_rows`` took their
     score from an earlier output. ``bound`` is the largest bound that a worker has proven for the difference
-    between its logits and the model's own; ``None`` if a worker has not proven one. ``reference`` is ``own``
-    if a worker could not compare the model in fp32, because it is too large. ``kind`` is what decides the
-    bits of the scores, if they are ``deterministic``. ``taken`` names the columns of the ids and texts of a
-    run's queries and corpus.
+    between its probes' logits and the model's own; ``None`` if a worker has not proven one. ``reference`` is
+    ``own`` if a worker could not compare the model in fp32, because it is too large. ``kind`` is what decides
+    the bits of the scores, if they are ``deterministic``. ``taken`` names the columns of the ids and texts of
+    a run's queries and corpus.
     """
 
     startup_seconds: float

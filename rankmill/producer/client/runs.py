@@ -165,8 +165,8 @@ class RunStats:
 
     @property
     def bound(self) -> float | None:
-        """How far a logit can be from the model's own, as the workers have proven; ``None`` if it is not
-        proven.
+        """How far the logits of the workers' probes may be from the model's own; ``None`` if that is not
+        proven. In fp32 it leaves room for other rows; in other precisions a few rows differ by more.
         """
         return worst(self.bounds)
 
