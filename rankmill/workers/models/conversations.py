@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rankmill.jobs.contract.errors import SpecError
+from rankmill.jobs.contract.wire import mended
 from rankmill.workers.batches.tokens import Tokens, in_a_row, sharing
 from rankmill.workers.models.templates import bound_templates, template_options
 
@@ -90,7 +91,8 @@ class ConversationTokenizer:
 
 
 def read_messages(text: str) -> Messages:
-    """Read the messages of a conversation from JSON, without the keys whose values are null.
+    """Read the messages of a conversation from JSON, without the keys whose values are null, and with U+FFFD
+    in place of unpaired surrogates.
 
     Tables and data sets add such keys to a message if another message has values for them.
 
@@ -101,6 +103,8 @@ def read_messages(text: str) -> Messages:
     """
     try:
         messages = json.loads(text)
+        if "\\u" in text:  # an escape can be half of a character, which no tokenizer takes
+            messages = json.loads(str(mended(json.dumps(messages, ensure_ascii=False))))
     except ValueError:
         raise ValueError("a conversation is a list of messages in JSON, and this is not JSON") from None
     if messages == []:

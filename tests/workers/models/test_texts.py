@@ -124,8 +124,20 @@ def test_reward_models(kind: str, tmp_path: Path) -> None:
     assert "no tool here" in reasons[3]
     assert "message 0 has no content" in reasons[4]
     assert reasons[5] == "conversation is null"
-    assert "no ? here" in reasons[6]  # a lone surrogate ended the worker
+    assert "no \ufffd here" in reasons[6]
     assert len(found.errors) == len(bad)
+
+
+def test_half_of_a_character_in_a_conversation(tmp_path: Path) -> None:
+    """It was an error of the tokenizer's where pairs and texts get U+FFFD."""
+    scorer = engine(reward_model(tmp_path / "model", "qwen3"), tmp_path, inputs="conversations")
+    half, other, whole = (
+        json.dumps(exchange("why", f"a {end}")) for end in ("\ud83d", "\ufffd", "\U0001f319")
+    )
+    scored = scorer.score([half, other, whole])
+    assert scored.errors == {}
+    assert scored.scores[0] == pytest.approx(scored.scores[1], abs=1e-5)
+    assert abs(scored.scores[0] - scored.scores[2]) > 1e-3
 
 
 def test_a_limit_that_cuts_every_answer_of_a_conversation(tmp_path: Path) -> None:
