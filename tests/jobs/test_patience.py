@@ -109,6 +109,16 @@ def test_the_wait_has_an_end(server: Server) -> None:
         client_for("unix:///nowhere", 0.1).ping()
 
 
+def test_whoever_gives_up_a_refused_password_names_no_setting(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rankmill.jobs.runtime.patience.AUTH_SECONDS", 1)
+    host = server.url.partition("://")[2].rpartition("@")[2]
+    with pytest.raises(RedisUnavailable, match="WRONGPASS") as refused:
+        client_for(f"{server.url.partition('://')[0]}://nobody:wr0ng@{host}", 60).get("a")
+    assert "redis_wait_seconds" not in str(refused.value)
+
+
 def test_blocking_reads_that_are_cut_off_are_not_an_outage(server: Server) -> None:
     client = client_for(server.url, 0.5)
     found: list[Any] = []

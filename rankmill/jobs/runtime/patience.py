@@ -364,7 +364,7 @@ class Patience(Retry):
             most = min(most, AUTH_SECONDS)
         now = system.monotonic()
         if now - since >= most:
-            self._over(reason, now - since, bounded=wait.most < self.seconds)
+            self._over(reason, now - since, most, bounded=wait.most < self.seconds)
         end = now
         # no pause after this error, which comes after a wait for a free connection
         if not isinstance(error, redis.MaxConnectionsError):
@@ -380,8 +380,8 @@ class Patience(Retry):
             until = wait.until - now
             self.sleep(min(end - now, _LOOK_SECONDS, until if until > 0 else _LOOK_SECONDS))
 
-    def _over(self, reason: str, seconds: float, *, bounded: bool) -> None:
-        limit = "" if bounded else "; redis_wait_seconds is the limit"
+    def _over(self, reason: str, seconds: float, most: float, *, bounded: bool) -> None:
+        limit = "; redis_wait_seconds is the limit" if most == self.seconds else ""
         waited = f" (waited {seconds:.0f} s{limit})" if seconds >= 1 else ""
         gone = RedisUnavailable(f"Redis cannot serve: {reason}{waited}")
         if not bounded:
