@@ -134,7 +134,9 @@ class ChunkPairs:
         return table.take(pa.array(self.rows))
 
     def whole(self, chunk: int, result: ChunkResult) -> ChunkScores | None:
-        """The result of all rows, for the journal; ``None`` if the worker's `result` is a failure."""
+        """The result of all rows, for the journal; ``None`` if the worker's `result` is a failure, so that a
+        resumed run tries the chunk again.
+        """
         if not isinstance(result, ChunkScores):
             return None
         results = self._row_results(result)

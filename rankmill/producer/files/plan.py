@@ -126,7 +126,7 @@ def _with(schema: pa.Schema, kept: Sequence[str], added: Sequence[tuple[pa.Field
 
 
 def _check_times(source: PairSource, target: AnyPath, form: OutputFormat, kept: Sequence[str]) -> None:
-    """Raise `InputError` if the output has a time that cannot be written to its format."""
+    """Raise `InputError` if the output would have a time that its format cannot hold."""
     own = form.of(target)
     if ROW in kept or not (own.is_text or own is PARQUET):
         return

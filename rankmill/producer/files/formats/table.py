@@ -77,7 +77,7 @@ def is_output_name(name: str) -> bool:
 
 
 def is_readable(path: AnyPath) -> bool:
-    """Whether a file can be read as a table, as the ending of its name tells."""
+    """Whether the ending of a file's name is that of a format that can be read as a table."""
     form = format_of(path)
     return form is not None and form.reader is not None
 

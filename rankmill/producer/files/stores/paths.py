@@ -274,7 +274,7 @@ def patiently(subject: object, action: Callable[[], T], seconds: float) -> T:
         except Exception as error:
             if isinstance(error, ImportError):
                 raise InputError(f"{subject}: {_reason(error)} ({install_line('s3')} for s3://)") from None
-            # an error of the hub
+            # raised by the client of the hub
             if getattr(getattr(error, "response", None), "status_code", None) in {401, 403}:
                 raise StoreError(f"{subject}: no permission ({_reason(error)})") from None
             if isinstance(error, _LASTING) or type(error).__name__ in _LASTING_NAMES:
