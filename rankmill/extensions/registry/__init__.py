@@ -3,7 +3,7 @@
 COMMANDS = {
     "models": (
         "Models",
-        "Look at models, and keep them in a registry.",
+        "Describe and prove models, and keep them in a registry.",
         "rankmill.extensions.registry.commands.models:models",
     ),
 }
