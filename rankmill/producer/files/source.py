@@ -356,7 +356,9 @@ def open_source(
 def _check_file_unchanged(path: AnyPath, before: str) -> None:
     try:
         now = fingerprint(path)
-    except InputError:
+    except InputError as error:
+        if not isinstance(error.__context__, FileNotFoundError):
+            raise  # the disk does not serve the file now, which says nothing about a change
         now = "not there"
     if now != before:
         raise _changed(path, before, now)

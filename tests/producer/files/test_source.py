@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import errno
 import gzip
 import json
+import os
 import shutil
 import time
 from pathlib import Path
@@ -352,6 +354,20 @@ def test_a_file_that_goes_or_is_damaged_while_it_is_read_is_told(
         path.write_bytes(content)
     with pytest.raises(InputChanged, match="has changed while it was read"):
         list(source.tables(Sizing(4)))
+
+
+def test_a_file_that_the_disk_does_not_serve_is_not_said_to_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the scores of all its rows, and the parts that are in place, would be dropped."""
+    source = opened(write(tmp_path / "a.csv", ROWS))
+
+    def fails(path: Path, *_: object) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(Path, "open", fails)
+    with pytest.raises(InputError, match=r"a\.csv: cannot be read: Input/output error$"):
+        source.check_unchanged()
 
 
 def test_a_change_that_the_file_system_hides_is_seen_by_its_rows(
