@@ -19,7 +19,7 @@ import pytrec_eval
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankmill.jobs.contract.errors import InputChanged, InputError
+from rankmill.jobs.contract.errors import InputChanged, InputError, OutputError
 from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files.corpus import index as index_module
@@ -30,6 +30,7 @@ from rankmill.producer.files.corpus.texts import Side, TextFields, read_texts
 from rankmill.producer.files.formats import trec
 from rankmill.producer.files.inputs import InputFile, RankingFiles
 from rankmill.producer.files.stores.reading import fingerprint
+from tests.harness.servers.disks import resize, small_disk
 
 ROWS = [("1", "a", 1, 9.5), ("1", "b", 2, 8.25), ("2", "a", 1, 7.0), ("2", "d", 2, 6.5)]
 
@@ -373,6 +374,20 @@ def test_an_index_finds_what_a_dictionary_finds(
 
 def _whole(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
+
+
+def test_an_index_for_which_the_disk_has_no_room_is_not_kept(tmp_path: Path) -> None:
+    """The disk is full in the last page of the hashes, which the C library writes only when it closes."""
+    texts = {str(number): "text" for number in range(3_000)}
+    on_disk(*corpus(tmp_path / "c.jsonl", texts))
+    sizes = [path.stat().st_size for path in (tmp_path / f"c.jsonl{SUFFIX}").iterdir()]
+    with small_disk(tmp_path / "disk", "4m") as disk:
+        files, marks = corpus(disk / "c.jsonl", texts)
+        pages = sum(-(-size // 4096) for size in (max(sizes), len(texts) * 8, files[0].stat().st_size))
+        resize(disk, f"{4 * (pages - 1)}k")
+        with pytest.raises(OutputError, match=r"cannot write the corpus' index .*: No space left on device"):
+            on_disk(files, marks)
+        assert [path.name for path in disk.iterdir()] == ["c.jsonl"]
 
 
 def test_the_index_is_made_once_and_again_when_the_corpus_changes(

@@ -203,8 +203,9 @@ def _build(folder: Path, files: Sequence[AnyPath], on_duplicate: OnDuplicate, fi
             stream.write_batch(batch)
     every = np.concatenate(hashes)
     rows = _in_order(every, on_duplicate)
-    every[rows].tofile(folder / "hashes")
-    rows.tofile(folder / "rows")
+    # numpy's `tofile` does not notice that the disk refuses the last bytes
+    (folder / "hashes").write_bytes(every[rows].data)
+    (folder / "rows").write_bytes(rows.data)
     for name in ("texts", "hashes", "rows"):
         sync(folder / name)
     if on_duplicate == "error":
