@@ -35,7 +35,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T", bound=WireModel)
 
 _TABLES = f"""
-PRAGMA locking_mode = EXCLUSIVE;
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = FULL;
 BEGIN;
@@ -116,6 +115,9 @@ class Journal:
         """Number of rows whose result was damaged, and was deleted."""
         with self._told():
             self._db = sqlite3.connect(place or path)
+            # otherwise SQLite writes an index into a further file before it reads what a run has left, for
+            # which a full disk has no room
+            self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
         try:
             self._check_format()
             with self._at_work():

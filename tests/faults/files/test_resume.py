@@ -28,7 +28,7 @@ from tests.conftest import (
     wait_for,
 )
 from tests.harness.models.tiny import make_bert
-from tests.harness.servers.disks import resize, small_disk
+from tests.harness.servers.disks import fill, resize, small_disk
 from tests.harness.waiting import waiting_jobs
 
 ROWS, CHUNK, WINDOW = 800, 8, 4
@@ -369,6 +369,12 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(
     assert f"cannot write {disk}" in full.err
     assert reason in full.err
     assert [path.name for path in disk.iterdir()] == (["out.parquet.rankmill"] if kept else [])
+    if kept:
+        others = fill(disk)
+        still = score_file(*command, "-o", output)
+        assert (still.code, len(still.complaints)) == (1, 1), still.err
+        assert "scored rows are kept in" in still.err
+        others.unlink()
     resize(disk, "16m")
     done = score_file(*command, "-o", output, "--json")
     assert (done.code, done.summary["resumed_rows"] > 0) == (0, kept), done.err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,15 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
 def resize(folder: Path, size: str) -> None:
     """Give the disk at `folder` another size."""
     assert _mount(f"remount,size={size}", folder) == 0
+
+
+def fill(folder: Path) -> Path:
+    """Write a file that leaves no room on the disk at `folder`; returns its path."""
+    path = folder / "others"
+    with suppress(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    return path
 
 
 def _mount(options: str, folder: Path) -> int:
