@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from pathlib import Path
 
 import pyarrow as pa
@@ -95,6 +96,15 @@ def test_merged_shards_are_the_output_of_one_command(parts: Path, tmp_path: Path
     assert [each["row"] for each in errors] == [4, 40]
     assert merge(parts / "[12].parquet", "-o", tmp_path / "out.csv").exit_code == 3  # a glob in quotes
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 52
+
+
+def test_a_merge_needs_no_room_but_where_its_output_is(
+    parts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "full"))
+    done = merge(parts / "1.parquet", parts / "2.parquet", "-o", tmp_path / "out.parquet")
+    assert done.exit_code == 3, done.output
+    assert len((tmp_path / "out.parquet.errors.jsonl").read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize("bounds", [("0.001", "0.5"), ("0.001", None)])

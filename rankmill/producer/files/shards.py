@@ -77,7 +77,7 @@ def merge(paths: Sequence[AnyPath], target: AnyPath, form: OutputFormat) -> Merg
     kept = _metadata(pieces)
     errors = target.with_name(f"{target.name}.errors.jsonl")
     rows = row_errors = first = 0
-    with whole_file(target) as partial, tempfile.TemporaryFile("w+b") as listed:
+    with whole_file(target) as partial, tempfile.TemporaryFile("w+b", dir=partial.parent) as listed:
         writer = form.writer(partial, target, pieces[0].schema, "score")
         for piece in pieces:
             first = rows if piece.part == 1 else first  # the lists of row errors count rows within a shard
