@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise
 from pathlib import Path
@@ -124,7 +125,9 @@ class HeldRows:
             yield from self._averaged(batches, self._mean)
 
     def close(self) -> None:
-        self._file.close()
+        """Close the file. After an error of the disk this would write the refused rows once more, in vain."""
+        with suppress(OSError):
+            self._file.close()
 
     def _spill(self) -> None:
         """Write the held rows to disk, sorted by query. If no means are added, rows without a score and rows

@@ -24,7 +24,7 @@ from rankmill.producer.files.manifest import differences
 from rankmill.producer.files.outputs import errors_name, is_of_parts, part_of
 from rankmill.producer.files.stores.lock import lock_in_store
 from rankmill.producer.files.stores.output_record import OutputRecord
-from rankmill.producer.files.stores.own_folder import OwnFolder
+from rankmill.producer.files.stores.own_folder import OwnFolder, close
 from rankmill.producer.files.stores.paths import WORKSPACE, AnyPath, workspace_of
 from rankmill.producer.files.stores.places import check_replaceable
 from rankmill.producer.files.stores.roots import confined
@@ -255,7 +255,7 @@ class Workspace:
         try:
             place = stack.enter_context(closing(OwnFolder(self.folder, self._target)))
             lock = place.open("lock")
-            stack.callback(os.close, lock)
+            stack.callback(close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise OutputBusy(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.faults.kills import finished_jobs, folder_of
+from rankmill.producer.files.workspace import OutputFile, Workspace
 from tests.conftest import Outcome, Server, run_command, score_file, start_command, wait_for
 from tests.harness.held import Held
 from tests.harness.runs import SOME_BYTES, kept_bytes
@@ -224,6 +226,18 @@ def test_an_output_that_is_in_place_is_done_whatever_cannot_be_removed(
     assert len(output.read_text().splitlines()) == (3 if options else ROWS) + 1
     again = score_file(*command, *options)  # which finds that the output is its own
     assert (again.code, folder_of(output).exists()) == (0, False), again.err
+
+
+def test_a_folder_ends_well_whatever_the_disk_says_when_it_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with Workspace(OutputFile(tmp_path / "out.csv"), restart=False, force=False) as work:
+        work.begin({"a": "b"})
+        monkeypatch.setattr(os, "close", fails)
+    monkeypatch.undo()
 
 
 def test_an_output_that_the_disk_does_not_confirm_is_said_to_be_there(

@@ -27,6 +27,7 @@ from rankmill.producer.files.plan import plan_output
 from rankmill.producer.files.ranking import MeanColumn
 from rankmill.producer.files.sink import ScoredFile
 from rankmill.producer.files.source import open_source
+from tests.harness.servers.disks import fill, small_disk
 from tests.producer.runs.test_runs import rank_of
 
 COLUMNS = TextColumns("query", "passage")
@@ -186,6 +187,17 @@ def test_the_best_of_each_query_are_ranked(
         (row, rank) for _, row, rank in best(queries, scores, top_k)
     ]
     assert found["score"].null_count == 0
+
+
+def test_rows_that_wait_on_a_full_disk_fail_only_once(tmp_path: Path) -> None:
+    """Not again when their file is closed, where nobody says which output it was for."""
+    with small_disk(tmp_path / "disk", "4k") as disk:
+        fill(disk)
+        held = ranking_module.HeldRows(disk, "qid", ["score"], rank="rank")
+        held.add(pa.table({"qid": ["1"], "score": [0.5]}))
+        with pytest.raises(OSError, match="No space left on device"):
+            list(held.finish())
+        held.close()
 
 
 @pytest.mark.usefixtures("small_buffers")

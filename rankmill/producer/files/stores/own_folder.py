@@ -29,6 +29,12 @@ def kind_of(mode: int) -> str:
     return next((name for is_kind, name in _KINDS if is_kind(mode)), "a file")
 
 
+def close(descriptor: int) -> None:
+    """Close a descriptor through which nothing was written, so nothing is lost if the disk refuses."""
+    with suppress(OSError):
+        os.close(descriptor)
+
+
 class OwnFolder:
     """Opens a folder of this user without following a link; the folder is made if it does not exist.
 
@@ -120,8 +126,8 @@ class OwnFolder:
         os.rmdir(self.path.name, dir_fd=self._above)
 
     def close(self) -> None:
-        os.close(self._descriptor)
-        os.close(self._above)
+        for descriptor in (self._descriptor, self._above):
+            close(descriptor)
 
     def _check_content(self) -> None:
         owner = os.fstat(self._descriptor).st_uid
