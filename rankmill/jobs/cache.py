@@ -153,11 +153,17 @@ def _unmapped() -> set[int]:
 def write_json(file: Path, values: dict[str, Any]) -> None:
     """Write a JSON file atomically; raises `OSError`."""
     make_folder(file.parent)
-    with tempfile.NamedTemporaryFile(
+    written = tempfile.NamedTemporaryFile(  # noqa: SIM115 -- the file is removed if it cannot be closed, too
         "w", dir=file.parent, prefix=".", delete=False, encoding="utf-8"
-    ) as written:
-        json.dump(values, written, indent=1)
-    Path(written.name).replace(file)
+    )
+    try:
+        with written:
+            json.dump(values, written, indent=1)
+        Path(written.name).replace(file)
+    except BaseException:
+        with suppress(OSError):
+            Path(written.name).unlink()
+        raise
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The cache folder: who may write to it."""
+"""The cache folder: who may write to it, and what stays there."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from rankmill.jobs.cache import cache_folder, make_folder, strangers, temporary_folder, write_json
+from rankmill.jobs.cache import cache_folder, make_folder, read_json, strangers, temporary_folder, write_json
 from rankmill.jobs.contract.errors import ConfigError
+from tests.harness.servers.disks import small_disk
 
 MINE, OTHER = os.getegid(), 54321
 
@@ -149,3 +150,12 @@ def test_what_is_made_is_never_everybody_s(tmp_path: Path, careless: None) -> No
     write_json(tmp_path / "c" / "d" / "x.json", {})
     for name in ("a/b", "c/d"):
         assert strangers(tmp_path / name, tmp_path / name[0]) is None
+
+
+def test_a_file_that_the_cache_has_no_room_for_leaves_nothing(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "8k") as disk:
+        write_json(disk / "x.json", {"old": 1})
+        with pytest.raises(OSError, match="No space left on device"):
+            write_json(disk / "x.json", {"new": "text" * 4096})
+        assert [file.name for file in disk.iterdir()] == ["x.json"]
+        assert read_json(disk / "x.json") == {"old": 1}
