@@ -6,8 +6,10 @@ The file has no name, so nothing of it remains when the process ends, however it
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import tempfile
 from functools import reduce
 from pathlib import Path
@@ -103,7 +105,8 @@ class Spool:
         written = _to_bytes(part)
         try:
             if self._file is None:
-                self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
+                # without a buffer, which would keep what a full disk has refused, and fail later calls
+                self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
             start = 0  # the loop moves `start` to the first gap that is large enough
             for place, size in sorted(self._on_disk.values()):
                 if start + len(written) <= place:
@@ -112,8 +115,8 @@ class Spool:
             if start + len(written) > self._disk_bytes:
                 raise OSError(f"more than {self._disk_bytes:,} bytes wait on disk")
             self._file.seek(start)
-            self._file.write(written)
-            self._file.flush()
+            if self._file.write(written) < len(written):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             self.full = True
             logger.warning("no more chunks are submitted until the oldest is done: %s", error)

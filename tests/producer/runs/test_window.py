@@ -23,6 +23,7 @@ from rankmill.producer.collect.sizing import Sizing, WindowSize
 from rankmill.producer.collect.spool import Spool
 from tests.conftest import Server, StartWorker, wait_for
 from tests.harness.queue_by_hand import STATS, QueueByHand, pairs
+from tests.harness.servers.disks import small_disk
 
 
 @pytest.mark.parametrize("memory", [0, 64 << 20])
@@ -227,6 +228,20 @@ def test_the_spool_leaves_no_file(tmp_path: Path) -> None:
     )
     assert len(spool.take(2).table) == 3
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("rows", [100, 400, 2000])
+def test_a_chunk_that_a_full_disk_refuses_waits_in_memory(tmp_path: Path, rows: int) -> None:
+    """It is refused whole, in its first bytes, or in its last ones."""
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        spool, parts = Spool(disk, 0), list[ScoredTable]()
+        while not spool.full:
+            ones, none = pa.array([1.0] * rows, pa.float32()), pa.nulls(rows, pa.string())
+            parts.append(ScoredTable(pairs(rows, rows * len(parts)), ones, none, STATS, 1, "w"))
+            spool.put(len(parts) - 1, parts[-1])
+        for chunk, part in enumerate(parts):
+            assert spool.take(chunk).table == part.table
+        spool.close()
 
 
 def test_the_room_of_chunks_that_are_taken_is_used_again(tmp_path: Path) -> None:
