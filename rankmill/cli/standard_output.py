@@ -120,7 +120,7 @@ def _temporary_file(kind: str) -> Iterator[Path]:
         raise click.UsageError("-o -: standard output is closed; name a file with -o")
     if form and not form.is_text and sys.stdout.isatty():
         raise click.UsageError(f"-o -: a terminal does not show {kind}; name another --output-format")
-    with tempfile.TemporaryDirectory(prefix="rankmill-") as folder:
+    with tempfile.TemporaryDirectory(prefix="rankmill-", ignore_cleanup_errors=True) as folder:
         yield Path(folder) / f"output.{kind}"
 
 

@@ -228,6 +228,16 @@ def test_an_output_that_is_in_place_is_done_whatever_cannot_be_removed(
     assert (again.code, folder_of(output).exists()) == (0, False), again.err
 
 
+def test_rows_on_standard_output_are_done_whatever_cannot_be_removed(
+    source: Path, command: list[object], tmp_path: Path
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    environ = {"TMPDIR": str(tmp_path / "tmp")}
+    call = ["python", "-c", FAILS.format(what="os.unlink"), source, "-o", "-", "--output-format", "csv"]
+    done = run_command(*call, *command[3:], environ=environ)
+    assert (done.code, len(done.out.splitlines())) == (0, ROWS + 1), done.err
+
+
 def test_a_folder_ends_well_whatever_the_disk_says_when_it_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
