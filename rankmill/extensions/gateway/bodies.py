@@ -15,6 +15,7 @@ from rankmill.extensions.gateway import metrics
 from rankmill.extensions.gateway.dialects.base import JsonObject
 from rankmill.extensions.gateway.json_text import read_json
 from rankmill.extensions.gateway.refusals import Refusal, wrong
+from rankmill.jobs.contract.errors import OutputError
 from rankmill.jobs.system import system
 
 READ_SECONDS = 60.0
@@ -204,6 +205,8 @@ async def uploaded(request: Request, most: int) -> AsyncIterator[tuple[UploadFil
     Refusal
         The file has more than `most` bytes or does not arrive completely and in time, or the body is not a
         form with a file for a batch.
+    OutputError
+        The file cannot be written, for instance on a full disk.
     """
     too_large = f"the file is larger than {most >> 20} MiB; send it in parts"
     upload = UploadedBody(request, most + _FORM_BYTES, too_large)
@@ -224,6 +227,9 @@ async def uploaded(request: Request, most: int) -> AsyncIterator[tuple[UploadFil
         raise Refusal("invalid", f"the form cannot be read: {error.detail}") from None
     except ClientDisconnect:
         raise Refusal("gone", "the connection was closed before the whole file was there") from None
+    except OSError as error:
+        why = error.strerror or error
+        raise OutputError(f"an upload cannot be written to the folder of temporary files: {why}") from None
 
 
 def _stated_bytes(request: Request) -> int:

@@ -43,6 +43,7 @@ from tests.harness.gateways import PAIR, Reply, Running, running_gateway
 from tests.harness.held import Held
 from tests.harness.preloaded import PreloadedProcess
 from tests.harness.servers.buckets import Bucket
+from tests.harness.servers.disks import small_disk
 from tests.harness.servers.valkey import Server
 
 QUERY, TEXTS = PAIR
@@ -566,6 +567,18 @@ def test_only_what_is_old_and_forgotten_is_swept_away(tmp_path: Path) -> None:
             os.utime(tmp_path / name, (0, 0))
     files_folder(str(tmp_path)).sweep(lambda name: name == "file-known", seconds=3600)
     assert {path.name for path in tmp_path.iterdir()} == {"file-known", "file-new", "somebody-else's"}
+
+
+def test_an_upload_for_which_there_is_no_room_is_refused(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        environ = {"RANKMILL_GATEWAY_FILES": str(tmp_path / "files"), "TMPDIR": str(disk)}
+        with running_gateway(server.url, tmp_path, "--model", "demo", environ=environ) as gateway:
+            refused = upload(gateway, "a.jsonl", b"x" * (2 << 20))
+            told = gateway.log.read_text()
+    assert (refused.status, "it cannot be done here now" in str(refused.json)) == (503, True)
+    assert "the folder of temporary files: No space left on device" in told
+    assert "Traceback" not in told
 
 
 def test_a_file_for_which_no_folder_can_be_made_is_refused(tmp_path: Path) -> None:
