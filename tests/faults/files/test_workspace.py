@@ -14,10 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.faults.kills import finished_jobs, folder_of
+from rankmill.jobs.contract.errors import OutputError
+from rankmill.producer.files.stores.output_record import OutputRecord
 from rankmill.producer.files.workspace import OutputFile, Workspace
 from tests.conftest import Outcome, Server, run_command, score_file, start_command, wait_for
 from tests.harness.held import Held
 from tests.harness.runs import SOME_BYTES, kept_bytes
+from tests.harness.servers.disks import small_disk
 from tests.harness.waiting import waiting_jobs
 
 ROWS, CHUNK = 800, 8
@@ -287,3 +290,13 @@ def test_merge_follows_no_link_at_the_name_of_its_unfinished_file(
     assert done.code == 0, done.err
     assert precious.read_text() == "do not lose this"
     assert len(pq.read_table(merged)) == ROWS
+
+
+def test_a_record_for_which_there_is_no_room_is_named(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "4k") as disk:
+        (disk / "others").write_bytes(bytes(4096))
+        with pytest.raises(
+            OutputError, match=r"^cannot write .*/\.out\.csv\.rankmill: No space left on device$"
+        ):
+            OutputRecord(disk / "out.csv").seal("run", "made")
+        assert [path.name for path in disk.iterdir()] == ["others"]

@@ -14,7 +14,7 @@ from rankmill.jobs.contract.errors import RunnerError
 from rankmill.jobs.system import system
 from rankmill.producer.files.stores.paths import AnyPath, workspace_of
 from rankmill.producer.files.stores.roots import opened_folder
-from rankmill.producer.files.stores.writing import content, identity
+from rankmill.producer.files.stores.writing import as_output_error, content, identity
 
 _SEAL = ""
 """The record's key for what `OutputRecord.seal` notes; all other keys are names of files."""
@@ -66,9 +66,10 @@ class OutputRecord:
 
     def seal(self, run_id: str, *made: str) -> None:
         """Note the run's outcome (the texts `made`) before its output is moved into place, because the server
-        may lose the end of the run.
+        may lose the end of the run. Raises `OutputError` if the record cannot be written.
         """
-        self._write({**self._read(), _SEAL: [run_id, *made]})
+        with as_output_error(self._record):
+            self._write({**self._read(), _SEAL: [run_id, *made]})
 
     def sealed(self, run_id: str) -> list[str]:
         """What `seal` has noted of the run; empty if the last note is about another run."""
