@@ -171,7 +171,7 @@ def _rounded(values: torch.Tensor, precision: str, together: int | None) -> torc
         scale = largest / torch.finfo(torch.float8_e4m3fn).max
         steps = (parts / scale).to(torch.float8_e4m3fn).to(parts)
     else:
-        bits = int(precision.removeprefix("int").partition("-")[0])
+        bits = 4 if precision.startswith("int4") else 8
         scale = largest / (2 ** (bits - 1) - 1)
         steps = (parts / scale).round()
     rounded: torch.Tensor = (steps * scale).reshape(filled.shape)[..., :width]

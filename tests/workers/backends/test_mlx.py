@@ -18,6 +18,7 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.auto import BackendChoice, choose_backend
 from rankmill.workers.backends.base import Logits
 from rankmill.workers.engine.engine import Engine
+from rankmill.workers.engine.proving import load_proven
 from rankmill.workers.models.loading import load_model
 from rankmill.workers.models.sources import DEMO_MODEL
 from tests.conftest import Server, StartWorker
@@ -84,11 +85,18 @@ def exact(small: Path) -> Logits:
         pytest.param("int4", 1, 0.9, marks=pytest.mark.slow),
     ],
 )
-def test_each_precision_ranks_as_fp32_does(
-    precision: str, difference: float, correlation: float, small: Path, exact: Logits, mlx_backend: Any
+def test_each_precision_is_proven_and_ranks_as_fp32_does(
+    precision: str,
+    difference: float,
+    correlation: float,
+    small: Path,
+    exact: Logits,
+    mlx_backend: Any,
+    tmp_path: Path,
 ) -> None:
-    spec = {"model": str(small), "precision": precision, "activation": "identity"}
-    model = load_model(ScoreSpec.model_validate(spec), "cpu", "mlx")
+    asked = {"model": str(small), "precision": precision, "activation": "identity"}
+    spec = ScoreSpec.model_validate(asked)
+    model = load_proven(spec, "cpu", "mlx", str(tmp_path)).model(spec)
     assert (model.backend.name, model.backend.precision.removesuffix(" weights")) == ("mlx", precision)
     scores = Engine(model, 4096).score(*PAIRS).scores
     assert np.abs(scores - exact).max() < difference
