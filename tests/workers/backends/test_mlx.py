@@ -22,6 +22,7 @@ from rankmill.workers.engine.proving import load_proven
 from rankmill.workers.models.loading import load_model
 from rankmill.workers.models.sources import DEMO_MODEL
 from tests.conftest import Server, StartWorker
+from tests.harness.models.rerankers import make_encoder
 from tests.harness.models.tiny import make_bert
 from tests.workers.backends.test_backends import CACHE, EXAMPLES, plain_logits, some_batch
 from tests.workers.backends.test_first_token import FAMILIES, SMALL, small_model
@@ -102,6 +103,14 @@ def test_each_precision_is_proven_and_ranks_as_fp32_does(
     assert np.abs(scores - exact).max() < difference
     ranks = scores.argsort().argsort(), exact.argsort().argsort()
     assert np.min(np.corrcoef(ranks)) >= correlation - 1e-9
+
+
+def test_a_text_may_name_the_token_of_padding(tmp_path: Path) -> None:
+    """A probe does; MLX was refused for all families whose positions do not count that token."""
+    pytest.importorskip("mlx.core")
+    model = make_encoder(tmp_path / "model", "roberta")
+    spec = ScoreSpec(model=str(model), precision="fp32")
+    assert load_proven(spec, "cpu", "mlx", str(tmp_path)).backend.name == "mlx"
 
 
 def test_fewer_bits_are_there_only_where_they_are_asked_for(mlx_backend: Any) -> None:

@@ -171,9 +171,15 @@ class _Classifier(nn.Module):  # type: ignore[misc]
 
     def __call__(self, ids: mx.array, types: mx.array, mask: mx.array | None = None) -> mx.array:
         """Compute logits; ``mask``, ``[rows, 1, 1, tokens]``, is false for tokens without attention."""
+        places = mx.arange(ids.shape[1])
+        if self._begin:
+            padding = self._begin - 1
+            # In these families a padding token, which a text may name, has no position of its own.
+            counted = (ids != padding).astype(mx.int32)
+            places = mx.cumsum(counted, axis=1) * counted + padding
         # The rounded length may exceed the number of positions; beyond the last one is only padding.
         end = self.positions.weight.shape[0] - 1
-        hidden = self.words(ids) + self.positions(mx.minimum(mx.arange(ids.shape[1]) + self._begin, end))
+        hidden = self.words(ids) + self.positions(mx.minimum(places, end))
         if "types" in self:
             hidden += self.types(types)
         hidden = self.norm(hidden)
