@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from rankmill.jobs.contract.errors import SpecError
@@ -28,7 +29,8 @@ class ConversationTokenizer:
     """Puts conversations into the model's own chat template, and tokenizes the result, as transformers does.
 
     The template writes the special tokens, so the tokenizer adds none. A text that is too long is cut at the
-    side that the tokenizer's files name, which is mostly the end.
+    side that the tokenizer's files name, which is mostly the end. If a message's content is a list of texts
+    and the template does not read such lists, the texts are joined by newlines, as vLLM joins them.
 
     Parameters
     ----------
@@ -69,13 +71,35 @@ class ConversationTokenizer:
                 f"the chat template of model {model} drops a message of the user or the assistant",
                 option="inputs",
             )
+        self._reads_lists = self._finds_texts_in_lists(first)
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str] | None = None) -> Tokens:
         """Tokenize conversations ``[n]``, given as JSON; raises `ValueError` for text that is not a
         conversation.
         """
-        chats = [read_messages(text) for text in queries]
+        chats = [[self._readable(message) for message in read_messages(text)] for text in queries]
         return sharing(in_a_row(self._ids(chats)), [json.dumps(chat[:-1]) for chat in chats])
+
+    def _finds_texts_in_lists(self, plain: list[int]) -> bool:
+        """Whether the first probe still gets the tokens `plain` if each content is a list of one text."""
+        lists = [{**message, "content": [_part(message["content"])]} for message in exchange(*PROBES[0])]
+        with suppress(Exception):  # an error of Jinja, or one that the template raises
+            return self._ids([lists], cut=False) == [plain]
+        return False
+
+    def _readable(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A message as the template reads it; raises `ValueError` for a content that is not text."""
+        parts = message.get("content")
+        if not isinstance(parts, list):
+            return message
+        texts = [
+            part.get("text") if isinstance(part, dict) and part.get("type", "text") == "text" else None
+            for part in parts
+        ]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("a content is text, or a list of {type: text, text}")
+        readable = [*map(_part, texts)] if self._reads_lists else "\n".join(map(str, texts))
+        return {**message, "content": readable}
 
     def _ids(self, chats: Sequence[Messages], *, cut: bool = True) -> list[list[int]]:
         ids: list[list[int]] = self._tokenizer.apply_chat_template(
@@ -88,6 +112,10 @@ class ConversationTokenizer:
             **self._options,
         )["input_ids"]
         return ids
+
+
+def _part(text: object) -> dict[str, object]:
+    return {"type": "text", "text": text}
 
 
 def read_messages(text: str) -> Messages:

@@ -140,6 +140,28 @@ def test_half_of_a_character_in_a_conversation(tmp_path: Path) -> None:
     assert abs(scored.scores[0] - scored.scores[2]) > 1e-3
 
 
+READS_LISTS = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}\n{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(("template", "between"), [(TEMPLATE, "\n"), (READS_LISTS, "")])
+def test_contents_that_are_lists_of_texts(template: str, between: str, tmp_path: Path) -> None:
+    """A template that writes a content as it is wrote the list's brackets and keys, which were scored."""
+    model = make_decoder(tmp_path / "model", "qwen3", task="classifier", template=template)
+    parts = [{"type": "text", "text": text} for text in ("the moon", "big cat")]
+    listed, plain = exchange("why", ""), exchange("why", f"the moon{between}big cat")
+    listed[1]["content"] = parts
+    picture = [*plain, {"role": "user", "content": [*parts, {"type": "image", "image": "moon.png"}]}]
+    found = engine(model, tmp_path, inputs="conversations").score(
+        [*map(json.dumps, (listed, plain, picture))]
+    )
+    assert found.scores[0] == pytest.approx(found.scores[1], abs=1e-6)
+    assert [*found.errors] == [2]
+    assert "a content is text, or a list of {type: text, text}" in found.errors[2]
+
+
 def test_a_limit_that_cuts_every_answer_of_a_conversation(tmp_path: Path) -> None:
     """The template was said to drop a message, because its check cut the messages too."""
     model = reward_model(tmp_path / "model", "qwen3")

@@ -287,23 +287,20 @@ class VllmClassify(VllmTextOptions, _VllmBody):
 
 
 def _conversation(messages: list[JsonObject]) -> str:
-    """A conversation as JSON, which workers read. As in vLLM, a message's list of texts is joined by
-    newlines.
-    """
-    written = json.dumps([{**message, "content": _joined(message.get("content"))} for message in messages])
+    """A conversation as JSON, which workers read."""
+    for message in messages:
+        _check_content(message.get("content"))
+    written = json.dumps(messages)
     if len(written) > MAX_TEXT_CHARS:
         why = f"{len(written):,} characters are more than {MAX_TEXT_CHARS:,}: send shorter messages"
         raise wrong("messages", why)
     return written
 
 
-def _joined(content: object) -> object:
-    if not isinstance(content, list):
-        return content
-    parts = [part.get("text") if isinstance(part, dict) else None for part in content]
-    if not all(isinstance(text, str) for text in parts):
+def _check_content(content: object) -> None:
+    parts = content if isinstance(content, list) else []
+    if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
         raise wrong("messages", "a content is text, or a list of {type: text, text}")
-    return "\n".join(map(str, parts))
 
 
 class VllmPooling(VllmClassify):
