@@ -15,7 +15,7 @@ from rankmill.cli import options, watch
 from rankmill.cli.show import echo
 from rankmill.cli.workers import score_workers
 from rankmill.cluster import tables
-from rankmill.cluster.orders import find_worker, order_workers, queues_without, reachable
+from rankmill.cluster.orders import find_worker, order_workers, queues_without, reachable, whole_name
 from rankmill.cluster.snapshot import WorkerState, read_cluster
 from rankmill.jobs.contract.errors import ExitCode, InputError
 from rankmill.jobs.contract.home import expanded
@@ -152,19 +152,18 @@ def unload(client: redis.Redis, model: str, names: tuple[str, ...], **given: Any
 def forget(settings: Settings, names: tuple[str, ...]) -> None:
     """Forget workers that have stopped because of wrong scores.
 
-    NAME is the worker's name or the beginning of it. rankmill status reports a worker with wrong scores for a
-    week, or until this command.
+    NAME is the worker's name or the beginning of it. rankmill status reports the worker, and the runs to
+    score again, until this command, or until no worker has stopped so for a week; it keeps the latest 100.
     """
     client = options.connection(settings)
     reports = LAST_REPORTS.read(client)
     for name in names:
-        begun_so = [report for report in reports if report.worker.startswith(name)]
-        if not begun_so:
+        worker = whole_name((report.worker for report in reports), name)
+        if worker is None:
             stopped = ", ".join(dict.fromkeys(report.worker for report in reports)) or "none"
             raise InputError(f"no worker {name} has stopped for wrong scores; those that have: {stopped}")
-        LAST_REPORTS.forget(client, begun_so.__contains__)
-        for report in begun_so:
-            echo(f"{report.worker}: forgotten")
+        LAST_REPORTS.forget(client, [report for report in reports if report.worker == worker].__contains__)
+        echo(f"{worker}: forgotten")
 
 
 workers.add_command(forget)

@@ -48,18 +48,21 @@ def find_worker(workers: Iterable[WorkerState], name: str) -> WorkerState:
         No worker matches, or several do.
     """
     by_name = {worker.name: worker for worker in workers}
-    if name in by_name:
-        return by_name[name]
-    matches = sorted(other for other in by_name if other.startswith(name))
-    if len(matches) == 1:
-        return by_name[matches[0]]
-    if matches:
-        shown = ", ".join(matches[:5])
-        raise InputError(
-            f"{len(matches)} workers begin with {name}: {shown}; give more characters of the name"
-        )
+    if found := whole_name(by_name, name):
+        return by_name[found]
     hint = nearest(name, by_name)
     raise InputError(f"no worker is called {name}{hint}; rankmill workers lists them")
+
+
+def whole_name(names: Iterable[str], name: str) -> str | None:
+    """The one of `names` that is `name`, or the only one that begins with it; ``None`` if none does. Raises
+    `InputError` if several begin with it.
+    """
+    matches = sorted({other for other in names if other.startswith(name)})
+    if name in matches or len(matches) < 2:
+        return name if name in matches else next(iter(matches), None)
+    shown = ", ".join(matches[:5])
+    raise InputError(f"{len(matches)} workers begin with {name}: {shown}; give more characters of the name")
 
 
 def unreachable(worker: WorkerState) -> str | None:

@@ -43,9 +43,9 @@ def worker(client: Any, name: str = "w", **report: object) -> None:
     announce_worker(client, name, WorkerReport.model_validate(told), 60)
 
 
-def wrong_scores(client: Any) -> None:
-    reason = "Worker w has computed wrong scores"
-    LAST_REPORTS.add(client, LastReport(worker="w", at=time.time(), reason=reason, runs=("r",)))
+def wrong_scores(client: Any, name: str = "w") -> None:
+    reason = f"Worker {name} has computed wrong scores"
+    LAST_REPORTS.add(client, LastReport(worker=name, at=time.time(), reason=reason, runs=("r",)))
 
 
 def waiting_chunk(client: Any) -> None:
@@ -172,7 +172,12 @@ def test_a_worker_that_has_stopped_is_said_until_it_is_forgotten(server: Server)
     assert verdict(read_cluster(server.client)).faults[0].remedy.endswith("then rankmill workers forget w")
     unknown = forget("x")
     assert (unknown.exit_code, "those that have: w" in unknown.output) == (2, True)
-    assert forget("w").output == "w: forgotten\n" * 2
+    for other in ("w1", "w10"):
+        wrong_scores(server.client, other)
+    assert forget("w").output == "w: forgotten\n"  # not w1 and w10
+    several = forget("w")
+    assert (several.exit_code, "2 workers begin with w: w1, w10" in several.output) == (2, True)
+    assert forget("w1").output + forget("w").output == "w1: forgotten\nw10: forgotten\n"
     assert not verdict(read_cluster(server.client)).faults
     assert forget("w").exit_code == 2
 
