@@ -105,7 +105,7 @@ class Addition:
         """Accept no more requests, because the gateway is about to end."""
 
     async def close(self) -> None:
-        """Wait until the addition's work in progress has ended."""
+        """Wait until the work that this addition has in progress has ended."""
 
 
 def load_additions(settings: Settings) -> list[Addition]:

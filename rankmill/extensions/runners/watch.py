@@ -164,8 +164,8 @@ def _has_ended(run: SeenRun) -> bool:
 
 
 def _latest(look: Look) -> Iterator[FileRun]:
-    """The latest runs by the time when each was submitted, taken or ended, the latest first. Unreadable runs
-    are left out.
+    """The latest runs, the latest first. A run's time is when it was last submitted, taken or ended.
+    Unreadable runs are left out.
     """
     # the arguments desc, withscores, score_cast_func, byscore and bylex
     latest_first = (True, False, float, True, False)

@@ -102,7 +102,7 @@ class Accountant:
         return True
 
     def heard(self, reply: Any) -> None:
-        """Log the first fault of the accounts that a reply reports."""
+        """Log the fault of the accounts that `reply` names, if any; only the first fault is logged."""
         if reply and not self._told:
             self._told = True
             why = reply.decode(errors="replace")

@@ -293,8 +293,8 @@ class RunDriver:
             raise self._kept.wrong(why)
 
     def _give_up(self) -> None:
-        """Cancel the run, unless it is detached: all processes that collect a detached run must find the
-        fault.
+        """Cancel the run, which has failed or has wrong scores. A detached run stays, so that each process
+        that collects it finds this out for itself.
         """
         if not self.is_detached:
             self.cancel()

@@ -92,8 +92,8 @@ class LiveRun:
         return None
 
     def restore(self, settled: Settled) -> None:
-        """Write again what the server has lost of the run, and `settled`, which is what all chunks are scored
-        with.
+        """Write the run's record and its stream of results again if the server has lost either, but not its
+        chunks. Also write `settled`, which all chunks are scored with, over what the server has.
         """
         self.store.restore(self.run)
         if any(settled):

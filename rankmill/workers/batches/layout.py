@@ -85,7 +85,9 @@ class ModelLayout(BaseModel, frozen=True, extra="forbid"):
 
 
 PLAIN = ModelLayout(task="classifier")
-"""The layout of a sequence classifier with nothing around it."""
+"""The layout of a plain sequence classifier: it has no modules after it, and no prompt, activation or length
+limit of its own.
+"""
 
 
 def read_layout(source: str | Path, revision: str | None, config: Any) -> ModelLayout:

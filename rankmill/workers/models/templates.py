@@ -45,8 +45,8 @@ so that the prompts of a chunk's rows do not fill the memory.
 """
 
 _FIRST_SECONDS, _PROMPT_SECONDS = 10.0, 0.02
-"""All prompts of a template together may take the first number of seconds of CPU time, and the second number
-more for each prompt.
+"""CPU time in seconds that all prompts of a template together may take: the first number, plus the second
+number for each prompt.
 """
 
 _LOOK = 64

@@ -21,7 +21,9 @@ others.
 """
 
 _KEEP = 4
-"""A chunk that a worker gives away has at most this many times as many pairs as the worker keeps."""
+"""A worker gives a chunk away only if the chunk has at most this many times the pairs that the worker
+keeps.
+"""
 
 
 class ClaimOrder:

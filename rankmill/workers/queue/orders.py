@@ -60,7 +60,9 @@ class Orders:
         self._drains: list[str] = []
         self._arrived = system.Event()
         self.news = system.Event()
-        """Set when the next heartbeat should be sent at once, with new answers."""
+        """Set when the next heartbeat should be sent at once, because of new answers, or because what the
+        worker does has changed.
+        """
         self.known: Sequence[bytes] = ()
         """The orders that the last heartbeat read, as bytes. The next heartbeat deletes them from Redis."""
         self.drained = False

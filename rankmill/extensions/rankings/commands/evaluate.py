@@ -32,7 +32,9 @@ class EvaluateOptions(options.CommandOptions):
     by_query: bool = False
     """Print the values of every query."""
     plot: options.FilePath | None = None
-    """Draw the measures, and each query's change, into a file that ends in .svg, .png or .pdf."""
+    """Draw the measures, and the first measure's change for each query, into a file that ends in .svg, .png
+    or .pdf.
+    """
 
 
 @options.command("evaluate")

@@ -73,7 +73,9 @@ class _Text:
         return bool(data)
 
     def next(self) -> str:
-        """The next character that is not a space; empty at the end."""
+        """The next character that is not JSON's white space; empty at the end. It stays the next one until
+        `at` is moved.
+        """
         while True:
             self.at = _end_of_space(self.text, self.at)
             if self.at < len(self.text):

@@ -201,8 +201,8 @@ def discard(file: Path) -> None:
 
 
 def identity(path: AnyPath, place: AnyPath) -> str:
-    """A text by which a complete file is known again at `place`: inode, size and time, or `content` in a
-    store.
+    """A text that tells whether a file at `place` is this complete file. It has the file's inode, size and
+    time, or its `content` if one of the two is in a store.
     """
     if not (isinstance(place, Path) and isinstance(path, Path)):
         return content(path)

@@ -2,8 +2,8 @@
 
 OpenVINO quantizes the inputs of linear layers when the model runs, in groups of the same size. OpenVINO's own
 tool (NNCF) would write one scale for a whole row. With groups the speed is the same, and scores differ from
-those of fp32 by a quarter less. Inputs are not calibrated on a sample: the scores were worse than in every
-precision here, and each worker would have another sample.
+those of fp32 by a quarter less. Inputs are not calibrated on a sample: the scores that this gave were worse
+than in any precision that is offered here, and each worker would calibrate on another sample.
 """
 
 from __future__ import annotations
