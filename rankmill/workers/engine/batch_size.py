@@ -37,57 +37,62 @@ from rankmill.workers.host.disk_cache import digest, try_to_keep
 from rankmill.workers.models.loading import Model
 
 _MIXED_SECONDS = 4.25
-"""Chunks share batches if scoring them takes at most this many seconds together, so chunks end one after the
-other. If all processes die at once, only the scored rows of unfinished chunks are lost: less than 5 s of
-work, if a batch takes at most a second.
+"""The rows of several chunks are put into the same batches only if scoring these chunks takes at most this
+many seconds together. So chunks end one after the other. If all processes die at once, only the scored rows
+of unfinished chunks are lost: less than 5 s of work, if a batch takes at most a second.
 """
 
 _LEAST_TOKENS = 512
-"""The budget of a slow model is not shortened below this number of tokens, because fewer cost speed (7% with
-384 tokens, PyTorch on a CPU).
+"""A batch of a slow model may have at least this many tokens, even if it then takes longer than wanted. Fewer
+tokens would cost speed (7% with 384 tokens, PyTorch on a CPU).
 """
 
 _FIRST_SHARE = 4
-"""The first batches have at most 1/4 of the budget's tokens, because the model may be slow."""
+"""A model's first batches have at most 1/4 of the token budget, because the model may be slow."""
 
 _FEWEST = 4
-"""The rows of at least this many batches are cut together, because fewer would pad rows too much. More are
-cut together only if rows are padded, and once the time of a batch is known.
+"""Rows for at least this many batches are sorted and cut into batches together, because with fewer rows a
+batch would have more padding. More are cut together only if rows are padded, and once the time of a batch is
+known.
 """
 
 _LATEST = 20
-"""The speed of a model is the median of this many latest batches."""
+"""A model's speed, in tokens per second, is the median over its latest batches, at most this many."""
 
 _BATCH_SECONDS = 0.5
-"""Most seconds that a batch should take, because requests wait for it; smaller batches also pad less."""
+"""A batch should take at most this many seconds, because requests wait for it. Smaller batches also have less
+padding.
+"""
 
 _WORTH = 50
-"""The search begins when it is expected to take a 50th of the time of all forwards so far. On a GPU the
-search begins soon. On a CPU, where the search takes seconds, it begins after minutes, so that short runs do
-not wait for it.
+"""The search for a better token budget begins when it is expected to take a 50th of the time of all forwards
+so far. On a GPU the search begins soon. On a CPU, where the search takes seconds, it begins after minutes, so
+that short runs do not wait for it.
 """
 
 _FACTORS = (0.5, 1, 2, 4)
-"""Budgets to try, as multiples of the device's default. On a GPU the largest budget is doubled as long as
-doubling is faster and a batch takes at most `_BATCH_SECONDS`.
+"""The search tries these multiples of the first token budget. On a GPU it goes on to double the largest
+budget as long as that is faster and a batch takes at most `_BATCH_SECONDS`.
 """
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 12
 _LIMIT_SECONDS = 5
-"""Each round runs every budget once. After the least number of rounds, the search ends if speeds are steady;
-otherwise it ends after this many seconds, or the most rounds.
+"""In each round, the search for a token budget runs a batch of every budget. It ends after `_LEAST_ROUNDS`
+rounds if the speeds are steady. Otherwise it ends after `_LIMIT_SECONDS` or `_MOST_ROUNDS` rounds.
 """
 
 _AS_GOOD = 0.97
-"""A speed of at least this share of the best counts as equal, because a smaller budget pads less and lets
-requests wait less.
+"""The speed of a token budget counts as equal to the best if it is at least this share of it. The smaller
+budget is then better, because its batches have less padding and requests wait less.
 """
 
 _STEADY = 0.03
-"""If the best round of a budget beats its second best by more than this share, the machine counts as busy."""
+"""If a token budget's fastest round is faster than its second fastest by more than this share, the machine
+counts as busy.
+"""
 
 _RECIPE = 3
-"""Version of the search; it changes when the same machine would find another budget."""
+"""Version of the search for a token budget; it changes when the same machine would find another budget."""
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +111,8 @@ class BatchSize:
     headroom
         Tells which batches fit into memory; by default all do.
     short_batches
-        Whether a batch of a slow model has fewer tokens than the budget.
+        Whether batches of a slow model have fewer tokens than the budget, so that they take about
+        `_BATCH_SECONDS`.
 
     >>> size = BatchSize(2048, short_batches=True)
     >>> size.tokens(), size.mixed_batches(512)
@@ -165,7 +171,7 @@ class BatchSize:
         return min(self.token_budget, max(round(_BATCH_SECONDS * median(self._speeds)), _LEAST_TOKENS))
 
     def mixed_batches(self, tokens: int, *, packed: bool = False) -> int:
-        """The number of batches with this many `tokens` whose rows are cut together.
+        """Return for how many batches of `tokens` tokens rows are sorted and cut into batches together.
 
         For `packed` rows, which have no padding, the number is `_FEWEST`.
         """
@@ -183,8 +189,8 @@ class BatchSize:
         return self._search is not None and self._search.see(rows, tokens, seconds)
 
     def search(self, batch: Batch) -> None:
-        """Find the best token budget by trying batches like this one. If no search is left to do, nothing
-        changes.
+        """Run batches of several sizes with rows like those of `batch`, and set the token budget to the best
+        one. Does nothing if the budget is fixed, was already found or was lowered by `shrink`.
 
         The search takes seconds. The caller must have no other forward in progress.
 
@@ -206,7 +212,9 @@ class BatchSize:
 
 
 def first_budget(setting: int | str, device: str) -> int:
-    """The first token budget; ``auto`` means the device's value."""
+    """Return the token budget that a worker begins with: the setting, or the device's entry in
+    `TOKEN_BUDGETS` if the setting is ``auto``.
+    """
     return setting if isinstance(setting, int) else TOKEN_BUDGETS[device]
 
 
@@ -228,7 +236,8 @@ class BudgetSearch:
         The cache folder, which keeps the budget that was found for each model, precision, backend, device and
         number of threads.
     worth
-        The search begins when all forwards have taken this many times the search's own time.
+        The search begins when all forwards so far have taken this many times as long as the search is
+        expected to take.
     """
 
     def __init__(self, backend: Backend, model: str, first: int, folder: Path, worth: float = _WORTH) -> None:
@@ -262,7 +271,7 @@ class BudgetSearch:
         return self._seconds >= self._worth * self._expected_seconds()
 
     def _expected_seconds(self) -> float:
-        """Seconds that the search takes at least, estimated from the batches so far."""
+        """Estimate from the batches so far how many seconds the search takes at least."""
         tokens = (_LEAST_ROUNDS + 1) * self._backend.depth * sum(self._budgets())
         return tokens * self._seconds / max(self._tokens, 1)
 
@@ -310,12 +319,12 @@ class BudgetSearch:
 
     @property
     def _most(self) -> float:
-        """Tokens of a batch that takes `_BATCH_SECONDS`."""
+        """The number of tokens with which a batch takes `_BATCH_SECONDS`, by the speed so far."""
         return _BATCH_SECONDS * self._tokens / max(self._seconds, 1e-9)
 
     def _larger(self, speeds: dict[int, list[float]]) -> int | None:
-        """Twice the largest budget that was tried. ``None`` if that one was not clearly the fastest, or if a
-        batch of twice its size would take more than `_BATCH_SECONDS`.
+        """Return the next budget to try: twice the largest one so far. Returns ``None`` if the largest was
+        not clearly the fastest, or if a batch of twice its size would take more than `_BATCH_SECONDS`.
         """
         best = {budget: max(rounds) for budget, rounds in sorted(speeds.items())}
         *smaller, largest = best or [0]
@@ -363,7 +372,8 @@ class BudgetSearch:
 
 
 def _choose(speeds: dict[int, list[float]], first: int) -> tuple[int, float]:
-    """Choose a budget by the speeds of its rounds; also returns the largest `_noise` of a budget.
+    """Choose a token budget by the speeds that each budget had in several rounds. Also returns the largest
+    `_noise` of a budget.
 
     `first` is chosen if its speed counts as equal to the best speed. If it does not, the smallest budget
     whose speed does is chosen.
@@ -377,7 +387,9 @@ def _choose(speeds: dict[int, list[float]], first: int) -> tuple[int, float]:
 
 
 def _noise(speeds: list[float]) -> float:
-    """The share by which the best speed exceeds the second best; infinite if there is no second one."""
+    """Return the share by which the best of several speeds exceeds the second best; infinite if there is no
+    second one.
+    """
     slower, faster = sorted([0.0, 0.0, *speeds])[-2:]
     return faster / slower - 1 if slower else float("inf")
 

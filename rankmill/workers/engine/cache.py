@@ -27,13 +27,13 @@ from rankmill.workers.models.probes import Probe, columns_of
 from rankmill.workers.models.sources import directory_content
 
 Stamp = Mapping[str, Facts]
-"""What the file system says about the files of a model's directory, by name; empty if the model is not a
-directory, or a file cannot be read.
+"""The file system's facts about each file of a model's directory, by name, which show whether a file has
+changed. Empty if the model is not a directory, or a file cannot be read.
 """
 
 _ENGINES = 100
-"""Most engines that are kept for a model; specs with different options, such as instructions, have different
-engines.
+"""For each loaded model at most this many engines are kept, one for each set of options in specs, such as
+instructions. Beyond them, the least recently used engine is dropped.
 """
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,8 @@ class _CachedModel:
 
 
 class EngineCache:
-    """The engines of specs; engines of specs with an equal `weights_key` share their weights.
+    """Loads models and keeps an engine for each spec. Engines of specs with an equal `weights_key` share
+    their weights.
 
     The least recently used model is unloaded first. The cache is used from one thread only.
 
@@ -95,7 +96,8 @@ class EngineCache:
         return [model for model, *_ in self._cached]
 
     def get(self, spec: ScoreSpec) -> Engine:
-        """The engine of `spec`. If the model is not loaded or has new content, it is loaded now.
+        """Return the engine that scores the rows of `spec`. If the model of `spec` is not loaded or has new
+        content, it is loaded now.
 
         A spec with a revision gets the loaded content of this revision, even if the directory has changed
         since.
@@ -214,10 +216,10 @@ class EngineCache:
             self._remove(key, metrics.model_unloads)
 
     def _weights_of(self, spec: ScoreSpec) -> list[ScoreSpec]:
-        """The specs whose weights `spec` can use, the best first.
+        """Return specs whose loaded weights can serve `spec`, the best first.
 
-        A spec that asks for tokens can use any loaded weights of its model. If no weights are loaded, several
-        specs are tried, because some models do not take pairs, and others need a prompt.
+        A spec that asks for tokens can use any loaded weights of its model. If no weights are loaded, this
+        method returns several specs to try, because some models do not take pairs, and others need a prompt.
         """
         if spec.inputs != "tokens":
             return [spec]
@@ -229,8 +231,9 @@ class EngineCache:
         return [spec.model_copy(update={"inputs": "pairs", **no_score, **form}) for form in forms]
 
     def _key(self, spec: ScoreSpec) -> WeightsKey:
-        """The key of a spec's weights in the cache. Weights that were loaded for a spec without a revision
-        have a key without one; a spec that names their revision gets this key too.
+        """Return the key of a spec's weights in the cache. Weights that were loaded for a spec without a
+        revision have a key without a revision; a spec that names the revision of these weights gets this key
+        too.
         """
         key = weights_key(spec)
         plain = (key[0], None, *key[2:])
@@ -238,7 +241,9 @@ class EngineCache:
         return plain if same and self._cached[plain].loaded.revision == spec.revision else key
 
     def _load_beside(self, spec: ScoreSpec) -> Loaded:
-        """Load a model; if the memory does not suffice, unload the model's older content and try again."""
+        """Load the model of a spec. If the memory does not suffice, unload the content that the model's
+        directory had earlier, and try again.
+        """
         try:
             return self._load_timed(spec)
         except (MemoryError, OutOfMemory):
@@ -292,7 +297,9 @@ class EngineCache:
         empty_cache(self._device)
 
     def _update_metrics(self) -> None:
-        """Write the loaded models to the metrics, which other threads read meanwhile."""
+        """Update the metrics that name the loaded models and the bytes of their weights. Other threads may
+        read these metrics meanwhile.
+        """
         metrics.model_bytes.set(self.bytes)
         shown: set[tuple[str, ...]] = set()
         for (model, *_), cached in self._cached.items():

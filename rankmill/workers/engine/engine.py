@@ -23,10 +23,12 @@ from rankmill.workers.host import metrics
 from rankmill.workers.models.loading import Model
 
 PROVE_SECONDS = 3600.0
-"""Seconds after which the probes are scored again, as long as work comes."""
+"""While work comes, a model's probes (pairs with known scores) are scored again after this many seconds."""
 
 ERROR_SECONDS = 60.0
-"""Seconds after which the probes are scored again, if a batch has failed since the last time."""
+"""After a failed batch, a model's probes are scored again as soon as this many seconds have passed since the
+last time.
+"""
 
 Part = tuple[Work, Rows]
 """Some rows of a `Work`, as indices into its ``tokens``."""
@@ -41,17 +43,17 @@ class Flight:
 
 
 def rows_in(parts: list[Part]) -> int:
-    """Number of rows of a batch."""
+    """Return the number of rows of a batch."""
     return sum(len(rows) for _, rows in parts)
 
 
 def longest_in(parts: list[Part]) -> int:
-    """Number of tokens of the longest row of a batch."""
+    """Return the number of tokens of the longest row of a batch."""
     return max(int(work.tokens.lengths[rows].max()) for work, rows in parts)
 
 
 def tokens_in(parts: list[Part]) -> int:
-    """Number of tokens of a batch, without padding."""
+    """Return the number of tokens of a batch, without padding."""
     return sum(int(work.tokens.lengths[rows].sum()) for work, rows in parts)
 
 
@@ -67,10 +69,10 @@ class Engine:
     length_aware
         As in `rankmill.workers.batches.planner.plan_batches`.
     way
-        How rows share a forward; ``None`` means the way that passed in the model's proof, if there is a
-        proof.
+        How rows share a forward; ``None`` means the way that passed when the model's scores were compared
+        with transformers', if they were.
     counted
-        Whether the worker's metrics count what the engine scores.
+        Whether the worker's metrics count the pairs that the engine scores.
     """
 
     def __init__(
@@ -88,7 +90,9 @@ class Engine:
         self.size = BatchSize(size) if isinstance(size, int) else size
         self._length_aware = length_aware
         self._fitted = model.proof.longest if model.proof else 0
-        """Number of tokens of the longest row that has fitted into the device's memory."""
+        """Number of tokens of the longest row that the engine has scored so far, which shows that such a row
+        fits into the device's memory.
+        """
 
     def score(self, queries: Texts, passages: Texts | None = None) -> PairScores:
         """Score pairs ``[n]``, or single texts if `passages` is ``None``. A row that cannot be scored gets an
@@ -101,7 +105,7 @@ class Engine:
         return work.scored
 
     def run(self, batches: Iterable[list[Part]]) -> None:
-        """Score batches in turn, with up to `Backend.depth` forwards in progress."""
+        """Score batches one after the other, with up to `Backend.depth` forwards in progress."""
         flights: deque[Flight] = deque()
         for parts in batches:
             flights.append(self.submit(parts))
@@ -124,8 +128,8 @@ class Engine:
         )  # fmt: skip
 
     def _groups(self, tokens: Tokens) -> Rows | None:
-        """A number for each row: rows that share a prefix have equal numbers, and rows that share nothing
-        have 0. ``None`` if prefixes are not shared.
+        """Return a number for each row: rows that share a prefix have equal numbers, and rows that share
+        nothing have 0. Returns ``None`` if the model computes no prefix only once.
         """
         if tokens.shared is None or tokens.groups is None or not self.model.backend.shares_prefixes:
             return None
@@ -143,7 +147,8 @@ class Engine:
             return Flight(parts, error)
 
     def finish(self, flight: Flight) -> list[Work]:
-        """Wait for a batch and distribute its scores; returns the works that it completes.
+        """Wait for the forward of a batch, and write the scores into the works that its rows come from.
+        Returns the works that have no row left to score.
 
         Raises
         ------
@@ -172,15 +177,19 @@ class Engine:
 
     @property
     def _pads(self) -> bool:
-        """Whether rows are padded; rows that are packed or computed one by one are not."""
+        """Whether the model pads the rows of a batch: rows that are packed or computed one by one are not
+        padded.
+        """
         return not (self.model.backend.packs or self.model.kind)
 
     def _planned(self, parts: list[Part]) -> int:
-        """Number of tokens of a batch, padded to its longest row if the model pads."""
+        """Return the number of tokens of a batch. If the model pads, each row counts as the longest."""
         return rows_in(parts) * longest_in(parts) if self._pads else tokens_in(parts)
 
     def _computed(self, parts: list[Part]) -> list[int]:
-        """Number of tokens of each part of a batch, including the padding that the backend adds."""
+        """Return the number of tokens in each part of a batch (the rows of one work), including the padding
+        that the backend adds.
+        """
         lengths = [work.tokens.lengths[rows] for work, rows in parts]
         if not self._pads:
             return [int(some.sum()) for some in lengths]
@@ -188,7 +197,9 @@ class Engine:
         return [int(some.sum()) for some in np.split(padded, np.cumsum([len(some) for some in lengths])[:-1])]
 
     def see(self, flight: Flight, seconds: float) -> bool:
-        """Record the time of a batch; returns whether to call `adapt` now."""
+        """Record how many seconds a batch took. Returns whether to call `adapt` now, which searches for a
+        better size of batches.
+        """
         parts = flight.parts
         return self.size.see(self._planned(parts), rows_in(parts), tokens_in(parts), seconds)
 
@@ -197,8 +208,9 @@ class Engine:
 
     @property
     def must_prove(self) -> bool:
-        """Whether `prove` must be called now, because `PROVE_SECONDS` or `ERROR_SECONDS` are over. ``False``
-        for a model without a proof.
+        """Whether `prove` must be called now, because the probes were last scored `PROVE_SECONDS` ago, or
+        `ERROR_SECONDS` if a batch has failed since then. ``False`` for a model whose scores were never
+        compared with transformers'.
         """
         probes = self.model.last_probes
         seconds = system.monotonic() - probes.at
@@ -207,12 +219,13 @@ class Engine:
         )
 
     def prove(self) -> None:
-        """Score the probes again.
+        """Score the model's probes again, and compare the scores with transformers'. Does nothing for a model
+        whose scores were never compared.
 
         Raises
         ------
         ScoresChanged
-            The probes no longer have the model's own scores.
+            The scores now differ from transformers' by more than is allowed.
         DeviceLost
             The device failed.
         """
@@ -237,7 +250,9 @@ class Engine:
             self._run_again(parts, [np.arange(start, end)])
 
     def _recover(self, parts: list[Part], error: Exception) -> None:
-        """Bisect a failed batch until its parts fit into memory and every failing row is found."""
+        """Cut a failed batch into halves and run them, until all pieces fit into memory and every failing row
+        is found.
+        """
         if isinstance(error, OutOfMemory):
             self._shrink(parts)
         else:
@@ -269,8 +284,8 @@ class Engine:
             bisect(piece, again, broken)
 
     def _has_room(self, part: list[Part]) -> bool:
-        """Whether the device has memory for a row of other tokens that is as long as the only row of
-        `part`.
+        """Return whether the device has memory for a row as long as the only row of `part`. Another row of
+        this length is run to find out.
         """
         rows = self._batch(part).rows
         other = Batch(replace(rows, ids=np.full_like(rows.ids, rows.ids[0])))
@@ -310,7 +325,9 @@ class Engine:
 
 
 class ScoresChanged(DeviceLost):
-    """Probes have wrong scores now; they had right ones when the model was loaded, or in smaller batches."""
+    """A model's probes (pairs with known scores) have wrong scores now. They had right ones when the model
+    was loaded, or in smaller batches.
+    """
 
     def __init__(self, model: Model, figures: str) -> None:
         super().__init__(figures)
@@ -326,8 +343,9 @@ class _Unlike(Exception):
 
 
 def _means(scores: Logits, of: Rows, count: int) -> Logits:
-    """The mean score of each of `count` pairs over its windows. `of` has the index of each window's pair.
-    Scores are added in the order of the windows, whatever the order in which windows were scored.
+    """Return the mean score of each of `count` pairs over the windows of its passage. The array `of` has the
+    index of each window's pair. Scores are added in the order of the windows, whatever the order in which
+    windows were scored.
     """
     sums = np.zeros((count, *scores.shape[1:]))
     np.add.at(sums, of, scores)
@@ -337,7 +355,9 @@ def _means(scores: Logits, of: Rows, count: int) -> Logits:
 
 
 def _picked(parts: list[Part], places: Rows) -> list[Part]:
-    """The rows of a batch at the given places, which ascend."""
+    """Return some rows of a batch, as parts. `places` are the indices of the rows in the batch, in ascending
+    order.
+    """
     firsts = np.cumsum([0, *(len(rows) for _, rows in parts)])
     numbers = np.searchsorted(firsts, places, side="right") - 1
     return [

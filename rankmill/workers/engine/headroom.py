@@ -19,8 +19,8 @@ from rankmill.workers.batches.tokens import Batch
 from rankmill.workers.host import metrics
 
 _SHARE = 0.9
-"""Share of the free memory that a batch may take: the need is only an estimate, and other processes use
-memory too.
+"""A batch may take this share of the free memory. The rest stays free, because the memory that a batch needs
+is only an estimate, and other processes use memory too.
 """
 
 _QUADRATIC = 512
@@ -29,12 +29,12 @@ grows with the square of the length.
 """
 
 _LEAST = 512
-"""A batch counts with at least this weight (`Headroom`): most of the memory of a lighter batch does not
-depend on its weight.
+"""A batch counts with at least this weight, in padded tokens (`Headroom`), because most of the memory that a
+lighter batch needs does not depend on its weight.
 """
 
 _SAY_SECONDS = 60
-"""Least seconds between two log lines about short memory."""
+"""At most one log line in this many seconds says that a batch is cut because memory is short."""
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +62,8 @@ class HostMemory:
 
     _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     _KEPT_SECONDS = 0.2
-    """Seconds for which a reading is used again. A reading takes up to 2 ms, as long as a batch of a small
-    model.
+    """The used and the free memory are read at most once in this many seconds. Reading takes up to 2 ms, as
+    long as a batch of a small model.
     """
 
     def __init__(self) -> None:
@@ -95,8 +95,8 @@ class CudaMemory:
     """The memory of a GPU, as PyTorch's allocator sees it; what the allocator keeps unused counts as free."""
 
     _KEPT_SECONDS = 0.2
-    """Seconds for which a reading of the free memory is used again, because a reading takes a part of the
-    time of a small model's batch.
+    """The free memory of the GPU is read at most once in this many seconds. Reading takes a part of the time
+    of a small model's batch.
     """
 
     def __init__(self) -> None:
@@ -119,8 +119,8 @@ class CudaMemory:
 
     @staticmethod
     def _bytes(which: str, when: str) -> int:
-        """A figure of the allocator. PyTorch's functions for single figures are not used, because they sort
-        all figures first.
+        """Return one figure of PyTorch's allocator, in bytes. PyTorch's functions for single figures are not
+        used, because they sort all figures first.
         """
         import torch
 
@@ -134,7 +134,7 @@ class CudaMemory:
 
 
 def memory_of(device: str) -> Memory | None:
-    """The memory of a device; ``None`` if it cannot be measured (MPS)."""
+    """Return an object that measures the memory of a device; ``None`` if it cannot be measured (MPS)."""
     if device == "cpu":
         return HostMemory()
     return CudaMemory() if device == "cuda" else None
@@ -156,7 +156,7 @@ class Headroom:
     def __init__(self, memory: Memory | None = None) -> None:
         self._memory = memory
         self._floor = 0
-        """Bytes in use without any batch."""
+        """Bytes in use while no batch is in progress, such as those of the model."""
         self._weight = self._heaviest = 0.0
         """Total weight of the batches in progress, and its highest value since none was in progress."""
         self._known_weight, self._known_bytes = 0.0, 0
@@ -178,8 +178,8 @@ class Headroom:
             raise
 
     def most_rows(self, length: int) -> int:
-        """How many rows of this length are expected to fit into memory; at least one, because a single row
-        may always be tried.
+        """Return how many rows of `length` tokens are expected to fit into memory in one batch; at least one,
+        because a single row may always be tried.
         """
         if self._memory is None or self._known_bytes <= 0:
             return sys.maxsize
@@ -189,8 +189,8 @@ class Headroom:
         return max(int(weight / _weight(1, length)), 1)
 
     def pieces(self, rows: int, length: int) -> Iterator[tuple[int, int]]:
-        """Cut a batch into pieces that are expected to fit into memory; yields the first row of each piece,
-        and the row after its last one.
+        """Cut a batch of `rows` rows, the longest of which has `length` tokens, into pieces that are expected
+        to fit into memory. Yields the index of each piece's first row, and the index after its last row.
         """
         metrics.cut_batches.inc()
         if self._memory and system.monotonic() - self._said >= _SAY_SECONDS:

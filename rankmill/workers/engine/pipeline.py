@@ -26,13 +26,13 @@ from rankmill.workers.models.loading import Model
 _WAIT_SECONDS = 5
 
 _LOOK_SECONDS = 1
-"""A thread that waits for all work checks after this many seconds whether the worker must stop."""
+"""A thread that waits until all work is scored checks every so many seconds whether the worker must stop."""
 
 _ENOUGH_BATCHES = 2
 
 _ALERT_SECONDS = 10
 """For this many seconds after a request, only one forward is in progress at a time, so that the next request
-waits for one batch.
+waits for at most one batch.
 """
 
 FIRST_BATCH_SECONDS = 900
@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 class PriorityTurns:
-    """Takes turns between requests and bulk work, by pairs.
+    """Decides whether requests or bulk work are scored next, by the pairs that each of the two has had.
 
     Requests come first until they have had more than `REQUESTS_FOR_BULK` pairs for each pair of bulk work.
 
@@ -73,14 +73,15 @@ class PriorityTurns:
 
     @property
     def bulk_is_next(self) -> bool:
-        """Whether bulk work, if any waits, comes before the next request."""
+        """Whether bulk work is scored before the next request, if any bulk work waits."""
         return self._ahead > 0
 
     def took(self, kind: str, pairs: int) -> None:
-        """Count a turn of `kind` (``request`` or ``bulk``) with this many `pairs`.
+        """Record that a batch of `kind` (``request`` or ``bulk``) with this many `pairs` was taken to be
+        scored.
 
-        What a kind is owed is limited, so that a kind that was absent for a long time does not get many turns
-        in a row.
+        The number of pairs that one kind may be ahead of the other is limited. So a kind that was absent for
+        a long time does not get many batches in a row.
         """
         if kind == "request":
             self._ahead = min(self._ahead + pairs, max(self._part, pairs))
@@ -89,13 +90,13 @@ class PriorityTurns:
             self._ahead = max(self._ahead - self._part, -self._part)
 
     def no_bulk_waits(self) -> None:
-        """Forget that requests are ahead, because no bulk work waits."""
+        """Forget that requests have had more than their part of the pairs, because no bulk work waits."""
         self._ahead = min(self._ahead, 0)
 
 
 @dataclass
 class _Lane:
-    """The waiting rows of one engine and one priority; lanes of a priority take turns, batch by batch."""
+    """The waiting rows of one engine and one priority. Engines of a priority take turns, batch by batch."""
 
     engine: Engine
     priority: Priority
@@ -127,7 +128,7 @@ class Pipeline:
         self._woken = False
         self._closed = False
         self.stopping = False
-        """Whether the worker must stop without finishing all work."""
+        """Whether the worker must stop without scoring all work."""
         self.proven: Callable[[Model], None] = lambda model: None
         """Called with a model after its probes were scored again and had the right scores."""
         self.changed: Callable[[Model, str], None] = lambda model, figures: None
@@ -141,8 +142,8 @@ class Pipeline:
         self._writer: ThreadPoolExecutor | None = None
 
     def start(self) -> Pipeline:
-        """Start the threads, and return this pipeline. Without threads, the caller of `step` scores, and
-        answers are called at once.
+        """Start the threads that score and that write results, and return this pipeline. Without these
+        threads, the caller of `step` scores, and answers are called at once.
         """
         self._writer = system.Executor(1, thread_name_prefix="writer")
         self._forward = system.Thread(target=self._guard(self._run), name="forward", daemon=True)
@@ -170,22 +171,24 @@ class Pipeline:
             self._changed.notify_all()
 
     def drop(self, work: Work, answer: Answer) -> None:
-        """Remove the waiting rows of `work`, and call `answer` instead of the answer given to `put`. If no
-        row waits, nothing happens.
+        """Remove the rows of `work` that wait to be scored, and call `answer` instead of the answer given to
+        `put`. If no row waits, nothing happens.
         """
         with self._changed:
             if self._remove(work):
                 self.answer(answer)
 
     def withdraw(self, work: Work) -> bool:
-        """Remove bulk work, and call no answer, if none of its rows is scored or being scored. Returns
-        whether it was removed.
+        """Remove bulk work from the pipeline if none of its rows is scored or being scored; its answer is not
+        called. Returns whether the work was removed.
         """
         with self._changed:
             return work in self._whole() and self._remove(work)
 
     def unstarted(self) -> list[Work]:
-        """Bulk work of which no row is scored or being scored; for each engine, the oldest comes first."""
+        """Return the bulk work of which no row is scored or being scored; for each engine, the oldest comes
+        first.
+        """
         with self._changed:
             return self._whole()
 
@@ -222,14 +225,16 @@ class Pipeline:
             return condition()
 
     def wake(self) -> None:
-        """End the `wait_for` that is in progress in another thread, or else the next one."""
+        """End the call of `wait_for` that is in progress in another thread. If there is none, the next call
+        returns at once.
+        """
         with self._changed:
             self._woken = True
             self._changed.notify_all()
 
     def wait_until_idle(self, seconds: float) -> bool:
-        """Wait up to `seconds` until all work is scored, then until it is answered. Returns whether all work
-        is scored.
+        """Wait up to `seconds` until all work is scored, and then until all answers have been called. Returns
+        whether all work is scored.
         """
         while self._forward is None and self.step(wait=False):
             pass
@@ -239,7 +244,7 @@ class Pipeline:
         return idle
 
     def drain(self) -> None:
-        """Wait until all work is scored and answered, or until the worker must stop."""
+        """Wait until all work is scored and all answers have been called, or until the worker must stop."""
         while not self.stopping and not self.wait_until_idle(_LOOK_SECONDS):
             pass
 
@@ -261,7 +266,7 @@ class Pipeline:
         return self._batch_since is not None
 
     def wedged(self) -> bool:
-        """Whether the oldest forward in progress counts as hanging."""
+        """Return whether the oldest forward in progress has taken so long that it counts as hanging."""
         since, slowest = self._batch_since, self._slowest_batch
         if since is None:
             return False
@@ -269,8 +274,8 @@ class Pipeline:
         return system.monotonic() - since > limit
 
     def close(self, finish: bool) -> None:
-        """Stop after all work if `finish`, otherwise after the batches in progress. Answers of finished work
-        are still called.
+        """Stop the threads, after all work if `finish`, otherwise after the batches in progress. The answers
+        of work that is scored by then are still called.
         """
         with self._changed:
             self._closed = True
@@ -290,7 +295,8 @@ class Pipeline:
             self.answer(partial(self.changed, error.model, str(error)))
 
     def step(self, *, wait: bool = True) -> bool:
-        """Begin the next forward; if none may begin or no batch waits, finish the oldest forward in progress.
+        """Begin the forward of the next batch. If no batch waits or enough forwards are in progress, finish
+        the oldest forward instead.
 
         With `wait` and without a forward in progress, the step waits for work. Returns whether something was
         done.
@@ -326,8 +332,8 @@ class Pipeline:
             self._batch_since = None
 
     def _take(self, wait: bool) -> tuple[_Lane, list[Part]] | None:
-        """Take the next batch from the lane whose turn it is; ``None`` if no batch waits. With `wait`, wait
-        for a batch, until `close`.
+        """Take the next batch from the waiting rows of the engine and priority whose turn it is; ``None`` if
+        no batch waits. With `wait`, wait for a batch, until `close`.
         """
         with self._changed:
             if wait:
@@ -343,8 +349,8 @@ class Pipeline:
             return lane, parts
 
     def _next_lane(self) -> tuple[int, Priority]:
-        """The key of the next lane: of those with the priority whose turn it is, the one that has waited
-        longest.
+        """Return the key of the engine and priority whose rows are scored next: of those with the priority
+        whose turn it is, the one that has waited longest.
         """
         first: dict[Priority, tuple[int, Priority]] = {}
         for key in self._lanes:
@@ -372,7 +378,7 @@ class Pipeline:
                 return
 
     def _finish(self, lane: _Lane, flight: Flight) -> float:
-        """Finish a batch, and answer the chunks that it completes.
+        """Finish the forward of a batch, and call the answers of the works that have no row left to score.
 
         Returns the seconds since the previous batch ended, or since this batch began if it began later.
         """
@@ -398,8 +404,8 @@ class Pipeline:
         return seconds
 
     def _guard(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Wrap `run` so that any error ends the process; the process's leases then expire, and other workers
-        do its work.
+        """Return a function that calls `run` and ends the process after any error. The leases of the process
+        then expire, and other workers do its work.
         """
 
         def guarded() -> None:

@@ -21,50 +21,53 @@ from rankmill.workers.models.loading import Model
 from rankmill.workers.models.probes import SCORED, Probe, columns_of
 
 _BUDGET = 1024
-"""Padded tokens in a batch of probes."""
+"""A batch of probes has at most this many padded tokens, except the large batches of `Probed.repeated`."""
 
 _UNLIKE = 3
-"""Number of batches that mix very different lengths. Each probe is in one of these batches, except the
-longest one and those that are scored beside it.
+"""The probes are scored in this many batches that mix short and long probes. Each probe is in one of these
+batches, except the longest one and those that are scored beside it.
 """
 
 _BESIDE_LONGEST = 2
-"""Number of probes that are scored in a batch with the longest one. It is small, because in a padded batch
-each of them costs as much as the longest.
+"""The longest probe is scored in a batch with this many others. They are few, because in a padded batch each
+of them costs as much as the longest.
 """
 
 _ALIKE = 2
-"""Number of groups of probes in the batch of rows that begin alike."""
+"""Where rows share prefixes, one batch has this many groups of probes; the probes of a group begin with the
+same tokens.
+"""
 
 _PACKED_AGAIN = 8
-"""How often packed batches are scored again: so often that a CUDA graph of their shape is recorded and
-used.
+"""Packed batches of probes are scored again this many times, so that a CUDA graph of their shape is recorded
+and used.
 """
 
 _ALONE = 8
-"""At least this many probes of short and middle lengths (all, if there are fewer) are also scored by
-themselves, as requests are. Beside longer rows, these probes get the most padding.
+"""At least this many probes of short and middle lengths (all, if there are fewer) are also scored in batches
+of one row, as requests are. In batches with longer rows, these probes get the most padding.
 """
 
 _MIDDLE = 4
-"""Short and middle lengths are those up to a quarter of the longest probe's, like the lengths of most
-pairs.
+"""A probe is of short or middle length if it has at most 1/4 of the longest probe's tokens, as most pairs do.
 """
 
 _FEW = 8
-"""Number of different probes in a large batch of short rows, or of rows of middle lengths."""
+"""A large batch of short rows repeats this many different probes, and so does one of rows of middle lengths.
+"""
 
 _SHARE = 4
-"""If rows share prefixes, a large batch repeats each probe this many times. With fewer repetitions, sharing
-would save too little to be done.
+"""If rows share prefixes, a large batch has each probe this many times. With fewer, sharing would save so
+little that the backend would not share.
 """
 
 _WORKS = 4
-"""Number of works in a large batch."""
+"""The rows of a large batch come from this many works, like those of several chunks."""
 
 
 class Probed:
-    """Scores the probes with a model whose rows share forwards in one way.
+    """Scores the probes (pairs that check a model's scores) with a model whose rows share forwards in one
+    `Way`.
 
     Parameters
     ----------
@@ -107,7 +110,7 @@ class Probed:
         unlike = [np.concatenate([order[:1], beside]), *(rest[first::_UNLIKE] for first in range(_UNLIKE))]
         alone = self._middle[:: max(len(self._middle) // _ALONE, 1)][:, None]
         planned = self._planned()
-        # turned batches have the same rows as the planned ones, in the other order
+        # batches with the rows of the planned ones in the other order, and the planned ones again
         turned = [[rows[::-1] for rows in planned], planned]
         batches = [planned, unlike, [*alone]]
         if self._way == "equal":  # the engine cuts the batches above into pieces of one length
@@ -165,7 +168,7 @@ class Probed:
 
     @property
     def _middle(self) -> Rows:
-        """Probes of short and middle lengths, the shortest first."""
+        """Indices of the probes of short and middle lengths (`_MIDDLE`), the shortest first."""
         lengths = self._tokens.lengths
         order = np.argsort(lengths, kind="stable")
         most = max(lengths.max(initial=0) // _MIDDLE, lengths[order[:1]].sum())
@@ -178,7 +181,9 @@ class Probed:
 
     @property
     def shortest(self) -> int:
-        """Most tokens of a row in the first batch of `repeated`."""
+        """Number of tokens of the longest row in the first batch of `repeated`, which has the shortest
+        probes.
+        """
         return int(np.sort(self._tokens.lengths)[:_FEW].max(initial=1))
 
     def _engine(self, budget: int) -> Engine:
@@ -199,7 +204,9 @@ class Probed:
 
 
 def tokens_of(model: Model, probes: Sequence[Probe]) -> list[str]:
-    """Digests of the token ids of probes, which must all have a text."""
+    """Tokenize probes for a model, and return the digest of each one's token ids. All probes must have a
+    text.
+    """
     return [digest(ids) for ids in ids_of(prepare(model, *columns_of(probes, model.inputs)).tokens)]
 
 

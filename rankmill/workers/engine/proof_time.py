@@ -9,27 +9,32 @@ from typing import TypeVar
 from rankmill.jobs.system import system
 
 _OVERHEAD = 32
-"""Each forward has a cost of its own, which is that of this many tokens."""
+"""Each forward counts as this many tokens more than it has, because a forward takes some time whatever its
+size.
+"""
 
 _ENOUGH = 0.1
-"""The time that is left is estimated once this share of the work is done."""
+"""The time that a proof still needs is estimated once this share of its work is done."""
 
 _STEP, _LONG, _MINUTE = 5, 120, 60
-"""A time is rounded up to a multiple of 5 s, and a time above 2 min to whole minutes."""
+"""An estimate is rounded up to a multiple of `_STEP` seconds; if it is above `_LONG` seconds, to whole
+minutes.
+"""
 
 T = TypeVar("T")
 
 
 class ProofTime:
-    """An estimate of how long a proof takes. Its text ends a sentence, and is empty while nothing is known.
+    """An estimate of how long the proof of a model's scores takes. ``str()`` makes the end of a sentence from
+    it, such as ``: about 20 s``, or an empty text while nothing is known.
 
-    A proof runs transformers first, and then the worker's own backend, which has another speed. Another
-    thread may read the text.
+    A proof runs transformers first, and then the worker's own backend, which has another speed. Other threads
+    may call ``str()``.
 
     Parameters
     ----------
     on_change
-        Called when progress changes the text.
+        Called when progress changes the text of the estimate.
     """
 
     def __init__(self, on_change: Callable[[ProofTime], None] = lambda _: None) -> None:
@@ -37,7 +42,8 @@ class ProofTime:
         self._expected: tuple[float, bool] | None = None
 
     def each(self, items: Sequence[T], costs: Sequence[float], then: float | None = None) -> Iterator[T]:
-        """Yield the items, and estimate how long the rest takes by the time of those that are done.
+        """Yield items of work, and estimate how long the proof takes by the time that the caller needed for
+        the items so far.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Checks a model's scores before a worker serves them, and keeps the result on this host.
+"""Checks a model's scores before a worker serves them, and stores the result in this host's cache.
 
 The worker's logits for some pairs, the probes (`probing`), are compared with those of transformers' model
 (`models/reference.py`). There are several ways in which rows can share a forward. If one way does not pass,
@@ -44,48 +44,57 @@ from rankmill.workers.models.loading import CannotConvert, Loaded, find_max_leng
 from rankmill.workers.models.probes import SCORED, over_the_limit, scored_length
 
 _FLOOR, _PART = 1e-4, 1e-5
-"""If the worker scores in fp32, or transformers' model is too large for fp32, logits may always differ by the
-first number. They may also differ by the second number times the largest logit.
+"""In a proof, the worker's logits may always differ from transformers' by `_FLOOR`, and by `_PART` times the
+largest logit. This holds only if the worker scores in fp32, or if the model is too large to be run in fp32
+for comparison.
 """
 
 _SCORE_PART = 1e-6
-"""Scores that are made from the same logits may differ by this number, or by this share of the largest score
-if that is more.
+"""From the same logits, the worker and transformers must make scores that differ by at most this number, or
+by this share of the largest score if that is more.
 """
 
 _TIMES = 2.0
-"""A worker's error may be this many times transformers' own error in the same precision."""
+"""A model's logits on a worker may differ from those in fp32 by this many times the error that transformers
+itself has in the worker's precision.
+"""
 
 _LARGEST = 4 << 30
-"""Bytes of weights above which transformers' model is not run in fp32 on the CPU."""
+"""Size of a model's weight files, in bytes, above which a proof does not run transformers' model in fp32 on
+the CPU. The model then runs on the worker's device, in its precision.
+"""
 
 _CHOSEN = 16
-"""Most outputs of a model that are checked by name and by number."""
+"""A proof selects at most this many of a model's outputs by their name and by their number, to check their
+scores.
+"""
 
 _LONGEST = 160
-"""Most characters of an error in a proof."""
+"""The error of a probe is cut to this many characters where a proof quotes it."""
 
 _BATCH_SECONDS = 0.5
-"""When a model is loaded, batches are compared up to a size that takes about this many seconds. Larger
-batches are compared when they come.
+"""When a model is loaded, its scores are compared with transformers' in batches that take up to about this
+many seconds each. A larger batch is compared before the first chunk that needs it is scored.
 """
 
 _LARGE_BATCHES = 4
 """Number of batches that `Probed.repeated` scores."""
 
 _FACTOR, _ROWS = 4, 1024
-"""Batches that are compared when a model is loaded have at most this many times the tokens of the device's
-first budget, and at most this many rows.
+"""When a model is loaded, its scores are compared with transformers' in batches of at most `_ROWS` rows.
+These batches have at most `_FACTOR` times the padded tokens of the device's entry in `TOKEN_BUDGETS`.
 """
 
 DEMO_FIGURES = shipped("examples", "demo-model.json")
-"""Transformers' figures for the demo model, so that its first proof needs neither transformers nor torch."""
+"""File with transformers' results for the demo model (`Shipped`). With it, the first proof of this model's
+scores needs neither transformers nor torch.
+"""
 
 logger = logging.getLogger(__name__)
 
 
 class Own(BaseModel, frozen=True, extra="forbid"):
-    """Transformers' own results for the probes.
+    """Results of transformers for the probes, the pairs with which a worker's scores are checked.
 
     Attributes
     ----------
@@ -113,7 +122,8 @@ class Own(BaseModel, frozen=True, extra="forbid"):
 
 
 class Shipped(BaseModel, frozen=True, extra="forbid"):
-    """Transformers' results for a shipped model, and their error in bf16 on a CPU.
+    """Results of transformers for a model that is part of rankmill, and the error of these results in bf16 on
+    a CPU.
 
     ``of`` is the value of `Proving.of_model` for which the results were made.
     """
@@ -124,8 +134,8 @@ class Shipped(BaseModel, frozen=True, extra="forbid"):
 
 
 class Kept(BaseModel, frozen=True, extra="forbid"):
-    """What a host keeps of a check: all that the check depends on, its proof, and transformers' own
-    results.
+    """A file in the cache of a host, with the proof of a model's scores, everything that the proof depends
+    on, and the results of transformers.
     """
 
     about: dict[str, Any]
@@ -141,18 +151,19 @@ def load_proven(
     copies: ModelCopies | None = None,
     on_proof: Callable[[ProofTime], None] = lambda _: None,
 ) -> Loaded:
-    """Load a model, and check its scores or take this host's kept proof.
+    """Load a model, and compare its scores with those from transformers. If an earlier worker of this host
+    has stored a proof of these scores, use this proof instead.
 
     The parameters are as in `rankmill.workers.models.loading.load`; `on_proof` is called when the model is
-    loaded, and again when more is known of how long a new proof takes. The first backend, precision and way
-    that passes is taken.
+    loaded, and again when more is known of how long a new proof takes. The model uses the first backend,
+    precision and way of sharing forwards (`Way`) whose scores pass.
 
     Raises
     ------
     SpecError, MemoryError, OutOfMemory, DeviceLost
         As in `load`; a `SpecError` also if transformers' logits are not numbers.
     WorkerError
-        As in `load`, or none of the ways to score has passed; the message then has the figures of all.
+        As in `load`, or no backend, precision and way has passed; the message then has the figures of all.
     """
     failed: list[Proof] = []
     without: set[Combination] = set()
@@ -191,7 +202,7 @@ def load_proven(
 
 
 class Proving:
-    """The check of one loaded model.
+    """Checks whether a loaded model gets the same scores as in transformers.
 
     Parameters
     ----------
@@ -247,8 +258,8 @@ class Proving:
         self._loaded.backend.shares_prefixes = self._shares_prefixes and way in ("packed", "shared")
 
     def proof(self, way: Way) -> Proof:
-        """The proof of a way that this host keeps, or else a new one. Other workers of this host wait for a
-        new one.
+        """Return the proof of the model's scores in one way from this host's cache. If the cache has none,
+        make a new proof; other workers of this host wait until it is made.
         """
         if not self._read(way):
             with ExitStack() as stack:
@@ -261,8 +272,8 @@ class Proving:
         return self._proof
 
     def again(self, way: Way) -> Proof:
-        """Score the probes again, and return a new proof. If the new proof does not hold, the kept one is
-        deleted.
+        """Score the probes again, and return a new proof. If the new proof does not hold, delete the proof in
+        this host's cache.
         """
         assert self._proof
         self._time = ProofTime()  # without `on_proof`, because nobody waits for this proof
@@ -274,10 +285,12 @@ class Proving:
         return proof
 
     def batch(self, way: Way, rows: int, tokens: int) -> Proof | None:
-        """Compare batches of this many rows and padded tokens, or of somewhat more. Returns the proof, which
-        then includes such batches, or ``None`` if it included them before.
+        """Compare the scores in batches of this many rows and padded tokens, or somewhat more, with
+        transformers. Returns the proof, which then includes such batches, or ``None`` if it included them
+        before.
 
-        A proof that does not hold is kept too; then no worker of this host scores in this way.
+        The proof is stored in this host's cache even if it does not hold; then no worker of this host scores
+        in this way.
         """
         assert self._proof
         if rows <= self._proof.rows and tokens <= self._proof.tokens:
@@ -300,7 +313,9 @@ class Proving:
         return self.folder / f"{digest(sorted(self._about(way).items()))}.json"
 
     def _about(self, way: Way) -> dict[str, Any]:
-        """Everything that a proof of this way depends on."""
+        """Return everything that a proof of the model's scores in one way depends on, such as the device and
+        the versions of packages.
+        """
         backend = self._loaded.backend
         return {
             **self._model,
@@ -317,9 +332,9 @@ class Proving:
         }
 
     def _read(self, way: Way) -> bool:
-        """Use the kept proof if everything that it depends on (`_about`) is still the same; returns whether
-        it is used. A proof that was made with too little memory for fp32 is not used if the memory suffices
-        now.
+        """Read the proof of the model's scores that an earlier worker has stored on this host. Returns
+        whether it is used: everything that it depends on (`_about`) must still be the same. A proof that was
+        made with too little memory for fp32 is not used if the memory suffices now.
         """
         if strangers(self.folder, self.folder.parent):
             return False
@@ -345,9 +360,9 @@ class Proving:
         return Probed(self._loaded.model(self._spec.model_copy(update={"max_length": self._length})), way)
 
     def measured(self, way: Way, rows: int | None = None, tokens: int | None = None) -> Proof:
-        """Make a new proof, even if one is kept. The proof includes a batch of `rows` rows and one of
-        `tokens` padded tokens, or smaller ones if the memory does not suffice. By default, the speed decides
-        the sizes of both batches.
+        """Make a new proof, even if this host's cache has one. The proof includes a batch of `rows` rows and
+        one of `tokens` padded tokens, or smaller ones if the memory does not suffice. By default, the speed
+        of the model decides the sizes of both batches.
         """
         began, backend = system.monotonic(), self._loaded.backend
         own, off, reference = self._known = self._known or self._reference()
@@ -397,8 +412,10 @@ class Proving:
         return proof
 
     def _first_sizes(self, probed: Probed, seconds: float) -> tuple[int, int]:
-        """Rows and padded tokens of the largest batches that are compared when a model is loaded."""
-        # in these seconds, each probe is scored at least three times
+        """Return how many rows and padded tokens the largest batches have in which scores are compared when a
+        model is loaded. `seconds` is the time in which `probed` has scored its sets of batches.
+        """
+        # in these `seconds`, each probe was scored at least three times
         speed = 3 * probed.size / max(seconds, 1e-6)
         most = _FACTOR * TOKEN_BUDGETS[self._loaded.backend.device.partition(":")[0]]
         tokens = int(min(most, max(_BATCH_SECONDS * speed, 1)))
@@ -407,9 +424,9 @@ class Proving:
     def _repeated(
         self, probed: Probed, rows: int, tokens: int, bound: float | None = None
     ) -> tuple[str | None, float]:
-        """Compare large batches with transformers. Returns the fault of the first batch that does not pass
-        (``None`` if all pass), and the largest difference in the batches that pass. `bound` is the largest
-        allowed difference, by default the proof's bound.
+        """Compare the logits of probes in large batches with transformers'. Returns a sentence on the first
+        batch that does not pass (``None`` if all pass), and the largest difference in the batches that pass.
+        `bound` is the largest allowed difference, by default the proof's bound.
         """
         assert self._known
         bound = self._proof.bound if bound is None and self._proof else bound
@@ -426,14 +443,18 @@ class Proving:
         return None, most
 
     def _other_bits(self, companies: list[Logits]) -> str | None:
-        """Why a model that must be deterministic is not; ``None`` if it is, or need not be."""
+        """Return why a model that must be deterministic is not: a probe got different bits in two sets of
+        batches. Returns ``None`` if the bits are equal, or the model need not be deterministic.
+        """
         first, *others = companies
         if self._loaded.kind is None or all(_same_bits(first, logits) for logits in others):
             return None
         return "it must be deterministic, but a pair by itself does not get the same bits each time"
 
     def _wrong(self, own: Own, probed: Probed, theirs: Logits, bound: float) -> str | None:
-        """A fault that the differences of logits do not show; ``None`` if nothing is wrong."""
+        """Return what is wrong with a model although its logits may be right, such as other tokens than
+        transformers'; ``None`` if nothing is.
+        """
         scored = len(SCORED)
         if probed.tokens != list(own.tokens[:scored]):
             place = next(n for n in range(scored) if probed.tokens[n] != own.tokens[n])
@@ -449,15 +470,15 @@ class Proving:
         return self._other_scores(own, theirs)
 
     def _other_scores(self, own: Own, theirs: Logits) -> str | None:
-        """Why the worker would make other scores than transformers from the same logits, with some activation
-        or output that a spec may name; ``None`` if it would not.
+        """Return why the worker would make other scores from the same logits than transformers does, with an
+        activation or output that a spec may name; ``None`` if all scores are the same.
         """
         several = len(own.labels) > 1
         logits = theirs if several else theirs[:, 0]
         for activation, (label, output) in product(own.scores, _choices(own.labels)):
             every = label is None and several
             spec = {"activation": activation, "label": label, "all_labels": every}
-            with suppress(SpecError):  # torch lacks this function, so a spec must name another one
+            with suppress(SpecError):  # torch lacks this activation, so a spec must name another one
                 model = self._loaded.model(self._spec.model_copy(update=spec))
                 if model.labels != (own.labels if every else ()):
                     return f"its outputs are {', '.join(own.labels)}, in this order"
@@ -470,8 +491,8 @@ class Proving:
         return None
 
     def _reference(self) -> tuple[Own, float, Literal["exact", "own"]]:
-        """Transformers' results for the probes, their error in the worker's precision, and the kind of
-        `Proof.reference`.
+        """Return transformers' results for the probes, their error in the worker's precision, and the value
+        of `Proof.reference`.
         """
         backend, large = self._loaded.backend, self._is_large()
         here = "" if large or backend.device != "cpu" else backend.precision
@@ -480,8 +501,8 @@ class Proving:
         return *self.asked(large=large), "own" if large else "exact"
 
     def _shipped(self) -> Shipped | None:
-        """The shipped figures for the demo model; ``None`` for other models, or if the demo model or the
-        probes have changed.
+        """Read transformers' results for the demo model from the file in the package. Returns ``None`` for
+        other models, or if the demo model or the probes have changed since the file was made.
         """
         if self._spec.model != "demo" or not DEMO_FIGURES.is_file():
             return None
@@ -490,24 +511,28 @@ class Proving:
 
     @property
     def of_model(self) -> str:
-        """A digest of all that transformers' figures depend on."""
+        """A digest of what transformers' results depend on: the model, its prompt template, the kind of its
+        rows, the longest row and the probes.
+        """
         return digest(sorted(self._model.items()))
 
     def _is_large(self) -> bool:
-        """Whether the model is too large to be run in fp32 beside the loaded one."""
+        """Return whether the model is too large for a second copy, which transformers would run in fp32 on
+        the CPU for comparison.
+        """
         files = checkpoint(self._loaded.source, self._loaded.revision)
         size = sum(file.stat().st_size for file in files)
         return size > _LARGEST or size > free_memory() // 2
 
     def asked(self, *, large: bool) -> tuple[Own, float]:
-        """Ask transformers for the results of the probes, in fp32 on the CPU. A too `large` model runs on the
-        worker's device instead, in its precision (bf16 for 8 and 4 bits).
+        """Run transformers' model, and return its results for the probes, in fp32 on the CPU. If the model is
+        too `large` for that, it runs on the worker's device, in its precision (bf16 for 8 and 4 bits).
 
         Also returns the error of the worker's precision: how much the results change if the model runs in
         this precision on the worker's device. If a large model already runs so, the error is how much padding
         changes the results.
         """
-        # the module `reference` imports torch, which a kept proof does not need
+        # this module imports torch, which is not needed if the proof is in the cache
         from rankmill.workers.models.reference import ReferenceModel
 
         backend = self._loaded.backend
@@ -543,8 +568,8 @@ class Proving:
             model.close()
 
     def _theirs(self, model: Any, tokens: list[dict[str, list[int]]], *beside: Any) -> Logits:
-        """Logits ``[probes, outputs]`` of transformers, with each probe by itself or `beside` a longer one;
-        NaN for a probe without tokens.
+        """Compute transformers' logits ``[probes, outputs]``, with each probe by itself or, if `beside` names
+        a longer one, in a batch with that; NaN for a probe without tokens.
         """
         places = [place for place, row in enumerate(tokens) if row["input_ids"]]
         costs = [sum(len(row["input_ids"]) for row in (tokens[place], *beside)) for place in places]
@@ -555,13 +580,16 @@ class Proving:
 
 
 def _rounded_up(size: int) -> int:
-    """Round up to a power of two, so that few sizes are compared while batches grow."""
+    """Round the size of a batch up to a power of two. So batches that grow need few comparisons with
+    transformers.
+    """
     return 1 << max(size - 1, 0).bit_length()
 
 
 def _choices(labels: tuple[str, ...]) -> Iterator[tuple[str | None, slice]]:
-    """Yield labels that a spec may have, each with the outputs that it names. The first is ``None``, which
-    names all outputs. The others are names and numbers of some outputs, unless these are ambiguous.
+    """Yield values for the label of a spec, each with the slice of a model's outputs that it selects. The
+    first is ``None``, which selects all outputs. The others are names and numbers of some outputs, unless
+    these are ambiguous.
     """
     yield None, slice(None)
     lower = [label.lower() for label in labels]

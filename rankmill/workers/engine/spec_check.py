@@ -22,14 +22,18 @@ from rankmill.workers.models.probes import LONGEST, OF_SPECS, Probe, columns_of,
 from rankmill.workers.models.reference_tokens import ReferenceTokens, own_tokenizer
 
 _KEPT = 1000
-"""Number of a model's latest specs that a host remembers."""
+"""A host stores which of a model's specs get right tokens, for at most this many specs. Beyond them, the
+oldest are forgotten.
+"""
 
 _OTHERS = {"model", "revision", "precision", "activation", "label", "all_labels", "deterministic"}
-"""Fields of a spec that are not compared: they change no tokens, or the proof of the model covers them."""
+"""Fields of a spec that need no comparison of tokens: they change no tokens, or the proof of the model covers
+them.
+"""
 
 
 class SpecCheck:
-    """Compares the tokens of each spec of a loaded model once.
+    """Compares a model's tokens with those from transformers, once for each spec whose options change tokens.
 
     Parameters
     ----------
@@ -52,7 +56,8 @@ class SpecCheck:
         self._tokenizer: Any = None
 
     def __call__(self, spec: ScoreSpec, model: Model) -> None:
-        """Compare the tokens of a spec, if neither this check nor the model's proof has done that already.
+        """Tokenize probes with the options of a spec, and compare the tokens with transformers'. Does nothing
+        if such tokens were compared before, by this check or by the model's proof.
 
         Raises
         ------
@@ -90,7 +95,7 @@ class SpecCheck:
     def _compare(self, spec: ScoreSpec, model: Model) -> None:
         limit = find_max_length(spec, self._loaded.about)
         theirs = ReferenceTokens(spec, replace(self._loaded.about, tokenizer=self._tokenizer))
-        # a long limit of the model's own was compared when the model was loaded
+        # texts over a model's own long limit were compared when the model was loaded
         cut = spec.max_length is not None or limit <= LONGEST
         probes = [*OF_SPECS, *(over_the_limit(limit) if cut else ())]
         work = prepare(model, *columns_of(probes, spec.inputs))
@@ -114,7 +119,7 @@ class SpecCheck:
                 )
 
     def _windows_of(self, spec: ScoreSpec, probe: Probe, theirs: ReferenceTokens, limit: int) -> int:
-        """The number of windows that a passage must be cut into; 0 if it stays whole."""
+        """Return the number of windows into which a probe's passage must be cut; 0 if it stays whole."""
         if not spec.long.startswith("split"):
             return 0
         passage = theirs.beginning(probe.passage)

@@ -19,8 +19,8 @@ from rankmill.workers.models.loading import Model
 Texts = Sequence[str | None]
 
 _MOST_FOUND = MAX_CHUNK_BYTES // 2
-"""Most bytes of the results of a chunk whose rows ask for tokens, because a larger payload could not be
-read.
+"""The results of a chunk whose rows ask for tokens have at most this many bytes, because a larger payload
+could not be read. Rows beyond it get an error.
 """
 
 
@@ -39,9 +39,9 @@ class PairScores:
     batches
         Number of batches with at least one of the pairs.
     windows
-        Number of windows of the passages that were cut.
+        Number of windows into which long passages were cut.
     faults
-        The kind of each error, by the row's index.
+        The kind of each error in ``errors``, by the row's index.
     """
 
     scores: npt.NDArray[np.float32]
@@ -89,7 +89,9 @@ class Work:
     found: list[str | None] | None = None
 
     def pairs_in(self, rows: Rows) -> int:
-        """Number of pairs whose first window is among `rows`."""
+        """Return the number of pairs whose first window is among `rows`. A pair that was not cut into windows
+        has one row.
+        """
         if not self.scored.windows:
             return len(rows)
         return int(np.sum((rows == 0) | (self.rows[rows - 1] != self.rows[rows])))
@@ -162,7 +164,9 @@ def _row_of(model: Model) -> str:
 
 
 def _with_texts(model: Model, queries: Texts, passages: Texts | None, scored: PairScores) -> Rows:
-    """The rows whose texts are all present and short enough to be tokenized; other rows get an error."""
+    """Return the indices of the rows whose texts are all present and short enough to be tokenized; other rows
+    get an error in `scored`.
+    """
     columns = (queries,) if passages is None else (queries, passages)
     names = names_of_texts(model.inputs)
     alike = len(set(map(len, columns))) == 1
@@ -178,7 +182,9 @@ def _with_texts(model: Model, queries: Texts, passages: Texts | None, scored: Pa
 
 
 def _fitting(model: Model, part: Rows, tokens: Tokens, scored: PairScores) -> tuple[Rows, Tokens]:
-    """The pairs of `part` that are not refused as too long, and their tokens; other pairs get an error."""
+    """Return those pairs of `part` (indices in the chunk) that are not refused as too long, and their tokens.
+    The other pairs get an error in `scored`.
+    """
     most = model.refused_over
     if most is None or (fits := tokens.lengths <= most).all():
         return part, tokens
@@ -188,8 +194,8 @@ def _fitting(model: Model, part: Rows, tokens: Tokens, scored: PairScores) -> tu
 
 
 def bisect(rows: Rows, run: Callable[[Rows], None], broken: Callable[[int, str], None]) -> None:
-    """Call `run` with the rows. If `run` raises, bisect the rows, and call `broken` with each row that fails
-    and the reason.
+    """Call `run` with the rows. If it raises, call it with each half of them, and so on. A row with which
+    `run` fails by itself is given to `broken`, with the reason.
 
     A `SpecError`, which concerns the whole model, and `DeviceLost` are not caught.
     """
