@@ -15,15 +15,16 @@ Scores = npt.NDArray[np.float32]
 Verdict = Literal["kept", "lost", "undecided"]
 
 TOP = 10
-"""Number of first places of a ranking that are compared as a set."""
+"""Two rankings of the same rows are compared by this number of first rows, whatever the order of these rows.
+"""
 
 _DRAWS = 1000
 _INTERVAL = (2.5, 97.5)
-"""The bounds of the confidence interval, as percentiles of the bootstrap draws."""
+"""Bounds of the 95% confidence interval of a rank correlation, as percentiles of the bootstrap draws."""
 
 _MANY_QUERIES = 20
-"""With fewer queries than this, the bootstrap resamples the queries and the rows of each query. Resampling
-only few queries would underestimate the variance.
+"""If a sample has fewer queries than this, the bootstrap resamples the queries and also the rows of each
+query. To resample only few queries would underestimate the variance.
 """
 
 
@@ -60,24 +61,24 @@ class Agreement:
         return f"{self.spearman:.5f} ({self.low:.5f} to {self.high:.5f})"
 
     def verdict(self, threshold: float) -> Verdict:
-        """``kept`` if the whole confidence interval reaches `threshold`, ``lost`` if all of it is below,
-        otherwise ``undecided``.
+        """Return ``kept`` if the whole confidence interval of `spearman` reaches `threshold`, ``lost`` if all
+        of it is below, and otherwise ``undecided``.
         """
         if self.low >= threshold:
             return "kept"
         return "lost" if self.high < threshold else "undecided"
 
     def rows_wanted(self, threshold: float) -> int:
-        """Approximate number of rows that would decide the verdict. The width of the interval falls with the
-        square root of the number of rows.
+        """Estimate how many rows must be scored until `verdict` is no longer ``undecided`` for this
+        `threshold`. The width of the confidence interval falls with the square root of the number of rows.
         """
         margin = max(abs(self.spearman - threshold), 1e-5)
         return math.ceil(self.rows * ((self.high - self.low) / 2 / margin) ** 2 / 1000) * 1000
 
 
 def agreement(queries: Sequence[str], scores: Scores, reference: Scores) -> Agreement | None:
-    """Compare how `scores` and `reference`, both ``[n]``, rank the rows of each query; ``None`` if no query
-    can be compared (`Agreement`).
+    """Compare how `scores` and `reference`, both ``[n]``, rank the rows of each query. Returns ``None`` if no
+    query can be compared, as `Agreement` explains.
     """
     table = pd.DataFrame({"query": queries, "score": scores, "reference": reference})
     by_query = table.groupby("query", sort=False)
@@ -106,16 +107,16 @@ def agreement(queries: Sequence[str], scores: Scores, reference: Scores) -> Agre
 
 
 def _overlap(scores: Scores, reference: Scores) -> float:
-    """Share of their first `TOP` rows that both rankings have in common. Rows with equal scores rank in input
-    order.
+    """Return the share of the first `TOP` rows that the rankings by `scores` and by `reference` have in
+    common. Rows with equal scores rank in input order.
     """
     first = [set(np.argsort(-each, kind="stable")[:TOP].tolist()) for each in (scores, reference)]
     return len(first[0] & first[1]) / TOP
 
 
 def _interval(ranks: list[npt.NDArray[np.float64]], values: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Confidence interval, by bootstrap, of the mean of `values`. These are the queries' correlations,
-    computed from `ranks`. The seed is fixed.
+    """Return the bounds of the 95% confidence interval, by bootstrap, of the mean of `values`. Each value is
+    the rank correlation of a query, computed from the query's `ranks`. The seed is fixed.
     """
     random = np.random.default_rng(0)
     picked = random.integers(len(values), size=(_DRAWS, len(values)))
@@ -129,8 +130,8 @@ def _interval(ranks: list[npt.NDArray[np.float64]], values: npt.NDArray[np.float
 
 
 def _drawn(ranks: npt.NDArray[np.float64], random: np.random.Generator) -> npt.NDArray[np.float64]:
-    """A query's correlation for each bootstrap draw of its rows, ``[draws]``. If a draw has no correlation,
-    because all its ranks are equal, that of all rows replaces it.
+    """Return a query's rank correlation for each bootstrap draw of its rows, ``[draws]``. If a draw has no
+    correlation, because all ranks in it are equal, the correlation of all the query's rows replaces it.
     """
     drawn = _correlation(ranks[random.integers(len(ranks), size=(_DRAWS, len(ranks)))])
     return np.where(np.isfinite(drawn), drawn, _correlation(ranks[None])[0])
@@ -146,13 +147,14 @@ def _correlation(pairs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 Qrels = Mapping[str, Mapping[str, float]]
-"""Grades by query id and document id."""
+"""Relevance grades of documents, by the query's id and then the document's id."""
 
 
 def ndcg(
     queries: Sequence[str], documents: Sequence[str], scores: Scores, qrels: Qrels, k: int = 10
 ) -> float | None:
-    """trec_eval's ``ndcg_cut_k``, as the mean over the judged queries; ``None`` if no query is judged.
+    """Return the nDCG of the first `k` documents, as trec_eval's ``ndcg_cut`` computes it: the mean over the
+    queries that `qrels` judges. Returns ``None`` if it judges none of the queries.
 
     The gain of a document is its grade. The ideal ranking contains all judged documents, even those without a
     score. Of documents with equal scores, the one with the larger id comes first.

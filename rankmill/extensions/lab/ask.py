@@ -1,6 +1,7 @@
-"""Asks another process to do what needs a worker's libraries, which this process never imports.
+"""Starts a process that imports a worker's libraries, and gets its answer about a model. The calling process
+never imports these libraries.
 
-The other process is `rankmill.extensions.lab.offline`.
+The started process runs `rankmill.extensions.lab.offline`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from rankmill.jobs.runtime.settings import Settings
 
 
 class ProcessFailed(RankmillError):
-    """The process did not answer in time, or ended without an answer, such as when memory ran out."""
+    """A process that was started to work on a model did not answer in time, or ended without an answer, such
+    as when memory ran out.
+    """
 
 
 def ask(
@@ -30,8 +33,8 @@ def ask(
     environ: Mapping[str, str] = MappingProxyType({}),
     seconds: float | None = None,
 ) -> dict[str, Any]:
-    """Start a process with a worker's libraries, and return its answer to a request. Request and answer have
-    JSON's types.
+    """Start a process that imports a worker's libraries, send it a request, and return its answer. Request
+    and answer have JSON's types.
 
     Parameters
     ----------
@@ -49,7 +52,7 @@ def ask(
     Raises
     ------
     InputError
-        The answer is an error.
+        The process has answered with an error.
     ProcessFailed
         The process ended without an answer, or the time was over.
     """

@@ -26,8 +26,8 @@ _REPORT_SECONDS = 30
 
 
 class Records:
-    """A file of measurements by key, with which an interrupted command continues. An incomplete last line is
-    ignored.
+    """Keeps measurements by key in a file, so that an interrupted command can continue without repeating
+    them. An incomplete last line of the file is ignored.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class Records:
     Raises
     ------
     InputError
-        The file exists and has other content.
+        The file exists, and its content is not such measurements.
     """
 
     def __init__(self, path: Path, prefix: str = "") -> None:
@@ -62,7 +62,9 @@ class Records:
         return self._values.get(self._prefix + key)
 
     def add(self, key: str, value: Any) -> None:
-        """Record a value (of JSON's types); it is on disk when `add` returns."""
+        """Add a measurement to the file. The `value` must have JSON's types; it is on disk when `add`
+        returns.
+        """
         key = self._prefix + key
         line = json.dumps({"key": key, "value": value}).encode() + b"\n"
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,22 +79,24 @@ class Records:
 
 
 class BenchFailed(RankmillError):
-    """Workers died or took too long, so that the settings cannot be measured on this machine."""
+    """The workers that were to be measured died or took too long, so that their settings cannot be measured
+    on this machine.
+    """
 
 
 class BenchTimeout(BenchFailed):
-    """The time for measurements is over."""
+    """A measurement was stopped, because its time limit was reached."""
 
 
 class Bench:
-    """A private server and workers to measure with; they run within the ``with`` block.
+    """Runs a Redis server and workers of its own within the ``with`` block, and measures how they score.
 
     Parameters
     ----------
     settings
         Settings of the workers and of the runs.
     timeout
-        Seconds since the start after which every measurement fails.
+        Seconds since this object was made after which every measurement fails.
 
     Attributes
     ----------
@@ -135,7 +139,7 @@ class Bench:
 
     @property
     def peak_bytes(self) -> int:
-        """Highest total of the workers' resident memory so far."""
+        """Highest total of the workers' resident memory so far, in bytes."""
         return self._memory.peak
 
     def warm_up(self, pairs: pa.Table, **spec: Any) -> float:
@@ -164,8 +168,8 @@ class Bench:
                 raise
 
     def stage_seconds(self) -> dict[str, float]:
-        """Seconds by stage that all workers together have spent since their start. Waits for the workers'
-        next reports.
+        """Return the seconds that all workers together have spent in each stage of their work since their
+        start. Waits for the workers' next reports.
         """
         began = system.now()
         deadline = system.monotonic() + _REPORT_SECONDS
@@ -188,14 +192,16 @@ class Bench:
 
 
 def split_requests(pairs: pa.Table, requests: int, size: int) -> list[pa.Table]:
-    """Split `pairs` into `requests` tables of `size` rows; if there are too few pairs, they are repeated."""
+    """Split the table `pairs` into tables of `size` rows, one for each of the `requests` requests to send. If
+    there are too few pairs, they are repeated.
+    """
     whole = pairs.take(np.arange(requests * size) % len(pairs))
     return [whole.slice(start, size) for start in range(0, len(whole), size)]
 
 
 class PeakMemory:
-    """Keeps the highest total of the resident memory of those children of process `pid` that are workers.
-    Each call of `look` measures the total.
+    """Measures how much memory workers use, and keeps the highest value. Each call of `look` adds up the
+    resident memory, in bytes, of those children of process `pid` that are workers.
     """
 
     def __init__(self, pid: int) -> None:

@@ -20,7 +20,9 @@ from rankmill.jobs.runtime.yaml_files import read_yaml
 SHIPPED = BASE.with_name("experiments")
 
 _NOT_VARIED = {"redis_url", "queue", "run_ttl"}
-"""Settings that an experiment cannot vary, because every cell has a server of its own."""
+"""Settings that an experiment cannot vary, because each combination of settings is measured with a Redis
+server of its own.
+"""
 
 Value = str | int | float | bool
 
@@ -30,7 +32,7 @@ class _Strict(BaseModel):
 
 
 class Measure(_Strict):
-    """How each cell is measured.
+    """How to measure each cell of an experiment's grid, which is one combination of settings.
 
     Attributes
     ----------
@@ -39,21 +41,21 @@ class Measure(_Strict):
     query_column, passage_column
         Columns of `pairs` with the texts.
     rows
-        Pairs of the bulk run; 0 means no bulk run.
+        Number of pairs in the bulk run; 0 means no bulk run.
     requests
         Number of small requests whose latency is measured; 0 means none.
     request_size
         Pairs in a request.
     concurrency
-        Requests in flight at a time.
+        Number of requests in flight at a time.
     warm_up
         Number of pairs that are scored as a warm-up; every worker scores some of them.
     repeats
-        Measurements with the same workers.
+        Number of measurements with the same workers.
     rounds
-        Passes over the whole grid; each pass measures each cell with fresh workers.
+        Number of passes over the whole grid; each pass measures each cell with fresh workers.
     timeout
-        Most seconds for a cell in a round.
+        Seconds after which the measurement of a cell in a round fails.
     """
 
     pairs: str = "varied"
@@ -75,14 +77,16 @@ class Measure(_Strict):
         return self
 
     def changed(self, changes: Mapping[str, Any]) -> Measure:
-        """A copy with some values replaced; raises `ConfigError` for an invalid value."""
+        """Return a copy in which `changes` replace some values. Raises `ConfigError` for an invalid value."""
         try:
             return Measure(**{**self.model_dump(), **changes})
         except ValidationError as error:
             raise ConfigError(_first(error)) from None
 
     def scaled(self, scale: float) -> Measure:
-        """A copy with rows and requests multiplied by `scale`; a number above 0 becomes at least 1."""
+        """Return a copy whose numbers of rows and requests are multiplied by `scale`. A number above 0
+        becomes at least 1.
+        """
         sizes = {name: getattr(self, name) for name in ("rows", "requests")}
         return self.model_copy(
             update={name: max(round(scale * size), 1) if size else 0 for name, size in sizes.items()}
@@ -92,12 +96,13 @@ class Measure(_Strict):
 Statistic = Literal[
     "pairs_per_second", "requests_per_second", "p50_ms", "p95_ms", "p99_ms", "padding_waste", "peak_mib"
 ]
-"""Statistics of a measured cell, as in the report's tables."""
+"""Names of the statistics that a report shows for each measured combination of settings."""
 
 
 class Finding(_Strict):
-    """A result to compare with. ``value`` is the median of the statistic ``figure`` over the cells with the
-    values ``of``. With ``over``, it is this median divided by that of the cells with the values ``over``.
+    """A reference result of an experiment, with which this machine's measurements are compared. The number
+    ``value`` is the median of the statistic ``figure`` over the cells of the grid that have the settings
+    ``of``. With ``over``, it is this median divided by that of the cells with the settings ``over``.
     """
 
     claim: str
@@ -140,7 +145,9 @@ class Experiment(_Strict):
         return self
 
     def cells(self) -> list[dict[str, Value]]:
-        """The cells of the grid, which are all combinations of its values; the last key varies fastest."""
+        """Return the cells of the grid: all combinations of its values. The value of the last key changes
+        fastest.
+        """
         return [
             dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())
         ]
@@ -152,10 +159,11 @@ class Experiment(_Strict):
         measure: Mapping[str, Any],
         scale: float = 1.0,
     ) -> tuple[Settings, Measure]:
-        """All settings of a cell, and how to measure it.
+        """Return all settings of a cell of the grid, and how to measure the cell.
 
-        The cell's values override the command's options, and these override the file. `flags` are the options
-        for settings, and `measure` those for measuring. `scale` multiplies the numbers of rows and requests.
+        The cell's values override the command's options, and these override the experiment file. `flags` are
+        the options for settings, and `measure` those for measuring. `scale` multiplies the numbers of rows
+        and requests.
 
         Raises
         ------
@@ -175,7 +183,8 @@ def load_experiment(file: str | os.PathLike[str]) -> Experiment:
     Raises
     ------
     ConfigError
-        The file or its base does not exist or is not YAML, or a key is unknown or has an invalid value.
+        The file or its base config does not exist or is not YAML, or a key is unknown or has an invalid
+        value.
     """
     path = _locate(Path(file))
     try:

@@ -43,8 +43,8 @@ class TokenCounts(BaseModel):
 
 
 class Repeat(BaseModel):
-    """One measurement of a cell: a bulk run of ``rows`` pairs, and requests, whose times in seconds are
-    ``latencies``.
+    """One measurement of a cell of an experiment's grid: a bulk run of ``rows`` pairs, and small requests,
+    whose times in seconds are ``latencies``.
     """
 
     rows: int = 0
@@ -57,7 +57,8 @@ class Repeat(BaseModel):
 
 
 class CellResult(BaseModel):
-    """Result of a cell in one round.
+    """The result of measuring one cell of an experiment's grid, which is one combination of settings, in one
+    round.
 
     ``status`` is ``impossible`` if the settings are not valid, or workers cannot start or score with them; it
     is ``failed`` if workers died or took too long.
@@ -83,7 +84,9 @@ class CellResult(BaseModel):
 
 @dataclass(frozen=True)
 class Plan:
-    """A cell to measure in a round. ``obstacle`` says why its settings are not valid; empty if they are."""
+    """A cell of an experiment's grid that is to be measured in one round. ``obstacle`` says why the cell's
+    settings are not valid; it is empty if they are.
+    """
 
     experiment: Experiment
     cell: dict[str, Value]
@@ -98,7 +101,9 @@ class Plan:
 
     @property
     def key(self) -> str:
-        """A text that identifies the measurement, except for the pairs."""
+        """A text that identifies what is measured, with which settings and by which release, but not on which
+        pairs.
+        """
         settings = self.settings.model_dump() if self.settings else self.obstacle
         measure = self.measure.model_dump(exclude={"rounds", "timeout"})
         version = importlib.metadata.version("rankmill")
@@ -106,16 +111,18 @@ class Plan:
 
 
 def label(cell: Mapping[str, Value]) -> str:
-    """The values of a cell, in words for a person."""
+    """Return the settings of a cell as text for a person, such as ``backend=torch, precision=fp32``."""
     return ", ".join(f"{key}={str(value).lower()}" for key, value in cell.items())
 
 
 def plan(
     experiments: Iterable[Experiment], flags: Mapping[str, Any], measure: Mapping[str, Any], scale: float
 ) -> list[Plan]:
-    """All cells to measure, ordered by experiment, then by round, and then as in the grid.
+    """Return all cells of the experiments' grids that are to be measured. They are ordered by experiment,
+    then by round, and then as in the grid.
 
-    `flags` and `measure` are the command's options; `scale` multiplies the numbers of rows and requests.
+    `flags` are the command's options for settings, and `measure` those for measuring. `scale` multiplies the
+    numbers of rows and requests.
 
     Raises
     ------

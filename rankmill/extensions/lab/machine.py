@@ -21,7 +21,7 @@ INSTRUCTION_SETS = (
 def describe_machine(
     packages: Iterable[str] = ("torch", "transformers", "rq", "redis", "pyarrow"),
 ) -> dict[str, str]:
-    """Facts about the machine, and the installed versions of `packages`, by label."""
+    """Return facts about this machine, and the installed versions of `packages`, as texts by label."""
     return {
         "CPU": cpu_name(),
         "cores": f"{psutil.cpu_count(logical=False)} ({psutil.cpu_count()} threads)",
@@ -33,7 +33,7 @@ def describe_machine(
 
 
 def instruction_sets() -> list[str]:
-    """The `INSTRUCTION_SETS` that this CPU has; empty if the system does not list CPU flags."""
+    """Return those `INSTRUCTION_SETS` that this CPU has; empty if the system does not list CPU flags."""
     return [name for name in INSTRUCTION_SETS if name in cpu_flags()]
 
 

@@ -28,7 +28,8 @@ _EXAMPLE = shipped("examples", "pairs.jsonl")
 _LOOK_ROWS = 100_000
 """A sample is taken from this many rows at the beginning of the input."""
 _ROWS_OF_A_QUERY = 50
-"""Most rows of one query in a sample, unless all queries together have too few.
+"""A sample has at most this many rows of each query. If all queries together then have too few rows, it has
+more.
 
 With few rows in a query, one changed rank changes the correlation much. With many, the sample has few
 queries, and queries differ. This was measured with samples of 100 pairs of MS MARCO, with 25, 50 and 74 rows
@@ -37,14 +38,17 @@ of the samples. int8, which has 0.9985, passed in 1%, 12% and 28%.
 """
 
 _OF_QUERIES = 5
-"""One of this number of queries is for calibration, with all its pairs."""
+"""Of this number of queries, one is used to calibrate a model, and the others to measure it."""
 
 _CALIBRATED = 128
-"""Most pairs to calibrate on: a few are enough to find the largest value of each channel."""
+"""A model is calibrated on at most this many pairs. These are enough to find the largest value of each
+channel.
+"""
 
 
 def sample(pairs: str, rows: int, columns: tuple[str, str] = COLUMNS) -> pa.Table:
-    """A table of `COLUMNS` with `rows` pairs, which are repeated if there are too few; the seed is fixed.
+    """Return a table of `rows` pairs with the columns `COLUMNS`. If there are too few pairs, they are
+    repeated. The seed is fixed.
 
     Parameters
     ----------
@@ -73,14 +77,14 @@ def sample(pairs: str, rows: int, columns: tuple[str, str] = COLUMNS) -> pa.Tabl
 
 
 def file_sample(inputs: Sequence[str], rows: int, columns: TextColumns, label: str | None = None) -> pa.Table:
-    """Up to `rows` pairs of files, chosen by `draw` with a fixed seed.
+    """Read pairs from files, and return at most `rows` of them. They are chosen by `draw` with a fixed seed.
 
     Parameters
     ----------
     inputs
         Files, directories or globs; the sample is drawn from the first 100,000 rows.
     rows
-        Most pairs to draw. Rows with a null text are left out.
+        Maximum number of pairs to draw. Rows with a null text are left out.
     columns
         Columns with the texts.
     label
@@ -107,7 +111,8 @@ def file_sample(inputs: Sequence[str], rows: int, columns: TextColumns, label: s
 
 
 def draw(queries: Sequence[str], rows: int) -> list[int]:
-    """Indices of up to `rows` rows to sample, given the query of each row.
+    """Choose a sample of at most `rows` rows, given the query of each row. Returns the indices of the chosen
+    rows.
 
     The sample takes up to 50 rows of each query; if these are too few, up to 50 more of each, and so on. The
     order of queries and rows is random, because a query's first rows may be its best ones. The seed is fixed.
@@ -165,12 +170,12 @@ def _varied(rows: int, random: np.random.Generator) -> pa.Table:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs from a file, or pairs that rankmill ships.
+    """Pairs to quantize a model with, from a file or shipped with rankmill.
 
     Attributes
     ----------
     calibrated, measured
-        Tables of the pairs to calibrate on and to measure with, without a query in common.
+        Tables of the pairs to calibrate the model on and to measure it with. They have no query in common.
     columns
         Names of the columns with the texts.
     label
@@ -184,7 +189,8 @@ class Pairs:
 
 
 def read_pairs(file: str | None, columns: TextColumns, label: str | None, rows: int) -> Pairs:
-    """Draw pairs from a file, or from the shipped pairs; the pairs are the same each time.
+    """Draw pairs to calibrate a model on, and others to measure it with, from a file or from the pairs that
+    rankmill ships. The same input gives the same pairs.
 
     Parameters
     ----------
@@ -195,7 +201,7 @@ def read_pairs(file: str | None, columns: TextColumns, label: str | None, rows: 
     label
         Name of another column to keep, which must hold numbers.
     rows
-        Most pairs to measure with; `draw` chooses them.
+        Maximum number of pairs to measure with; `draw` chooses them.
 
     Raises
     ------
@@ -218,7 +224,9 @@ def read_pairs(file: str | None, columns: TextColumns, label: str | None, rows: 
 
 
 def _spread(rows: list[int], queries: list[str]) -> list[int]:
-    """Up to `_CALIBRATED` of the rows, taken from each query in turn."""
+    """Choose at most `_CALIBRATED` of the `rows`, which are indices of pairs. One row of each query is taken
+    in turn.
+    """
     seen: Counter[str] = Counter()
     turns = []
     for row in rows:

@@ -21,7 +21,8 @@ REFERENCE = "fp32"
 
 @dataclass(frozen=True)
 class Measured:
-    """How scores in one precision rank the rows, compared with reference scores, which are usually in fp32.
+    """Compares the rankings by a model's scores in one precision with those by reference scores, which are
+    usually in fp32.
 
     Attributes
     ----------
@@ -32,7 +33,7 @@ class Measured:
     agreement
         How far the rankings within each query agree with those of the reference.
     ndcg
-        nDCG@10 by the labels; ``None`` without labels.
+        nDCG@10 of the scores, computed from relevance labels; ``None`` without labels.
     lost
         Number of rows with a score in the reference but not in this precision.
     """
@@ -46,7 +47,7 @@ class Measured:
 
     @property
     def figures(self) -> dict[str, str]:
-        """The figures as texts for a table, by name; the text of a missing figure is empty."""
+        """Return the measured values as texts for a table, by name; the text of a missing value is empty."""
         ranks = self.agreement
         shares = {f"same top {TOP}": ranks.same_top, f"top {TOP} shared": ranks.top_overlap}
         return {
@@ -65,7 +66,8 @@ def check_precisions(
     precisions: Sequence[str],
     settings: Settings,
 ) -> list[Measured]:
-    """Score a sample of the input in fp32 and in each precision; returns the results, fp32 first.
+    """Score a sample of the input in fp32 and in each other precision, and compare the rankings. Returns a
+    result for each precision, fp32 first.
 
     Parameters
     ----------
@@ -76,7 +78,7 @@ def check_precisions(
     label_column
         Column with the relevance as a number; without it there is no nDCG.
     sample
-        Most rows to score; `rankmill.extensions.lab.pairs.draw` chooses them.
+        Maximum number of rows to score; `rankmill.extensions.lab.pairs.draw` chooses them.
     precisions
         Precisions to compare with fp32.
     settings
@@ -127,7 +129,7 @@ def compare(
     Raises
     ------
     InputError
-        There are no ranks to compare.
+        No query has two rows with different scores, so there are no ranks to compare.
     """
     has_reference = np.isfinite(reference.scores)
     both = np.flatnonzero(has_reference & np.isfinite(scored.scores))
@@ -145,7 +147,7 @@ def compare(
 
 
 def _qrels(queries: list[str], labels: list[float | None]) -> Qrels:
-    """The labels as judgments; each row is a document of its query."""
+    """Make relevance judgements from the labels of rows; each row counts as a document of its query."""
     qrels: dict[str, dict[str, float]] = {}
     for row, (query, label) in enumerate(zip(queries, labels, strict=True)):
         if label is not None:

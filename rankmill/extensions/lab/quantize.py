@@ -1,4 +1,6 @@
-"""Makes a model directory for 8 bits: calibrates the model, and searches for layers to leave out."""
+"""Makes a model directory for scoring in 8 bits: calibrates the model, and searches for layers to leave out
+of 8 bits.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +32,19 @@ from rankmill.producer.files.stores.writing import sync
 from rankmill.score.session import RunScores, Session
 
 _MOST = 0.5
-"""Largest share of the matrix products that may stay out of 8 bits when several groups of layers do. With a
-larger share, bf16 is faster and more exact.
+"""Several groups of layers may be left out of 8 bits together only if they have at most this share of the
+model's matrix products. With a larger share, bf16 is faster and more exact.
 """
 
 _FREE = 0.02
-"""Largest share of the matrix products that can stay out of 8 bits almost without loss of speed."""
+"""Up to this share of a model's matrix products can stay out of 8 bits almost without loss of speed."""
 
 _PACKAGES = ("rankmill", "torch", "transformers", "openvino")
 
 _INT8: Precision = "int8-128"
-"""The kind of int8 that is measured. Of all kinds, it ranks worst, and it ranks the same on every machine."""
+"""The kind of int8 in which quantized models are measured. Of all kinds, it ranks worst, and it ranks the
+same on every machine.
+"""
 
 
 class Calibrated(BaseModel):
@@ -62,7 +66,7 @@ def require_packages() -> None:
 
 
 def calibrate(settings: Settings, pairs: pa.Table, columns: tuple[str, ...], folder: Path) -> Calibrated:
-    """Write the model's files and its smoothing factors into a folder.
+    """Calibrate a model on pairs, and write its files and its smoothing factors into a folder.
 
     Parameters
     ----------
@@ -78,7 +82,7 @@ def calibrate(settings: Settings, pairs: pa.Table, columns: tuple[str, ...], fol
     InputError
         The model cannot be loaded, or is of a family that cannot be quantized.
     ProcessFailed
-        The process was killed.
+        The process that calibrates the model ended without an answer, such as when memory ran out.
     """
     threads = settings.threads if isinstance(settings.threads, int) else cores()
     queries, passages = (pairs[name].to_pylist() for name in columns)
@@ -137,7 +141,8 @@ def search(
     threshold
         Spearman's rank correlation to reach.
     most
-        Most models to measure. With a time limit instead, the result would depend on the machine.
+        Maximum number of models to measure. With a time limit instead, the result would depend on the
+        machine.
 
     Returns
     -------
@@ -179,8 +184,9 @@ def search(
 
 
 def groups(names: Sequence[str]) -> list[frozenset[str]]:
-    """The groups of layers that the search leaves out: for each kind of layer, those in all blocks; all
-    layers of the first block; and all layers of the last block.
+    """Return the groups of layers that `search` tries to leave out of 8 bits. For each kind of layer, the
+    layers in all blocks are a group. All layers of the first block are another group, and so are all layers
+    of the last block.
     """
     kinds: dict[str, set[str]] = {}
     blocks: dict[int, set[str]] = {}
@@ -224,7 +230,8 @@ def quantize(
     force: bool,
     say: Callable[[str], None],
 ) -> Quantized:
-    """Calibrate a model, measure what to leave out of 8 bits, and write the directory.
+    """Make a model directory for 8 bits: calibrate the model, search for the layers to leave out of 8 bits,
+    and write the directory.
 
     Parameters
     ----------
@@ -266,7 +273,9 @@ def quantize(
 
 
 def check_output(output: Path, force: bool) -> None:
-    """Raise `OutputError` if `output` exists and may not be replaced."""
+    """Raise `OutputError` if the directory `output` exists, unless `force` is set and quantize has made the
+    directory.
+    """
     if not os.path.lexists(output):
         return
     if not force:
@@ -313,8 +322,8 @@ def _measure(
 
 
 def _write_recipe(whole: Path, left_out: tuple[str, ...], report: dict[str, Any]) -> None:
-    """Write the recipe, with the layers to leave out, in one step, because workers may read it at the same
-    time.
+    """Write the recipe of a quantized model, which names the layers to leave out of 8 bits. The file is
+    replaced in one step, because workers may read it at the same time.
     """
     recipe = {"format": RECIPE_FORMAT, "left_out": left_out, **report}
     new = whole.with_name("recipe.new")
@@ -323,7 +332,9 @@ def _write_recipe(whole: Path, left_out: tuple[str, ...], report: dict[str, Any]
 
 
 def _report(settings: Settings, pairs: Pairs, threshold: float, quantized: Quantized) -> dict[str, Any]:
-    """The report in the recipe; it contains no times, so that the same input gives the same file."""
+    """Return the measurements that the recipe of a quantized model contains. They contain no times, so that
+    the same input gives the same file.
+    """
     best = quantized.best
     return {
         "max_length": settings.max_length,

@@ -22,7 +22,7 @@ from rankmill.jobs.runtime.passwords import mask_passwords
 _MAIN, _FRONT = "#c2410c", "#0f766e"
 _STAGE_COLOURS = ("#94a3b8", "#0f766e", "#c2410c", "#1e293b")
 _SEEN = 0.01
-"""Padding is plotted if it differs between cells by more than this share."""
+"""The share of padding is plotted only if it differs between the measured settings by more than this."""
 
 mpl.rcParams.update({"svg.hashsalt": "rankmill", "svg.fonttype": "none", "font.size": 9})
 
@@ -62,7 +62,7 @@ def draw(experiment: Experiment, cells: pd.DataFrame, folder: Path) -> list[tupl
 
 
 def save_chart(figure: Figure, path: Path) -> None:
-    """Write an SVG file; the same data gives the same bytes."""
+    """Write a figure to an SVG file; the same data gives the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="svg", metadata={"Date": None})
 
@@ -165,7 +165,7 @@ def _line(axes: Axes, name: str, cells: pd.DataFrame) -> None:
 
 
 def write_report(folder: Path, experiments: Sequence[Experiment], results: Sequence[CellResult]) -> Path:
-    """Write the report and its plots into `folder`; returns the path of the report."""
+    """Write the report of experiments, and its plots, into `folder`; returns the path of the report."""
     parts = ["# Experiments", _machine(results)]
     for experiment in experiments:
         parts += _section(experiment, [v for v in results if v.experiment == experiment.name], folder)

@@ -1,4 +1,4 @@
-"""Makes a table of all measurements of experiments, and a summary of each cell."""
+"""Makes a table of all measurements of experiments, and a summary of each combination of settings."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ BUSY_STAGES = ("fetch", "tokenize", "forward", "write")
 
 
 def measurements(results: Iterable[CellResult]) -> pd.DataFrame:
-    """A row for each measurement, with all settings and statistics. A result without measurements also has a
-    row.
+    """Make a table with a row for each measurement of an experiment, which has all settings and statistics. A
+    combination of settings without measurements also has a row.
     """
     rows = []
     for result in results:
@@ -37,8 +37,8 @@ def measurements(results: Iterable[CellResult]) -> pd.DataFrame:
 
 
 def summary(experiment: Experiment, results: Iterable[CellResult]) -> pd.DataFrame:
-    """A row for each measured cell, in the grid's order, with the medians of the statistics and the range of
-    the speed.
+    """Make a table with a row for each measured cell of an experiment's grid, in the grid's order. A row has
+    the medians of the statistics, the range of the speed, and the highest peak memory.
 
     The percentiles of a cell are those of the latencies of all its measurements together.
     """
@@ -52,7 +52,9 @@ def summary(experiment: Experiment, results: Iterable[CellResult]) -> pd.DataFra
 
 
 def measured_value(finding: Finding, cells: pd.DataFrame) -> float | None:
-    """The value of a finding on this machine; ``None`` if its cells were not measured."""
+    """Return the value that a reference result (`Finding`) has on this machine; ``None`` if its cells were
+    not measured.
+    """
     of = _matching(cells, finding.of)[finding.figure].median() if len(cells) else np.nan
     if finding.over is not None:
         of /= _matching(cells, finding.over)[finding.figure].median() if len(cells) else np.nan

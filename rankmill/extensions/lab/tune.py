@@ -35,36 +35,44 @@ Changes = Mapping[str, Value]
 """Settings, by name, that replace those with which the tuning began."""
 
 REFERENCE: Changes = {"backend": "torch", "precision": "fp32"}
-"""Settings whose ranks other backends and precisions must reproduce."""
+"""Settings whose scores are the reference. The rankings in other backends and precisions must agree with
+theirs.
+"""
 
 MAX_ROWS = 2000
 
 _MIN_ROWS = 200
-"""Fewest pairs in a sample; with 200, most precisions can be judged. This was measured with 40 samples of MS
-MARCO, a threshold of 0.999, and bf16, which has 0.9997 on all rows. With 4 queries of 50 rows, 37 samples
-keep bf16, and 3 are undecided. With 20 queries of 10 rows, 29 are undecided.
+"""A sample to tune with has at least this many pairs. With 200, most precisions can be judged. This was
+measured with 40 samples of MS MARCO, a threshold of 0.999, and bf16, which has 0.9997 on all rows. With 4
+queries of 50 rows, 37 samples keep bf16, and 3 are undecided. With 20 queries of 10 rows, 29 are undecided.
 """
 _ROUNDS = 3
 _CLEAR = 1.5
-"""If one of two settings is better by this factor, one measurement of each is enough."""
+"""If one of two combinations of settings is better by this factor, one measurement of each is enough."""
 _WARM_UP = 16
 _REQUEST_SIZE = 20
 
 _MARGIN = 1.02
-"""Smallest gain for which a change is taken; smaller gains are noise."""
+"""A change of settings is taken only if the settings are then more than this many times as good; smaller
+gains are noise.
+"""
 
 _FINALISTS = 3
 
 _CHANCE = 1.5
-"""A backend and precision that took at least this many times as long as the fastest is not tried further,
-unless the objective is memory.
+"""A backend and precision that took at least this many times as long for the sample as the fastest is not
+tried further, unless the objective is memory.
 """
 
 _SAMPLE_SHARE = 1 / 30
-"""Share of the budget that scoring the sample with the `REFERENCE` settings may take."""
+"""Share of the time for a tuning that scoring the sample with the `REFERENCE` settings should take. It
+determines how many pairs the sample has.
+"""
 
 _LAST_SHARE = 1 / 4
-"""Share of the budget that is kept for the last comparison."""
+"""Share of the time for a tuning that is kept for the last comparison, of the best settings with the initial
+ones.
+"""
 
 
 class ReferenceScores(BaseModel):
@@ -77,8 +85,8 @@ class ReferenceScores(BaseModel):
 
 
 class PrecisionProbe(BaseModel):
-    """The seconds that a backend and precision took for the sample, and their rank agreement with the
-    reference.
+    """The measurement of one backend and precision: the seconds that they took for the sample, and how well
+    their rankings agree with those of the `REFERENCE` settings.
 
     ``reason`` says why this backend cannot run this precision here; empty if it can.
     """
@@ -91,8 +99,8 @@ class PrecisionProbe(BaseModel):
 
 
 class PairedCosts(BaseModel):
-    """The costs of two settings that were measured in turn, one of each in a round; less is better.
-    ``reason`` says why one of the settings failed; empty if both were measured.
+    """The costs (seconds or bytes; less is better) of two combinations of settings, which were measured in
+    turn, one of each in a round. ``reason`` says why one of them failed; empty if both were measured.
     """
 
     first: list[float] = []
@@ -101,8 +109,9 @@ class PairedCosts(BaseModel):
 
     @property
     def gain(self) -> float:
-        """How many times as good the second settings are: the median over the rounds of the first cost
-        divided by the second; 0 without costs. Costs are divided within a round, because speeds drift.
+        """How many times as good the second settings are as the first: the median over the rounds of the
+        first cost divided by the second; 0 without costs. Costs are divided within a round, because speeds
+        drift.
         """
         return float(np.median(np.divide(self.first, self.second))) if self.second else 0.0
 
@@ -161,7 +170,9 @@ class Trials:
         self.pairs = self.pairs.slice(0, len(reference.scores))
 
     def probe(self, backend: str, precision: str, reference: ReferenceScores) -> PrecisionProbe:
-        """Measure a backend and precision once. Its workers stay alive for the backend's other precisions."""
+        """Score the sample with a backend and precision, and compare the rankings with those of `reference`.
+        The workers stay alive for the backend's other precisions.
+        """
         place: dict[str, Any] = {"backend": backend, "precision": precision}
         workers: Changes = {"backend": backend}
         self.end_others(workers)
@@ -178,9 +189,10 @@ class Trials:
         return PrecisionProbe(**place, seconds=scored.seconds, agreement=agreed)
 
     def compare(self, first: Changes, second: Changes) -> PairedCosts:
-        """Measure two settings in turn, so that other load on the machine affects both.
+        """Measure two combinations of settings in turn, so that other load on the machine affects both.
 
-        If the time ends, complete rounds count. Raises `BenchTimeout` if no round is complete.
+        If the time limit ends the measurements, complete rounds count. Raises `BenchTimeout` if no round is
+        complete.
         """
         costs_of_both = PairedCosts()
         try:
@@ -247,8 +259,8 @@ class Trials:
 def rank_agreement(
     pairs: pa.Table, scores: npt.NDArray[np.float32], reference: list[float]
 ) -> Agreement | None:
-    """The agreement of the rankings within queries. If no query can be compared, all rows count as one query;
-    ``None`` if this cannot be compared either.
+    """Compare how `scores` and `reference` rank the pairs of each query. If no query can be compared, all
+    pairs count as those of one query. Returns ``None`` if this cannot be compared either.
     """
     expected = np.asarray(reference, np.float32)
     within_queries = agreement(pairs["query"].to_pylist(), scores, expected)
@@ -267,7 +279,7 @@ class NothingWorks(RankmillError):
 
 
 class _OutOfTime(Exception):
-    """The budget is spent."""
+    """The time for the tuning is over."""
 
 
 @dataclass
@@ -323,7 +335,7 @@ class Tuner:
     _story: list[str] = field(default_factory=list, init=False)
 
     def tune(self) -> Tuned:
-        """Search until everything was tried or the budget is spent.
+        """Search for the best settings, until all are tried or the time for it (`budget`) is over.
 
         Raises
         ------
@@ -403,8 +415,8 @@ class Tuner:
                 self._try({"backend": probe.backend, "precision": probe.precision})
 
     def _good(self, probes: list[PrecisionProbe]) -> list[PrecisionProbe]:
-        """The probes that ran and keep the ranks, fastest first. Tells the user of every probe, and why it is
-        refused.
+        """Return the measurements of the backends and precisions that run here and keep the ranks of the
+        reference, fastest first. Tells the user the result of each, and why it is refused.
         """
         good = []
         for probe in probes:
@@ -431,8 +443,8 @@ class Tuner:
         return sorted(good, key=lambda probe: probe.seconds)
 
     def _climb(self, device: str) -> None:
-        """Double the token budget as long as this is better. If not even the first doubling is better, halve
-        it as long as this is better.
+        """Double the token budget as long as the measured cost falls. If not even the first doubling lowers
+        the cost, halve the token budget as long as this does.
         """
         if isinstance(self.base.token_budget, int):
             return
@@ -476,8 +488,8 @@ class Tuner:
         return self._once(name, PairedCosts, lambda: self.trials.compare(first, second))
 
     def _open(self, setting: str, values: tuple[str, ...]) -> list[str]:
-        """The values of a setting to try: all but ``auto`` if the setting is ``auto``, otherwise only its
-        fixed value.
+        """Return the values of a setting that the tuning is to try: all of `values` but ``auto`` if the
+        setting is ``auto``, otherwise only its fixed value.
         """
         fixed = getattr(self.base, setting)
         return [value for value in values if value != "auto"] if fixed == "auto" else [fixed]
@@ -487,8 +499,8 @@ class Tuner:
         self.trials.until(end)
 
     def _once(self, name: str, kind: type[RecordT], measure: Callable[[], RecordT]) -> RecordT:
-        """The value recorded under `name`; without a record, measure and record it. Raises `_OutOfTime` if
-        this takes too long.
+        """Return the measurement that is recorded under `name`. Without a record, call `measure` and record
+        its result. Raises `_OutOfTime` if this takes too long.
         """
         record = self.records.get(name)
         if record is not None:

@@ -25,14 +25,14 @@ class PrecisionRefused(RankmillError):
 
 
 class PrecisionOptions(options.CommandOptions):
-    """How precisions are compared."""
+    """Options of check-precision."""
 
     precisions: Annotated[tuple[str, ...], Field(title="NAME")] = Field((), alias="precision")
     """Precision to check; repeat the option for several.  [default: the setting]"""
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.999
     """Least rank correlation of a precision with fp32, as the mean over the queries."""
     report_only: bool = False
-    """Exit with 0 for every verdict."""
+    """Exit with 0 even if a precision ranks too differently or loses rows."""
 
 
 @options.command("check-precision")

@@ -40,9 +40,9 @@ class QuantizeOptions(options.CommandOptions):
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.999
     """Least rank correlation of the quantized model with fp32, as the mean over the queries."""
     sample: Annotated[int, Field(ge=2)] = 2000
-    """Most pairs to measure with."""
+    """Maximum number of pairs to measure with."""
     trials: Annotated[int, Field(ge=1)] = 16
-    """Most variants of the model to measure; each keeps other layers out of 8 bits."""
+    """Maximum number of variants of the model to measure; each keeps other layers out of 8 bits."""
     force: bool = False
     """Replace DIR if quantize has made it."""
 

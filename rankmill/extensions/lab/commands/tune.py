@@ -38,8 +38,8 @@ The same command continues after an interruption."""
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds of a duration such as ``90s``, ``90``, ``2m`` or ``1h``; raises `ValueError` for any other
-    text.
+    """Return the number of seconds of a duration such as ``90s``, ``90``, ``2m`` or ``1h``. Raises
+    `ValueError` for any other text.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
     if not match:
@@ -60,7 +60,7 @@ class TuneOptions(options.CommandOptions):
     peak memory.
     """
     budget: Annotated[str, AfterValidator(_check_duration)] = "2m"
-    """Time for all measurements."""
+    """Time limit for all measurements."""
     output: Path = Path("tuned.yaml")
     """Config file to write."""
     query_column: options.Column = "query"

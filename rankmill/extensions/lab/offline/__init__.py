@@ -1,1 +1,1 @@
-"""Tasks of the laboratory and of the registry for a process that imports a worker's libraries."""
+"""Tasks on a model, such as to calibrate or to prove it, for a process that imports a worker's libraries."""

@@ -18,7 +18,9 @@ from rankmill.jobs.contract.errors import RankmillError
 
 
 def main(task: str) -> int:
-    """Read and answer the request; returns the exit status."""
+    """Read a request from standard input, and write the answer of the module `task` to standard output.
+    Returns the exit status.
+    """
     request = json.load(sys.stdin)
     with suppress(OSError):  # so that this process ends if memory runs out, and not its caller
         Path("/proc/self/oom_score_adj").write_text("1000")

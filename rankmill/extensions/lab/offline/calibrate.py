@@ -29,14 +29,14 @@ ALPHA = 0.5
 """SmoothQuant's migration strength: 0.5 divides the loss of precision evenly between inputs and weights."""
 
 _STEPS = 8
-"""Factors are rounded to powers of the 8th root of 2. Otherwise they would depend on the number of threads,
-because the forward's rounding errors do.
+"""Smoothing factors are rounded to powers of the 8th root of 2. Otherwise they would depend on the number of
+threads, because the forward's rounding errors do.
 """
 
 _TINY = 1e-5
 _KINDS = (".json", ".jinja", ".txt", ".model", ".safetensors")
-"""Endings of the files to copy, which are those that workers read; code and other formats of weights are left
-out.
+"""Endings of the model's files that are copied into the calibrated model's folder: those that workers read.
+Code and other formats of weights are left out.
 """
 
 
@@ -100,7 +100,8 @@ def watch(classifier: Any, tokens: Tokens) -> dict[str, Watched]:
 
 
 def calibrate(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Calibrate the model of a request, and write it with smoothing factors into an existing folder.
+    """Calibrate a model on the pairs of a request, and write the model with smoothing factors into an
+    existing folder.
 
     The request is ``{"spec": {...}, "queries": [...], "passages": [...], "folder": "..."}``, and the answer
     is ``{"revision": ..., "digest": ..., "layers": {NAME: SHARE, ...}}``, with each layer's share of the

@@ -1,4 +1,4 @@
-"""Proves a model's scores on devices of this host, as a worker would."""
+"""Proves that devices of this host compute a model's scores correctly, as a worker does before it scores."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from rankmill.workers.models.copies import ModelCopies
 
 
 def prove(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Prove a model on each device of the request, or take this host's cached proof.
+    """Prove that each device of the request computes a model's scores correctly. If this host has a stored
+    proof of it, that proof is taken.
 
-    The request is ``{"spec": {...}, "device": ...}``; the device ``all`` means all devices of this host.
-    In the answer, ``proofs`` has the fields of a `rankmill.jobs.contract.proof.Proof` for each device that
+    The request is ``{"spec": {...}, "device": ...}``; the device ``all`` means all devices of this host. In
+    the answer, ``proofs`` has the fields of a `rankmill.jobs.contract.proof.Proof` for each device that
     passes, and ``refused`` has the reason for each other device.
     """
     spec = ScoreSpec.model_validate(request["spec"])

@@ -19,7 +19,8 @@ _SAMPLE = "QUERY", "PASSAGE"
 
 
 def report(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe the model of a request; the answer has the fields of `ModelReport`.
+    """Describe a model, and how a worker of this host would run it. The answer has the fields of
+    `ModelReport`.
 
     The request is ``{"spec": {...}}``.
 
@@ -79,7 +80,7 @@ def _pooling(description: Description) -> str:
 
 
 def _refusal(spec: ScoreSpec, description: Description) -> str | None:
-    """Why workers cannot score with the model and this spec; ``None`` if they can."""
+    """Return the reason why workers cannot score with a model and this spec; ``None`` if they can."""
     try:
         if not spec.all_labels:
             choose_output(spec.label, description.labels, spec.model)
@@ -92,7 +93,7 @@ def _refusal(spec: ScoreSpec, description: Description) -> str | None:
 
 
 def _prompt(spec: ScoreSpec, description: Description) -> str | None:
-    """The text that the model reads for a pair; ``None`` if it reads the two texts as they are."""
+    """Return the text that a model reads for a sample pair; ``None`` if it reads both texts as they are."""
     try:
         if prompt_template(spec, description) is None:
             return None
@@ -104,7 +105,9 @@ def _prompt(spec: ScoreSpec, description: Description) -> str | None:
 
 
 def _backends(description: Description, device: str) -> dict[str, dict[str, str | None]]:
-    """For each backend and each of its precisions, why it cannot run the model here; ``None`` if it can."""
+    """Return, for each backend and each of its precisions, the reason why it cannot run a model on `device`;
+    ``None`` if it can.
+    """
     obstacles: dict[str, dict[str, str | None]] = {}
     for name, kind in backends().items():
         precisions = kind.precisions.get(device) or ("auto",)
