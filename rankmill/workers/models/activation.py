@@ -65,11 +65,14 @@ def _softmax(logits: Logits) -> Logits:
 
 
 _OWN: dict[str, Activation] = {"Identity": lambda logits: logits, "Sigmoid": _sigmoid}
-"""Functions that do not need PyTorch; most models use one of these."""
+"""Activation functions that do not need PyTorch, by their names in `torch.nn`; most models use one of these.
+"""
 
 
 def _of_torch(name: str, outputs: int) -> Activation | None:
-    """A class of `torch.nn` as a function; ``None`` if it is not an activation."""
+    """Make a function from logits to scores of a class of `torch.nn`. Returns ``None`` if there is no class
+    `name`, or if it does not map logits of this many `outputs` to scores.
+    """
     import torch
 
     kind = getattr(torch.nn, name, None)

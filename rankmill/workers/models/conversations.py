@@ -15,8 +15,9 @@ from rankmill.workers.models.templates import bound_templates, template_options
 Messages = list[dict[str, Any]]
 
 PROBES = (("alpha", "bravo"), ("charlie", "bravo"), ("alpha", "foxtrot"))
-"""A question with its answer (or a pair), another question with the same answer, and the first question with
-another answer.
+"""Three pairs of texts with which a chat template is tested: a question with its answer, another question
+with the same answer, and the first question with another answer. A template drops a text if the first pair
+gives the same result as another pair.
 """
 
 
@@ -81,14 +82,19 @@ class ConversationTokenizer:
         return sharing(in_a_row(self._ids(chats)), [json.dumps(chat[:-1]) for chat in chats])
 
     def _finds_texts_in_lists(self, plain: list[int]) -> bool:
-        """Whether the first probe still gets the tokens `plain` if each content is a list of one text."""
+        """Return whether the chat template also reads contents that are lists of texts. It does if the first
+        pair of `PROBES`, given in such lists, gets the same tokens as without them, `plain`.
+        """
         lists = [{**message, "content": [_part(message["content"])]} for message in exchange(*PROBES[0])]
         with suppress(Exception):  # an error of Jinja, or one that the template raises
             return self._ids([lists], cut=False) == [plain]
         return False
 
     def _readable(self, message: dict[str, Any]) -> dict[str, Any]:
-        """A message as the template reads it; raises `ValueError` for a content that is not text."""
+        """Convert a content that is a list of texts to the form that the chat template reads: a list, or one
+        text of several lines. Returns other messages as they are. Raises `ValueError` for a list that
+        contains anything other than texts.
+        """
         parts = message.get("content")
         if not isinstance(parts, list):
             return message

@@ -17,7 +17,7 @@ from rankmill.workers.host.disk_cache import make_room
 
 
 class ModelCopies:
-    """The models that extensions know by name, on a worker's host.
+    """Finds the files of models that extensions know by name on a worker's host, and removes old ones.
 
     Parameters
     ----------
@@ -31,7 +31,8 @@ class ModelCopies:
         self._names = ModelNames(settings)
 
     def pinned(self, spec: ScoreSpec) -> ScoreSpec:
-        """`spec` with the model that the name in it stands for now.
+        """Return a copy of `spec` in which a model's name that an extension knows is replaced by the model
+        for which it stands now. Any other name stays as it is.
 
         Raises
         ------
@@ -44,7 +45,9 @@ class ModelCopies:
             raise WorkerError(str(error)) from error
 
     def find(self, model: str, content: str | None) -> ModelCopy | None:
-        """The model's files, as `NamedModels.copy` returns them; ``None`` if no extension knows the name.
+        """Return where this host has the files of a model that an extension knows by name, and fetch missing
+        files (`NamedModels.copy`). `content` is the digest that the files must have, if it is known. Returns
+        ``None`` if no extension knows the name.
 
         Raises
         ------
@@ -60,8 +63,9 @@ class ModelCopies:
             raise SpecError(str(error)) from None
 
     def make_room(self, needed: int = 0, keep: Path | None = None) -> int:
-        """Remove old copies and conversions from the cache, as `CacheRoom.make_room` says. Without a limit,
-        nothing is removed.
+        """Remove copies of models and converted models from the cache folder, those unused for longest first,
+        until `needed` more bytes fit into it. Returns the number of bytes that still do not fit. Parameters
+        are as in `CacheRoom.make_room`. If the cache has no limit, nothing is removed.
         """
         return 0 if self._limit is None else make_room(self._kept(), self._limit, needed=needed, keep=keep)
 

@@ -29,7 +29,8 @@ from rankmill.workers.host.model_file import model_file
 from rankmill.workers.models.tokenizer import Joiner, sample_pairs
 
 _VERSION = 3
-"""Version of the cached files; it changes with what they contain."""
+"""Version of the files in which a model's description is cached; it is increased when their content changes.
+"""
 
 _FACTS, _TOKENIZER = "facts.json", "tokenizer.json"
 
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class KnownConfig(BaseModel, frozen=True, extra="forbid", protected_namespaces=()):
-    """The fields of a transformers config that are used, under the same names."""
+    """The fields of a transformers config that rankmill uses, under the same names."""
 
     model_type: str
     hidden_size: int | None
@@ -70,7 +71,7 @@ class _Facts(BaseModel, frozen=True, extra="forbid", protected_namespaces=()):
 
 @dataclass(frozen=True)
 class Description:
-    """A model's config, its tokenizer, and how it is applied.
+    """A model's config, its tokenizer, and how the model is applied to texts.
 
     Attributes
     ----------
@@ -108,12 +109,16 @@ class Description:
 
     @cached_property
     def joiner(self) -> Joiner | None:
-        """Joins pairs from texts that are tokenized separately; ``None`` if this would give other tokens."""
+        """The `Joiner` that tokenizes each distinct text of pairs only once. ``None`` if pairs would get
+        other tokens than from the model's own tokenizer.
+        """
         return Joiner.of(self.tokenizer, self.cache)
 
     @cached_property
     def joiner_alone(self) -> Joiner | None:
-        """The `Joiner` for texts that are scored by themselves; ``None`` as for `joiner`."""
+        """The `Joiner` for texts that are scored by themselves. ``None`` if they would get other tokens than
+        from the model's own tokenizer.
+        """
         return Joiner.of(self.tokenizer, self.cache, alone=True)
 
     @property
@@ -208,7 +213,7 @@ def describe(
     try:
         text = _plain(description.tokenizer, source, revision)
         if text is not None:
-            # raises if the files have changed: the name in the cache is that of the old files
+            # raises if the model's files have changed: the cached folder's name is made from the old files
             check_unchanged()
             build_once(folder, partial(_save, _facts(description), text))
             return replace(description, copy=kept_as(folder))
@@ -218,7 +223,7 @@ def describe(
 
 
 def read(source: str | Path, revision: str | None, cache: Path | None = None) -> Description:
-    """Read the description with transformers, whose import takes seconds."""
+    """Read a model's config, tokenizer and layout with transformers, whose import takes seconds."""
     from transformers import AutoTokenizer
 
     from rankmill.workers.backends.classifier import is_language_model, load_config

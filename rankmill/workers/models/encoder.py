@@ -18,7 +18,7 @@ class TextEncoder:
     tokenizer
         A tokenizer from transformers, or a `PlainTokenizer`.
     most
-        Most tokens that the model takes.
+        The model's limit in tokens, which the answers report; texts are not cut to it.
     labels
         Names of the model's outputs.
     """
@@ -28,7 +28,8 @@ class TextEncoder:
         self._most, self._labels = most, labels
 
     def __call__(self, rows: Sequence[str]) -> list[TokensFound]:
-        """Answer rows ``[n]``, each of which is a `TokensAsked` in JSON.
+        """Answer rows ``[n]`` that ask for the tokens of a text or for the text of tokens; each row is a
+        `TokensAsked` in JSON.
 
         Raises
         ------

@@ -39,21 +39,27 @@ from rankmill.workers.models.tokenizer_proof import (
 )
 
 _AFTER_SECONDS = 7.0
-"""Seconds of tokenizing after which the proof begins on a CPU. The proof takes about as many seconds, and a
-short run should not pay for it.
+"""On a CPU, the proof of a fast tokenizer library begins after this many seconds of tokenizing. The proof
+takes about as many seconds, and a short run should not pay for it.
 """
 
 _SAMPLE = 256
-"""One text of this many is tokenized by both libraries, which costs 0.4 µs per text on average."""
+"""One of this many texts, chosen at random, is tokenized both by the fast library and by Hugging Face's, to
+compare the ids. That costs 0.4 µs per text on average.
+"""
 
 _ATTEMPTS = 3
-"""After this many proofs that began and never ended, the library counts as one that crashes."""
+"""If this many proofs of a fast tokenizer library have begun and none has ended, the library is not used,
+because it probably crashes.
+"""
 
 _CACHED_WORDS = 1 << 18
 """Number of words that nanotoken remembers, in two tables with about 64 bytes for each word."""
 
 _RECIPE = 1
-"""Version of the proof; it changes when a proof would find more."""
+"""Version of the proof that compares tokenizer libraries. It is increased when the proof compares more, so
+that this host compares them again.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -98,12 +104,16 @@ class FastTexts:
         return self._fast is not None
 
     def news(self) -> str | None:
-        """What was found wrong with the library since the last call; ``None`` if nothing was."""
+        """Return what was found wrong with the fast tokenizer library since the last call of `news`; ``None``
+        if nothing was.
+        """
         news, self._news = self._news, None
         return news
 
     def settle(self) -> bool:
-        """Prove the library now, unless the result is known; returns whether the library is in use."""
+        """Compare the fast tokenizer library with Hugging Face's and wait for the result, unless
+        `begin_proof` begins no proof. Returns whether the fast library is in use.
+        """
         if proof := self.begin_proof():
             proof.join()
         return self.is_fast
@@ -121,7 +131,9 @@ class FastTexts:
         return tokens
 
     def _tokenize_fast(self, texts: list[str]) -> Tokens | None:
-        """The ids of texts by the library; ``None`` if it must not be used any more."""
+        """Tokenize texts with the fast library, except those with unproven characters. Returns ``None`` if
+        the library must not be used any more.
+        """
         if _stamp(self._file) != self._seen:
             self._read()
         if self._make is None or self._fast is None:
@@ -143,8 +155,8 @@ class FastTexts:
         return None
 
     def _unproven(self, texts: list[str]) -> list[int]:
-        """Indices of texts with a character that was not compared, or that gets other ids from the
-        library.
+        """Return the indices of texts with an unproven character: one that was not compared, or that gets
+        other ids from the fast library than from Hugging Face's tokenizer.
         """
         other = [place for place, text in enumerate(texts) if not text.isascii()]
         if not other or self._all_proven("".join([texts[place] for place in other])):
@@ -156,7 +168,9 @@ class FastTexts:
         return bool(self._proven[codes].all())
 
     def _mixed(self, texts: list[str], odd: list[int]) -> Tokens:
-        """The ids of texts; Hugging Face's tokenizer makes those at the indices `odd`."""
+        """Tokenize texts with the fast library, but those at the indices `odd` with Hugging Face's tokenizer,
+        because they have unproven characters.
+        """
         assert self._fast
         others = sorted(set(range(len(texts))) - set(odd))
         fast = fast_tokens(self._fast, [texts[place] for place in others])
@@ -164,7 +178,9 @@ class FastTexts:
         return both.take(np.argsort([*others, *odd]))
 
     def _differing(self, texts: list[str], tokens: Tokens) -> str | None:
-        """Compare a sample of texts; returns how the ids differ, or ``None`` if they agree."""
+        """Tokenize a random sample of texts with Hugging Face's tokenizer, and compare the ids with those in
+        `tokens`. Returns how they differ, or ``None`` if they agree.
+        """
         self._due += len(texts) / _SAMPLE
         wanted, self._due = int(self._due), self._due % 1
         places = [min(int(system.uniform(0, len(texts))), len(texts) - 1) for _ in range(wanted)]
@@ -175,8 +191,9 @@ class FastTexts:
         return None
 
     def begin_proof(self) -> threading.Thread | None:
-        """Begin a proof in a thread, and return the thread. ``None`` if no proof begins, for example because
-        a process of this host is making it or knows the result.
+        """Start a thread that compares the fast tokenizer library with Hugging Face's, and return the thread.
+        Returns ``None`` if no thread starts, for example because another process of this host is comparing
+        them, or because the result is already stored.
         """
         if self._missing:
             logger.warning(
@@ -286,6 +303,6 @@ LIBRARIES: dict[str, tuple[str, Callable[[str], FastEncode]]] = {
     "WordPiece": ("nanotoken", _nanotoken),
     "BPE": ("fastokens", _fastokens),
 }
-"""For each kind of tokenizer, the name of a library, and the function that makes the library's tokenizer from
-the JSON of Hugging Face's.
+"""The fast tokenizer library for each kind of Hugging Face tokenizer: the library's name, and a function that
+makes the library's tokenizer from the JSON of Hugging Face's.
 """

@@ -1,4 +1,6 @@
-"""Loads a model by its name, as an object that turns text into scores. The scores are proven elsewhere."""
+"""Loads a model by its name, as an object that turns text into scores. `rankmill.workers.engine.proving`
+checks the scores.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class LastProbes:
-    """When the probes of a loaded model last had the right scores, and whether a batch has failed since then.
+    """Records when the probes of a loaded model (pairs with known scores) last got the right scores, and
+    whether a batch has failed since then.
 
     All specs of the model share this object, so that the probes are scored once for all of them.
     """
@@ -69,35 +72,40 @@ class Model:
     revision: str | None
     int8_gain: float | None = None
     short_passages: ShortPassages | None = None
-    """Cuts passages to their own limit; ``None`` if they have no limit of their own."""
+    """Cuts passages to the spec's ``max_passage_tokens``; ``None`` if the spec does not set it."""
     windows: Windows | None = None
     """Cuts long passages into windows; ``None`` if they are truncated or refused."""
     refused_over: int | None = None
-    """Most tokens of a row; a longer row gets an error. ``None`` if longer rows are cut."""
+    """A row with more tokens than this gets an error instead of a score. ``None`` if longer rows are cut or
+    split.
+    """
     labels: tuple[str, ...] = ()
     """Names of the outputs, if each output is a score; scores are then ``[rows, labels]``. Empty if a row has
     one score; scores are then ``[rows]``.
     """
     proof: Proof | None = None
-    """The proof of the model's scores; ``None`` if nothing was proven, as in a simulation."""
+    """The proof of the model's scores: how much they differ from those of transformers on this device.
+    ``None`` if nothing was proven, as in a simulation.
+    """
     kind: str | None = None
-    """What decides the bits of a score besides row and model (`Alone.kind`); ``None`` unless the spec is
+    """A text that names all that the bits of a deterministic score depend on apart from the row and the
+    model, such as the CPU and the versions of packages (`Alone.kind`). ``None`` unless the spec is
     deterministic.
     """
     prove_again: Callable[[], Proof] | None = None
-    """Scores the probes again, and returns the new proof."""
+    """Scores the probes (the pairs of the proof) again, and returns a new proof of the model's scores."""
     prove_batch: Callable[[int, int], Proof | None] | None = None
-    """Compares batches with this many rows and padded tokens, and returns the proof with them; ``None`` if
-    such batches have been compared before.
+    """Scores batches with the given numbers of rows and padded tokens, and compares the scores with those of
+    transformers. Returns the proof, which then includes such batches, or ``None`` if it included them before.
     """
     last_probes: LastProbes = field(default_factory=LastProbes)
     inputs: Inputs = "pairs"
     averages: bool = False
     """Whether a row's score is the mean of its windows' scores, instead of the best of them."""
     encoder: TextEncoder | None = None
-    """Finds tokens, if rows ask for tokens instead of scores."""
+    """Answers rows that ask for tokens instead of scores; ``None`` if rows ask for scores."""
     lock: threading.RLock = field(default_factory=system.RLock, compare=False)
-    """The `Description.lock`, which must be held to tokenize."""
+    """The lock that a thread must hold while it tokenizes for this model (`Description.lock`)."""
 
     @property
     def texts(self) -> FastTexts | None:
@@ -112,10 +120,10 @@ class Model:
 class Loaded:
     """Tokenizer and weights of a model, which specs with any length, activation and instruction share.
 
-    ``held`` keeps an extension's copy on this host, ``source`` is where the files are, and ``copies`` has
-    digests of the cached files that were loaded instead of the model's. ``proof`` says what was proven about
-    the scores; ``prove_again`` and ``prove_batch`` are as in `Model`. ``check_spec`` compares the tokens of a
-    spec's own options.
+    ``held`` keeps an extension's copy of the model on this host, ``source`` is where the model's files are,
+    and ``copies`` has digests of the cached files that were loaded instead of the model's. ``proof``,
+    ``prove_again`` and ``prove_batch`` are as in `Model`. If a spec has options that change tokens,
+    ``check_spec`` compares the tokens with those of transformers.
     """
 
     about: Description
@@ -225,7 +233,7 @@ def load(
         description = describe(source, revision, cache, located.check_unchanged)
         _scores(spec, description)  # raises errors of the spec before the weights are read
         texts = _texts_of(tokenizer_for(spec, description, find_max_length(spec, description)))
-        # the proof runs while the weights load, so that a GPU waits less for tokens even in a short run
+        # a fast tokenizer is proven while the weights load: a GPU waits less for tokens even in a short run
         if device != "cpu" and texts:
             texts.begin_proof()
         answer_ids = answers(spec, description) if description.layout.task == "causal" else None
@@ -260,7 +268,9 @@ def _texts_of(tokenizer: Tokenize) -> FastTexts | None:
 
 
 def _scores(spec: ScoreSpec, description: Description) -> Activation:
-    """The function from logits to scores ``[rows]``, or ``[rows, labels]`` for all labels."""
+    """Return the function that turns logits into the scores that a spec asks for: ``[rows]``, or ``[rows,
+    labels]`` for all labels.
+    """
     if spec.inputs == "tokens":
         return lambda logits: logits  # rows that ask for tokens have no scores
     chosen = None if spec.all_labels else choose_output(spec.label, description.labels, spec.model)
@@ -279,7 +289,7 @@ def _row_by_row(function: Activation) -> Activation:
 
 
 ANY_LENGTH = 1 << 24
-"""A number of tokens that no pair reaches."""
+"""The limit on a pair's tokens if a model sets none; no pair is so long."""
 
 
 def _load_network(files: ModelFiles) -> Any:
@@ -350,11 +360,12 @@ def _cannot_load(spec: ScoreSpec, error: BaseException) -> str:
 
 
 _LONGEST = 300
-"""Most characters of an error that are shown."""
+"""An error of another library is shown with at most this many characters; the rest is cut off."""
 
 
 def find_max_length(spec: ScoreSpec, description: Description) -> int:
-    """Most tokens of a pair, by the spec, or else by the model's files, or else `ANY_LENGTH`.
+    """Return the limit on a pair's tokens that the spec sets, or else the model's files, or else
+    `ANY_LENGTH`.
 
     The result is never more than the model's number of positions.
 

@@ -1,4 +1,5 @@
-"""Defines the probes, which are the pairs that a proof scores.
+"""Defines the probes: the pairs that a worker scores to prove that a model's scores are those of
+transformers.
 
 Some are short, long, empty, equal or over the model's limit, and they are in many scripts. For a model of
 single texts, the passages are the probes. For a reward model, a probe is a question and its answer; in some
@@ -15,8 +16,8 @@ from rankmill.jobs.contract.schema import Inputs
 from rankmill.workers.models.conversations import Messages, exchange
 
 LONGEST = 512
-"""Most tokens of a probe that is scored, except with BigBird (`scored_length`). Of longer pairs the tokens
-are compared, but not the scores.
+"""Probes that are scored are cut to at most this many tokens, except with BigBird (`scored_length`). Of
+longer pairs the tokens are compared, but not the scores.
 """
 
 _TEXT = (
@@ -27,7 +28,7 @@ _WORDS = _TEXT.split()
 
 
 class Probe(NamedTuple):
-    """A pair of texts, to score in a proof.
+    """A pair of texts that a worker scores to prove a model's scores.
 
     ``before`` has the earlier messages of a conversation, each as role and content. If ``is_null``, the row
     has no text, and so no score.
@@ -49,8 +50,8 @@ def _words(count: int, start: int = 0, step: int = 7) -> str:
 
 
 def _alike(first: str, last: str, count: int) -> list[str]:
-    """Different texts, with the same words in different orders between `first` and `last`, so that they have
-    about equally many tokens.
+    """Make `count` different texts of about equally many tokens. Each begins with `first` and ends with
+    `last`, and has the same words in another order between them.
     """
     words = _WORDS[1:12]
     return [" ".join([first, *words[turn:], *words[:turn], last]) for turn in range(count)]
@@ -89,13 +90,13 @@ _SHORT = (
 _NULL = Probe("", "", is_null=True)
 
 _SAME = _words(45, 3, 11)
-"""More than 200 characters that several texts begin with."""
+"""The common beginning of the texts of several probes; it has more than 200 characters."""
 
 _MOON, _SEA = f"{_SAME} moon", f"{_SAME} sea"
 
 _LENGTHS = (16, 56, 88, 120, 184, 248, 376)
-"""Numbers of words of some passages. With these, token counts of pairs lie near powers of two and in
-between.
+"""The numbers of words in some probes' passages. With these, the token counts of pairs lie near powers of two
+and in between.
 """
 
 _SYSTEM = (("system", "Be brief."),)
@@ -118,12 +119,13 @@ SCORED = (
     *(Probe(_words(5, length), _words(length, length, 5)) for length in _LENGTHS),
     _NULL,
 )
-"""Probes that are scored. The first probe is the longest, and both of its texts are cut; some probes are
-equal, or almost equal.
+"""The probes whose scores are compared with those of transformers. The first probe is the longest, and both
+of its texts are cut; some probes are equal, or almost equal.
 """
 
 OF_SPECS = tuple(SCORED[place] for place in (1, 4, 6, 8, 12, 17, 22, 25, 37)) + SCORED[-5:-1]
-"""Probes whose tokens are compared if a spec has options that change tokens."""
+"""The probes whose tokens are compared with those of transformers if a spec has options that change tokens.
+"""
 
 AT_THE_LIMIT = (
     Probe("how far is the moon", "{long}"),
@@ -131,8 +133,8 @@ AT_THE_LIMIT = (
     Probe("{long}", "{long}"),
     Probe("é {long}", "🌕 {long}"),
 )
-"""Pairs whose tokens are compared at the model's limit; ``{long}`` stands for more words than the limit, but
-for at most 20,000.
+"""Pairs over the model's limit in tokens, whose tokens are compared with those of transformers. ``{long}``
+stands for more words than the limit, but for at most 20,000.
 """
 
 _MOST_WORDS = 20_000
@@ -154,8 +156,8 @@ def columns_of(probes: Sequence[Probe], inputs: Inputs) -> list[list[str | None]
 
 
 def scored_length(config: Any) -> int:
-    """Most tokens of a scored probe, unless the model takes fewer. BigBird's probes are so long that its
-    attention is sparse.
+    """Return the number of tokens to which scored probes are cut, unless the model's own limit is smaller.
+    BigBird's probes are so long that its attention is sparse.
     """
     if getattr(config, "attention_type", None) == "block_sparse":  # BigBird
         return max(LONGEST, (5 + 2 * int(config.num_random_blocks)) * int(config.block_size) + 8)
@@ -163,7 +165,7 @@ def scored_length(config: Any) -> int:
 
 
 def over_the_limit(limit: int) -> list[Probe]:
-    """The pairs of `AT_THE_LIMIT` for a limit in tokens."""
+    """Make the pairs of `AT_THE_LIMIT` for a model whose limit is `limit` tokens."""
     text = _words(min(limit + 8, _MOST_WORDS), 1)
     return [
         Probe(query.replace("{long}", text), passage.replace("{long}", text))

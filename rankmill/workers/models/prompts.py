@@ -131,7 +131,9 @@ class PromptTokenizer:
         return texts
 
     def _fills_without_instruction(self) -> bool:
-        """Remove the instruction for good; returns whether the template can be filled without it."""
+        """Remove this tokenizer's instruction, and return whether the prompt template can be filled without
+        it. The instruction is not restored, because the caller raises an error.
+        """
         self._instruction = ""
         try:
             self.rendered(*map(list, zip(*PROBES, strict=True)))
@@ -151,8 +153,8 @@ class PromptTokenizer:
         return np.array_equal(ours.ids, theirs.ids) and np.array_equal(ours.offsets, theirs.offsets)
 
     def _find_ending(self) -> list[int]:
-        """Find the tokens after the passage, which are the common ending of two short prompts, as in
-        sentence-transformers.
+        """Return the token ids that the template puts after the passage. As in sentence-transformers, these
+        are the common ending of two short prompts.
         """
         both = self._encoded(self.rendered(["0", "1 2 3 4"], ["0", "1 2 3 4"]))
         short, long = (part.tolist() for part in np.split(both.ids, both.offsets[1:2]))

@@ -1,4 +1,5 @@
-"""The reference model: transformers computes the probes' logits as sentence-transformers does, row by row.
+"""The reference model: transformers computes the right logits of the probes (the pairs of a proof), row by
+row, as sentence-transformers does.
 
 A worker's logits are compared with the reference, so this module shares little with a worker's code: it has
 its own tokens (`reference_tokens`), poolings and activation, and transformers' own forward. The module takes
@@ -60,8 +61,8 @@ class ReferenceModel:
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row], beside: Row | None = None) -> Logits:
-        """Logits ``[rows, outputs]`` of tokenized rows, each computed by itself. With a longer row `beside`,
-        each is computed in a batch with it, and so with padding.
+        """Compute the logits ``[rows, outputs]`` of tokenized rows, each row by itself. If a longer row is
+        given as `beside`, each row is computed in a batch with that row, and so with padding.
         """
         return np.stack([self._one(row, beside) for row in rows])
 
@@ -106,7 +107,9 @@ class ReferenceModel:
         return {name: tensor.to(like) for name, tensor in load_file(file).items()}
 
     def cast(self, precision: str, device: str, rounding: Rounding | None) -> None:
-        """Compute on a device in another precision from now on; 8 and 4 bits are simulated by `rounding`."""
+        """Move the model to a device, and make later calls compute in another precision. Precisions of 8 and
+        4 bits are simulated by rounding values as `rounding` says.
+        """
         self._device = device
         if precision in _DTYPES:
             self._model.to(device, _DTYPES[precision])
@@ -123,8 +126,8 @@ class ReferenceModel:
                     )
 
     def scores(self, logits: Logits) -> dict[str, Logits]:
-        """Scores of logits ``[rows, outputs]``, by the name of the activation; functions that torch lacks are
-        left out.
+        """Return the scores of logits ``[rows, outputs]`` for each activation that a spec may name, by its
+        name. Activations that need a function which torch lacks are left out.
         """
         outputs, several = torch.from_numpy(logits), logits.shape[1] > 1
         probability = outputs.softmax(-1) if several else outputs.sigmoid()
@@ -140,8 +143,8 @@ class ReferenceModel:
         return {activation: values.numpy() for activation, values in scores.items()}
 
     def labels(self, outputs: int) -> list[str]:
-        """Names of this many outputs, in order, from the config of a classifier; outputs without a name are
-        numbered.
+        """Return a name for each of the model's outputs, in order; `outputs` is their number. Names come from
+        a classifier's config; an output without a name gets its number.
         """
         names = self._model.config.id2label if self._about.layout.task == "classifier" else {}
         return [str(names.get(number, number)) for number in range(outputs)]
@@ -159,7 +162,7 @@ def _padded(ids: list[int], beside: list[int] | None) -> list[list[int]]:
 
 
 def _rounded(values: torch.Tensor, precision: str, together: int | None) -> torch.Tensor:
-    """Round values to 8 or 4 bits; `together` of them share a scale, as in `Rounding`."""
+    """Round values to 8 or 4 bits; each group of `together` values shares a scale, as in `Rounding`."""
     if together is None:
         return values
     width = values.shape[-1]

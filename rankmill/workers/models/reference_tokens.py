@@ -17,7 +17,9 @@ from rankmill.workers.models.prompts import is_structured, prompt_template
 from rankmill.workers.models.templates import template_options
 
 Row = dict[str, list[int]]
-"""Token ids of a probe, and mostly a mask and types, under their names in transformers."""
+"""Token ids of a probe and, from most tokenizers, an attention mask and token types, under their names in
+transformers.
+"""
 
 
 def own_tokenizer(source: str | Path, revision: str | None) -> Any:
@@ -80,7 +82,9 @@ class ReferenceTokens:
         return {"input_ids": ids, "attention_mask": [1] * len(ids)}
 
     def beginning(self, passage: str) -> str:
-        """The beginning of a passage, as long as the spec's ``max_passage_tokens`` allows."""
+        """Cut the end of a passage that has more tokens than the spec's ``max_passage_tokens``, and return
+        the rest.
+        """
         most = self._spec.max_passage_tokens
         while most:
             encoding = self._tokenizer(passage, add_special_tokens=False, return_offsets_mapping=True)

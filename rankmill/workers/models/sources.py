@@ -32,7 +32,7 @@ _AT_ONCE_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model's files, and where they are.
+    """The place of a model's files, and their version.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class ModelSource:
     held
         An object that keeps an extension's copy on this host as long as it exists.
     facts
-        What the file system says about the files in a folder.
+        Sizes and times of the files in a folder, which show whether a file was changed (`Facts`).
     """
 
     files: str | Path
@@ -183,8 +183,8 @@ class Reading:
         self._threads: dict[tuple[str, str | None], threading.Thread] = {}
 
     def goes_on(self, spec: ScoreSpec) -> bool:
-        """Whether the model's files are still being read; the first call starts a thread for that. After
-        ``False``, the model can be loaded.
+        """Return whether a thread is still reading the files of the spec's model. The first call starts this
+        thread. After ``False``, the model can be loaded.
         """
         key = spec.model, spec.revision
         thread = self._threads.get(key)

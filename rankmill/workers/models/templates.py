@@ -29,14 +29,15 @@ templates use this day if they cannot ask for the date.
 """
 
 _LONGEST = 1 << 18
-"""Most characters of a template."""
+"""A chat template with more characters than this is refused."""
 
 _MOST = 1 << 28
-"""Most characters and items of lists, counted together, that a template may make for a prompt."""
+"""A chat template that makes more characters and items of lists for one prompt, counted together, is refused.
+"""
 
 _STEP = 1024
-"""What a step of a loop, a call or a written item adds to the count of `_MOST`; so a prompt may take 262,144
-steps.
+"""Each step of a loop, call and written item of a chat template counts as this many characters of `_MOST`. So
+the template may take 262,144 steps for a prompt.
 """
 
 _TIMES, _BESIDE = 4, 1 << 14
@@ -50,7 +51,7 @@ number for each prompt.
 """
 
 _LOOK = 64
-"""The CPU time is checked at every 64th step."""
+"""The CPU time that a chat template takes is checked at every 64th step."""
 
 _DEPTH = 100
 
@@ -59,29 +60,35 @@ _ITERATE = frozenset({
     "length", "list", "map", "max", "min", "reject", "rejectattr", "reverse", "select", "selectattr",
     "slice", "sort", "sum", "unique",
 })  # fmt: skip
-"""Filters and methods whose arguments may be of any type, because they do not turn arguments into text."""
+"""Jinja's filters, and methods of texts, whose arguments may be of any type, because they do not turn
+arguments into text.
+"""
 
 _ADD_UP = frozenset({"join", "sum"})
-"""Filters of `_ITERATE` whose result contains everything that the items contain."""
+"""Filters of `_ITERATE` whose result contains the content of all items, so that the items' sizes are added
+up.
+"""
 
 _WIDEN = frozenset({
     "batch", "center", "expandtabs", "indent", "ljust", "rjust", "round", "slice", "tojson", "wordwrap",
     "zfill",
 })  # fmt: skip
-"""Filters and methods whose result grows with a number that they are given."""
+"""Jinja's filters, and methods of texts, whose result grows with a number among their arguments."""
 
 _MULTIPLY = frozenset({"expandtabs", "indent", "join", "replace", "tojson", "translate", "wordwrap"})
-"""Filters and methods whose result grows with the product of two arguments."""
+"""Jinja's filters, and methods of texts, whose result grows with the product of two arguments."""
 
 _DIGITS = 300
-"""Most digits that a number may be rounded to."""
+"""A chat template that rounds a number to more digits than this is refused."""
 
 _WIDTH = re.compile(r"%[^%a-zA-Z]*(\d{6,}|\*)|\{[^{}]*:[^{}]*(\d{6,}|\{)")
 """Matches a large or computed width in a format string."""
 
 
 class _Meter(local):
-    """How much of the bounds is left for the prompt that the thread renders."""
+    """Counts the steps and characters that a chat template may still use for the prompt that this thread
+    renders, and stops a template that uses more or takes too long.
+    """
 
     left = _MOST
     until = float("inf")
@@ -128,7 +135,9 @@ class _Counted(NodeTransformer):
 
 
 def _call(method: str, first: nodes.Expr, *others: nodes.Expr) -> nodes.Expr:
-    """Call a method of `BoundedEnvironment` as a filter, under a name that no template can write."""
+    """Make template code that calls a method of `BoundedEnvironment`, as a filter with a name that no
+    template can write.
+    """
     return nodes.Filter(first, f"bounded {method}", list(others), [], None, None)
 
 
@@ -148,7 +157,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     @classmethod
     def like(cls, environment: Environment) -> BoundedEnvironment:
-        """Make an environment with everything that another one has, except for what writes random text."""
+        """Make a bounded environment from another one; in it nothing writes random text or the date."""
         bounded: Any = environment.overlay()
         bounded.__class__ = cls
         bounded.finalize, bounded.template_class = bounded.written, BoundedTemplate
@@ -167,7 +176,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     @pass_context
     def step(self, context: Context, text: int) -> None:
-        """Count a step that writes `text` characters which stand in the template itself."""
+        """Count a step of a loop or macro; `text` is the number of characters of the template's own text in
+        it.
+        """
         self._meter.spend(_STEP + text)
 
     @pass_context
@@ -281,7 +292,9 @@ def _compiled(template: str) -> Template:
 
 
 def template_options(template: str) -> dict[str, str]:
-    """What a template is told besides the messages, so that it does not ask for the date."""
+    """Return the variables that a chat template gets besides the messages: a fixed date, if the template
+    would ask for today's.
+    """
     return {"date_string": _DAY} if "strftime_now" in template else {}
 
 

@@ -78,14 +78,14 @@ class PairTokenizer:
 
 
 class ShortPassages:
-    """Cuts passages to their own limit in tokens, before anything else is done with them.
+    """Cuts passages to the spec's ``max_passage_tokens``, before anything else is done with them.
 
     Parameters
     ----------
     tokenizer
         The Hugging Face tokenizer, which tells where tokens end in a text.
     most
-        Most tokens of a passage.
+        The limit on a passage's tokens.
 
     Raises
     ------
@@ -224,9 +224,9 @@ class Joiner:
         return self._join(texts, pairs, lengths, side)
 
     def _join(self, texts: Tokens, pairs: Ids, truncated: Ids, side: Side) -> Tokens:
-        """Insert tokens of `texts` into the pattern. `pairs` has the indices of each pair's texts, and
-        `truncated` says how many tokens of each are inserted; both are ``[2, n]``, or ``[1, n]`` for single
-        texts.
+        """Make the token ids of pairs by inserting tokens of `texts` at the placeholders of a pair's pattern.
+        `pairs` has the indices of each pair's texts, and `truncated` says how many tokens of each are
+        inserted; both are ``[2, n]``, or ``[1, n]`` for single texts.
 
         The first tokens of each text are inserted, or the last ones if the left side is cut.
         """
@@ -257,8 +257,9 @@ def sample_pairs(tokenizer: Any) -> tuple[list[str], list[str]]:
 
 
 def longest_first(lengths: Ids, room: int) -> Ids:
-    """Lengths ``[2, n]`` of the texts of pairs, or ``[1, n]`` of single texts, after truncation: the longer
-    text is cut until both fit into `room`.
+    """Return how many tokens of each text are left after truncation: ``[2, n]`` for the texts of pairs, ``[1,
+    n]`` for single texts. `lengths` has the numbers of tokens before. The longer text of a pair is cut until
+    both texts have at most `room` tokens together.
     """
     if len(lengths) == 1:
         return np.minimum(lengths, room)
@@ -270,7 +271,7 @@ def longest_first(lengths: Ids, room: int) -> Ids:
 
 
 def single_texts(tokenizer: Any) -> Tokenizer:
-    """Make a Rust tokenizer like `tokenizer`'s own, without truncation and template.
+    """Make a Rust tokenizer like `tokenizer`'s own that does not truncate, and adds no special tokens.
 
     The new tokenizer shares the parts of the original. A copy would go through JSON, where the scores of a
     Unigram model lose their last digit, which sometimes changes the tokens.
@@ -288,8 +289,9 @@ def single_texts(tokenizer: Any) -> Tokenizer:
 
 
 def texts_with_places(tokenizer: Any, option: str, wanted: str) -> Tokenizer:
-    """Make a tokenizer as `single_texts` does, which tells where tokens are in a text. If that is not
-    possible, raise a `SpecError` about `option`, which says what was `wanted`.
+    """Make a tokenizer of single texts that tells where each token is in its text (`single_texts`). If that
+    is not possible, raise a `SpecError` about the spec's field `option`; `wanted` names the feature for its
+    message.
     """
     try:
         return single_texts(tokenizer)
@@ -308,7 +310,8 @@ class Windows:
     tokenize
         The tokenizer of pairs, with its limit on the length.
     stride
-        Most tokens from the start of a window to the start of the next; ``None`` means half of a window.
+        At most this many tokens lie between the starts of two successive windows; ``None`` means half of a
+        window.
 
     Raises
     ------

@@ -20,13 +20,13 @@ _PLANES = (0, 1, 2, 3, 14)
 """Planes of Unicode that have characters; other planes have only private characters, or none."""
 
 CODES = [code for plane in _PLANES for code in range(plane << 16, (plane + 1) << 16)]
-"""Code points that are compared, except surrogates; a text with any other code point never goes to the fast
-library.
+"""Code points, except surrogates, for which the fast tokenizer library is compared with Hugging Face's. A
+text with any other code point never goes to the fast library.
 """
 
 _MOST_DIFFERENT = 256
-"""If more characters than this get other ids, the library is not used. If fewer do, these characters count as
-not proven.
+"""If more characters than this get other ids from the fast tokenizer library than from Hugging Face's, the
+fast library is not used. Otherwise these characters count as not proven.
 """
 
 _CONTEXTS = ("{0}", "a{0}b{0}{0}1", "e{0}\u0301 .{0} A")
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class Untrusted(Exception):
-    """The library does not give the ids of Hugging Face's tokenizer, or cannot be used."""
+    """A fast tokenizer library does not give the ids of Hugging Face's tokenizer, or cannot be used."""
 
 
 def slow_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> Tokens:
@@ -55,7 +55,9 @@ def slow_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> Tokens:
 
 
 def fast_tokens(fast: FastEncode, texts: list[str]) -> Tokens:
-    """Tokenize texts with a library; raises `Untrusted` if its offsets do not fit the texts."""
+    """Tokenize texts with a fast tokenizer library. Raises `Untrusted` if the library's offsets do not fit
+    the texts.
+    """
     ids, given = fast(texts)
     offsets = given.astype(np.int64, copy=False)
     is_whole = len(offsets) == len(texts) + 1 and offsets[0] == 0 and offsets[-1] == len(ids)
@@ -65,12 +67,12 @@ def fast_tokens(fast: FastEncode, texts: list[str]) -> Tokens:
 
 
 def row(tokens: Tokens, place: int) -> TokenIds:
-    """The ids of one text."""
+    """Return the token ids of the text at the index `place`."""
     return tokens.ids[tokens.offsets[place] : tokens.offsets[place + 1]]
 
 
 def described(text: str) -> str:
-    """A description of a text that does not reveal it."""
+    """Describe a text by its length and some of its characters, without revealing the text."""
     codes = sorted({f"U+{ord(character):04X}" for character in text if not character.isascii()})
     return f"a text of {len(text)} characters, among them {', '.join(codes[:20]) or 'none but ASCII'}"
 
@@ -109,7 +111,7 @@ def _agree(slow: Tokenizer, fast: FastEncode, texts: list[str]) -> npt.NDArray[n
 
 
 def _with_added(slow: Tokenizer) -> Iterator[str]:
-    """Texts with added tokens, which tokenizers find before anything else."""
+    """Make texts that contain the added tokens of a tokenizer, which it finds before anything else."""
     for added in list(slow.get_added_tokens_decoder().values())[:_MOST_DIFFERENT]:
         content = added.content
         yield from (content, f"a{content}b", f"a {content} b", f"{content}{content}", f" {content[:-1]}")
@@ -117,8 +119,8 @@ def _with_added(slow: Tokenizer) -> Iterator[str]:
 
 
 def _words(slow: Tokenizer) -> list[str]:
-    """The entries of the vocabulary as text. A byte-level vocabulary, in which a letter stands for each byte,
-    is decoded.
+    """Return the entries of a tokenizer's vocabulary as text. A byte-level vocabulary, in which a letter
+    stands for each byte, is decoded.
     """
     words = sorted(slow.get_vocab())
     if _SPACE_BYTE not in words:
@@ -128,7 +130,9 @@ def _words(slow: Tokenizer) -> list[str]:
 
 
 def _random_texts(words: list[str], characters: str) -> Iterator[str]:
-    """Texts of words, pieces of words, spaces, signs and characters of all scripts. Long texts come last."""
+    """Make pseudo-random texts of words, pieces of words, spaces, signs and characters of all scripts; each
+    call makes the same texts. Long texts come last.
+    """
     chance = random.Random(0)  # noqa: S311 (no secret)
     near = [characters[start : start + 256] for start in range(0, len(characters), 256)]
 
@@ -145,7 +149,7 @@ def _random_texts(words: list[str], characters: str) -> Iterator[str]:
     for number in range(RANDOM_TEXTS):
         text = "".join(piece() for _ in range(chance.randrange(1, 60)))
         yield text.title() if number % 5 == 0 else text
-    # some texts are longer than the longest word that is cut into pieces
+    # WordPiece cuts a word into pieces only up to a length, usually of 100 characters
     for length in (99, 100, 101, 200, 5000):
         yield "a" * length
         yield "é" * length
