@@ -1,1 +1,1 @@
-"""Rankings whose texts are in files of queries, and of a corpus that may be larger than memory."""
+"""Reads rankings of ids, and looks up their texts in files of queries and of a corpus larger than memory."""

@@ -35,7 +35,9 @@ _T = TypeVar("_T")
 
 
 def source_path(name: str, part: DatasetPart) -> AnyPath:
-    """The path of a file, of an object, or of the file made from a part of a dataset (``irds:NAME``).
+    """Return the path of the file or object `name`, or of the file with a part of the dataset ``irds:NAME``.
+
+    The first command that uses a part of a dataset writes this file into the user's cache folder.
 
     Raises
     ------
@@ -73,7 +75,9 @@ def _dataset_file(name: str, part: DatasetPart) -> Path:
 
 
 def _write(file: Path, dataset: str, part: DatasetPart, items: Iterator[Any]) -> None:
-    """Write the rows; the file appears complete or not at all, because another process may write it too."""
+    """Write the rows of a part of a dataset to a Parquet file. The file appears complete or not at all,
+    because another process may write it at the same time.
+    """
     import pyarrow.parquet as pq
 
     schema = _SCHEMAS[part]
@@ -90,7 +94,9 @@ def _write(file: Path, dataset: str, part: DatasetPart, items: Iterator[Any]) ->
 
 
 def _row(part: DatasetPart, item: Any) -> dict[str, object]:
-    """A row of the file; its text is what ir_datasets takes as the item's text by default."""
+    """Convert an item of a dataset to a row of the Parquet file. The text of a query or document is the one
+    that ir_datasets takes by default.
+    """
     if part in {"queries", "docs"}:
         return {_SCHEMAS[part].names[0]: item[0], "text": item.default_text()}
     return {name: getattr(item, name) for name in _SCHEMAS[part].names}

@@ -33,7 +33,8 @@ from rankmill.producer.files.stores.roots import confined
 from rankmill.producer.files.stores.writing import sync
 
 SUFFIX = ".index.rankmill"
-"""Suffix of the folder of an index, which is added to the name of the corpus."""
+"""Ending of the name of an index's folder beside the corpus; it follows the name of the corpus' first file.
+"""
 
 _FORMAT = 2
 _SCHEMA = pa.schema({"id": pa.string(), "text": pa.string()})
@@ -63,7 +64,9 @@ class TextIndex:
     rows: Rows
 
     def find(self, ids: pa.Array) -> Rows:
-        """The rows of the given ids (strings); -1 for an id that the index does not have."""
+        """Return the number of each id's row in the index; -1 for an id that the index does not have. The ids
+        are strings.
+        """
         wanted = _hashes(ids)
         order = np.argsort(wanted)  # because sorted ids are found several times as fast
         places = np.empty(len(wanted), np.int64)
@@ -81,11 +84,11 @@ class TextIndex:
         return rows_found
 
     def ids(self, rows: Rows) -> pa.StringArray:
-        """The ids of rows, all of which must exist."""
+        """Return the ids of the rows with the numbers `rows`, all of which must exist."""
         return self._taken(rows, "id")
 
     def take(self, rows: Rows) -> pa.StringArray:
-        """The texts of rows; null for -1."""
+        """Return the texts of the rows with the numbers `rows`; null for the number -1."""
         is_there = rows >= 0
         places = pa.array(np.cumsum(is_there) - 1, mask=~is_there)
         return self._taken(rows[is_there], "text").take(places)
@@ -231,14 +234,18 @@ def _hashes(ids: pa.Array) -> Hashes:
 
 
 def _in_order(hashes: Hashes, on_duplicate: OnDuplicate) -> Rows:
-    """The rows in the order of their hashes; among equal hashes, the row that counts comes first."""
+    """Return the numbers of all rows in the order of their hashes. Among rows with equal hashes, the row that
+    `on_duplicate` prefers comes first.
+    """
     if on_duplicate != "last":
         return np.argsort(hashes, kind="stable")
     return len(hashes) - 1 - np.argsort(hashes[::-1], kind="stable")
 
 
 def _check_unique(index: TextIndex, files: Sequence[AnyPath], sizes: Sequence[int]) -> None:
-    """Raise `InputError` if an id has two texts; `sizes` are the numbers of rows of the files."""
+    """Raise `InputError` if an id has two different texts in an index; `sizes` has the number of rows of each
+    of the `files`.
+    """
     equal = index.hashes[1:] == index.hashes[:-1]
     if not equal.any():
         return
@@ -260,6 +267,8 @@ def _check_unique(index: TextIndex, files: Sequence[AnyPath], sizes: Sequence[in
 
 
 def _place_of(row: int, files: Sequence[AnyPath], sizes: Sequence[int]) -> str:
-    """The file of a row, and its number there, for messages; `row` counts the rows of all files."""
+    """Describe, for a message, the place of a row: its file, and its number there. The number `row` counts
+    the rows of all files.
+    """
     file = int(np.searchsorted(np.cumsum(sizes), row, side="right"))
     return f"row {row - sum(sizes[:file])} (counted from 0) of {files[file]}"

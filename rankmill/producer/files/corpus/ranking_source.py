@@ -27,8 +27,8 @@ _TEXT_FIELDS = [pa.field("query", pa.dictionary(pa.int32(), pa.string())), pa.fi
 _LABEL_FIELDS = [pa.field("relevance", pa.int64()), pa.field("in_run", pa.bool_())]
 
 _ROWS_AT_ONCE = 16_384
-"""Rows whose passages are read into one buffer; a larger buffer is slower, because the system clears its
-memory each time.
+"""The passages of this many rows are read into one buffer. A larger buffer would be slower, because the
+system clears its memory each time.
 """
 
 _Labels = dict[tuple[str, str], int]
@@ -108,7 +108,7 @@ class RankingSource(PairSource):
         return (batch.select(wanted) for batch in self._ids())
 
     def explain(self, part: ScoredTable) -> ScoredTable:
-        """Name the id in the errors of rows without a text."""
+        """Replace the error of each row without a text by one that names the id that has no text."""
         if part.errors.null_count == len(part.errors):
             return part
         errors = part.errors.to_pylist()
@@ -160,8 +160,8 @@ class RankingSource(PairSource):
             yield pa.RecordBatch.from_pylist(rows, schema=self._id_schema)
 
     def _texts(self) -> list[tuple[str, str, TextIndex, str]]:
-        """For queries and for passages: the column of texts, the column of ids, the index that finds the
-        texts, and the names of its files.
+        """Return, for the queries and for the passages, the column of their texts, the column of their ids,
+        the index that finds the texts, and the names of the files from which the index was made.
         """
         queries, corpus = (
             ", ".join(str(file.path) for file in files) for files in (self._input.queries, self._input.corpus)
@@ -241,7 +241,7 @@ def _best(
     ranks = batch["run_rank"].to_numpy(zero_copy_only=False).astype(np.float64)
     by_score = best_first(numbers, scores, batch["doc_id"])
     by_rank = best_first(numbers, -ranks, None)
-    # in both orders, the rows of a query have the same places
+    # The rows of a query have the same places in both orders, so each query can take its rows from either.
     order = np.where(has_scores[by_score], by_score, by_rank)
     places = np.arange(len(batch)) - np.repeat(starts, sizes)
     kept = np.sort(order[places < depth])

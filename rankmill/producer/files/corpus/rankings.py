@@ -41,7 +41,9 @@ scored. These are used only if the file has no other rank and no other score.
 """
 
 _RELEVANCE: Sequence[Sequence[str]] = [("relevance",), ("rel", "label", "score")]
-"""Names of the column of grades; relevance comes first, because a table that has it may also have scores."""
+"""Names that the column of grades may have in a file of judgements. The name ``relevance`` is preferred,
+because a file that has it may also have a column of scores.
+"""
 
 _RANKING = LineFormat(
     SCHEMA,
@@ -124,8 +126,8 @@ def read_table(path: AnyPath) -> pa.Table:
 
 
 def column_of(path: AnyPath, names: Sequence[str], *usual: Sequence[str]) -> str:
-    """The column of a file with one of the `usual` names. A name of the first sequence is preferred to names
-    of later ones.
+    """Return which of a file's columns (`names`) has a usual name. `usual` are sequences of such names; names
+    of an earlier sequence are preferred.
 
     Raises
     ------
@@ -148,8 +150,8 @@ def _column_with(path: AnyPath, names: Sequence[str], usual: Sequence[Sequence[s
 
 
 def frame_of(table: pa.Table, names: list[str], path: AnyPath) -> pd.DataFrame:
-    """Columns `names` as ``query_id``, ``doc_id`` and ``score``; rows with a null are left out. Raises
-    `InputError` if the scores are not numbers.
+    """Convert the three columns `names` of a table to a data frame with the columns ``query_id``, ``doc_id``
+    and ``score``. Rows with a null are left out. Raises `InputError` if the scores are not numbers.
     """
     try:
         columns = [
@@ -217,7 +219,9 @@ def _column(path: AnyPath, column: pa.Array | None, field: pa.Field, rows: int, 
 
 
 def _named(path: AnyPath, names: Sequence[str]) -> Mapping[str, str]:
-    """The file's column for each column of `SCHEMA` that it has; raises `InputError` if it has no ids."""
+    """Return, for each column of `SCHEMA` that a file has, the name of the column in the file, whose columns
+    are `names`. Raises `InputError` if the file lacks a column of ids.
+    """
     ids = {name: column_of(path, names, *_USUAL[name]) for name in ("query_id", "doc_id")}
     groups = zip(*(_USUAL[name] for name in ("run_rank", "run_score")), strict=True)
     others: dict[str, str | None] = {}
@@ -230,8 +234,8 @@ def _named(path: AnyPath, names: Sequence[str]) -> Mapping[str, str]:
 
 
 def _fields(path: AnyPath, words: Sequence[str]) -> Sequence[str]:
-    """The names of the fields of a ranking, if the first line (`words`) is a header or has three fields.
-    Otherwise this is empty, because the number of fields tells the names.
+    """Return the names of the fields on each line of a ranking, if its first line (`words`) is a header or
+    has three fields. Otherwise return an empty sequence: then the number of fields tells their names.
     """
     if words and words[0].lower() in QUERY_IDS:
         roles = {column: name for name, column in _named(path, words).items()}
@@ -243,8 +247,8 @@ def _third_field(path: AnyPath) -> str:
     """Name the third field of a run, ``run_rank`` or ``run_score``: ranks are whole numbers that rise within
     each query.
 
-    Rows of a query are compared if they are in one part of the file, or follow each other. If a file has only
-    one part, and no query has two rows, whole numbers are ranks.
+    The file is read in blocks. Rows of a query are compared if they are in one block, or follow each other.
+    If the file has only one block, and no query has two rows, whole numbers are ranks.
 
     Raises
     ------

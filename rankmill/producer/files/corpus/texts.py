@@ -58,8 +58,8 @@ class TextFields:
         return f"id {self.id!r}, text {text!r}{with_title}"
 
     def among(self, path: AnyPath, names: Sequence[str]) -> TextFields:
-        """The same fields with every column named; `names` are the columns that the beginning of the file
-        shows.
+        """Return a copy that names every column of ids and texts in the file at `path`. `names` are the
+        columns that the beginning of the file shows.
 
         Raises
         ------
@@ -125,21 +125,25 @@ def read_texts(path: AnyPath, fields: TextFields = CORPUS) -> Iterator[tuple[pa.
 
 
 def taken_fields(path: AnyPath, fields: TextFields) -> TextFields | None:
-    """The columns that are read from a file; ``None`` for an empty file. Raises what `read_texts` raises."""
+    """Return the columns of ids and texts that `read_texts` reads from a file; ``None`` for an empty file.
+    Raises the errors of `read_texts`.
+    """
     opened = _open(path, fields)
     return opened and opened[0]
 
 
 def taken(paths: Sequence[AnyPath], fields: TextFields) -> dict[str, str]:
-    """A text that names the columns which are read from `paths`, by the option that names these files
-    (``queries`` or ``corpus``).
+    """Describe in words the columns of ids and texts that `read_texts` reads from the files `paths`. The key
+    of the description is the option that names these files (``queries`` or ``corpus``).
     """
     columns = dict.fromkeys(str(of_file) for path in paths if (of_file := taken_fields(path, fields)))
     return {fields.side: "; ".join(columns)}
 
 
 def _joined(before: Sequence[pa.Array], text: pa.Array) -> pa.Array:
-    """Put the values of `before` before each text, separated by spaces; null where the text is null."""
+    """Put the values of the columns in `before` in front of each row's text, separated by spaces. Empty
+    values are left out. The result is null where the text is null.
+    """
     whole = text
     for values in reversed(before):
         first = pc.utf8_trim_whitespace(pc.fill_null(values, ""))
@@ -150,8 +154,8 @@ def _joined(before: Sequence[pa.Array], text: pa.Array) -> pa.Array:
 
 
 def _open(path: AnyPath, fields: TextFields) -> tuple[TextFields, Iterator[pa.RecordBatch]] | None:
-    """Open a file: the names of the columns to read, which are found at the beginning of the file, and the
-    rows of these columns; ``None`` for an empty file.
+    """Open a file of texts. Return the names of its columns of ids and texts, which are found at the
+    beginning of the file, and an iterator over the rows of these columns; ``None`` for an empty file.
     """
     options = ReadOptions(way_out="write the texts as Parquet", names=fields.columns)
     form = format_of(path)

@@ -20,7 +20,7 @@ from rankmill.jobs.contract.wire import is_text
 from rankmill.producer.files.stores.paths import AnyPath
 
 MAX_LINE_BYTES = 16 << 20
-"""Most bytes of a line of text; this is checked before the line is parsed."""
+"""A line of a text file may have at most this many bytes. A longer line is refused before it is parsed."""
 
 NOT_UTF8 = "not valid UTF-8; convert the file first, for example: iconv -f latin1 -t utf-8"
 
@@ -121,8 +121,9 @@ class Reader(Protocol):
         ...
 
     def survey(self, *, find_nulls: bool) -> Survey:
-        """Find schema and size of the file; raises an error if what is read for this is wrong. With
-        `find_nulls`, also find ``first_null``, even if this takes another read.
+        """Find the schema and the number of rows of the file. With `find_nulls`, also find the first row with
+        a null in a text column (``first_null``), even if this takes another read. Raises an error if the data
+        that are read for this are damaged.
         """
         ...
 
@@ -241,18 +242,20 @@ def _is_uncastable(kind: pa.DataType) -> bool:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema of what `plain_batch` returns, without the metadata that an earlier score-file wrote."""
+    """Return the schema that `plain_batch` gives to a batch with this `schema`. Metadata that an earlier
+    score-file wrote are left out.
+    """
     metadata = {key: value for key, value in (schema.metadata or {}).items() if not key.startswith(_OURS)}
     return pa.schema([field.with_type(_plain(field.type)) for field in schema], metadata or None)
 
 
 _OURS = b"rankmill."
-"""What the keys of an output's metadata begin with."""
+"""Prefix of the keys of all metadata that score-file writes into an output."""
 
 
 def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with plain text and bytes in place of views, at any depth. Polars writes views, and Arrow
-    cannot take rows of them.
+    """Convert Arrow's string views and binary views in a batch, at any depth, to plain text and bytes. Polars
+    writes views, and Arrow cannot take rows of them.
 
     A dictionary of texts stays one, but without a null among its texts, because Parquet cannot hold that
     null. Other dictionaries become plain values.
@@ -289,8 +292,8 @@ def undictionaried(kind: pa.DataType) -> pa.DataType:
 
 
 def mapped_type(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """The type with `change` applied to all types inside of structs, maps and lists. If the type is none of
-    these, `change` is applied to the type itself.
+    """Apply `change` to all types inside of a struct, a map or a list, and return the new type. For any other
+    type, return what `change` makes of the type itself.
     """
 
     def mapped(field: pa.Field) -> pa.Field:
@@ -313,13 +316,13 @@ _OF_VIEWS = {
     pa.binary_view(): pa.large_binary(),
     pa.json_(pa.string_view()): pa.large_string(),
 }
-"""Types in place of views; their offsets have 64 bits, because views may hold more text than 32 bits
-count.
+"""For each of Arrow's view types, the type to which it is converted. The new types have offsets of 64 bits,
+because views may hold more text than 32 bits count.
 """
 
 
 def is_empty(path: AnyPath) -> InputError:
-    """The error for a file without any content, not even the names of its columns."""
+    """Make the error to raise for a file without any content, not even the names of its columns."""
     return InputError(f"{path}: is empty; write it again, or leave it out of the input")
 
 

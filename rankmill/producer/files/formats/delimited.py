@@ -45,12 +45,14 @@ from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_stream
 
 _BLOCK_BYTES = 16 << 20
-"""Size of the blocks that are parsed; blocks are larger if a field may be longer, because a row must fit into
-a block.
+"""CSV and TSV are parsed in blocks of this many bytes. Blocks are larger if a field may be longer, because a
+row must fit into a block.
 """
 
 _BEGINNING_BYTES = 1 << 20
-"""Number of bytes that are looked at before a file is read; these must contain the header."""
+"""The delimiter and the header of a file are found in its first bytes, at most this many. These bytes must
+contain the whole header.
+"""
 
 _MAX_COLUMNS = 10_000
 
@@ -177,8 +179,8 @@ class _DelimitedReader:
         return first
 
     def _is_header(self, first: Sequence[str], given: Sequence[str]) -> bool:
-        """Whether the first row is a header, although the caller has `given` names: it has all of these
-        names, or the name of a text column in the place of that column.
+        """Whether the file's first row is a header, although the caller has named the columns (`given`). A
+        header has all of the given names, or the name of a text column at the place of that column.
         """
         same = {
             name for name, field in zip(given, first, strict=False) if field.casefold() == name.casefold()
@@ -233,10 +235,12 @@ class CsvReader(_DelimitedReader):
         return True
 
     def _usual_delimiter(self, beginning: str) -> str:
-        """The first delimiter that fits, or else the one that gives the most fields. A delimiter fits if the
-        header then has all columns of texts or conversations; or several columns, if the caller names none of
-        these. If the caller gives names for all columns of the file, a delimiter fits if the first row has as
-        many fields as names.
+        """Detect the delimiter of a CSV file: the first one that fits, or else the one that gives the most
+        fields.
+
+        A delimiter fits if the header then has all columns of texts or conversations; or several columns, if
+        the caller names none of these. If the caller gives names for all columns of the file, a delimiter
+        fits if the first row has as many fields as there are names.
         """
         wanted = {*self._texts, *self._options.messages}
         rows = {

@@ -24,22 +24,26 @@ from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_random
 
 MAGIC = b"ARROW1"
-"""First bytes of a file with a footer; all other files are streams, such as those in the cache of
-Hugging Face's datasets.
+"""First bytes of an Arrow file with a footer. An Arrow file that does not begin with them is a stream, such
+as those in the cache of Hugging Face's datasets.
 """
 
 STREAM_MAGIC = b"\xff\xff\xff\xff"
-"""First bytes of a stream, except one from before Arrow 0.15."""
+"""First bytes of an Arrow stream, unless a release before Arrow 0.15 wrote it."""
 
 _OLD_FEATHER = b"FEA1"
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-"""The end of a stream; it is checked because Arrow accepts a stream that was cut off between two batches."""
+"""Last bytes of an Arrow stream. They are checked, because Arrow accepts a stream that was cut off between
+two batches.
+"""
 
 _BATCH_ROWS = 65_536
 
 
 class ArrowReader:
-    """Reads one record batch at a time; only the batches tell the number of rows."""
+    """Reads an Arrow file, one record batch at a time. Its rows are counted by reading all batches, because
+    the file does not say their number.
+    """
 
     def __init__(self, path: AnyPath, texts: Sequence[str], options: ReadOptions) -> None:
         self._path, self._texts = path, texts
@@ -62,7 +66,9 @@ class ArrowReader:
 
     @contextmanager
     def _open(self, wanted: Sequence[str]) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
-        """The schema, and the batches with the `wanted` columns that the file has."""
+        """Open the Arrow file. Yields its schema, and an iterator over its batches with the `wanted` columns,
+        or with its first column if it has none of these.
+        """
         try:
             source = open_random(self._path)
             with pa.OSFile(str(source)) if isinstance(source, Path) else source as file:
@@ -101,8 +107,8 @@ def _batches(file: pa.NativeFile, is_file: bool, options: pa.ipc.IpcReadOptions)
 
 
 class ArrowWriter:
-    """Writes an Arrow file, compressed with zstd. `close` drops the metadata: they would belong to the
-    schema, which is already written.
+    """Writes an Arrow file, compressed with zstd. `close` ignores its metadata, because an Arrow file has
+    them in its schema, which is written first.
 
     Columns with dictionaries are written as plain values, because a file has one dictionary for all rows.
     """
@@ -136,4 +142,4 @@ class ArrowWriter:
 
 ARROW = Format((".arrow", ".feather"), ArrowReader, ArrowWriter, is_text=False)
 ARROWS = Format((".arrows",), ArrowReader, None, is_text=False)
-"""The format of streams; a file whose name ends in .arrow may be a stream, too."""
+"""The format of files with an Arrow stream. A file whose name ends in .arrow may hold a stream, too."""

@@ -15,7 +15,7 @@ from rankmill.producer.files.formats.base import MAX_LINE_BYTES, NOT_UTF8
 from rankmill.producer.files.stores.paths import AnyPath
 
 MAX_DEPTH = 32
-"""Deepest nesting of lists and objects.
+"""Lists and objects in JSON may be nested at most this deep; a file with deeper ones is refused.
 
 Arrow cannot read Parquet files with more than 100 levels, and a list needs two or three of these levels.
 """
@@ -57,7 +57,9 @@ def array_blocks(path: AnyPath, stream: pa.NativeFile, start: bytes) -> Iterator
 
 
 class _Text:
-    """Text that was read from the file; the part that is not used yet begins at ``at``."""
+    """Decodes a JSON file in pieces. ``text`` holds the piece that was read last, of which the parser has
+    used all characters before the index ``at``.
+    """
 
     def __init__(self, path: AnyPath, stream: pa.NativeFile, start: bytes) -> None:
         self._path = path
@@ -73,8 +75,8 @@ class _Text:
         return bool(data)
 
     def next(self) -> str:
-        """The next character that is not JSON's white space; empty at the end. It stays the next one until
-        `at` is moved.
+        """Move ``at`` to the next character that is not white space, and return this character; return an
+        empty string at the end of the file.
         """
         while True:
             self.at = _end_of_space(self.text, self.at)

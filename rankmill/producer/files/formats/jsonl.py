@@ -50,15 +50,17 @@ from rankmill.producer.files.stores.reading import open_stream
 _BLOCK_BYTES = 1 << 20
 
 MAX_KEYS = 10_000
-"""Most different keys in all rows together, and most fields in a nested column."""
+"""The rows of a file together may have at most this many different keys; a file with more is refused. A
+nested column with more fields becomes text.
+"""
 
 _PART_ROWS = 128
 
 _MAX_CELLS = 20_000_000
-"""Most values (columns times rows) that are converted at a time."""
+"""At most this many values (columns times rows) are converted to Arrow at a time."""
 
 _SAFE_INTEGER = 2**53
-"""Floating-point numbers hold every integer up to this size."""
+"""A 64-bit floating-point number holds every integer up to this size exactly."""
 
 _WAY_OUT = "--list-columns {} makes a row of each item of lists, and --messages-column is for conversations"
 
@@ -194,7 +196,7 @@ class JsonlWriter(TextWriter):
 
 
 def with_keys(row: str, added: Mapping[str, object]) -> str:
-    """The object `row` as JSON, with the keys of `added` at the end."""
+    """Return the JSON object `row` with the keys and values of `added` at its end."""
     return _with_fields(row, _json_of(added)[1:-1]) if added else row
 
 
@@ -213,7 +215,7 @@ def with_items(row: str, lists: Sequence[str]) -> Iterator[str]:
 
 
 def with_text(row: str, names: Collection[str]) -> str:
-    """The object `row` as JSON, with the values of the keys `names` turned into text."""
+    """Return the JSON object `row` with the values of its keys `names` turned into text."""
     record = _decode(row)
     return _json_of({**record, **{name: value_as_text(record[name]) for name in names if name in record}})
 
@@ -256,7 +258,9 @@ class _Part:
 
 
 class _Columns:
-    """Finds the columns of a file, and their types if the caller wants these."""
+    """Finds the columns of a file of JSON Lines from its rows, and the columns' types unless the caller wants
+    text.
+    """
 
     def __init__(self, path: AnyPath, texts: Sequence[str], options: ReadOptions) -> None:
         self.types: dict[str, pa.DataType] = {}
@@ -284,7 +288,9 @@ class _Columns:
                 self._narrow(name, values)
 
     def check(self, part: _Part) -> None:
-        """Turn a column of `unsure` into text if its values do not fit its type."""
+        """Turn each nested column of `unsure` into text whose values in these rows do not fit its widened
+        type.
+        """
         for name in list(self.unsure):
             try:
                 _array(part.values(name), self.types[name])
@@ -302,7 +308,9 @@ class _Columns:
         return (self._options.typed or name in self._options.lists) and name not in self._texts
 
     def _narrow(self, name: str, values: Sequence[Any]) -> None:
-        """Widen the type of a column so that it fits more values, or turn the column into text."""
+        """Widen the type of the column `name` so that it also fits `values`; if no type does, turn the column
+        into text.
+        """
         before, new = self.types[name], _type_of(values)
         if new is not None and pa.types.is_integer(new):
             numbers = [value for value in values if value is not None] if None in values else values
@@ -329,7 +337,9 @@ def _check_keys(path: AnyPath, number: int, keys: Iterable[str]) -> None:
 
 
 def _present(records: Sequence[Record], wanted: set[str], *, is_uniform: bool) -> Mapping[str, Sequence[Any]]:
-    """The values of each of the `wanted` columns; rows that lack a column are left out of its values."""
+    """Return, by name, the values that `records` have in each of the `wanted` columns. A record without the
+    column adds no value.
+    """
     if is_uniform:
         columns = zip(records[0], zip(*map(dict.values, records), strict=True), strict=True)
         return {name: values for name, values in columns if name in wanted}
@@ -361,8 +371,8 @@ def _type_of(values: Sequence[Any]) -> pa.DataType | None:
 
 
 def _has_truth_as_number(values: Iterable[Any], kind: pa.DataType) -> bool:
-    """Whether Arrow turns true or false into a number at any depth, which it does if there are fractions,
-    too.
+    """Whether Arrow turns true or false into a number when it gives these values the type `kind`, at any
+    depth. It does so if other values are fractions.
     """
     if pa.types.is_floating(kind):
         return bool in set(map(type, values))
@@ -473,7 +483,7 @@ def _blocks(path: AnyPath) -> Iterator[tuple[int, bytes]]:
 
 
 def _parts(path: AnyPath) -> Iterator[_Part]:
-    """Yield the rows of a file, a few at a time, so that the objects of these rows fit into a processor's
+    """Yield the parsed rows of a file, a few at a time, so that their Python objects fit into a processor's
     caches.
     """
     for first, block in _blocks(path):
@@ -494,12 +504,12 @@ def _parts_of(path: AnyPath, first: int, block: bytes) -> Iterator[_Part]:
 
 
 def _plain_batch(block: bytes, schema: pa.Schema, most: int) -> pa.RecordBatch | None:
-    """Read the rows of a block with Arrow, which takes half of Python's time; ``None`` if Python must read
-    them.
+    """Parse the rows of a block with Arrow, in half of the time that Python's json would take. Returns
+    ``None`` if Arrow cannot be used for this block.
 
     Use this only for columns of which Python has already read all values, because Arrow is less strict.
-    Python must read a block with more than `most` rows, and what Arrow refuses: lone surrogates, repeated
-    keys, and control characters in strings.
+    Python must parse a block with more than `most` rows, and a block that Arrow refuses because it has lone
+    surrogates, repeated keys, or control characters in strings.
     """
     fields = pa.schema([field for field in schema if field.name != ROW])
     try:

@@ -1,4 +1,4 @@
-"""Files with one row for a query and a list of passages, read as one row for each pair."""
+"""Reads files whose rows have a query and a list of passages, as one row for each pair of the two."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rankmill.producer.files.formats.jsonl import with_items
 from rankmill.producer.files.stores.paths import AnyPath
 
 _ROWS = 64
-"""Rows that are read at a time; each may have a thousand passages."""
+"""This many rows are read at a time. The number is small, because a row may have a thousand passages."""
 
 
 class ListReader:
@@ -40,7 +40,9 @@ class ListReader:
         return self._inner.shown_columns()
 
     def survey(self, *, find_nulls: bool) -> Survey:
-        """See `Reader.survey`; the other reader surveys the file, then the lists are read to count rows."""
+        """See `Reader.survey`; first `inner` surveys the file, then the lists are read to count the rows that
+        they make.
+        """
         plain = [name for name in self._texts if name not in self._lists]
         inner = self._inner.survey(find_nulls=False)
         if not inner.schema.names:

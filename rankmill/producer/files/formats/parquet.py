@@ -32,7 +32,9 @@ _BUFFER_BYTES = 1 << 20  # read column chunks in parts, so that memory does not 
 
 
 class ParquetReader:
-    """Reads row groups in parts; schema and row count come from the footer."""
+    """Reads a Parquet file, each row group in several batches. The schema and the number of rows are read
+    from the footer.
+    """
 
     def __init__(self, path: AnyPath, texts: Sequence[str], options: ReadOptions) -> None:
         self._path, self._texts = path, texts
@@ -94,7 +96,8 @@ class ScoredRows:
 
 
 def scored_rows(path: AnyPath, names: Sequence[str], option: str) -> ScoredRows:
-    """Read columns of an earlier output, for an `option` of a command.
+    """Read the columns `names` of an earlier output of score-file. An error names the `option` of the command
+    that needs the columns.
 
     Raises
     ------
@@ -137,7 +140,9 @@ def _reading(path: AnyPath) -> Iterator[None]:
 
 
 def in_milliseconds(kind: pa.DataType) -> pa.DataType:
-    """The type as Parquet has it, which has no times in seconds: they become milliseconds, at any depth."""
+    """Replace, at any depth of a type, timestamps in seconds by timestamps in milliseconds, as Parquet stores
+    them.
+    """
     return mapped_type(kind, _in_milliseconds)
 
 
@@ -146,8 +151,8 @@ def _in_milliseconds(kind: pa.DataType) -> pa.DataType:
 
 
 def far_second(column: pa.Array) -> int | None:
-    """The first row with a time in seconds that Parquet cannot hold; ``None`` if all rows fit. The seconds
-    become milliseconds, which must fit into 64 bits.
+    """Return the index of the first row whose time in seconds Parquet cannot hold; ``None`` if it can hold
+    all. Parquet stores such a time in milliseconds, which must fit into 64 bits.
     """
 
     def fits(rows: pa.Array) -> bool:

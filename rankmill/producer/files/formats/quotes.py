@@ -16,13 +16,15 @@ from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_stream
 
 MAX_FIELD_MIB = 16
-"""Most MiB of a field in quotes, unless the reader is given another bound."""
+"""A field in quotes may have at most this many MiB, unless the reader is given another bound. A longer one is
+refused.
+"""
 
 _PIECE_BYTES = 1 << 20
-"""Number of bytes that are checked at a time."""
+"""The quotes of a CSV file are checked in pieces of this many bytes."""
 
 _INSIDE = re.compile(rb'(?:[^"]++|"")*+')
-"""The rest of an open field, up to its closing quote."""
+"""Matches a field in quotes from behind its opening quote up to its closing quote."""
 
 _BEHIND = (
     "something other than a delimiter or a line's end is behind the closing quote of the field that begins "
@@ -81,14 +83,14 @@ class Misquoted(Exception):
 
 
 class Quotes:
-    """Follows the quotes through a file, a piece at a time.
+    """Checks the quotes of a CSV file, which is given to `look` a piece at a time.
 
     Parameters
     ----------
     delimiter
         The character between two fields.
     longest
-        Most bytes of a field in quotes; must be at least the bytes that are checked at a time.
+        The largest number of bytes that a field in quotes may have. It must not be less than that of a piece.
     """
 
     def __init__(self, delimiter: str, longest: int) -> None:

@@ -44,8 +44,8 @@ def written_formats() -> tuple[Format, ...]:
 
 
 def format_of(path: AnyPath) -> Format | None:
-    """The format that a file's name tells; ``None`` if the name tells none, or a compression that the format
-    cannot have.
+    """Return the format that the ending of a file's name gives. Returns ``None`` if the ending gives none, or
+    if a further ending gives a compression that the format cannot have.
     """
     ending, compression = split_ending(path)
     form = of_ending(ending)
@@ -53,8 +53,8 @@ def format_of(path: AnyPath) -> Format | None:
 
 
 def split_ending(path: AnyPath) -> tuple[str, str | None]:
-    """What a file's name tells: the ending that gives the format, and the compression (``gzip``, ``zstd`` or
-    ``None``), which a further ending gives.
+    """Return the ending of a file's name that gives the format, and the compression (``gzip``, ``zstd`` or
+    ``None``) that a further ending gives.
     """
     suffixes = ["", *(suffix.lower() for suffix in path.suffixes)]
     compression = COMPRESSIONS.get(suffixes[-1])
@@ -93,7 +93,8 @@ def check_readable(path: AnyPath) -> MakeReader:
 
 
 def open_reader(path: AnyPath, texts: Sequence[str] = (), options: ReadOptions | None = None) -> Reader:
-    """The reader of a file with the text columns `texts`.
+    """Make the reader for a file's format, which the ending of its name gives. `texts` are the columns to
+    read as text.
 
     Raises
     ------

@@ -36,7 +36,7 @@ class TextWriter:
 
 
 def joined(fields: Sequence[pa.ChunkedArray | pa.Scalar], separator: str) -> pa.Buffer:
-    """Join columns of fields into lines."""
+    """Join columns of texts, row by row, into lines, with the `separator` between two fields."""
     whole = [part.combine_chunks() if isinstance(part, pa.ChunkedArray) else part for part in fields]
     lines = pc.binary_join_element_wise(*whole, separator) if len(whole) > 1 else whole[0]
     ended = pc.binary_join_element_wise(lines, "\n", "")
@@ -47,8 +47,8 @@ def joined(fields: Sequence[pa.ChunkedArray | pa.Scalar], separator: str) -> pa.
 
 
 def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column as Arrow prints it, but with durations in ISO 8601, UUIDs in hexadecimal, and null as an
-    empty text.
+    """Convert a column to text as Arrow prints it, but with durations in ISO 8601, UUIDs in hexadecimal, and
+    null as an empty text.
     """
     column = undictionary(column)
     if pa.types.is_duration(column.type) or isinstance(column.type, pa.UuidType):
@@ -119,7 +119,7 @@ def refuse(schema: pa.Schema, name: str, is_bad: Callable[[pa.DataType], bool]) 
 
 
 def without_times(kind: pa.DataType) -> pa.DataType:
-    """The type with text in place of times, and integers in place of durations, at any depth."""
+    """Replace, at any depth of a type, times by text and durations by integers."""
     return mapped_type(kind, _without_time)
 
 
@@ -160,8 +160,8 @@ def cannot_be_parquet(kind: pa.DataType) -> bool:
 
 
 def far_time(column: pa.Array) -> int | None:
-    """The first row with a time that Arrow cannot print, because its year is too far away; otherwise
-    ``None``.
+    """Return the index of the first row with a time that Arrow cannot print, because its year is too far
+    away. Returns ``None`` if Arrow can print all times.
     """
     text = column.cast(without_times(column.type))
     if not pa.types.is_string(text.type):

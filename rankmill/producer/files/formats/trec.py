@@ -89,7 +89,9 @@ class TrecWriter(TextWriter):
 
 
 def _spaced(block: bytes) -> bytes:
-    """The block, with one space between two fields, and without spaces around a line."""
+    """Replace tabs and repeated spaces in a block of lines by one space, and delete carriage returns and the
+    spaces around lines.
+    """
     block = block.translate(bytes.maketrans(b"\t", b" "), b"\r")
     if b"  " in block:
         block = _SPACES.sub(b" ", block)
@@ -141,6 +143,6 @@ def _explained(
 
 
 TREC = Format((".trec",), None, TrecWriter)
-"""The format of rankings. It has no reader of pairs, because rankings have no texts; `corpus.rankings` reads
-them.
+"""The format of TREC's run files, which are rankings of ids. It has no reader of pairs, because rankings have
+no texts; `corpus.rankings` reads them.
 """
