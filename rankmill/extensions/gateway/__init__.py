@@ -1,4 +1,4 @@
-"""Scores over HTTP, in the dialects that clients of rerank servers speak."""
+"""The gateway: an HTTP server that scores texts, with the paths and JSON forms of other rerank services."""
 
 COMMANDS = {
     "serve": (
@@ -12,6 +12,6 @@ COMMANDS = {
         "rankmill.extensions.gateway.commands.keys:keys",
     ),
 }
-"""The commands by name, each with its group in the help, the first line of its help, and its function; an
-entry point of ``rankmill.commands`` points here.
+"""The gateway's commands by name, each with its group in the help of ``rankmill``, the first line of its own
+help, and the place of its function. An entry point of ``rankmill.commands`` points here.
 """

@@ -34,7 +34,7 @@ _ABOUT = (
 
 
 def make_app(gateway: Gateway, *, is_loopback: bool = False) -> FastAPI:
-    """The application of a gateway.
+    """Make the FastAPI application that serves a gateway's paths.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def make_app(gateway: Gateway, *, is_loopback: bool = False) -> FastAPI:
         The gateway's parts.
     is_loopback
         Whether the gateway listens on a loopback address. If so, or if the setting ``gateway_hosts`` names
-        hosts, requests with another Host header are refused (`KnownHosts`).
+        hosts, requests whose Host header has an unknown name are refused (`KnownHosts`).
     """
     own = gateway.own
 
@@ -96,8 +96,8 @@ class _App(FastAPI):
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    """The answer to an error, in the dialect of the request's body; if the body was not read, in the dialect
-    of the path.
+    """Make the HTTP answer to a request that has raised an error. The answer is in the dialect of the
+    request's body or, if the body was not read, in the dialect of the path.
     """
     path = request.url.path
     dialect = dialects().get(observation(request.scope).dialect) or dialect_at(path)

@@ -19,30 +19,33 @@ from rankmill.jobs.contract.errors import OutputError
 from rankmill.jobs.system import system
 
 READ_SECONDS = 60.0
-"""Most seconds to read a JSON body or a message of gRPC. A client that sends nothing must not take up one of
-the ``gateway_requests`` for longer.
+"""A JSON body or a gRPC message must arrive within this many seconds; otherwise its request is refused. A
+client that sends nothing must not take up one of the ``gateway_requests`` for longer.
 """
 
 _PACE_SECONDS = 60.0
 _LEAST_SPEED = 16 << 10
-"""Least speed of an upload in bytes per second. An upload may wait for bytes for `_PACE_SECONDS` in total.
-Each received byte gives back 1 / `_LEAST_SPEED` seconds, up to `_PACE_SECONDS`.
+"""An upload that stays slower than this speed, in bytes per second, is refused. Each upload begins with
+`_PACE_SECONDS` seconds for which it may wait for bytes. Each received byte adds 1 / `_LEAST_SPEED` seconds,
+but never to more than `_PACE_SECONDS` in all.
 """
 
 _BODIES = 8
-"""All bodies in memory together may have at most this many times the bytes of the largest allowed body."""
+"""The request bodies in memory may together have at most this many times the bytes of the largest allowed
+body. A request that would need more is refused.
+"""
 
 _FORM_BYTES = 1 << 20
-"""Most bytes of a form besides its file."""
+"""The form of an upload may have at most this many bytes more than the largest allowed file."""
 
 
 class BodyMemory:
-    """Limits the bytes of all bodies that are in memory.
+    """Limits the bytes of all request bodies that are in memory at the same time.
 
     Parameters
     ----------
     most
-        Most bytes of one body.
+        The number of bytes that one body may have.
     """
 
     def __init__(self, most: int) -> None:
@@ -51,7 +54,9 @@ class BodyMemory:
 
     @contextmanager
     def body(self) -> Iterator[RequestBody]:
-        """The body of a request; its bytes are counted until the end of the ``with`` block."""
+        """Yield an object that reads the body of one request. The body's bytes count as in memory until the
+        end of the ``with`` block.
+        """
         body = RequestBody(self)
         try:
             yield body
@@ -60,14 +65,14 @@ class BodyMemory:
 
 
 class RequestBody:
-    """The body of one request, in memory."""
+    """Reads the body of one request into memory, and counts its bytes."""
 
     def __init__(self, memory: BodyMemory) -> None:
         self._memory = memory
         self.size = 0
 
     async def read(self, request: Request) -> bytes:
-        """Read the body, within the allowed size.
+        """Read the whole body of a request.
 
         Raises
         ------
@@ -113,7 +118,9 @@ class RequestBody:
 
 
 def parse(raw: bytes) -> JsonObject:
-    """The object in a JSON text; raises `Refusal` if `read_json` cannot read the text, or it is no object."""
+    """Return the JSON object that a request's body contains. Raises `Refusal` if `read_json` cannot read the
+    body, or if it is not an object.
+    """
     try:
         value = read_json(raw)
     except ValueError as error:
@@ -134,7 +141,7 @@ class UploadedBody:
     request
         The request.
     most
-        Most bytes of the body.
+        The number of bytes that the body may have.
     too_large
         The message for a larger body.
 
@@ -155,7 +162,9 @@ class UploadedBody:
         self._check(_stated_bytes(request))
 
     async def receive(self) -> Message:
-        """The request's next ASGI message; raises `Refusal` if the body is too large or comes too slowly."""
+        """Receive the next ASGI message of the upload's request. Raises `Refusal` if the body is too large or
+        arrives too slowly.
+        """
         began = system.monotonic()
         try:
             async with asyncio.timeout(self._seconds_left):
@@ -197,8 +206,8 @@ class UploadedBody:
 
 @asynccontextmanager
 async def uploaded(request: Request, most: int) -> AsyncIterator[tuple[UploadFile, dict[str, str]]]:
-    """Yield the file of a form, and the form's fields ``expires_after[...]`` by the text in brackets. A file
-    of more than 1 MiB is on disk, not in memory.
+    """Read the form of an upload. Yields the form's file, and the values of its fields
+    ``expires_after[NAME]`` by NAME. A file of more than 1 MiB is on disk, not in memory.
 
     Raises
     ------
@@ -233,6 +242,8 @@ async def uploaded(request: Request, most: int) -> AsyncIterator[tuple[UploadFil
 
 
 def _stated_bytes(request: Request) -> int:
-    """The length of the body by its header; 0 without a valid header."""
+    """Return the number of bytes that a request's header ``Content-Length`` states for its body; 0 without a
+    valid header.
+    """
     stated = request.headers.get("content-length", "")
     return int(stated) if stated.isdecimal() and len(stated) < 19 else 0

@@ -29,11 +29,13 @@ class KeyOptions(options.CommandOptions):
     models: Annotated[tuple[str, ...], Field(title="NAME")] = Field((), alias="model")
     """A model that the key may use, with all its versions; repeat the option for several.  [default: all]"""
     pairs_per_minute: options.Number | None = None
-    """Most pairs a minute, which may all come at once; batches do not count.  [default: no limit]"""
+    """The key's limit of pairs a minute, which may all come at once; batches do not count.
+    [default: no limit]
+    """
     requests_at_once: options.Number | None = None
-    """Most requests in progress.  [default: no limit]"""
+    """The key's limit of requests in progress at a time.  [default: no limit]"""
     weight: Annotated[float, Field(gt=0, le=1e6, title="N")] = 1
-    """Share of the workers while several keys wait, as a multiple of another key's share."""
+    """Relative share of the workers while several keys wait: 2 gets twice as much as 1."""
     priority: Priority | None = None
     """Priority of the key's requests.  [default: request for up to 256 pairs, else bulk]"""
     days: Annotated[float, Field(gt=0, le=36500, title="N")] = 365

@@ -30,11 +30,15 @@ JsonObject = dict[str, Any]
 T = TypeVar("T", bound=BaseModel)
 
 _KIND = re.compile(r"constrained-str|TextDocument|str|int|float|bool|(list|dict)\[.*")
-"""Matches the names of types that pydantic adds to the place of an error if a field allows several types."""
+"""Matches the names of types in the ``loc`` of a pydantic error. If a field allows several types, pydantic
+adds such a name, which the request does not have.
+"""
 
 
 class TextDocument(BaseModel):
-    """A document as an object; fields other than its text are ignored."""
+    """A document of a request that is a JSON object instead of a text. Its fields other than ``text`` are
+    ignored.
+    """
 
     text: Text
 
@@ -43,17 +47,19 @@ Document = Text | TextDocument
 
 
 def texts_of(documents: Sequence[str | TextDocument]) -> list[str]:
-    """The texts of documents."""
+    """Return the text of each of the documents, in order."""
     return [document if isinstance(document, str) else document.text for document in documents]
 
 
 Scale = Literal["sigmoid", "identity"] | None
-"""The activation that makes the scores; with ``None``, the gateway's setting decides."""
+"""The activation function that makes scores from the model's output. With ``None``, the gateway's setting
+``activation`` decides.
+"""
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """The form of a service's errors, and the scale of its scores.
+    """The form of one rerank service's HTTP interface: how its errors look, and which scale its scores have.
 
     Attributes
     ----------
@@ -64,8 +70,8 @@ class Dialect:
     statuses
         HTTP statuses by kind of refusal, where they differ from `KINDS`.
     scale
-        The activation that makes the scores, unless a body asks for another; with ``None``, the gateway's
-        setting decides.
+        The activation function that makes the scores, unless a body asks for another. With ``None``, the
+        gateway's setting ``activation`` decides.
     long
         The spec's field ``long`` (what happens to pairs that are too long), unless a body asks for something
         else; with ``None``, the gateway's setting decides.
@@ -82,7 +88,9 @@ class Dialect:
 
 
 def _without_nulls(sent: JsonObject) -> JsonObject:
-    """The fields that are not null; clients send null for fields that they do not set."""
+    """Return the fields of a JSON object that are not null. Clients send null for fields that they do not
+    set.
+    """
     return {name: value for name, value in sent.items() if value is not None}
 
 
@@ -104,13 +112,13 @@ class Options(Fields):
 
     @abstractmethod
     def spec(self, owner: Dialect) -> SpecFields:
-        """The fields of a `ScoreSpec` that these options set, at a path that belongs to the dialect `owner`;
-        raises `Refusal` for wrong options.
+        """Return the fields of a `ScoreSpec` that these options set in a request to a path of the dialect
+        `owner`. Raises `Refusal` for wrong options.
         """
 
 
 class Body(Fields):
-    """The body of a request.
+    """Base class for the body of a request in one dialect; it also makes the body of the answer.
 
     Attributes
     ----------
@@ -134,13 +142,13 @@ class Body(Fields):
 
     @abstractmethod
     def score_request(self, owner: Dialect) -> ScoreRequest:
-        """What this body asks for if it was sent to a path that belongs to the dialect `owner`; raises
-        `Refusal` if the body is wrong.
+        """Return the request for scores that this body makes if it was sent to a path of the dialect `owner`.
+        Raises `Refusal` if the body is wrong.
         """
 
     @abstractmethod
     def answer(self, scores: RequestScores) -> object:
-        """The body of the answer, which becomes JSON."""
+        """Make the body of the answer, which becomes JSON, from the scores of this request."""
 
 
 class RerankBody(Body):
@@ -164,7 +172,7 @@ class ScorePath:
     path, summary
         The path, and a line for the documentation.
     bodies
-        The bodies that the path takes.
+        The classes of the bodies that the path takes.
     dialect
         The dialect that the path belongs to. Its `scale` and its `long` apply to all bodies of the path, also
         to those of other dialects. Errors have its form until the body has been read.
@@ -185,8 +193,8 @@ class ScorePath:
         return self.choose(_without_nulls(sent)) if self.choose else self.bodies[0]
 
     def score_request(self, body: Body, sent: JsonObject) -> ScoreRequest:
-        """What `body` asks for, with the path's further `options`. `body` was read from the object `sent`.
-        Raises `Refusal` if an option is wrong.
+        """Return the request for scores that `body` makes, with the path's further `options`. `body` was read
+        from the JSON object `sent`. Raises `Refusal` if an option is wrong.
         """
         wanted, usual = body.score_request(self.dialect), spec_for(self.dialect)
         more: SpecFields = {}
@@ -200,7 +208,7 @@ class ScorePath:
 def spec_for(
     owner: Dialect, *, raw: bool = False, truncate: bool | None = None, **others: str | int | None
 ) -> SpecFields:
-    """The fields of a `ScoreSpec` for a body that was sent to a path of the dialect `owner`.
+    """Return the fields of a `ScoreSpec` for a body that was sent to a path of the dialect `owner`.
 
     Parameters
     ----------
@@ -211,7 +219,7 @@ def spec_for(
     truncate
         Whether pairs that are too long are cut; ``None`` if the body does not say this.
     others
-        More fields; fields that are ``None`` are left out.
+        More fields of the `ScoreSpec`; those that are ``None`` are left out.
     """
     long = owner.long if truncate is None else "truncate" if truncate else "refuse"
     options = {"activation": "identity" if raw else owner.scale, "long": long, **others}
@@ -219,7 +227,7 @@ def spec_for(
 
 
 def of_labels(spec: SpecFields) -> SpecFields:
-    """A copy of the spec's fields that asks for the scores of all labels, even if the gateway's setting
+    """Return a copy of a spec's fields that asks for the scores of all labels, even if the gateway's setting
     ``label`` names one. The activation ``sigmoid`` becomes ``probability``.
     """
     probability = {"activation": "probability"} if spec.get("activation") == "sigmoid" else {}
@@ -243,7 +251,9 @@ def read_as(kind: type[T], sent: JsonObject) -> T:
 
 
 def wrong_field(errors: Sequence[Mapping[str, Any]]) -> Refusal:
-    """The refusal for pydantic's errors; it shows the error whose place is the most deeply nested."""
+    """Make the refusal of a request in which pydantic has found errors. It names only the error of the most
+    deeply nested field.
+    """
     first = max(errors, key=lambda problem: len(problem["loc"]))
     parts = [str(part) for part in first["loc"]]
     place = ".".join(part for part in parts if not _KIND.fullmatch(part))[:200] or "the body"
@@ -253,7 +263,9 @@ def wrong_field(errors: Sequence[Mapping[str, Any]]) -> Refusal:
 def ranking(
     scores: RequestScores, top: int | None = None, documents: Sequence[object] | None = None
 ) -> list[JsonObject]:
-    """The `top` results, best first, each with its document if `documents` are given."""
+    """Return the `top` best results of a request as JSON, or all results, with the best first. Each has its
+    document if `documents` are given.
+    """
     return [
         {"index": place, "relevance_score": score} | ({"document": documents[place]} if documents else {})
         for place, score in scores.ranked(top)
@@ -266,5 +278,5 @@ def usage(scores: RequestScores) -> JsonObject:
 
 
 def detail_error(refusal: Refusal, status: int) -> JsonObject:
-    """The body of an error in FastAPI's form."""
+    """Return the body of an answer to a refused request, in the form of FastAPI's own errors."""
     return {"detail": refusal.message}

@@ -1,4 +1,4 @@
-"""Cohere, versions 1 and 2 of its API."""
+"""The dialect of Cohere, for versions 1 and 2 of its rerank API."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ COHERE = Dialect("cohere", lambda refusal, status: {"message": refusal.message})
 
 
 def envelope(scores: RequestScores, version: str, *warnings: str) -> JsonObject:
-    """The fields ``id`` and ``meta`` of an answer. `version` is that of Cohere's API."""
+    """Return the fields ``id`` and ``meta`` of an answer to Cohere's clients. `version` is the version of
+    Cohere's API.
+    """
     meta: JsonObject = {
         "api_version": {"version": version},
         "billed_units": {"search_units": math.ceil(len(scores.scores) / _UNIT)},
@@ -39,7 +41,7 @@ def envelope(scores: RequestScores, version: str, *warnings: str) -> JsonObject:
 
 
 class CohereRerankV2(RerankBody):
-    """``POST /v2/rerank``."""
+    """The body of Cohere's ``POST /v2/rerank``."""
 
     dialect = COHERE
     paths = ("/v2/rerank",)
@@ -61,7 +63,7 @@ Value = str | int | float | bool | None
 
 
 class CohereRerankV1(Body):
-    """``POST /v1/rerank``."""
+    """The body of Cohere's ``POST /v1/rerank``."""
 
     dialect = COHERE
     paths = ("/v1/rerank",)
@@ -81,8 +83,8 @@ class CohereRerankV1(Body):
         return ScoreRequest(self.query, self.texts(), self.model, spec_for(owner))
 
     def texts(self) -> list[str]:
-        """The text to score for each document. For an object, it is made of the fields that `rank_fields`
-        names, by default ``text``, joined by newlines.
+        """Return the text to score for each document. If the document is an object, its text is made of the
+        fields that `rank_fields` names, by default ``text``, joined by newlines.
         """
         names = self.rank_fields or ["text"]
         return [

@@ -1,4 +1,4 @@
-"""The dialect of infinity."""
+"""The dialect of infinity, a server that serves reranking models."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ INFINITY = Dialect("infinity", _error, {"invalid": 422, "empty": 422})
 
 
 class InfinityRerank(Body):
-    """``POST /rerank``."""
+    """The body of infinity's ``POST /rerank``."""
 
     dialect = INFINITY
     paths = ("/rerank",)

@@ -21,7 +21,7 @@ JINA = Dialect("jina", detail_error, {"invalid": 422, "empty": 422})
 
 
 class JinaRerank(Body):
-    """``POST /v1/rerank``."""
+    """The body of Jina's ``POST /v1/rerank``."""
 
     dialect = JINA
     paths = ("/v1/rerank",)

@@ -14,7 +14,7 @@ from rankmill.jobs.contract.errors import ConfigError
 
 @cache
 def bodies() -> tuple[type[Body], ...]:
-    """The classes of bodies of all installed dialects.
+    """Return the classes of request bodies of all installed dialects.
 
     Raises
     ------
@@ -36,7 +36,7 @@ def _bodies_of(name: str) -> tuple[type[Body], ...]:
 
 
 def dialects() -> dict[str, Dialect]:
-    """The installed dialects by name; raises as `bodies`."""
+    """Return the installed dialects by name. Raises `ConfigError` as `bodies` does."""
     return {body.dialect.name: body.dialect for body in bodies()}
 
 
@@ -49,7 +49,7 @@ def check_owner(owner: str | None) -> None:
 
 
 def score_paths(owner: str | None = None) -> tuple[ScorePath, ...]:
-    """All paths that take texts to score or to tokenize.
+    """Return all paths of the gateway that take texts to score or to tokenize.
 
     Each dialect also has all its paths below its prefix ``/NAME``. Without the prefix, a path that several
     dialects have and `SHARED_PATHS` lacks belongs to the first of them.
@@ -77,8 +77,8 @@ def score_paths(owner: str | None = None) -> tuple[ScorePath, ...]:
 
 
 def certain(path: str, owner: str | None) -> str:
-    """The path with the prefix of the dialect `owner`, if this dialect has the path; otherwise the path
-    itself. A path with a prefix does not depend on the setting ``gateway_dialect``.
+    """Return `path` with the prefix of the dialect `owner`, if this dialect has the path; otherwise `path`
+    itself. What a path with a prefix means does not depend on the setting ``gateway_dialect``.
     """
     owned = f"/{owner}{path}"
     return owned if any(each.path == owned for each in score_paths()) else path
@@ -90,7 +90,7 @@ def _by_path() -> dict[str, Dialect]:
 
 
 def dialect_at(path: str) -> Dialect:
-    """The dialect for errors at a path, which need not exist: the dialect that the path belongs to, or the
-    one in its prefix, or else `SHARED`.
+    """Return the dialect in which errors at a path are answered. It is the dialect that the path belongs to,
+    or the one that the path's prefix names, or else `SHARED`. The path need not exist.
     """
     return _by_path().get(path) or dialects().get(path.lstrip("/").partition("/")[0]) or SHARED

@@ -1,4 +1,4 @@
-"""The paths that several of our dialects have.
+"""The paths that several of the gateway's dialects have.
 
 The gateway finds the dialect by the fields of the body, and answers in this dialect. If a body may come from
 clients of several dialects, `SharedRerankV1` answers with the fields of all of them.
@@ -42,7 +42,9 @@ SHARED = Dialect("shared", _error)
 
 
 class SharedRerankV1(JinaRerank):
-    """``POST /v1/rerank`` if the body does not show whether the client is Cohere's, Jina's or vLLM's."""
+    """The body of ``POST /v1/rerank`` if its fields do not show whether the client is Cohere's, Jina's or
+    vLLM's.
+    """
 
     dialect = SHARED
 

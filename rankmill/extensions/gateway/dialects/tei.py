@@ -64,7 +64,8 @@ _MOST = (1 << 31) - 1
 def known_info(
     settings: Settings, name: str, facts: TokensFound, scored: Mapping[str, str], workers: int
 ) -> JsonObject:
-    """The facts about the gateway's model and limits that the HTTP and gRPC answers to "info" have in common.
+    """Return the facts about the gateway's model and limits that TEI's answers to "info" have in common over
+    HTTP and gRPC.
 
     Parameters
     ----------
@@ -110,7 +111,7 @@ class TeiOptions(Options):
 
 
 class TeiRerank(TeiOptions, Body):
-    """``POST /rerank``."""
+    """The body of TEI's ``POST /rerank``."""
 
     dialect = TEI
     paths = ("/rerank",)
@@ -131,7 +132,9 @@ class TeiRerank(TeiOptions, Body):
 
 
 class TeiPredict(TeiOptions, Body):
-    """``POST /predict``, which returns the scores of all labels for each single text or pair of texts."""
+    """The body of TEI's ``POST /predict``, which asks for the scores of all labels for single texts or pairs
+    of texts.
+    """
 
     dialect = TEI
     paths = ("/predict",)
@@ -175,7 +178,7 @@ class TeiPredict(TeiOptions, Body):
 
 
 class TeiTokenize(Body):
-    """``POST /tokenize``, for the tokens of texts without truncation."""
+    """The body of TEI's ``POST /tokenize``, which asks for the tokens of texts without truncation."""
 
     dialect = TEI
     paths = ("/tokenize",)
@@ -199,12 +202,15 @@ class TeiTokenize(Body):
 
 
 def no_prompt(name: str) -> Refusal:
-    """The refusal of a request for the prompt `name`; here, prompts do not have names."""
+    """Make the refusal of a request that asks for the prompt `name`. Models have no named prompts here,
+    unlike in TEI.
+    """
     return wrong("prompt_name", f"the model has no prompt {name!r:.80}: leave it out")
 
 
 def simple_tokens(text: str, tokens: TokensFound) -> list[JsonObject]:
-    """Tokens in TEI's form. Their ``start`` and ``stop`` are places in the text, in bytes of UTF-8.
+    """Return the tokens of `text` in TEI's JSON form. ``start`` and ``stop`` are a token's places in the
+    text, in bytes of UTF-8; special tokens have none.
 
     Raises
     ------
@@ -231,7 +237,7 @@ def _bytes(character: str) -> int:
 
 
 class TeiDecode(Body):
-    """``POST /decode``, for the texts of tokens."""
+    """The body of TEI's ``POST /decode``, which asks for the texts of token ids."""
 
     dialect = TEI
     paths = ("/decode",)

@@ -53,8 +53,8 @@ _PARAMS = {"max_length": "truncate_prompt_tokens", "max_passage_tokens": "max_to
 
 
 def _error(refusal: Refusal, status: int) -> JsonObject:
-    """The body of an error. If a text is too long, the message has the sentences of vLLM that clients search
-    for.
+    """Make the body of vLLM's answer to a refused request. If a text is too long, the message has the
+    sentences of vLLM that clients search for.
     """
     kind = _TYPES.get(refusal.kind, "BadRequestError")
     message, param = refusal.message, _PARAMS.get(refusal.param or "", refusal.param)
@@ -88,7 +88,7 @@ Instruction = Annotated[str, Field(max_length=10_000)]
 
 
 class _Kwargs(BaseModel):
-    """The variables of the prompt that a request may set."""
+    """The variables of the model's prompt that a request may set in ``chat_template_kwargs``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -96,7 +96,7 @@ class _Kwargs(BaseModel):
 
 
 class VllmTextOptions(Options):
-    """Fields that change the scores of single texts and of pairs."""
+    """Fields of vLLM's request bodies that change the scores of single texts and of pairs."""
 
     truncate_prompt_tokens: Annotated[
         int | None,
@@ -122,7 +122,9 @@ class VllmTextOptions(Options):
 
 
 class VllmOptions(VllmTextOptions):
-    """Fields that change the scores of pairs: those of `VllmTextOptions`, and some for pairs only."""
+    """Fields of vLLM's request bodies that change the scores of pairs: those of `VllmTextOptions`, and some
+    for pairs only.
+    """
 
     max_tokens_per_doc: Annotated[int, Field(ge=0, description="Most tokens of a document; 0 means all.")] = 0
     max_tokens_per_query: Annotated[int, Field(ge=0, le=0, description="Must be 0: there is no limit.")] = 0
@@ -149,7 +151,7 @@ class _VllmBody(Body):
 
 
 class VllmRerank(VllmOptions, _VllmBody):
-    """``POST /rerank``, ``/v1/rerank``, ``/v2/rerank``."""
+    """The body of vLLM's ``POST /rerank``, ``/v1/rerank`` and ``/v2/rerank``."""
 
     paths = ("/rerank", "/v1/rerank", "/v2/rerank")
     summary = "vLLM: order documents by their score with a query"
@@ -172,8 +174,8 @@ class VllmRerank(VllmOptions, _VllmBody):
 
 
 class VllmScore(VllmOptions, _VllmBody):
-    """``POST /score`` and ``/v1/score``, which score one text with each of several texts, or the texts of two
-    lists in pairs.
+    """The body of vLLM's ``POST /score`` and ``/v1/score``, which score one text with each of several texts,
+    or the texts of two lists in pairs.
     """
 
     paths = ("/score", "/v1/score")
@@ -223,7 +225,9 @@ class VllmScore(VllmOptions, _VllmBody):
 
 
 class VllmClassify(VllmTextOptions, _VllmBody):
-    """``POST /classify``, for the probabilities of all labels of single texts or of a conversation."""
+    """The body of vLLM's ``POST /classify``, which asks for the probabilities of all labels for single texts
+    or for a conversation.
+    """
 
     paths = ("/classify",)
     summary = "vLLM: the probabilities of a model's labels, for texts or a conversation"
@@ -287,7 +291,9 @@ class VllmClassify(VllmTextOptions, _VllmBody):
 
 
 def _conversation(messages: list[JsonObject]) -> str:
-    """A conversation as JSON, which workers read."""
+    """Return a conversation as the JSON text that workers read. Raises `Refusal` if a message's content is
+    not text, or if the conversation is too long.
+    """
     for message in messages:
         _check_content(message.get("content"))
     written = json.dumps(messages)
@@ -304,8 +310,8 @@ def _check_content(content: object) -> None:
 
 
 class VllmPooling(VllmClassify):
-    """``POST /pooling`` with the task ``classify``, which answers with the probabilities of all labels as a
-    vector.
+    """The body of vLLM's ``POST /pooling`` with the task ``classify``. The answer has the probabilities of
+    all labels as a vector.
     """
 
     paths = ("/pooling",)
@@ -341,7 +347,7 @@ class VllmPooling(VllmClassify):
 
 
 class VllmTokenize(_VllmBody):
-    """``POST /tokenize``, for the tokens of a text without truncation."""
+    """The body of vLLM's ``POST /tokenize``, which asks for the tokens of a text without truncation."""
 
     paths = ("/tokenize",)
     summary = "vLLM: the tokens of a text"
@@ -365,7 +371,7 @@ class VllmTokenize(_VllmBody):
 
 
 class VllmDetokenize(_VllmBody):
-    """``POST /detokenize``, for the text of tokens."""
+    """The body of vLLM's ``POST /detokenize``, which asks for the text of token ids."""
 
     paths = ("/detokenize",)
     summary = "vLLM: the text of tokens"

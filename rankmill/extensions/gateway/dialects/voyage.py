@@ -19,7 +19,7 @@ VOYAGE = Dialect("voyage", detail_error, {"unscorable": 400, "too_long": 400})
 
 
 class VoyageOptions(Options):
-    """Fields that change scores."""
+    """Fields of Voyage's request bodies that change scores."""
 
     truncation: bool | None = Field(
         None, description="Whether longer pairs are cut (null means true); otherwise they are an error."
@@ -30,7 +30,7 @@ class VoyageOptions(Options):
 
 
 class VoyageRerank(VoyageOptions, RerankBody):
-    """``POST /v1/rerank``."""
+    """The body of Voyage's ``POST /v1/rerank``."""
 
     dialect = VOYAGE
     paths = ("/v1/rerank",)
