@@ -1,1 +1,1 @@
-"""The client, and the runs that its callers hold."""
+"""Python clients that submit pairs to workers, and handles of the submitted runs."""

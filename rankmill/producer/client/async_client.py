@@ -53,21 +53,26 @@ T = TypeVar("T")
 _PROBE_SECONDS = 5
 _PATROL_SECONDS = 0.2
 _PATROL_SECONDS_PER_RUN = 0.01
-"""Least seconds between two checks that a waiting run makes on the server: the larger of `_PATROL_SECONDS`
-and of `_PATROL_SECONDS_PER_RUN` times the number of waiting runs.
+"""While a run waits for results, the client checks it on the server again and again. Two checks are at least
+this many seconds apart: the larger of `_PATROL_SECONDS`, and `_PATROL_SECONDS_PER_RUN` times the number of
+waiting runs.
 """
 
 _BEGINNING = 32
-"""Most runs that begin at the same time; further runs wait. Without this bound, the first of a thousand runs
-would be sent only after all of them are encoded.
+"""At most this many runs of a client begin at the same time; further runs wait. Without this bound, the first
+of a thousand runs would be sent only after all of them are encoded.
 """
 
 _SMALL_ROWS = 256
-"""Most rows that are encoded in the event loop; more rows are encoded in a thread."""
+"""Up to this many rows are encoded in the event loop. More rows are encoded in a thread, so that other tasks
+continue meanwhile.
+"""
 
 
 class LoopStore(RunStore):
-    """A `RunStore` for code that `bridge.run` calls."""
+    """Reads and writes the state of runs in Redis, as `RunStore` does, for code that `bridge.run` calls in an
+    event loop.
+    """
 
     def __init__(self, client: LoopRedis) -> None:
         super().__init__(client)
@@ -75,7 +80,7 @@ class LoopStore(RunStore):
         self._background: set[asyncio.Task[None]] = set()
 
     async def probe(self) -> None:
-        """Ask whether a server answers; raises what redis-py raises."""
+        """Send a PING to the Redis server. Raises redis-py's error if the server does not answer."""
         await self.redis.loop_client.execute_command("PING")
 
     async def end(self) -> None:
@@ -97,7 +102,9 @@ class LoopStore(RunStore):
 
 
 class _LoopNames(ModelNames):
-    """Asks extensions about models' names in a thread, so that the event loop continues."""
+    """Finds out which model a name stands for. Extensions are asked in a thread, so that the event loop
+    continues.
+    """
 
     def choice(self, model: str) -> Choice | None:
         if self.answers_at_once(model):
@@ -106,7 +113,7 @@ class _LoopNames(ModelNames):
 
 
 class LoopClient(Client):
-    """A client whose methods `bridge.run` calls."""
+    """A `Client` for asyncio: `bridge.run` calls its methods, which wait for Redis in the event loop."""
 
     _names_class = _LoopNames
     store: LoopStore
@@ -115,7 +122,8 @@ class LoopClient(Client):
         return LoopStore(LoopRedis(url, self.settings.redis_wait_seconds))
 
     def _opened(self) -> None:
-        self._beginning = asyncio.Semaphore(_BEGINNING)  # the server is asked at the first call
+        # `AsyncClient._open` asks the server at the first call, because there may be no event loop yet
+        self._beginning = asyncio.Semaphore(_BEGINNING)
 
     def start(self, *args: Any, **options: Any) -> ScoringRun:
         bridge.wait(self._beginning.acquire())
@@ -126,8 +134,8 @@ class LoopClient(Client):
 
 
 class AsyncScoringRun(Generic[RowScore]):
-    """A submitted run, like `ScoringRun`. If a task that reads a run is cancelled, so is the run, unless the
-    run is detached.
+    """Handle of a submitted run for asyncio, like `ScoringRun`. If a task is cancelled while it reads the
+    run, the run is cancelled too, unless it is detached.
     """
 
     def __init__(self, run: ScoringRun[RowScore]) -> None:
@@ -135,36 +143,38 @@ class AsyncScoringRun(Generic[RowScore]):
 
     @property
     def id(self) -> str:
-        """The run's id, as in logs and Redis keys; other processes attach to a detached run by it. A run that
-        an alias splits has an id for each version, with commas between them.
+        """The run's id, as in logs and Redis keys. Other processes attach to a detached run by this id. If
+        the model is an alias for several versions, this has an id for each version, with commas between them.
         """
         return self._run.id
 
     @property
     def model(self) -> str:
-        """The model that scores; for an alias, the version that the alias stood for, or its versions with
-        commas between them.
+        """Name of the model that scores the run. For an alias, it is the version that the alias stood for, or
+        all of the alias's versions with commas between them.
         """
         return self._run.model
 
     @property
     def versions(self) -> list[tuple[str, str | None, npt.NDArray[np.int64] | slice]]:
-        """The models that score, with their revisions and row numbers: several if an alias is split."""
+        """Name, revision and row numbers of each model that scores the run. There are several models if the
+        run's model is an alias for several versions.
+        """
         return self._run.versions
 
     @property
     def stats(self) -> RunStats:
-        """How the rows that were read so far were scored."""
+        """Statistics of the rows that were read so far, such as their tokens and workers."""
         return self._run.stats
 
     @property
     def errors(self) -> Mapping[int, str]:
-        """Reasons by row number (from 0) for the rows read so far that have no score."""
+        """The reason why a row has no score, by row number (from 0), for the rows read so far."""
         return self._run.errors
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of a row's scores, with ``all_labels``; empty until a scored chunk was read."""
+        """With ``all_labels``, the label of each of a row's scores. Empty until a scored chunk was read."""
         return self._run.labels
 
     @property
@@ -175,7 +185,9 @@ class AsyncScoringRun(Generic[RowScore]):
         return self._run.found
 
     async def progress(self) -> Progress:
-        """The number of rows of finished chunks, and the speed."""
+        """The number of the run's rows that are done, and the speed; a row is done when its chunk is
+        finished.
+        """
         return await bridge.run(lambda: self._run.progress)
 
     async def wait(self, timeout: float | None = None, *, show_progress: bool | None = None) -> RunStats:
@@ -216,7 +228,9 @@ def _as_it_is(value: T) -> T:
 def _awaited(
     do: Callable[Concatenate[Client, P], T], to: Callable[[T], R]
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]:
-    """Make a method of `Client` awaitable; `to` converts what it returns."""
+    """Make a coroutine method of `AsyncClient` from the method `do` of `Client`. The function `to` converts
+    the result.
+    """
 
     async def call(self: AsyncClient, /, *args: P.args, **options: P.kwargs) -> R:
         await self._open()
@@ -227,7 +241,7 @@ def _awaited(
 
 
 class AsyncClient:
-    """The calls of `Client` for asyncio; any number of runs can share its few connections.
+    """A client for asyncio with the methods of `Client`. Any number of runs can share its few connections.
 
     If a task is cancelled, so is the run that it waits for, unless the run is detached. A client belongs to
     the event loop that uses it first. Use the client as a context manager, or `close` it.

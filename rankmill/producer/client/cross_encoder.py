@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from rankmill.producer.collect.pairs import Pairs
 
 _KNOWN_ACTIVATIONS = {"Identity": "identity", "Sigmoid": "sigmoid"}
-"""Activations that workers compute themselves, by the names of their classes in torch.nn."""
+"""Activation functions that workers can compute, by the names of their classes in torch.nn. Other functions
+are applied in this process, to the logits that workers return.
+"""
 
 _DEVICES = frozenset({"cpu", "cuda", "mps"})
 
@@ -42,12 +44,14 @@ _REFUSED = {
     "classifier_dropout": "nothing is trained here",
     "keep_in_fp32_modules": "the last projection computes in fp32 in every precision",
 }
-"""Arguments of sentence-transformers' class that this class refuses, each with the reason."""
+"""Arguments of sentence-transformers' `CrossEncoder` that rankmill's class refuses, each with the reason."""
 
 _WITHOUT_EFFECT = frozenset({"model_card_data"})
 _MODEL = frozenset({"attn_implementation", "device_map", "low_cpu_mem_usage"})
 _PROCESSOR = frozenset({"padding_side", "use_fast"})
-"""Entries of ``model_kwargs`` and ``processor_kwargs`` that do not change scores."""
+"""Entries of ``model_kwargs`` and ``processor_kwargs`` that are accepted and ignored, because they do not
+change scores.
+"""
 
 _OLDER_OF_RANK = frozenset({"apply_softmax", "convert_to_numpy", "convert_to_tensor", "num_workers"})
 
@@ -113,10 +117,10 @@ class CrossEncoder:
     """
 
     class ModelCard:
-        """Accepts what evaluators report to a model's card, and keeps nothing."""
+        """Takes metrics that sentence-transformers' evaluators write to a model card, and drops them."""
 
         def set_evaluation_metrics(self, *figures: object, **more: object) -> None:
-            """Ignore the figures; the evaluator also returns them."""
+            """Ignore the metrics of an evaluator; the evaluator also returns them."""
 
     model_card_data = ModelCard()
 
@@ -181,7 +185,9 @@ class CrossEncoder:
         self.close()
 
     def close(self) -> None:
-        """Close the connections; workers that were started here end when nothing else uses them."""
+        """Close the connections to the server. Workers that this process has started end when no other object
+        uses them.
+        """
         self.client.close()
 
     @overload
@@ -345,14 +351,17 @@ class CrossEncoder:
 
     @property
     def num_labels(self) -> int:
-        """Number of scores that a pair gets; if nothing has been scored yet, a pair is scored to find out."""
+        """Number of scores that the model gives to a pair. If this object has not scored anything yet, it
+        scores one pair to find out.
+        """
         if not self._found_labels:
             self._scores([("a", "b")], None, None, show_progress=False)
         return self._found_labels
 
     @property
     def max_length(self) -> Any:
-        """Most tokens of a pair, also called ``max_seq_length``; assign ``None`` for the model's own limit.
+        """The limit on a pair's tokens, also called ``max_seq_length``; assign ``None`` for the model's own
+        limit.
 
         To return the model's own limit, transformers loads the tokenizer, as for `tokenizer`.
         """
@@ -371,8 +380,8 @@ class CrossEncoder:
 
     @property
     def tokenizer(self) -> Any:
-        """The model's tokenizer, loaded here by transformers. Scoring is refused if the caller changes the
-        tokenizer.
+        """The model's tokenizer, which transformers loads in this process. Scoring is refused if the caller
+        changes the tokenizer, because workers do not see the change.
 
         Raises
         ------
@@ -389,7 +398,7 @@ class CrossEncoder:
 
     @property
     def config(self) -> Any:
-        """The model's config, loaded as `tokenizer` is."""
+        """The model's config, which transformers loads in this process; errors are as for `tokenizer`."""
         if "config" not in self._files:
             config = self._load("AutoConfig")
             self._files["config"] = config, _state(config)
@@ -442,7 +451,7 @@ class CrossEncoder:
         return self
 
     def start_multi_process_pool(self, target_devices: object = None) -> dict[str, Any]:
-        """Return a pool without processes, because the workers are the pool."""
+        """Return a pool without processes. None is needed, because workers score the pairs."""
         return {"input": None, "output": None, "processes": []}
 
     def stop_multi_process_pool(self, pool: object) -> None:
@@ -532,8 +541,8 @@ class CrossEncoder:
             )
 
     def _prompt(self, prompt: str | None, name: str | None) -> str | None:
-        """The text to put before each query; ``None`` means the model's own. Raises `ConfigError` for an
-        unknown name.
+        """Return the prompt to put before each query: `prompt`, or else the prompt called `name`, or else the
+        default one. ``None`` means the model's own prompt. Raises `ConfigError` for an unknown name.
         """
         name = name or self.default_prompt_name
         if prompt is not None or name is None:
@@ -552,8 +561,8 @@ def _restored(settings: Settings, kept: dict[str, Any]) -> CrossEncoder:
 
 
 def _settings(options: Mapping[str, Any]) -> Settings:
-    """Load the settings with `options`. The precision is fp32 unless one is named. All labels are asked for,
-    unless ``label`` is set or ``long`` is ``split``.
+    """Load the settings of a `CrossEncoder`, with the values in `options`. The precision is fp32 unless one
+    is named. Each row gets the scores of all labels, unless ``label`` is set or ``long`` is ``split``.
     """
     is_named = merge_settings(options)["precision"].source != BASE.name
     settings = validate(merge_settings(options if is_named else {**options, "precision": "fp32"}))
@@ -574,7 +583,9 @@ def _older(options: dict[str, Any], value: Any, *names: str) -> Any:
 
 
 def _refuse_arguments(options: dict[str, Any], model: str) -> None:
-    """Remove sentence-transformers' other arguments from `options`; refuse those that cannot be obeyed."""
+    """Remove from `options` the arguments of sentence-transformers' class that have no effect here. Raises
+    `ConfigError` for arguments that cannot be obeyed.
+    """
     is_here = model == "demo" or Path(model).is_dir()
     for name in _WITHOUT_EFFECT & options.keys():
         del options[name]
@@ -617,8 +628,8 @@ def _activation_name(function: Callable[[Any], Any] | None) -> str | None:
 
 
 def _state(loaded: Any) -> str:
-    """A text that describes a tokenizer or a config. A changed text shows that the object was changed; some
-    changes do not show.
+    """Return a text that describes a loaded tokenizer or config. If the text differs from an earlier one, the
+    object was changed. Some changes do not show in the text.
     """
     return f"{loaded!r} {getattr(loaded, 'chat_template', None)!r}"
 

@@ -1,5 +1,5 @@
-"""Runs of files that other processes carry out. An extension gives access to runs of files by an entry point
-of ``rankmill.files``.
+"""Interfaces for files that are submitted to other processes (runners), which score them. An extension
+implements these interfaces, and is found by an entry point of the group ``rankmill.files``.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 class FileHandle(Protocol):
-    """What the caller of `Client.submit_file` gets: a submitted run of files."""
+    """Handle of files that `Client.submit_file` has submitted for scoring."""
 
     @property
     def id(self) -> str:
         """The run's id, by which any process can attach to the run."""
 
     def status(self) -> FileRunState:
-        """The run's present state, progress and result."""
+        """Read the run's present state, progress and result from the server."""
 
     def wait(
         self, timeout: float | None = None, *, on_look: Callable[[Any], None] = lambda run: None
     ) -> FileRunState:
-        """Wait for the end of the run; `on_look` gets the run's state several times a second.
+        """Wait for the end of the run, and call `on_look` with the run's state several times a second.
 
         Raises
         ------
@@ -44,46 +44,46 @@ class FileHandle(Protocol):
         """
 
     def cancel(self) -> FileRunState:
-        """Cancel the run; its scores are kept."""
+        """Cancel the run. Its scores are kept, and are used if the same run is submitted again."""
 
     def awaited(self) -> AsyncFileHandle:
-        """A handle of the same run for asyncio."""
+        """Return a handle of the same run for asyncio."""
 
 
 class AsyncFileHandle(Protocol):
-    """A `FileHandle` for asyncio."""
+    """Handle of files that were submitted for scoring, like `FileHandle`, for asyncio."""
 
     @property
     def id(self) -> str:
         """The run's id, by which any process can attach to the run."""
 
     async def status(self) -> FileRunState:
-        """The run's present state, progress and result."""
+        """Read the run's present state, progress and result from the server."""
 
     async def wait(self, timeout: float | None = None) -> FileRunState:
         """Wait for the end of the run; raises as `FileHandle.wait`."""
 
     async def cancel(self) -> FileRunState:
-        """Cancel the run; its scores are kept."""
+        """Cancel the run. Its scores are kept, and are used if the same run is submitted again."""
 
 
 class FileRuns(Protocol):
-    """The submitted runs of files on a server."""
+    """Submits files for scoring to the runners of a server, and finds runs that were submitted earlier."""
 
     def submit(
         self, request: FileRequest, spec: ScoreSpec, settings: Settings, webhook: str | None
     ) -> FileHandle:
-        """Submit a run that carries out `request`, which `FileRequest.at_home` has made. Raises `ConfigError`
-        if the webhook is not a URL.
+        """Submit the files that `request` names for scoring; `FileRequest.at_home` must have made the
+        request. Raises `ConfigError` if the webhook is not a URL.
         """
 
     def attach(self, run_id: str) -> FileHandle | None:
-        """The run with an id; ``None`` if it does not exist."""
+        """Return a handle of the run of files with this id; ``None`` if the run does not exist."""
 
 
 def file_runs(store: RunStore, settings: Settings) -> FileRuns | None:
-    """The submitted runs of files on the server of `store`; ``None`` if no installed extension carries out
-    such runs.
+    """Return an object that submits files to the server of `store`, and finds submitted ones. ``None`` if no
+    installed extension supports runs of files.
     """
     try:
         open_runs = load("rankmill.files", store.server_kind)
@@ -93,8 +93,8 @@ def file_runs(store: RunStore, settings: Settings) -> FileRuns | None:
 
 
 def file_request(inputs: str | Sequence[str], output: str, options: Mapping[str, Any]) -> FileRequest:
-    """Make a request from arguments of `Client.submit_file`; raises `ConfigError` for an unknown or invalid
-    option.
+    """Make a `FileRequest` from the arguments of `Client.submit_file`. Raises `ConfigError` for an unknown or
+    invalid option.
     """
     given = (inputs,) if isinstance(inputs, str) else tuple(inputs)
     try:

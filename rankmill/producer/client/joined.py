@@ -101,7 +101,9 @@ def _mean_progress(progresses: Sequence[Progress]) -> Progress:
 
 
 def _together(models: Sequence[str], parts: Sequence[ScoredTable]) -> ScoredTable:
-    """The rows of a chunk with the scores of all models, null for a model that has no score."""
+    """Join the scored tables of one chunk, one from each model, into a table in which each row has the scores
+    of all models. The score of a model without a score for the row is null.
+    """
     numbers = np.stack([as_array(part.scores) for part in parts], axis=1)
     flat = pa.array(numbers.ravel(), mask=np.isnan(numbers).ravel())
     workers = dict.fromkeys(part.worker for part in parts if part.worker)
@@ -117,8 +119,8 @@ def _together(models: Sequence[str], parts: Sequence[ScoredTable]) -> ScoredTabl
 
 
 def _reasons(models: Sequence[str], errors: Sequence[pa.Array]) -> pa.Array:
-    """Why each row lacks scores: ``model: reason`` for each model without a score, or only the reason if it
-    is the same for all models; null for a row with all scores.
+    """Return for each row the reason why scores are missing: ``model: reason`` for each model without a
+    score, or only the reason if it is the same for all models. Null for a row with all scores.
     """
     if all(column.null_count == len(column) for column in errors):
         return errors[0]
@@ -133,8 +135,8 @@ def _reasons(models: Sequence[str], errors: Sequence[pa.Array]) -> pa.Array:
 
 
 def version_of(name: str, versions: Mapping[str, float], query: str | None) -> str:
-    """The version of model `name` that scores a query. With the same shares, a query always gets the same
-    version; the order of `versions` does not matter.
+    """Choose the version of model `name` that scores `query`, by the share of each version in `versions`.
+    With the same shares, a query always gets the same version; the order of `versions` does not matter.
 
     If the lowest or the highest version gets a larger share, it keeps all queries that it had.
     """
@@ -151,7 +153,9 @@ def version_of(name: str, versions: Mapping[str, float], query: str | None) -> s
 def rows_by_version(
     name: str, versions: Mapping[str, float], queries: Iterable[str | None]
 ) -> dict[str, RowNumbers]:
-    """Row numbers by the version that scores them."""
+    """Choose the version of model `name` that scores each query, as `version_of` does; returns the row
+    numbers of each version that gets rows.
+    """
     version_by_query: dict[str | None, str] = {}
     numbers: dict[str, list[int]] = {}
     for row, query in enumerate(queries):
@@ -162,8 +166,8 @@ def rows_by_version(
 
 
 def split_run(table: pa.Table, rows: Sequence[RowNumbers], runs: Sequence[ScoringRun]) -> ScoringRun:
-    """Make one run of several that each score some of the rows of `table`; all scores come together, when all
-    of these runs have ended.
+    """Make one run of several `runs`, each of which scores some rows of `table`; `rows` has their row
+    numbers. All scores come together, when all of these runs have ended.
     """
     read: list[list[ScoredTable]] = [[] for _ in runs]
 

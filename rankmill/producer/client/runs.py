@@ -1,4 +1,4 @@
-"""`ScoringRun`, which the caller of a run has, and the scores, rankings and statistics that it returns."""
+"""`ScoringRun`, the handle of a submitted run, and the scores, rankings and statistics that it returns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rankmill.producer.collect.scored import ScoredTable
 
     RowScore = TypeVar("RowScore", default=float)
-    """A float, or with ``all_labels`` a list of floats."""
+    """The type of a row's score: a float, or with ``all_labels`` a list of floats."""
 else:
     RowScore = typing.TypeVar("RowScore")
 
@@ -41,9 +41,9 @@ class Scores(np.ndarray[tuple[int, ...], np.dtype[np.float32]]):
     """
 
     errors: Mapping[int, str]
-    """Reasons by row number (from 0) for the rows without a score."""
+    """The reason why a row has no score, by row number (from 0)."""
     labels: tuple[str, ...]
-    """Names of the columns of ``[n, labels]``."""
+    """The label of each column of scores with the shape ``[n, labels]``; empty for the shape ``[n]``."""
 
     def __array_finalize__(self, _: object) -> None:
         self.errors, self.labels = {}, ()
@@ -132,7 +132,7 @@ def ranked(scores: Scores, top_k: int | None) -> list[Ranked]:
 
 @dataclass
 class RunStats:
-    """How the rows of a run that were read so far were scored.
+    """Statistics of the rows of a run that were read so far.
 
     ``retries`` counts attempts beyond a chunk's first. ``tokens`` counts real tokens, and ``padded_tokens``
     counts padding too. ``workers`` has the number of rows by the worker's name; rows that no worker scored
@@ -165,13 +165,16 @@ class RunStats:
 
     @property
     def bound(self) -> float | None:
-        """How far the logits of the workers' probes may be from the model's own; ``None`` if that is not
-        proven. In fp32 it leaves room for other rows; in other precisions a few rows differ by more.
+        """How far the workers' logits may be from the model's own; ``None`` if no worker has proven that.
+        Workers prove it with test pairs, their probes. In fp32 the bound leaves room for other rows; in other
+        precisions a few rows differ by more.
         """
         return worst(self.bounds)
 
     def contract(self) -> dict[str, str]:
-        """How the scores were made, as texts by name; facts that are not known are left out."""
+        """Return facts about how the scores were made, such as the precision and the device, as texts by
+        name. Facts that are not known are left out.
+        """
         facts = {
             "precision": self.precision,
             "backend": self.backend,
@@ -185,7 +188,7 @@ class RunStats:
         return {name: value for name, value in facts.items() if value}
 
     def add(self, part: ScoredTable) -> None:
-        """Count a chunk."""
+        """Add a scored chunk of the run to these statistics."""
         rows = len(part.table)
         self.rows += rows
         self.chunks += 1
@@ -221,7 +224,8 @@ _ALONE = Join(itemgetter(0), itemgetter(0), itemgetter(0))
 
 
 class ScoringRun(Generic[RowScore]):
-    """A submitted run. Read a run's results once, either all with `scores`, or in parts by iterating.
+    """Handle of a submitted run. Read a run's results once, either all with `scores`, or in parts by
+    iterating.
 
     Chunks beyond the window are submitted while the caller reads results. Only one thread at a time may read
     a run; any thread may use `cancel` and `progress`.
@@ -235,11 +239,11 @@ class ScoringRun(Generic[RowScore]):
         self._scores: list[npt.NDArray[np.float32]] = []
         self._all: Scores | None = None
         self.errors: dict[int, str] = {}
-        """Reasons by row number (from 0) for the rows read so far that have no score."""
+        """The reason why a row has no score, by row number (from 0), for the rows read so far."""
         self.stats = RunStats()
-        """How the rows that were read so far were scored."""
+        """Statistics of the rows that were read so far, such as their tokens and workers."""
         self.labels: tuple[str, ...] = ()
-        """Names of a row's scores, with ``all_labels``; empty until a scored chunk was read."""
+        """With ``all_labels``, the label of each of a row's scores. Empty until a scored chunk was read."""
         self.found: list[str | None] = []
         """For a run that asks for tokens, not scores: the answer for each row read so far, a `TokensFound` as
         JSON.
@@ -247,21 +251,23 @@ class ScoringRun(Generic[RowScore]):
 
     @property
     def id(self) -> str:
-        """The run's id, as in logs and Redis keys; other processes attach to a detached run by it. A run that
-        an alias splits has an id for each version, with commas between them.
+        """The run's id, as in logs and Redis keys. Other processes attach to a detached run by this id. If
+        the model is an alias for several versions, this has an id for each version, with commas between them.
         """
         return ",".join(driver.run.id for driver in self._drivers)
 
     @property
     def model(self) -> str:
-        """The model that scores; for an alias, the version that the alias stood for, or its versions with
-        commas between them.
+        """Name of the model that scores the run. For an alias, it is the version that the alias stood for, or
+        all of the alias's versions with commas between them.
         """
         return ",".join(driver.run.spec.model for driver in self._drivers)
 
     @property
     def versions(self) -> list[tuple[str, str | None, npt.NDArray[np.int64] | slice]]:
-        """The models that score, with their revisions and row numbers: several if an alias is split."""
+        """Name, revision and row numbers of each model that scores the run. There are several models if the
+        run's model is an alias for several versions.
+        """
         if not self._join.places:
             return [(self.model, self.stats.revision, slice(None))]
         specs = [driver.run.spec for driver in self._drivers]
@@ -271,17 +277,21 @@ class ScoringRun(Generic[RowScore]):
 
     @property
     def is_detached(self) -> bool:
-        """Whether the run no longer needs this process."""
+        """Whether the run is detached: it goes on even if this process ends."""
         return any(driver.is_detached for driver in self._drivers)
 
     @property
     def rows(self) -> int | None:
-        """The number of rows; ``None`` if it is not known, for example for an iterator."""
+        """The number of the run's rows; ``None`` if it is not known, for example if the rows come from an
+        iterator.
+        """
         return self._join.rows([driver.run.rows for driver in self._drivers])
 
     @property
     def progress(self) -> Progress:
-        """The number of rows of finished chunks, and the speed."""
+        """The number of the run's rows that are done, and the speed; a row is done when its chunk is
+        finished.
+        """
         for driver in self._drivers:
             driver.refresh()
         return self._seen
@@ -297,8 +307,8 @@ class ScoringRun(Generic[RowScore]):
         return f"run {self.id}, {self.model}: {as_html(self.progress, self.rows)}"
 
     def wait(self, timeout: float | None = None, *, show_progress: bool | None = None) -> RunStats:
-        """Wait for the end of the run, keep the scores for `scores`, and return `stats`. Parameters and
-        errors are those of `scores`.
+        """Wait for the end of the run, and return `stats`. A later call of `scores` returns the scores at
+        once. Parameters and errors are those of `scores`.
         """
         self.scores(timeout, show_progress=show_progress)
         return self.stats
@@ -361,19 +371,21 @@ class ScoringRun(Generic[RowScore]):
 
     @property
     def _seen(self) -> Progress:
-        """The progress that is known without asking the server."""
+        """The run's progress as far as this process knows it, without asking the server."""
         return self._join.progress([driver.progress for driver in self._drivers])
 
 
 def joined(runs: Sequence[ScoringRun[Any]], join: Join) -> ScoringRun[Any]:
-    """Make one run of several; `join` says how they are read together."""
+    """Make one handle of several runs. `join` has the functions that combine the runs' tables, progress and
+    numbers of rows.
+    """
     return ScoringRun(*(driver for run in runs for driver in run._drivers), join=join)
 
 
 @contextmanager
 def cancelled_on_error(runs: Sequence[ScoringRun[Any]]) -> Iterator[None]:
-    """Cancel all of `runs` if the block raises an error. A `StillWaiting` error then says that the runs are
-    cancelled.
+    """Cancel all of `runs` if the ``with`` block raises an error. If the error is a `StillWaiting`, it then
+    says that the runs are cancelled.
     """
     try:
         yield

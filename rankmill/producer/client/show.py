@@ -13,7 +13,9 @@ from rankmill.jobs.contract.run import Progress
 from rankmill.jobs.system import system
 
 _FIRST_SECONDS = 0.5
-"""Seconds before a bar shows progress; runs that end earlier show no bar unless it is asked for."""
+"""A run's progress bar shows figures only after this many seconds. A run that ends earlier shows none, unless
+the caller asks for a bar.
+"""
 
 _EVERY_SECONDS = 0.2
 
@@ -30,7 +32,8 @@ def in_notebook() -> bool:
 def shown(
     progress: Callable[[], Progress], total: int | None, show: bool | None
 ) -> Iterator[Callable[[], None]]:
-    """Show the progress of `total` rows; yields a function to call from time to time.
+    """Show a bar with the progress of `total` rows. Yields a function that updates the bar; call it from time
+    to time.
 
     If `show` is ``None``, a bar is shown only in Jupyter.
     """
@@ -54,7 +57,7 @@ def shown(
 
 
 def as_text(progress: Progress, total: int | None) -> str:
-    """The progress as a line with rows, speed and remaining time."""
+    """Format a run's progress as a line of text, with rows, speed and remaining time."""
     done = f"{progress.rows:,} pairs" if total is None else f"{progress.rows:,} of {total:,} pairs"
     parts = [done, f"{progress.row_errors:,} without a score"] if progress.row_errors else [done]
     now = system.now()
@@ -67,7 +70,7 @@ def as_text(progress: Progress, total: int | None) -> str:
 
 
 def as_html(progress: Progress, total: int | None) -> str:
-    """The progress as a bar and a line."""
+    """Format a run's progress as HTML: a bar, and the line of `as_text`."""
     place = "" if total is None else f' value="{progress.rows}" max="{max(total, 1)}"'
     return f"<progress{place}></progress> {as_text(progress, total)}"
 

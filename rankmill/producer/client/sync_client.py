@@ -69,13 +69,13 @@ if TYPE_CHECKING:
 
 
 _DETACHED_ROWS = 256
-"""Rows in a chunk of a detached run with ``chunk_size: auto``, because no producer then measures the workers'
-speed.
+"""Number of rows in a chunk of a detached run with ``chunk_size: auto``. It is fixed, because no producer
+measures the workers' speed for such a run.
 """
 
 _SHADOWS = 8
-"""Most runs of a client that are scored by a shadow model at the same time. If more runs have a shadow, the
-shadow does not score them.
+"""Shadow models score at most this many runs of a client at the same time. Further runs are not scored by
+their shadow models. A shadow model scores the same queries as the run's model, but its scores are dropped.
 """
 
 _SHADOW_SECONDS = 300.0
@@ -84,7 +84,9 @@ logger = logging.getLogger(__name__)
 
 
 def settings_of(settings: Settings | None, options: Mapping[str, Any]) -> Settings:
-    """Return `settings`, or load them with `options`; raises `ConfigError` if both are given."""
+    """Return `settings` if they are given. Otherwise load them, with the values in `options`. Raises
+    `ConfigError` if both are given.
+    """
     if settings is None:
         return load_settings(options)
     if options:
@@ -175,7 +177,8 @@ class Client:
 
     @classmethod
     def _shared(cls, settings: Settings) -> Client:
-        """Make an `embedded` client; clients of this process that need equal workers share them.
+        """Make a client with a server and workers on this host, like `embedded`. Clients of this process that
+        need equal workers share the server and the workers.
 
         The workers end when the last of these clients is closed, or with this process.
         """
@@ -207,13 +210,15 @@ class Client:
         self.note_durability()
 
     def note_durability(self) -> None:
-        """Ask how the server keeps data, and warn of risks that concern all runs."""
+        """Read the settings by which the Redis server keeps data, and log a warning if they could lose data
+        of any run.
+        """
         self.durability = self.store.durability()
         warn_of_risks(self.durability, self.url, "every run")
 
     def _warn_of_losses(self) -> None:
-        """Warn of risks for a run that is stored only on the server. An embedded server, which ends with this
-        process, needs no warning.
+        """Log a warning if the settings of the Redis server could lose a run that is stored only there. An
+        embedded server, which ends with this process, needs no warning.
         """
         if self._cluster is None:
             warn_of_risks(self.durability, self.url, "only in Redis")
@@ -407,9 +412,10 @@ class Client:
         timeout: float | None = None,
         **spec: Unpack[SpecOptions],
     ) -> list[Ranked]:
-        """The best `top_k` of `passages` (default: all) by their score with `query`, best first; passages
-        without a score come last. Otherwise this is like `score`. Raises `InputError` if `passages` are one
-        string, and `ConfigError` if `top_k` is not a positive whole number or a passage has several scores.
+        """Score each of `passages` with `query`, and return the best `top_k` of them (default: all), best
+        first. Passages without a score come last. Other parameters and errors are as in `score`. Raises
+        `InputError` if `passages` are one string, and `ConfigError` if `top_k` is not a positive whole number
+        or a passage has several scores.
         """
         if isinstance(passages, str):  # otherwise its characters would be the passages
             raise InputError(f"passages are one string, {passages!r:.80}; give a list of them")
@@ -420,8 +426,8 @@ class Client:
     def classify(
         self, texts: Texts, *, timeout: float | None = None, **spec: Unpack[SpecOptions]
     ) -> list[Classified]:
-        """The most likely label of each text, and the probabilities of all labels; otherwise this is like
-        `score`.
+        """Score texts, and return for each text the most likely label and the probabilities of all labels.
+        Other parameters and errors are as in `score`.
 
         Probabilities are the softmax of several outputs, and the sigmoid of a single one. For labels that do
         not exclude each other, give ``activation="sigmoid"``.
@@ -531,7 +537,7 @@ class Client:
 
     @property
     def files(self) -> FileRuns:
-        """The submitted runs of files on the server.
+        """The object that submits files to runners, and finds files that were submitted to this server.
 
         Raises
         ------
@@ -633,8 +639,8 @@ class Client:
         tenant: Tenant | None,
         **spec: Any,
     ) -> ScoringRun:
-        """Start a run for each version of an alias that gets rows, and one for the alias's shadow, if it has
-        one.
+        """Start a run of each version of an alias (`choice`) that gets rows of `pairs`. If the alias has a
+        shadow, a model whose scores are dropped, start a run of that model too.
         """
         inputs, columns = self._kind(columns, spec)
         tables = [*cut_pairs(pairs, columns, Sizing(MAX_CHUNK_ROWS), inputs)]
@@ -653,8 +659,8 @@ class Client:
         return split_run(table, [*rows.values()], runs)
 
     def _start_shadow(self, table: pa.Table, columns: tuple[str, ...], *, model: str, **spec: Any) -> None:
-        """Score pairs in the background, and drop the scores. Do nothing if shadows already score `_SHADOWS`
-        runs.
+        """Score the pairs of `table` with a shadow model in the background, and drop the scores. Do nothing
+        if shadow models already score `_SHADOWS` runs of this client.
         """
         if not self._shadows.acquire(blocking=False):
             logger.debug("%s has enough to do: a run is not scored in the shadow", model)
@@ -675,7 +681,7 @@ class Client:
 
 
 def _rows(pairs: Rows) -> int | None:
-    """The number of rows; ``None`` if it is not known. A DuckDB relation is not asked, because it would run
-    its query to count.
+    """Return the number of rows of `pairs`; ``None`` if it is not known. A DuckDB relation is not asked for
+    its length, because it would run its query to count.
     """
     return len(pairs) if isinstance(pairs, Sized) and not hasattr(pairs, "fetchone") else None

@@ -1,1 +1,1 @@
-"""The client for asyncio: it runs the code of the plain client, and waits in the event loop."""
+"""Parts of the asyncio client: it runs the code of the synchronous `Client`, but waits in the event loop."""

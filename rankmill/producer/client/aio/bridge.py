@@ -1,4 +1,4 @@
-"""Runs plain code in an event loop; where the code waits, the task that called `run` awaits.
+"""Runs synchronous code in an event loop. Where the code waits, the task that called `run` awaits.
 
 The code runs in a greenlet, which is a second call stack in the same thread. To wait, the code switches to
 the task's own stack. The task awaits, and then switches back. So `Client` and `AsyncClient` share one
@@ -28,8 +28,8 @@ class _Bridge(greenlet):
 
 
 async def run(do: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Call `do`, and return its result. When `do` calls `wait`, this task awaits. If the task is cancelled
-    meanwhile, `wait` raises `asyncio.CancelledError`.
+    """Call the synchronous function `do`, and return its result. When `do` calls `wait`, the current task
+    awaits. If the task is cancelled meanwhile, `wait` raises `asyncio.CancelledError`.
     """
     stack = _Bridge(do)
     outcome = stack.switch(*args, **options)
@@ -44,7 +44,9 @@ async def run(do: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
 
 
 def wait(awaitable: Awaitable[T]) -> T:
-    """Return the result of `awaitable`, which the task awaits; only for code that `run` has called."""
+    """Let the current task await `awaitable`, and return the result. Only code that `run` has called can use
+    this.
+    """
     stack = getcurrent()
     assert isinstance(stack, _Bridge), "waits of this kind need the event loop"
     return cast("T", stack.task.switch(awaitable))

@@ -1,4 +1,5 @@
-"""A Redis client for plain code that `producer.client.aio.bridge` runs, with connections of redis.asyncio.
+"""A Redis client for synchronous code that `producer.client.aio.bridge` runs. Its connections are those of
+redis.asyncio.
 
 The commands of all tasks, except those that wait for results, share one connection; commands that come while
 others are in progress are sent together.
@@ -30,11 +31,13 @@ from rankmill.producer.client.aio.streams import Streams
 T = TypeVar("T")
 
 _CONNECTIONS = 16
-"""Most connections of one client; tasks wait for a free one."""
+"""A client has at most this many connections to Redis. If none is free, a task waits for one."""
 
 
 _MOST_CALLS = 64
-"""Most calls of `Line.send` that share one write; further calls wait for the next write."""
+"""The commands of at most this many calls of `Line.send` are sent in one write. Further calls wait for the
+next write.
+"""
 
 Command: TypeAlias = tuple[Any, ...]
 
@@ -45,7 +48,7 @@ class _Call(NamedTuple):
 
 
 class Line:
-    """Sends the commands of many tasks over one connection.
+    """Sends the Redis commands of many tasks over one connection.
 
     A system call costs more than a small command. So the commands of tasks that run at the same time share
     one write and few reads, and the commands of a single task do not wait. If a task is cancelled, its call
@@ -56,7 +59,8 @@ class Line:
     pool
         The pool that the connection comes from.
     silence
-        Most seconds from sending commands to the last of their replies; then the connection is closed.
+        At most this many seconds may pass from sending commands to the last of their replies. After that, the
+        connection is closed.
     """
 
     def __init__(self, pool: redis.asyncio.ConnectionPool, silence: float | None) -> None:
@@ -125,7 +129,7 @@ async def _reply(connection: Any) -> Any:
 
 
 class LoopPatience(Patience):
-    """A `Patience` that waits in a task of the event loop."""
+    """Repeats Redis commands as `Patience` does, but waits in the event loop, so that tasks continue."""
 
     def sleep(self, seconds: float) -> None:
         wait(asyncio.sleep(seconds))
@@ -135,7 +139,8 @@ class LoopPatience(Patience):
 
 
 class LoopRedis(redis.Redis):
-    """A client with the commands of redis-py's plain client, which sends them over asyncio connections.
+    """A Redis client with the methods of redis-py's synchronous client. It sends the commands over asyncio
+    connections, for code that `bridge.run` calls.
 
     Parameters
     ----------
@@ -163,7 +168,7 @@ class LoopRedis(redis.Redis):
         return replies
 
     def read_reply(self, reply: Any, command: Command, options: dict[str, Any]) -> Any:
-        """Turn a reply into what redis-py's plain client returns."""
+        """Convert a server's reply to `command` into what redis-py's synchronous client returns."""
         options.pop("keys", None)  # redis-py adds it for its own cache
         callbacks: Any = self.response_callbacks
         return callbacks[command[0]](reply, **options) if command[0] in callbacks else reply
@@ -181,8 +186,8 @@ class LoopRedis(redis.Redis):
         return self.patiently(lambda: self.streams.read(stream, after, block / 1000))
 
     def patiently(self, do: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a command while the server cannot serve, as `Patience` does. An attempt that has not ended
-        at `end_of_command` is cancelled.
+        """Call `do`, which sends a command, and repeat the call while the Redis server cannot serve, as
+        `Patience` does. An attempt that has not ended at the time of `end_of_command` is cancelled.
         """
         end = end_of_command()
         reason: redis.RedisError = redis.TimeoutError("it does not answer in time")
@@ -243,7 +248,9 @@ class LoopPipeline(Pipeline):
 
 
 class _LoopMaster(redis.asyncio.Connection):
-    """A connection to the master that Sentinels name; each attempt to connect asks `finder` anew."""
+    """A connection to the Redis master that Sentinels name. Each attempt to connect asks `finder` which
+    server is the master now.
+    """
 
     def __init__(self, *, finder: MasterFinder, **options: Any) -> None:
         super().__init__(**options)
@@ -255,7 +262,7 @@ class _LoopMaster(redis.asyncio.Connection):
 
 
 class _LoopTlsMaster(_LoopMaster, redis.asyncio.SSLConnection):
-    """A `_LoopMaster` over TLS."""
+    """A connection over TLS to the Redis master that Sentinels name."""
 
 
 _KINDS: dict[Any, Any] = {
@@ -268,7 +275,9 @@ _KINDS: dict[Any, Any] = {
 
 
 def loop_pool(pool: WaitingPool) -> redis.asyncio.BlockingConnectionPool:
-    """Make a pool of asyncio connections with the options of `pool`; all retries are left to `Patience`."""
+    """Make a pool of asyncio connections with the options of the synchronous `pool`. The connections retry
+    nothing, because `Patience` repeats the commands.
+    """
     options = {**pool.connection_kwargs, "retry": Retry(NoBackoff(), 0)}
     return redis.asyncio.BlockingConnectionPool(
         max_connections=_CONNECTIONS,

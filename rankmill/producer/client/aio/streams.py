@@ -14,13 +14,13 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.system import system
 
 _BLOCK_SECONDS = 1.0
-"""Most seconds for which one command waits for the next result."""
+"""One XREAD command waits at most this many seconds for the next result."""
 
 _BELL_SECONDS = 60
 
 _PAUSE_SECONDS = 1e-4
-"""Seconds of pause after a command, for each stream that it has read, so that one command reads the results
-that come at about the same time.
+"""Seconds of pause after an XREAD command, for each stream that the command has read. So the next command
+reads all results that come at about the same time.
 """
 
 Entries: TypeAlias = list[tuple[bytes, dict[bytes, bytes]]]
@@ -28,8 +28,8 @@ Found: TypeAlias = list[tuple[bytes, Entries]]
 
 
 class Streams:
-    """Reads the streams of all runs whose tasks wait, and gives each task the entries of its stream. A second
-    task that waits for the same run sends its own command.
+    """Reads the result streams of many runs with one command, and gives the entries of each stream to the
+    task that waits for that run. A second task that waits for the same run sends its own command.
 
     A run may begin to wait while a command for other runs waits. Then this reader adds an entry to its bell,
     a stream that each of its commands also reads. So the waiting command returns, and the next command reads
@@ -54,8 +54,8 @@ class Streams:
         return len(self._waiting)
 
     async def read(self, stream: str, after: str, seconds: float) -> Found:
-        """The entries of a stream after entry `after`; this waits up to `seconds` for the first one, and
-        returns an empty list if none comes.
+        """Return the entries of `stream` that follow the entry with the id `after`. Wait up to `seconds` for
+        the first one, and return an empty list if none comes.
         """
         # A second task that waits for this run may have read up to another entry: it sends its own command.
         if stream in self._waiting:
@@ -117,5 +117,5 @@ class Streams:
 
 
 def _found(reply: Any) -> Found:
-    """The reply to XREAD, which redis-py gives as a list or as a dictionary."""
+    """Return a reply to XREAD as a list; redis-py gives it as a list or as a dictionary."""
     return list(reply.items() if isinstance(reply, dict) else reply or ())
