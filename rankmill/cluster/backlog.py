@@ -13,12 +13,14 @@ RUNS = 1000
 """The backlog is computed from at most this many runs, those with the most recent activity."""
 
 _QUIET_SECONDS = 600
-"""A run without a result for this many seconds does not count if its queue has jobs and workers. Its producer
-has probably died.
+"""A run without a result for this many seconds is no longer active for its queue's backlog, if the queue has
+jobs and workers. The run's producer has probably died.
 """
 
 _ABANDONED_SECONDS = 60
-"""A run without a result for this many seconds does not count if its queue has no jobs."""
+"""A run without a result for this many seconds is no longer active for its queue's backlog, if the queue has
+no jobs.
+"""
 
 _FORWARD = STAGES.index("forward")
 
@@ -36,7 +38,9 @@ class Backlog:
 
 
 class Backlogs:
-    """Computes backlogs from snapshots; remembers speeds for queues that have no workers now."""
+    """Computes each queue's backlog from snapshots of the cluster. It remembers how fast a queue's workers
+    were, for queues that have no workers now.
+    """
 
     def __init__(self) -> None:
         self._speeds: dict[str, float] = {}
@@ -63,7 +67,9 @@ class Backlogs:
 
 
 def _speed(report: WorkerReport) -> float | None:
-    """Pairs per second of a worker while its model works; ``None`` before its first pairs."""
+    """Return how many pairs a worker scores in a second in which its model works; ``None`` before its first
+    pairs.
+    """
     seconds = report.stage_seconds[_FORWARD]
     return report.pairs / seconds if report.pairs and seconds > 0 else None
 
@@ -75,7 +81,7 @@ def _chunk_pairs(reports: Iterable[WorkerReport]) -> float:
 
 
 def _pairs(queue: QueueState, runs: Iterable[RunState], chunk_pairs: float) -> int:
-    """Pairs that the queue's workers still have to score.
+    """Estimate how many pairs the queue's workers still have to score.
 
     Of an active run with a known number of rows, all rows that are left count, even if they are not in the
     queue yet. Each waiting job of other runs counts as `chunk_pairs` pairs; so does each started job, if no

@@ -33,10 +33,12 @@ from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 
 _CACHE_SECONDS = 1
-"""Seconds for which all requests get the same snapshot, to spare Redis."""
+"""For this many seconds, all HTTP requests are answered from the same snapshot of the cluster, to spare
+Redis.
+"""
 
 _REMEMBERED_SECONDS = 86400
-"""Seconds for which the last report of a worker that is gone is remembered."""
+"""For this many seconds after its heartbeat, a worker's last report is remembered if the worker is gone."""
 
 _JOBS = ("waiting", "started", "failed")
 _COUNTED = {
@@ -45,20 +47,23 @@ _COUNTED = {
     "pairs": "Pairs that went through the models of all workers.",
     "row_errors": "Pairs that got an error instead of a score.",
 }
-"""Fields of a `WorkerReport` that are added up, and the metrics' help texts."""
+"""Fields of `WorkerReport` that are summed over all workers, each with the help text of the metric of its
+sum.
+"""
 
 logger = logging.getLogger(__name__)
 
 
 def exporter_app(client: redis.Redis, settings: Settings) -> WSGIApplication:
-    """The application that serves ``/metrics``, ``/sd`` and ``/healthz``, and what extensions add.
+    """Make the exporter's WSGI application. It serves ``/metrics``, ``/sd`` with the addresses of the
+    workers' own metrics, ``/healthz``, and the pages that extensions add.
 
     Parameters
     ----------
     client
         A client from `jobs.runtime.connection.impatient`, which does not wait for the server.
     settings
-        The settings, for the extensions.
+        The settings, which extensions get for their pages.
     """
     view = ClusterView(client)
 
@@ -81,7 +86,9 @@ def exporter_app(client: redis.Redis, settings: Settings) -> WSGIApplication:
 
 
 def exporter_registry(view: ClusterView) -> CollectorRegistry:
-    """All metrics of the exporter, about the cluster and about itself."""
+    """Return a registry with all metrics that the exporter serves, about the cluster and about its own
+    process.
+    """
     registry = CollectorRegistry()
     registry.register(ClusterMetrics(view))
     build = Info("rankmill_exporter_build", "Version of rankmill.", registry=registry)
@@ -100,7 +107,7 @@ def discovery(cluster: Snapshot) -> list[dict[str, list[str]]]:
 
 
 class ClusterView:
-    """A snapshot of the cluster, read again only after a second; threads may share the object."""
+    """Reads snapshots of the cluster from Redis, about one in a second at most; threads may share it."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
@@ -110,7 +117,7 @@ class ClusterView:
         self._away = False
 
     def look(self) -> Snapshot | None:
-        """The snapshot; ``None`` while Redis does not answer."""
+        """Return a snapshot of the cluster, about 1 s old at most; ``None`` while Redis does not answer."""
         with self._lock:
             if system.monotonic() >= self._until:
                 self._seen = self._read()
@@ -136,8 +143,8 @@ class ClusterView:
 
 
 class ClusterMetrics(Collector):
-    """Reads the cluster for each scrape; while Redis is away, only ``rankmill_redis_up`` has a value, which
-    is 0.
+    """Makes Prometheus metrics from a snapshot of the cluster. While Redis does not answer, only
+    ``rankmill_redis_up`` has a value, which is 0.
     """
 
     def __init__(self, view: ClusterView) -> None:
@@ -175,9 +182,10 @@ class ClusterMetrics(Collector):
         return families
 
     def _count(self, cluster: Snapshot) -> None:
-        """Add each worker's increase since its last report, so that totals do not fall when a worker ends.
+        """Add to the totals what each worker has done since its report in the last snapshot. So the totals do
+        not fall when a worker ends.
 
-        What workers did before the first look is not counted.
+        What workers did before the first snapshot is not counted.
         """
         with self._lock:
             reports = {worker.name: worker.report for worker in cluster.workers if worker.report}

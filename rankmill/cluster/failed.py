@@ -19,18 +19,18 @@ from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.set_aside import SET_ASIDE, DamagedJob, read_job
 
 MOST = 100
-"""Most failed jobs of a queue that are listed."""
+"""At most this many failed jobs of each queue are listed, the latest ones."""
 
 _UNREADABLE = "no worker can read it"
 _OF_A_RUN = "its run has its failure already: score what has no score again, with --reuse for the rest"
 
 
 class FailedJob(BaseModel):
-    """A job that no worker will take again by itself.
+    """A job that failed for good or was set aside. No worker takes it, unless someone retries it.
 
-    ``failed`` means that all attempts have failed, ``set aside`` that no worker could read it. ``at`` is when
-    the job failed or was set aside, in seconds since 1970, or ``None`` if this is unknown. ``final`` is why
-    the job cannot be retried, or empty if it can.
+    ``failed`` means that all attempts have failed, ``set aside`` that no worker could read the job. ``at`` is
+    when the job failed or was set aside, in seconds since 1970, or ``None`` if this is unknown. ``final`` is
+    why the job cannot be retried, or empty if it can.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -62,7 +62,7 @@ def failed_jobs(client: redis.Redis) -> list[FailedJob]:
 
 
 def chosen(jobs: list[FailedJob], ids: Sequence[str]) -> list[FailedJob]:
-    """The jobs with these ids, or all jobs if no ids are given.
+    """Return those of `jobs` that have one of `ids`, or all of them if `ids` is empty.
 
     Raises
     ------
@@ -81,7 +81,7 @@ def retry(client: redis.Redis, job: FailedJob) -> str:
     Raises
     ------
     InputError
-        The job cannot be retried, or has left the list since it was read.
+        The job cannot be retried, or is no longer among the queue's failed jobs.
     """
     if job.final:
         raise InputError(f"cannot be retried: {job.final}")
@@ -94,8 +94,8 @@ def retry(client: redis.Redis, job: FailedJob) -> str:
 
 
 def clear(client: redis.Redis, job: FailedJob) -> str:
-    """Remove a job from the list; a failed job that does not belong to a run is deleted too. Returns a text
-    that says what was done.
+    """Remove a job from its queue's failed jobs, or from the jobs that were set aside. A failed job that does
+    not belong to a run is deleted, too. Returns a text that says what was done.
     """
     connection: Any = client
     if job.state == "set aside":

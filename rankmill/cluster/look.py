@@ -19,7 +19,8 @@ Item = TypeVar("Item")
 
 
 class Look:
-    """A look at a server, at the time `now` (seconds since 1970).
+    """Reads keys of a Redis server, many in one round trip, and notes which of them are damaged. Ages are
+    counted until `now`, the time at which the object was made, in seconds since 1970.
 
     Parameters
     ----------
@@ -31,7 +32,7 @@ class Look:
         self._client = client
         self.now = system.now()
         self.damaged: dict[str, str] = {}
-        """The keys that cannot be read completely, with the reasons."""
+        """The first `MAX_DAMAGED` keys in Redis that could not be read completely, each with the reason."""
 
     def replies(
         self, items: Sequence[Item], commands: Callable[[Item], list[tuple[Any, ...]]]
@@ -72,7 +73,9 @@ class Look:
         return [text for text in (self.text(raw, key) for raw in raws) if text is not None]
 
     def time(self, raw: bytes | None, key: str) -> float | None:
-        """A time in RQ's format, in seconds since 1970; ``None`` if the value is absent or not a time."""
+        """Convert a time as RQ writes it to seconds since 1970; ``None`` if `raw` is absent or not a time. If
+        it is not a time, `key` is noted as damaged.
+        """
         try:
             return None if raw is None else str_to_date(raw).timestamp()
         except (ValueError, ArithmeticError):
@@ -80,7 +83,9 @@ class Look:
             return None
 
     def number(self, raw: bytes | None, key: str) -> int:
-        """A count; 0 if the value is absent or not a number."""
+        """Convert a count to a number; 0 if `raw` is absent, negative or not a number. If it is not a number,
+        `key` is noted as damaged.
+        """
         try:
             return max(int(raw or 0), 0)
         except ValueError:

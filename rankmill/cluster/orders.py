@@ -55,8 +55,8 @@ def find_worker(workers: Iterable[WorkerState], name: str) -> WorkerState:
 
 
 def whole_name(names: Iterable[str], name: str) -> str | None:
-    """The one of `names` that is `name`, or the only one that begins with it; ``None`` if none does. Raises
-    `InputError` if several begin with it.
+    """Return `name` if it is one of `names`, or else the only one of them that begins with it; ``None`` if
+    none does. Raises `InputError` if several begin with it.
     """
     matches = sorted({other for other in names if other.startswith(name)})
     if name in matches or len(matches) < 2:
@@ -66,7 +66,7 @@ def whole_name(names: Iterable[str], name: str) -> str | None:
 
 
 def unreachable(worker: WorkerState) -> str | None:
-    """Why the worker does not take orders; ``None`` if it does."""
+    """Return why a worker takes no orders, such as to drain; ``None`` if it takes them."""
     if worker.state == "foreign":
         return "is an RQ worker of another class than ScoringWorker, which takes no orders"
     if worker.state == "lost":
@@ -77,12 +77,12 @@ def unreachable(worker: WorkerState) -> str | None:
 
 
 def reachable(workers: Iterable[WorkerState]) -> list[WorkerState]:
-    """The workers that take orders."""
+    """Return those of `workers` that take orders, such as to drain."""
     return [worker for worker in workers if unreachable(worker) is None]
 
 
 def queues_without(workers: Sequence[WorkerState], drained: Sequence[str]) -> list[str]:
-    """The queues that only the workers named in `drained` serve: no other worker takes their chunks."""
+    """Return the queues from which no worker takes chunks when the workers named in `drained` are drained."""
     theirs = {queue for worker in workers if worker.name in drained for queue in worker.queues}
     rest = [worker for worker in workers if worker.name not in drained and worker.state in TAKE_CHUNKS]
     return sorted(theirs - {queue for worker in rest for queue in worker.queues})
@@ -106,7 +106,8 @@ def order_workers(
     workers, order, model, revision
         The workers, the order, its model, and the content that the model must have, if it is known.
     wait_seconds
-        Longest wait in seconds. An order that is not carried out in time stays, with the outcome ``waiting``.
+        The workers get this many seconds to carry out the order; with 0, nothing is waited for. An order that
+        is not carried out in time stays, with the outcome ``waiting``.
 
     Raises
     ------

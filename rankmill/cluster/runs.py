@@ -37,7 +37,8 @@ def find_run(store: RunStore, prefix: str) -> Run:
 
 
 def cancel_run(client: redis.Redis, settings: Settings, run_id: str) -> str:
-    """Cancel a run, or one that an extension carries out; returns a sentence that says so.
+    """Cancel the run with this id, which may also be a submitted run that an extension carries out. Returns a
+    sentence that says so.
 
     Parameters
     ----------

@@ -31,10 +31,14 @@ from rankmill.jobs.runtime.durability import Durability
 PAGE_RUNS = 50
 
 SLOW = 1 / 3
-"""A worker counts as slow if its pace is under this share of its peers' pace."""
+"""A worker counts as slow if it computes fewer tokens in a second than this share of what is usual for
+workers with the same device and models.
+"""
 
 _LOOK_AT = 256
-"""Most tenants of a queue, and most runs of each tenant, whose next jobs are read to find the oldest one."""
+"""For the age of a queue's oldest job, the first jobs of at most this many tenants are read, and of at most
+this many runs of each tenant.
+"""
 
 _CHUNK_BYTES = 8 << 20
 """Bytes that a large chunk needs in Redis."""
@@ -58,18 +62,20 @@ class _Frozen(BaseModel):
 
 
 class Damaged(_Frozen):
-    """A key that cannot be read, entirely or in part, and the reason."""
+    """A key in Redis that cannot be read, entirely or in part, and the reason."""
 
     key: str
     reason: str
 
 
 class WorkerState(_Frozen):
-    """A worker; ``report`` is what it reports, or ``None`` if its report is missing or cannot be read.
+    """A worker as Redis knows it. ``report`` is its own report, or ``None`` if that is missing or cannot be
+    read.
 
-    ``host`` is the name of the worker's host, and ``pid`` its process id there. ``relative_pace`` is the
-    worker's pace divided by the usual pace of workers with the same device and models (``None`` if no other
-    such worker scores).
+    ``host`` is the name of the worker's host, and ``pid`` its process id there. ``beat_seconds`` is the age
+    of its last heartbeat. ``relative_pace`` is the tokens that it computes in a second, divided by what is
+    usual for workers with the same device and models. It is ``None`` if this worker or all such others have
+    not computed enough to tell.
     """
 
     name: str
@@ -91,8 +97,8 @@ class QueueState(_Frozen):
     """The numbers of a queue's waiting, started and finally failed jobs, and of its live ScoringWorkers.
 
     ``workers`` counts the workers that take chunks, and ``drained`` those that are draining or drained.
-    ``oldest_seconds`` is the age of the oldest of the jobs that are first in their lists; ``None`` if no job
-    waits.
+    ``oldest_seconds`` is the age of the oldest waiting job, ``None`` if no job waits. It is
+    found among the first jobs of the lists of runs and requests.
     """
 
     name: str
@@ -105,8 +111,8 @@ class QueueState(_Frozen):
 
 
 class ServerMemory(_Frozen):
-    """The server's memory in bytes (``limit`` is maxmemory, 0 for none), and the number of evicted keys so
-    far.
+    """The memory of the Redis server in bytes (``limit`` is maxmemory, 0 for none), its maxmemory-policy, and
+    the number of keys that it has evicted so far.
     """
 
     used: int
@@ -133,13 +139,15 @@ class RunState(RunFigures):
 
 
 class Snapshot(_Frozen):
-    """All queues and workers, and one page of the runs, those with the most recent activity first.
+    """The cluster at one time: all queues and workers, and one page of the runs, those with the most recent
+    activity first.
 
-    ``at`` is in seconds since 1970, and ``page`` counts from 0. ``damaged`` lists the keys that cannot be
-    read. ``trouble`` is the reason if the server accepts no writes now. ``set_aside`` lists the jobs that no
-    worker could read. ``last_reports`` are of workers that stopped in the last week because they computed
-    wrong scores. ``extensions`` has what each extension shows, by the extension's name. ``durability`` is set
-    if it was asked for, ``memory`` if the server tells it.
+    ``at`` is when it was read, in seconds since 1970, and ``page`` counts from 0. ``damaged`` lists the keys
+    that cannot be read. ``trouble`` is the reason if the server accepts no writes now. ``set_aside`` lists
+    the jobs that no worker could read. ``last_reports`` are of workers that stopped because they computed
+    wrong scores, at most 100; they expire together, when no worker has stopped so for a week. ``extensions``
+    has what each extension shows, by the extension's name. ``durability`` is set if it was asked for,
+    ``memory`` if the server tells it.
     """
 
     at: float
@@ -159,7 +167,7 @@ class Snapshot(_Frozen):
 
 
 def read_cluster(client: redis.Redis, *, page: int = 0, page_size: int = PAGE_RUNS) -> Snapshot:
-    """Read the state of the cluster.
+    """Read the state of the cluster (its queues, workers and runs) from Redis.
 
     Parameters
     ----------
@@ -179,7 +187,7 @@ def read_cluster(client: redis.Redis, *, page: int = 0, page_size: int = PAGE_RU
 class _Reader(Look):
     def snapshot(self, page: int, page_size: int) -> Snapshot:
         now = self.now
-        # the arguments are desc, withscores, score_cast_func, byscore and bylex
+        # the arguments desc, withscores, score_cast_func, byscore and bylex of redis-py's zrange
         latest_first = (True, False, float, True, False)
         ((queue_keys, worker_keys, total, run_ids, used),) = self.replies(
             [""],
@@ -258,7 +266,9 @@ class _Reader(Look):
     def _queues(
         self, known: Iterable[str], used: Iterable[str], workers: Sequence[WorkerState]
     ) -> tuple[QueueState, ...]:
-        """The `known` queues with waiting or started jobs, those `used` lately, and those with workers."""
+        """Return the states of the queues in use: those of `known` that have waiting or started jobs, all of
+        `used`, and the queues of `workers`.
+        """
         listed = {*used, *(name for worker in workers for name in worker.queues)}
         names = sorted({*known, *listed})
         counts = self.replies(
@@ -296,7 +306,9 @@ class _Reader(Look):
         return tuple(in_use)
 
     def _next_jobs(self, queues: Sequence[str], counts: Sequence[list[Any]]) -> list[list[str]]:
-        """Keys of the next jobs in the lists of each queue, from a limited number of lists."""
+        """Return for each queue the keys of the first jobs in its lists of waiting jobs, from at most
+        `_LOOK_AT` tenants and as many runs of each.
+        """
         scopes = [
             (queue, f"bulk:{tenant}")
             for queue, (*_, bulk, _, _) in zip(queues, counts, strict=True)

@@ -1,4 +1,4 @@
-"""Makes tables of a snapshot for a terminal."""
+"""Makes tables for a terminal from a snapshot of the cluster."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ ID_CHARS = 12
 """Number of characters of a run's id in tables, which is enough to identify it."""
 
 _FRAME = 4
-"""Lines of the terminal that are neither workers nor the parts above and below them: the head of the workers'
-table, the line that counts the other workers, an empty line, and the prompt.
+"""Lines that a terminal needs beside those of the workers, and of what `Overview` shows above and below them:
+the head of the workers' table, the line that counts the other workers, an empty line, and the prompt.
 """
 
 _FEWEST = 3
-"""Fewest workers that are shown, even if the terminal has too few lines."""
+"""At least this many workers are shown, even if the terminal has too few lines for them."""
 
 _STYLES = {
     "busy": "green",
@@ -44,7 +44,7 @@ _STYLES = {
 
 @dataclass(frozen=True)
 class Overview:
-    """Shows the verdict, the first runs, the queues and the workers.
+    """Shows a cluster: its faults or that all is well, at most `most_runs` runs, the queues and the workers.
 
     Workers in trouble come first. A terminal shows only as many workers as fit.
     """
@@ -110,7 +110,7 @@ def _is_in_trouble(worker: WorkerState) -> bool:
 
 
 def queues_table(queues: Iterable[QueueState]) -> RenderableType:
-    """One line for each queue."""
+    """Make a table with one line for each queue."""
     return _or_word("No queues yet.", table(queues, {
         "queue": lambda queue: plain(queue.name),
         "waiting": lambda queue: f"{queue.waiting:,}",
@@ -122,7 +122,7 @@ def queues_table(queues: Iterable[QueueState]) -> RenderableType:
 
 
 def workers_table(workers: Iterable[WorkerState], *, gap: bool = True) -> RenderableType:
-    """One line for each worker, and an empty line after them with `gap`."""
+    """Make a table with one line for each worker. With `gap`, an empty line follows the table."""
     return _or_word("No workers.", table(workers, {
         "worker": lambda worker: plain(worker.name),
         "queues": lambda worker: plain(", ".join(worker.queues)),
@@ -136,7 +136,7 @@ def workers_table(workers: Iterable[WorkerState], *, gap: bool = True) -> Render
 
 
 def live_table(workers: Iterable[WorkerState]) -> RenderableType:
-    """One line for each worker, with the models that it has loaded and its use of the host."""
+    """Make a table with one line for each worker, the models that it has loaded, and its use of the host."""
     return _or_word("No workers: start some with rankmill workers start.", table(workers, {
         "worker": lambda worker: plain(worker.name),
         "pid": lambda worker: "" if worker.pid is None else str(worker.pid),
@@ -152,7 +152,7 @@ def live_table(workers: Iterable[WorkerState]) -> RenderableType:
 
 
 def runs_table(runs: Iterable[RunState], now: float) -> RenderableType:
-    """One line for each run."""
+    """Make a table with one line for each run."""
     return _or_word("No runs.", table(runs, {
         "run": lambda run: run.id[:ID_CHARS],
         "model": lambda run: plain(run.model),
@@ -168,7 +168,7 @@ def runs_table(runs: Iterable[RunState], now: float) -> RenderableType:
 
 
 def errors_table(errors: Iterable[RowError]) -> RenderableType:
-    """One line for each row without a score."""
+    """Make a table with one line for each row without a score."""
     return table(errors, {
         "row": lambda error: f"{error.row:,}",
         "attempts": lambda error: str(error.attempts),
@@ -178,7 +178,7 @@ def errors_table(errors: Iterable[RowError]) -> RenderableType:
 
 
 def failed_table(jobs: Iterable[FailedJob], now: float) -> RenderableType:
-    """One line for each job that no worker will take again."""
+    """Make a table with one line for each job that failed for good or was set aside."""
     return _or_word("No failed jobs, and none was set aside.", table(jobs, {
         "job": lambda job: plain(job.id),
         "queue": lambda job: plain(job.queue),
@@ -189,7 +189,7 @@ def failed_table(jobs: Iterable[FailedJob], now: float) -> RenderableType:
 
 
 def damaged_table(damaged: Iterable[Damaged]) -> RenderableType:
-    """One line for each key that cannot be read."""
+    """Make a table with one line for each key in Redis that cannot be read."""
     return table(damaged, {
         "key": lambda entry: plain(entry.key),
         "reason": lambda entry: plain(entry.reason),
@@ -197,7 +197,7 @@ def damaged_table(damaged: Iterable[Damaged]) -> RenderableType:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as text in the two largest units.
+    """Write a duration in its two largest units; ``None`` becomes an empty text.
 
     >>> [duration(seconds) for seconds in (None, 0.4, 75, 7260, 180000)]
     ['', '0 s', '1 min 15 s', '2 h 1 min', '2 d 2 h']
@@ -220,7 +220,7 @@ def plain(text: str) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes as text, in MiB or GiB."""
+    """Write a number of bytes as text, in MiB or GiB."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.0f} MiB"
 
 
@@ -279,9 +279,11 @@ def _alarm(count: int) -> Text:
 def table(
     rows: Iterable[Row], columns: Mapping[str, Callable[[Row], str | Text]], *, left: str, unbroken: str = ""
 ) -> Table:
-    """A table of `columns`; those named in `left` are left-aligned, the others right-aligned.
+    """Make a table of `rows`. Each of `columns` has a title, and a function that makes the text of a row's
+    cell.
 
-    The texts in the column called `unbroken` are not broken into lines.
+    Columns whose titles are in `left` are left-aligned, the others right-aligned. The texts in the column
+    with the title `unbroken` are not broken into lines.
     """
     made = Table(box=None, header_style="bold", pad_edge=False)
     for name in columns:

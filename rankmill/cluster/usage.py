@@ -1,4 +1,4 @@
-"""Sums up the accounts by tenant, model or day, and shows them as JSON and as metrics."""
+"""Sums up what tenants have used of the workers, by tenant, model or day, for tables, JSON and metrics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ By = Literal["key", "model", "day"]
 NOBODY = "(none)"
 """Name of the tenant of runs that do not name one."""
 OTHER = "(other)"
-"""Shown as tenant and model of the sum of all usage for which a day's account had no room (`Entry.other`)."""
+"""The tenant and model that are shown for all usage for which a day's account had no room (`Entry.other`)."""
 
 _NOBODY_GROUP = group_of("")
 _LABELS = ("tenant", "model", "device")
@@ -32,8 +32,8 @@ _COUNTED = {
 
 
 def tenant_of(entry: Entry) -> str:
-    """The name of an entry's tenant. If the name is unknown, the digits that stand for the tenant in the ids
-    of its runs.
+    """Return the name of the tenant whose usage `entry` has. If the name is unknown, return the digits that
+    stand for the tenant in the ids of its runs.
     """
     if entry.other:
         return OTHER
@@ -41,7 +41,7 @@ def tenant_of(entry: Entry) -> str:
 
 
 def summed(entries: Iterable[Entry], by: By) -> dict[tuple[str, str], Amounts]:
-    """Sum up the amounts by tenant, model or day, as `by` says, and by device."""
+    """Sum up the usage in `entries` by tenant, model or day, as `by` says, and by device."""
     sums: dict[tuple[str, str], Amounts] = {}
     for entry in entries:
         name = {"key": tenant_of(entry), "model": entry.model or OTHER, "day": entry.date}[by]
@@ -51,7 +51,7 @@ def summed(entries: Iterable[Entry], by: By) -> dict[tuple[str, str], Amounts]:
 
 
 def usage_table(entries: Iterable[Entry], by: By) -> Table:
-    """A table with a line for each name and device."""
+    """Make a table of usage, with a line for each device of each tenant, model or day, as `by` says."""
     table = Table("" if by == "day" else by, "device", box=None, header_style="bold", pad_edge=False)
     for column in ("pairs", "tokens", "device seconds", "cached", "failed"):
         table.add_column(column, justify="right")
@@ -63,7 +63,7 @@ def usage_table(entries: Iterable[Entry], by: By) -> Table:
 
 
 def listed(entries: Iterable[Entry], called: Callable[[str], str] = str) -> dict[str, Any]:
-    """All entries, for JSON; `called` may give models other names."""
+    """Return all entries of usage, for JSON. `called` gets a model's name and returns the name to show."""
     data = [
         {
             "date": entry.date,
@@ -82,7 +82,8 @@ def listed(entries: Iterable[Entry], called: Callable[[str], str] = str) -> dict
 
 
 class UsageMetrics:
-    """Counters of what was used since this process first read the accounts.
+    """Makes Prometheus counters of what tenants have used since this process first read the accounts of
+    usage.
 
     Each day has its own account. A reading adds how much each account has grown since the last reading, so
     the counters do not fall at midnight.
@@ -94,7 +95,9 @@ class UsageMetrics:
         self._totals: dict[tuple[str, ...], Amounts] = {}
 
     def families(self, entries: Iterable[Entry] | None) -> Iterable[CounterMetricFamily]:
-        """The metrics; without values if `entries` is ``None``, because the accounts cannot be read."""
+        """Return the counters of usage; without values if `entries` is ``None``, because the accounts cannot
+        be read.
+        """
         counters = [
             CounterMetricFamily(f"rankmill_usage_{name}", text, labels=_LABELS)
             for name, text in _COUNTED.items()

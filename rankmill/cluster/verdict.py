@@ -23,7 +23,7 @@ MAX_REASON_CHARS = 300
 
 
 class Verdict(BaseModel):
-    """Whether all is well: ``sentence`` says so, or names the worst of the ``faults``."""
+    """The verdict on a cluster: ``sentence`` says that all is well, or names the worst of the ``faults``."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -32,13 +32,13 @@ class Verdict(BaseModel):
 
 
 class Told(Snapshot):
-    """A cluster, and the verdict on it."""
+    """A snapshot of a cluster, and the verdict on it."""
 
     verdict: Verdict
 
 
 def fault_kinds() -> list[str]:
-    """Kinds of faults, including those of extensions, the worst first."""
+    """Return the kinds of faults that a cluster may have, including those of extensions, the worst first."""
     kinds = list(_KINDS)
     for watch in watches().values():
         for kind, worse in watch.kinds.items():
@@ -47,12 +47,12 @@ def fault_kinds() -> list[str]:
 
 
 def with_verdict(cluster: Snapshot) -> Told:
-    """The cluster with its verdict, for JSON."""
+    """Return the snapshot of a cluster with the verdict on it, for JSON."""
     return Told(**dict(cluster), verdict=verdict(cluster))
 
 
 def verdict(cluster: Snapshot) -> Verdict:
-    """Judge a cluster by its snapshot."""
+    """Find the faults of a cluster in its snapshot, and say in one sentence whether all is well."""
     kinds = fault_kinds()
     faults = tuple(sorted(_faults(cluster), key=lambda fault: kinds.index(fault.kind)))
     if not faults:
@@ -184,8 +184,8 @@ def _is_stuck(run: RunState, queues: Iterable[QueueState], workers: Iterable[Wor
 
 
 def _is_free(worker: WorkerState) -> bool:
-    """Whether a worker would take any chunk. A worker that refuses some runs may be idle while chunks of
-    these runs wait, so it does not count.
+    """Return whether a worker is idle and would take any chunk. A worker that refuses some runs may be idle
+    while chunks of these runs wait, so it is not free.
     """
     report = worker.report
     return worker.state == "idle" and not (report and (report.doing or report.refusals))

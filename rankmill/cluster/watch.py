@@ -33,7 +33,9 @@ logger = logging.getLogger(__name__)
 
 
 class ClusterFault(BaseModel):
-    """Something that is wrong, as a sentence without a full stop, and what to do about it."""
+    """Something that is wrong in a cluster: ``text`` is a sentence without a full stop, and ``remedy`` says
+    what to do about it.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -80,8 +82,8 @@ class SeenRun(RunFigures):
 
 
 class Seen(BaseModel):
-    """Base of what an extension reads of a cluster. The fields of a subclass are in the JSON of ``rankmill
-    status``.
+    """Base class of what an extension has read of a cluster. The fields of a subclass are in the JSON of
+    ``rankmill status``.
     """
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
@@ -91,19 +93,23 @@ class Seen(BaseModel):
         return ()
 
     def runs(self) -> Iterable[SeenRun]:
-        """Runs for the live page, in the order in which the page shows them."""
+        """Return the extension's runs for the live page, in the order in which the page shows them."""
         return ()
 
     def faults(self) -> Iterator[ClusterFault]:
-        """What is wrong; the kind of each fault is one of `Watch.kinds`."""
+        """Return what is wrong with the extension's part of the cluster; each fault's kind is one of
+        `Watch.kinds`.
+        """
         return iter(())
 
     def lines(self) -> Iterator[str]:
-        """Sentences for ``rankmill status``, below the workers."""
+        """Return sentences that ``rankmill status`` prints below the workers."""
         return iter(())
 
     def gauges(self) -> list[Gauge]:
-        """Metrics; these must be the same ones each time, whatever was read."""
+        """Return metrics for the exporter. These must be the same ones each time, whatever the extension has
+        read.
+        """
         return []
 
 
@@ -133,7 +139,7 @@ class WatchedRun(Protocol):
 
 
 class ListedRuns(NamedTuple):
-    """Runs for ``rankmill runs``, as JSON under the key ``name`` and as a table for people."""
+    """An extension's runs for ``rankmill runs``: JSON under the key ``name``, and a table for people."""
 
     name: str
     data: Sequence[BaseModel]
@@ -141,22 +147,27 @@ class ListedRuns(NamedTuple):
 
 
 class Watch:
-    """What an extension adds to the views of a cluster."""
+    """Base class for what an extension adds to the views of a cluster, such as faults, metrics and runs."""
 
     kinds: ClassVar[Mapping[str, str]] = {}
-    """The kinds of the extension's faults. The value of each is a worse kind, which comes just before it in
-    the list of faults. If that kind is unknown, the extension's kind comes last.
+    """The kinds of the extension's faults, each with a worse kind as its value. In the list of all kinds, the
+    extension's kind comes just after this worse kind. If the worse kind is unknown, the extension's kind
+    comes last.
     """
 
     nothing: ClassVar[Seen] = Seen()
-    """What the extension has seen before its first look."""
+    """Stands for what the extension has read, where it has not read the cluster yet."""
 
     def read(self, look: Look) -> Seen:
-        """Read what the extension shows of the cluster, in a few round trips for any size of the cluster."""
+        """Read with `look` what the extension shows of the cluster, in a few round trips for any size of the
+        cluster.
+        """
         return self.nothing
 
     def find(self, client: redis.Redis, settings: Settings, run_id: str) -> WatchedRun | None:
-        """The run whose id is or begins with `run_id`; raises `InputError` if several ids begin with it."""
+        """Find the extension's run whose id is or begins with `run_id`; ``None`` if it has none. Raises
+        `InputError` if several ids begin with it.
+        """
         return None
 
     def runs(self, client: redis.Redis, settings: Settings) -> ListedRuns | None:
@@ -164,14 +175,14 @@ class Watch:
         return None
 
     def pages(self, client: redis.Redis, settings: Settings) -> Mapping[str, WSGIApplication]:
-        """What the exporter serves besides ``/metrics``, by path. `client` does not wait for a server that is
-        away.
+        """Return the WSGI applications that the exporter serves for the extension, by path. `client` does not
+        wait for a server that is away.
         """
         return {}
 
 
 class Broken(Seen):
-    """Shows a fault for an extension that fails."""
+    """Stands for what an extension has read, if the extension fails; it shows a fault that says so."""
 
     name: str
     reason: str
@@ -185,8 +196,8 @@ class Broken(Seen):
 
 
 def watches() -> dict[str, Watch]:
-    """What the installed extensions add, by their names; an extension that cannot be imported adds a
-    fault.
+    """Return each installed extension's `Watch`, by the extension's name. One that cannot be imported is
+    replaced by a `Watch` that shows a fault.
     """
     loaded: dict[str, Watch] = {}
     for name, _, watch in load_each("rankmill.watch"):
@@ -204,7 +215,8 @@ class _BrokenWatch(Watch):
 
 
 def read_extensions(look: Look) -> dict[str, Seen]:
-    """What the extensions read of the cluster, by their names; `Broken` for an extension that fails.
+    """Return what each extension has read of the cluster, by the extension's name. `Broken` stands for an
+    extension that fails.
 
     Raises
     ------
@@ -231,7 +243,9 @@ def _seen(name: str, watch: Watch, look: Look) -> Seen:
 
 
 def checked_gauges(seen: Seen) -> list[Gauge]:
-    """The gauges of an extension; raises `ValueError` if one is not a metric of Prometheus."""
+    """Return an extension's metrics for the exporter; raises `ValueError` if one is not a metric of
+    Prometheus.
+    """
     gauges = seen.gauges()
     for name, _, labels, samples in gauges:
         if not (_METRIC.fullmatch(name) and all(map(_LABEL.fullmatch, labels))):
@@ -243,7 +257,8 @@ def checked_gauges(seen: Seen) -> list[Gauge]:
 
 
 def ask_extensions(question: Callable[[Watch], T]) -> Iterator[T]:
-    """The answers of the extensions; an extension that fails is left out, with a warning that names it.
+    """Call `question` with the `Watch` of each extension, and yield the answers. An extension that fails is
+    left out, with a warning that names it.
 
     Errors of rankmill, the server and the operating system are raised instead.
     """
@@ -269,7 +284,7 @@ def find_watched(client: redis.Redis, settings: Settings, run_id: str) -> Watche
 
 
 def counted(number: int, noun: str) -> str:
-    """A number and the word for what is counted.
+    """Write a number and the noun that it counts, in the plural unless the number is 1.
 
     >>> counted(1, "run"), counted(2000, "run")
     ('1 run', '2,000 runs')

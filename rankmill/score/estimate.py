@@ -23,19 +23,20 @@ from rankmill.score.score_file import with_inputs
 from rankmill.score.session import Session
 
 _LOOK_ROWS, _AT_ONCE = 100_000, 1000
-"""The sample is drawn from at most the first `_LOOK_ROWS` rows of the input, which are read in parts of at
-most `_AT_ONCE` rows.
+"""`estimate` draws its sample of pairs from at most the first `_LOOK_ROWS` rows of the input. It reads these
+rows in tables of at most `_AT_ONCE` rows.
 """
 
 
 class Estimate(BaseModel):
-    """What scoring all rows of an input would take, by a sample; printed with ``--json``.
+    """The time, tokens and memory that scoring all rows of an input would take, estimated from a sample of
+    its pairs. ``score-file --estimate --json`` prints it.
 
     ``seconds`` is the time to score all rows with the present workers, ``tokens`` the number of real tokens
     in all rows, and ``worker_bytes`` the memory of the largest worker process. ``truncated_share`` is the
-    share of pairs over the limit, ``None`` if pairs are not truncated; ``error_share`` is the share of rows
-    without a score. ``int8_gain`` is the speed of int8 divided by that of the precision used, if workers have
-    measured it.
+    share of sampled pairs with more tokens than the model's limit, ``None`` if pairs are not truncated.
+    ``error_share`` is the share of sampled pairs without a score. ``int8_gain`` is the speed of int8 divided
+    by that of the precision used, if workers have measured it.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -59,14 +60,17 @@ class Estimate(BaseModel):
 def estimate(
     request: FileRequest, settings: Settings, sample: int, cluster: EmbeddedCluster | None
 ) -> Estimate:
-    """Score up to `sample` pairs twice. The first time loads the model, and shows which pairs are over its
-    limit. The second time is measured.
+    """Estimate what scoring the files of `request` would take, by scoring at most `sample` of their pairs
+    twice.
+
+    The first scoring loads the model, and shows which pairs have more tokens than the model's limit. The
+    second scoring is timed.
 
     Raises
     ------
     InputError
-        The input or the output is not possible, several models or scores in a row are asked for, or the input
-        has no rows.
+        The input cannot be read or has no rows, the output could not be written, or the request is not for
+        files, one model and one score in each row.
     RunFailed
         The workers cannot score with the model.
     """
@@ -111,7 +115,7 @@ def estimate(
 
 
 def _sampled(source: PairSource, sample: int) -> pa.Table:
-    """Up to `sample` pairs of the first rows, chosen at random with a fixed seed."""
+    """Return up to `sample` pairs of the input's first `_LOOK_ROWS` rows, at random with a fixed seed."""
     names = list(source.columns.sent)
     with source.tables(Sizing(_AT_ONCE), names=()) as tables:
         parts = [table.select(names) for table in islice(tables, _LOOK_ROWS // _AT_ONCE)]

@@ -24,13 +24,15 @@ from rankmill.producer.files.source import PairSource, open_source
 from rankmill.producer.files.stores.reading import fingerprint
 
 RUN_TEXTS = TextColumns("query", "passage")
-"""Columns of the texts of a run, as read from its queries and corpus. They are in the output only if the
-request asks for them.
+"""The columns with the texts of a run (``--run``), which are looked up by id in its queries and its corpus.
+The output has these columns only if the request asks for them.
 """
 
 
 def text_columns(request: FileRequest) -> TextColumns:
-    """The columns to score, of a run or of files."""
+    """Return the columns with the texts to score: those that the request names, or `RUN_TEXTS` for a run
+    (``--run``).
+    """
     if request.run:
         return RUN_TEXTS
     if request.text_column:
@@ -43,7 +45,7 @@ def text_columns(request: FileRequest) -> TextColumns:
 
 @dataclass
 class FoundInput:
-    """The files of an input, which are found but not read yet."""
+    """The input files of a request, which are found but not read yet."""
 
     request: FileRequest
     files: tuple[InputFile, ...]
@@ -51,7 +53,8 @@ class FoundInput:
     fingerprints: Sequence[str] = ()
 
     def identify(self, folder: Path, stack: ExitStack) -> dict[str, str]:
-        """The facts by which an interrupted run recognizes the same input: the files and their fingerprints.
+        """Return the names of the input files with their fingerprints. An interrupted run is continued only
+        if these are unchanged.
 
         Standard input is saved in `folder` until `stack` ends.
         """
@@ -65,7 +68,7 @@ class FoundInput:
         return named(self.files, self.fingerprints)
 
     def open(self, made: Format | None = None) -> PairSource:
-        """Read the files and check that they can be scored; `made` is the output's format.
+        """Open the input files, and check that their rows can be scored; `made` is the format of the output.
 
         Raises
         ------
@@ -109,7 +112,8 @@ class FoundInput:
 
 
 def find_input(request: FileRequest) -> FoundInput:
-    """Find the files of the request's input; none for standard input, which is saved later.
+    """Find the input files that `request` names. Standard input is not a file yet: `FoundInput.identify`
+    saves it.
 
     Raises
     ------

@@ -32,8 +32,8 @@ only if its manifest is unchanged.
 _OF_THE_PLACE = {
     "inputs", "run", "queries", "corpus", "qrels", "output", "max_field_mib", "models", "force", "restart",
 }  # fmt: skip
-"""Options that are not in the manifest under their names. They change no row of the output, or the manifest
-has their values elsewhere.
+"""Names of options that are not written into an output's manifest under their own names. They change no row
+of the output, or other entries of the manifest have their values.
 """
 
 
@@ -58,7 +58,9 @@ class OutputTarget:
 
     @property
     def file(self) -> AnyPath:
-        """The file whose name tells the output's format: the output itself or, in a folder, a part."""
+        """The path whose ending tells the format of the output: the output file, or the first part of an
+        output folder.
+        """
         if not self.request.rows_per_part:
             return self.path
         return self.path / self.form.part_name(OutputPart(1, 1))
@@ -71,7 +73,9 @@ class OutputTarget:
         return PartsFolder(self.path) if self.request.rows_per_part else OutputFile(self.path)
 
     def check(self, files: Sequence[InputFile], settings: Settings) -> None:
-        """Check that the output of `files` can be written; raises `InputError` if not."""
+        """Check that the output can be written, and that the request's options agree with it; raises
+        `InputError` if not. `files` are the input, which must not be replaced.
+        """
         request = self.request
         if request.rows_per_part:
             check_folder(self.path)
@@ -169,7 +173,9 @@ class OutputTarget:
     def plan(
         self, source: PairSource, columns: Sequence[str], tokens_column: str | None = None
     ) -> OutputPlan:
-        """Plan the output's columns, with scores in `columns`, and the order of its rows."""
+        """Plan the columns of the output and the order of its rows. `columns` are the names of its columns
+        with scores, and `tokens_column` names a column with each row's number of tokens.
+        """
         request, mean = self.request, None
         if request.mean:
             of_ranks = request.mean == "ranks"
@@ -180,13 +186,13 @@ class OutputTarget:
 
 
 def find_target(request: FileRequest, files: Sequence[InputFile]) -> OutputTarget:
-    """The requested output; by default a file or a folder beside the input, whose name is the input's stem,
-    ``.scored`` and, for a file, the format's ending.
+    """Return the place of the output that `request` names. The default is a file or a folder beside the
+    input, whose name is the input's stem, ``.scored`` and, for a file, the format's ending.
 
     Raises
     ------
     InputError
-        The output must be named for this input.
+        The request does not name the output, and an input such as several files has no default.
     """
     if request.output:
         path = as_path(request.output)
@@ -212,7 +218,9 @@ def find_target(request: FileRequest, files: Sequence[InputFile]) -> OutputTarge
 
 
 def named_columns(request: FileRequest) -> dict[str, str]:
-    """Metadata of the output that say which texts were scored, and which columns have the scores."""
+    """Return metadata for the output: the names of the columns with the scored texts, and of the columns with
+    scores.
+    """
     texts = text_columns(request)
     sides = {"texts": ["text"], "conversations": ["messages"]}.get(texts.inputs, ["query", "passage"])
     names = {"score": request.score_column, **dict(zip(sides, texts.names, strict=False))}
@@ -220,7 +228,9 @@ def named_columns(request: FileRequest) -> dict[str, str]:
 
 
 def row_options(request: FileRequest, settings: Settings) -> dict[str, object]:
-    """Options that change the rows of the output, by the names of their fields, for `manifest`."""
+    """Return the options and settings that change the rows of the output, by the names of their fields, for
+    the output's manifest.
+    """
     named = [name for name in FileRequest.model_fields if name not in _OF_THE_PLACE]
     given = {name: getattr(request, name) for name in named if name in _ALWAYS or request.is_given(name)}
     own = {name: _WRITTEN[name](value) if name in _WRITTEN else value for name, value in given.items()}
@@ -243,4 +253,6 @@ _WRITTEN: dict[str, Callable[[Any], str]] = {
     "shard": lambda shard: "{}/{}".format(*shard),
     "reuse": _file_state,
 }
-"""How values that are neither text nor numbers are written into a manifest, by the option's name."""
+"""Functions that make the text for an output's manifest from an option's value, by the option's name. Other
+options are written as they are.
+"""

@@ -19,19 +19,20 @@ from rankmill.jobs.system import system
 _LOG_SECONDS = 30.0
 
 Show = Callable[[Progress, int, str], None]
-"""Shows the progress, the number of live workers, and a text that says what the workers do before they score,
-such as loading the model. The text is empty once there are scores.
+"""A function that shows how far the scoring of a file has come. It gets the progress, the number of live
+workers, and a text that says what the workers do before they score, such as loading the model. The text is
+empty once there are scores.
 """
 
 MakeView = Callable[[int], AbstractContextManager[Show]]
-"""Function from the number of rows to a view of their progress."""
+"""A function that gets the number of rows to score, and returns a context manager with a `Show` for them."""
 
 logger = logging.getLogger(__name__)
 
 
 def progress_view(total: int, *, quiet: bool = False) -> AbstractContextManager[Show]:
-    """A progress line if standard error is a terminal and `quiet` is false; otherwise log messages, at least
-    30 s apart.
+    """Show the progress of scoring `total` rows: as a line on standard error if that is a terminal and
+    `quiet` is false, otherwise as log messages, at least 30 s apart.
     """
     return _in_log(total) if quiet or not sys.stderr.isatty() else _in_terminal(total)
 

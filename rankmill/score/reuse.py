@@ -26,16 +26,17 @@ _COMPARED = (
     "long_stride", "all_labels", "deterministic", "truncation_side", "max_passage_tokens", "inputs",
     "query_column", "passage_column", "text_column", "score_column",
 )  # fmt: skip
-"""Metadata that must be equal in both outputs: how and from which texts scores are made, and which column has
-the scores. The error message names the first that differs.
+"""Metadata that must be equal in the output that ``--reuse`` names and in the new output: how and from which
+texts scores are made, and which column has the scores. The error message names the first that differs.
 """
 
 _OPEN = {"revision", "precision"}
-"""Metadata that a run may leave open: it then takes the values of the earlier output."""
+"""Metadata that a run may leave open. It then takes their values from the output that ``--reuse`` names."""
 
 
 def earlier_scores(request: FileRequest, settings: Settings) -> tuple[Settings, EarlierScores | None]:
-    """Read the earlier output that the request names; the run takes its revision and precision from it.
+    """Read the scores of the output that ``--reuse`` names. Returns them with the run's settings, which get
+    the revision and the precision of that output. Without ``--reuse``, returns `settings` and ``None``.
 
     Raises
     ------
@@ -72,16 +73,16 @@ def earlier_scores(request: FileRequest, settings: Settings) -> tuple[Settings, 
 
 
 def _check_same(made: Mapping[str, str], wanted: Mapping[str, str], name: str) -> None:
-    """Check that an output was made in the way in which this run would make it.
+    """Check that the output that ``--reuse`` names was made in the way in which this run would make its own.
 
     Parameters
     ----------
     made
-        The output's metadata.
+        Metadata of the output that ``--reuse`` names.
     wanted
-        The metadata of the run's output; if an entry of `_OPEN` is empty, the run takes the earlier value.
+        Metadata of the run's own output; an empty entry of `_OPEN` is not compared.
     name
-        Name of the output, for messages.
+        Name of the output of ``--reuse``, for messages.
 
     Raises
     ------

@@ -64,9 +64,10 @@ def score_file(
     request, settings
         What to score, and how.
     cluster
-        An `EmbeddedCluster` that was entered; by default as in `Session`.
+        An `EmbeddedCluster` whose ``with`` block has begun. By default, one is started if the settings do not
+        name a server.
     view
-        Makes a view of the progress for the number of rows; called when the scoring begins.
+        Called with the number of rows when the scoring begins; it makes the view of their progress.
     confirm
         Called with the complete output and the summary before the output is moved into place; if it raises,
         the output is not moved. Of an output in parts, it gets the last part, or ``None`` if that is in
@@ -74,7 +75,8 @@ def score_file(
     tokens_column
         Name of a further column with the number of tokens of each row; null where no worker has counted them.
     made
-        Returns whether another process has made the output meanwhile; called once this process has the lock.
+        Returns whether another process has made the output meanwhile; called once this process has locked the
+        output.
 
     Raises
     ------
@@ -155,12 +157,13 @@ def score_file(
 
 
 def with_inputs(request: FileRequest, settings: Settings) -> Settings:
-    """The settings for the kind of the request's rows.
+    """Return the settings with ``inputs`` set to the kind of the request's rows: pairs, texts or
+    conversations.
 
     Raises
     ------
     InputError
-        The settings name another kind, or an option is only for pairs.
+        The settings name another kind of rows, or have an option that is only for pairs.
     """
     kind = request.kind_of_rows
     if kind == "pairs" and settings.inputs != kind:
@@ -183,8 +186,8 @@ def _use_system_memory() -> None:
 
 
 def _with_versions(models: Sequence[str], settings: Settings, work: Workspace) -> list[str]:
-    """The versions of the models to score with. A resumed run keeps the versions that it began with;
-    otherwise they are what the names stand for now.
+    """Return the names of the models to score with, each with its version. A resumed run keeps the versions
+    that it began with. Otherwise each name gets the version that it stands for now.
     """
     versions, resolver = [], ModelNames(settings)
     for name, journal in zip(models, work.journals, strict=True):
@@ -208,7 +211,9 @@ def _score(
     models: Sequence[str],
     plan: OutputPlan,
 ) -> float:
-    """Score the rows that have no score yet; returns `ScoringRun.scoring_since`."""
+    """Score the rows that have no score yet, and write them to `output`. Returns when the first worker began
+    to score (`ScoringRun.scoring_since`).
+    """
     client, watch = session.client, session.watch
     for model_journal in work.journals:
         _end_last_run(client.store, model_journal)
@@ -260,8 +265,9 @@ def _score(
 
 
 def _check_kind(tally: Tally, earlier: EarlierScores | None) -> None:
-    """Note in `tally` how the scores of ``--reuse`` were made. Raises `InputError` if these scores are
-    deterministic, and the workers' kind (`ChunkStats.kind`) is another one.
+    """Add to `tally`, the sums for the summary, how the scores of ``--reuse`` were made. Raises `InputError`
+    if these scores are deterministic, and this run's workers have another device, version or precision, which
+    give other bits (`ChunkStats.kind`).
     """
     if earlier and earlier.kind and (others := tally.kinds - {earlier.kind}):
         raise InputError(
@@ -273,14 +279,15 @@ def _check_kind(tally: Tally, earlier: EarlierScores | None) -> None:
 
 
 def _revision(journal: Journal, settings: Settings) -> str | None:
-    """The revision to score with. An output that has scored chunks is continued in their revision, because a
-    branch or a directory may have a new revision meanwhile.
+    """Return the model's revision to score with. If the output has scored chunks, it is continued in their
+    revision, because a branch or a directory may have a new revision meanwhile.
     """
     return (journal.first and journal.first.revision) or settings.revision
 
 
 def _end_last_run(store: RunStore, journal: Journal) -> None:
-    """Delete from Redis the run of a producer that died, and count the results that it had accepted.
+    """Delete from Redis the run that a dead producer has left, and count the results that it had accepted as
+    used by the run's tenant.
 
     Results that the producer had not accepted are dropped, and their chunks are scored again.
     """
@@ -297,9 +304,9 @@ def _end_last_run(store: RunStore, journal: Journal) -> None:
 
 
 def drop_last_run(output: OutputFile, models: int, store: RunStore) -> None:
-    """Delete from Redis the run of a dead process whose output nobody will continue.
+    """Delete from Redis the run that a dead process has left, when nobody goes on with its output.
 
-    If the output's working folder has scored rows, it stays as it is. Raises what `Workspace` raises.
+    Scored rows in the output's working folder stay. Raises what `Workspace` raises.
     """
     if workspace_of(output.path).exists():
         with Workspace(output, restart=False, force=True, models=models) as work:

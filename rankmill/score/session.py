@@ -30,7 +30,9 @@ from rankmill.producer.local.worker_watch import WorkerWatch
 
 @dataclass(frozen=True)
 class RunScores:
-    """A run's scores, float32 ``[n]`` with NaN for rows without a score, its duration, and its statistics."""
+    """The scores of a run, float32 ``[n]`` with NaN for rows without a score, its duration in seconds, and
+    the statistics of its chunks.
+    """
 
     scores: npt.NDArray[np.float32]
     seconds: float
@@ -40,17 +42,19 @@ class RunScores:
 
 
 class Session:
-    """A session on the server that the settings name, or else on an embedded server with embedded workers.
+    """Scores tables on the server that the settings name, or else on an embedded server with embedded
+    workers.
 
-    Use the session as a context manager. Entering does not wait; `client` waits until the server is ready.
+    Use the session as a context manager. Entering does not wait for a server; `client` waits until it is
+    ready.
 
     Parameters
     ----------
     settings
         The settings: the server, the model, and what embedded workers need.
     cluster
-        An `EmbeddedCluster` that was entered; by default the session enters one of its own, if the settings
-        do not name a server.
+        An `EmbeddedCluster` whose ``with`` block has begun; by default the session enters one of its own, if
+        the settings do not name a server.
 
     Attributes
     ----------
@@ -64,7 +68,8 @@ class Session:
     """
 
     def __init__(self, settings: Settings, cluster: EmbeddedCluster | None = None) -> None:
-        # The alias is resolved once, so that the session uses one model even if the alias is moved meanwhile.
+        # The model's alias in a registry is resolved once, so that the session uses one model even if the
+        # alias is moved meanwhile.
         names = ModelNames(settings)
         settings = settings.model_copy(update={"model": names.pin(settings.model)})
         self._settings = settings
@@ -84,7 +89,8 @@ class Session:
 
     @cached_property
     def client(self) -> Client:
-        """The client of the server.
+        """The client of the session's server; the first access connects, and waits until an embedded server
+        is ready.
 
         Raises
         ------
@@ -114,10 +120,11 @@ class Session:
         models: Sequence[Mapping[str, Any]] = (),
         **options: Any,
     ) -> Iterator[ScoringRun]:
-        """Start a run, or a run for each of several `models`; an error inside the ``with`` block cancels it.
+        """Start a run that scores the `tables`, or such a run with each of several `models`. An error inside
+        the ``with`` block cancels it.
 
-        While it waits for results, the session watches the workers, and calls `on_wait`. Other parameters are
-        as in `Client.start` and `start_several`.
+        While the run waits for results, the session watches the workers, and calls `on_wait`. Other
+        parameters are as in `Client.start` and `start_several`.
 
         Raises
         ------
@@ -140,8 +147,8 @@ class Session:
             raise
 
     def labels(self, **options: Any) -> tuple[str, ...]:
-        """Ask a worker for the names of a model's outputs; empty for a single output. `options` are as in
-        `run`.
+        """Return the names of the model's outputs, which a worker tells when it scores a row; empty for a
+        single output. `options` are as in `run`.
 
         Raises
         ------
@@ -169,7 +176,7 @@ class Session:
         table, columns
             The rows, and the names of the columns with their texts.
         chunk_size
-            Most rows in a chunk; by default the setting ``chunk_size``.
+            A chunk has at most this many rows; the default is the setting ``chunk_size``.
         options
             Passed to `run`.
 

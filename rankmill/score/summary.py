@@ -1,4 +1,4 @@
-"""The sums over the chunks, the summary, and the metadata of the output, which score-file reports."""
+"""Sums up the statistics of scored chunks, for score-file's summary and the metadata of its output."""
 
 from __future__ import annotations
 
@@ -21,19 +21,21 @@ from rankmill.producer.files.sink import ScoredFile, ScoredParts
 
 
 class Summary(RunOutcome):
-    """Result of the command, as printed with ``--json``.
+    """The result of score-file, as printed with ``--json``.
 
     ``resumed_rows`` of the ``rows`` were scored by earlier, interrupted runs of the command; ``seconds`` and
     ``pairs_per_second`` are those of this run only. ``startup_seconds`` is the time until a worker was seen,
-    and ``load_seconds`` the time from then until a worker had the model. The rest is the scoring, whose speed
-    is ``pairs_per_second``. ``real_token_share`` is the share of the computed tokens that were not padding.
-    ``int8_gain`` is the speed of int8 divided by the speed of the precision used, if workers have measured
-    it. ``windows`` is the number of windows that long texts were cut into. ``reused_rows`` took their
-    score from an earlier output. ``bound`` is the largest bound that a worker has proven for the difference
-    between its probes' logits and the model's own; ``None`` if a worker has not proven one. ``reference`` is
-    ``own`` if a worker could not compare the model in fp32, because it is too large. ``kind`` is what decides
-    the bits of the scores, if they are ``deterministic``. ``taken`` names the columns of the ids and texts of
-    a run's queries and corpus.
+    and ``load_seconds`` the time from then until a worker had the model. The rest of the ``seconds`` is the
+    scoring, whose speed is ``pairs_per_second``. ``real_token_share`` is the share of the computed tokens
+    that were not padding. ``int8_gain`` is the speed of int8 divided by the speed of the precision used, if
+    workers have measured it. ``windows`` is the number of windows that long texts were cut into.
+    ``reused_rows`` took their score from an earlier output.
+
+    ``bound`` is the largest difference between the logits of probes (test pairs) and the model's own logits
+    that a worker's proof allows; ``None`` if one of the workers has no proof. ``reference`` is ``own`` if a
+    worker could not compare the model in fp32, because it is too large. If the scores are ``deterministic``,
+    ``kind`` names the device, versions and precision that their bits depend on. ``taken`` names the columns
+    of the ids and texts of a run's queries and corpus.
     """
 
     startup_seconds: float
@@ -54,7 +56,9 @@ class Summary(RunOutcome):
 
 @dataclass
 class Tally:
-    """Sums over the chunks' statistics, and the number of rows that earlier processes scored."""
+    """Sums over the statistics of a file's scored chunks, and the number of rows that earlier processes
+    scored.
+    """
 
     resumed_rows: int = 0
     tokens: int = 0
@@ -68,7 +72,7 @@ class Tally:
     kinds: set[str] = field(default_factory=set)
     reused_rows: int = 0
     int8_gain: float | None = None
-    """The smallest gain that a worker has measured."""
+    """The smallest `ChunkStats.int8_gain` of the chunks; ``None`` if no worker has measured one."""
     each: list[Tally] = field(default_factory=list)
 
     def written(self) -> str:
@@ -76,14 +80,18 @@ class Tally:
 
     @staticmethod
     def read(written: str) -> Tally:
-        """Read the sums of an earlier process; raises `InputError` if they are damaged."""
+        """Read the sums that an earlier process wrote into the journal; raises `InputError` if they are
+        damaged.
+        """
         try:
             return _TALLY.validate_json(written) if written else Tally()
         except ValidationError:
             raise InputError("the journal's sums are damaged; start over with --restart") from None
 
     def add(self, part: ScoredTable) -> None:
-        """Count a chunk. With several models, `part` has the scores of each model in `ScoredTable.parts`."""
+        """Add a chunk's statistics. With several models, `part` has the scores of each model in
+        `ScoredTable.parts`.
+        """
         for own, other in zip(self.each, part.parts, strict=False):
             own.add(other)
         for other in part.parts:
@@ -109,7 +117,9 @@ class Tally:
             self.int8_gain = min(stats.int8_gain, self.int8_gain or math.inf)
 
     def add_reused(self, made: Mapping[str, str]) -> None:
-        """Count how the scores of an earlier output were made, by its metadata."""
+        """Add how the scores of an earlier output were made (backend, device and so on), as the output's
+        metadata say.
+        """
         names = [made.get(f"rankmill.{name}", "").split(", ") for name in ("backend", "device", "precision")]
         self.how |= {(backend, device, precision) for backend, device, precision in product(*names)}
         self.revisions.add(made.get("rankmill.revision", ""))
@@ -118,7 +128,7 @@ class Tally:
         self.kinds |= {made["rankmill.kind"]} if "rankmill.kind" in made else set()
 
     def made_with(self) -> dict[str, str]:
-        """Backend, device and precision, each joined with commas if workers differ."""
+        """Return the scores' backend, device and precision, each joined with commas if workers differ."""
         names = ("backend", "device", "precision")
         return {name: ", ".join(sorted({kind[at] for kind in self.how})) for at, name in enumerate(names)}
 
@@ -127,8 +137,8 @@ class Tally:
         return ", ".join(sorted(self.kinds)) or None
 
     def proven(self) -> dict[str, str]:
-        """The output's metadata about its exactness: the proven bound, its reference and the kind. What is
-        unknown is left out.
+        """Return the output's metadata about how exact its scores are: ``bound``, ``reference`` and ``kind``,
+        as in `Summary`. Unknown values are left out.
         """
         bound = worst(self.bounds)
         stated = None if bound is None else f"{bound:g}"
@@ -193,9 +203,10 @@ def summarize(
     seconds: float,
     taken: Mapping[str, str],
 ) -> Summary:
-    """The summary of a finished command; `seconds` is the whole time, `before` the times of start and load.
+    """Make the summary of a finished score-file command. `seconds` is the time that the whole command took.
+    `before` has the times in seconds until a worker was seen, and from then until a worker had the model.
 
-    `taken` is as in `PairSource`.
+    `taken` is `PairSource.taken`.
     """
     fresh_rows = output.rows - tally.resumed_rows
     return Summary(

@@ -78,12 +78,15 @@ class ScoredBefore:
 
     @property
     def bound(self) -> float | None:
-        """How far the file's scores may be from the model's own; ``None`` if its metadata do not say."""
+        """How far a logit of the file's scores may be from the model's own logit, as was proven; ``None`` if
+        the file's metadata do not say.
+        """
         return bound_of(self.metadata, str(self.path))
 
 
 def read_scored(name: str, settings: Settings, given: Mapping[str, Any]) -> ScoredBefore:
-    """Read how a file was scored; options in `given` must agree with that, unless they are ``None``.
+    """Read from a file's metadata how it was scored. Options in `given` that are not ``None`` must agree with
+    that.
 
     Raises
     ------
@@ -186,8 +189,8 @@ def _bits(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.uint32]:
 
 
 def _sampled(before: ScoredBefore, sample: int) -> tuple[npt.NDArray[np.int64], pa.Table, int]:
-    """The numbers of random rows that have a score, a table of their texts and scores, and the number of all
-    rows of the file.
+    """Choose up to `sample` rows of a scored file at random. Returns the numbers of those that have a score,
+    a table of their texts and scores, and the number of all rows of the file.
     """
     *_, score = before.columns
     scored = scored_rows(before.path, before.columns, "--verify")
