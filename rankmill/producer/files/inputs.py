@@ -66,10 +66,11 @@ class InputFile:
 class RankingFiles:
     """The files of a ranking to score.
 
-    ``depth`` is the number of best passages to take for each query, or ``None`` for all. Judgements
+    ``depth`` is the number of best passages to take for each query, or ``None`` for all. Relevance judgements
     (``qrels``) add two columns: ``relevance``, which is null for a passage that is not judged, and
-    ``in_run``. They also add rows after those of the ranking, for which ``in_run`` is false. These have
-    relevant passages that the ranking lacks for one of its queries, or has only below ``depth``.
+    ``in_run``, which is true for a row of the ranking. They also add rows after those of the ranking, for
+    which ``in_run`` is false: the relevant passages of the ranking's queries that were not taken from the
+    ranking.
     """
 
     ranking: InputFile
@@ -95,7 +96,7 @@ def find_files(inputs: Sequence[str], output: str | None = None) -> tuple[InputF
     InputError
         No files are found, or a file has 0 bytes or a format that cannot be read.
     StoreError, RunnerError
-        A store does not serve, or an object is outside of the roots.
+        A store does not serve, or this process may not read an object.
     """
     named_files = [file for name in inputs for file in _found(name, inputs)]
     files = [file for file in named_files if not _is_left_behind(file.path)]
@@ -138,7 +139,7 @@ def _files_below(folder: AnyPath) -> list[AnyPath]:
 
 
 def without_hidden(files: Sequence[AnyPath], pattern: AnyPath) -> list[AnyPath]:
-    """The matches of a glob, without hidden files.
+    """Return those matches of a glob that are not hidden; `files` are the matches of `pattern`.
 
     A file is hidden if its name, or the name of a folder below the fixed part of the pattern, begins with
     ``.`` or ``_``. Two kinds of names do not count: the name of a partition's folder (``_day=1``), and a name
@@ -163,8 +164,8 @@ def without_hidden(files: Sequence[AnyPath], pattern: AnyPath) -> list[AnyPath]:
 
 
 def _is_hidden(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether a file is hidden. `parts` are the names of its path without the fixed part of the glob;
-    `pattern` is the rest of the glob.
+    """Whether a match of a glob is hidden. `parts` are the names in its path and `pattern` those in the glob,
+    both without the folders above the glob's first wildcard.
     """
     if "**" in pattern:
         before = pattern.index("**")
@@ -207,7 +208,9 @@ def _printable(name: str) -> str:
 
 
 def _is_left_behind(path: AnyPath) -> bool:
-    """Whether a file is in the folder of a run, or has the name of a list of row errors."""
+    """Whether an earlier score-file has left this file behind: it is in a run's folder, or its name is that
+    of a list of row errors.
+    """
     name = path.name.lower()
     is_list = name.endswith(".errors.jsonl") and is_output_name(name.removesuffix(".errors.jsonl"))
     return is_list or any(map(_is_workspace, path.parents))
@@ -243,8 +246,8 @@ def _is_output(path: AnyPath, output: str | None) -> bool:
 
 
 def receive_stdin(folder: Path) -> tuple[InputFile, str]:
-    """Write standard input to a file in `folder`, because it is read more than once; return the file and a
-    digest.
+    """Write standard input to a file in `folder`, because the input is read more than once. Return this file,
+    and a digest of its content.
 
     The file gets the ending of its format, which the first bytes tell: Parquet, Arrow, JSON, or otherwise
     text with delimiters. Text may be compressed with gzip or zstd.
@@ -301,7 +304,9 @@ def _text_ending(start: bytes) -> str:
 
 
 def _unpacked(start: bytes, ending: str) -> bytes:
-    """The beginning of compressed text; empty if it is damaged, which the reader will report."""
+    """Decompress the beginning of a text file, at most 1024 bytes. Returns empty bytes if it is damaged; the
+    file's reader will report this.
+    """
     try:
         if ending == ".gz":
             return gzip.GzipFile(fileobj=io.BytesIO(start)).read(1024)

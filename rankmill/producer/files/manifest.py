@@ -23,11 +23,13 @@ _PROMPTS = {"instruction", "prompt_template"}
 _LONGEST = 60
 
 _SHOWN = 3
-"""Most differences that a message names, because a folder of a thousand files may have been moved."""
+"""A message names at most this many differences between two manifests. There may be thousands, for instance
+if a folder of input files was moved.
+"""
 
 
 def named(files: Sequence[InputFile], fingerprints: Sequence[str]) -> dict[str, str]:
-    """The `inputs` of `manifest`: the input's files in order, each with its `fingerprint`."""
+    """Return the input files in order, each with its fingerprint, as `manifest` takes them."""
     return {
         f"input {number} ({resolved(file.path)})": mark
         for number, (file, mark) in enumerate(zip(files, fingerprints, strict=True), 1)
@@ -37,7 +39,8 @@ def named(files: Sequence[InputFile], fingerprints: Sequence[str]) -> dict[str, 
 def manifest(
     inputs: Mapping[str, str], models: Sequence[str], options: Mapping[str, object], cache: Path
 ) -> dict[str, str]:
-    """Everything on which the output depends, by name, each with a readable value.
+    """Return the manifest of an output: the files, models and options on which its rows depend, by name, each
+    with a readable value.
 
     Parameters
     ----------
@@ -99,7 +102,9 @@ def _reading(model: str) -> Iterator[None]:
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Describe the differences in words; empty if nothing differs."""
+    """Describe in words how the manifest `now` differs from the manifest `before`; empty if it does not
+    differ.
+    """
     changed = [
         f"{name} was {before[name]} and is {now[name]}"
         for name in before

@@ -20,7 +20,7 @@ QUERY_IDS = ("query_id", "qid", "query-id", "topic_id")
 PASSAGE_IDS = ("passage_id", "pid", "doc_id", "docid", "docno", "corpus_id", "corpus-id")
 
 PART, PARTS = "rankmill.part", "rankmill.parts"
-"""Keys of a part's number, and of the number of all parts, in the metadata of a part."""
+"""Keys in the metadata of a part of an output: for the part's number, and for the number of all parts."""
 
 _NAME = re.compile(r"part-([0-9]{5,})-of-([0-9]{5,})\.[a-z0-9]+")
 _LIST = re.compile(rf"_{_NAME.pattern}\.errors\.jsonl")
@@ -28,14 +28,16 @@ _LIST = re.compile(rf"_{_NAME.pattern}\.errors\.jsonl")
 
 @dataclass(frozen=True)
 class OutputPart:
-    """The number (from 1) of a part, and the number of all parts, as a file's name has them."""
+    """A part of an output: its number (from 1), and the number of all parts, as its file name has them."""
 
     number: int
     count: int
 
 
 def part_of(name: str) -> OutputPart | None:
-    """The part that a file's name describes; ``None`` if it is not the name of a part."""
+    """Read a part's number, and the number of all parts, from the file name of a part of an output. Returns
+    ``None`` for any other file name.
+    """
     match = _NAME.fullmatch(name)
     return match and OutputPart(int(match[1]), int(match[2]))
 
@@ -48,7 +50,7 @@ def errors_name(name: str) -> str:
 
 
 def is_of_parts(name: str) -> bool:
-    """Whether a name is that of a part, or of the list of a part's row errors."""
+    """Whether a file's name is that of a part of an output, or of a part's list of row errors."""
     return part_of(name) is not None or _LIST.fullmatch(name) is not None
 
 
@@ -124,8 +126,9 @@ class OutputFormat:
         return self.top_k is not None or self.of(path) is TREC
 
     def group(self, schema: pa.Schema, query: str) -> str:
-        """The column of ids that tells queries apart, or else `query`, the column of the queries' texts.
-        Raises `InputError` if the column of ids is missing, has no plain ids, or could be one of several.
+        """Return the column that tells queries apart: the one with the queries' ids, or else `query`, the one
+        with their texts. Raises `InputError` if the column that was named for the ids is missing, if it holds
+        no plain ids, or if several columns could hold the ids.
         """
         return _id_column(schema, self.query_id, QUERY_IDS, "--query-id-column") or query
 
@@ -152,7 +155,9 @@ class OutputFormat:
         return columns[0], columns[1]
 
     def writer(self, path: AnyPath, target: AnyPath, schema: pa.Schema, score: str) -> Writer:
-        """Open `path` for writing; it will become the file at `target`."""
+        """Open the file `path` for writing, in the format of the output `target`. The caller moves the
+        complete file to `target`.
+        """
         form, compression = self.of(target), split_ending(target)[1]
         assert form.writer
         if form is not TREC:
@@ -174,13 +179,14 @@ def check_target(path: AnyPath, form: OutputFormat) -> None:
 
 
 def known_column(names: Sequence[str], usual: Sequence[str], subject: str, way_out: str) -> str | None:
-    """The column with one of the `usual` names; ``None`` if no column has one.
+    """Return the column of a table (`names` are its columns) that has one of the `usual` names; ``None`` if
+    no column has one.
 
     Raises
     ------
     InputError
-        Several columns have a `usual` name. The message begins with `subject`, which names what is looked
-        for, and ends with `way_out`.
+        Several columns have a `usual` name. The message begins with `subject`, which names the content of the
+        column, and ends with `way_out`.
     """
     present = [name for name in usual if name in names]
     if len(present) > 1:
@@ -201,16 +207,16 @@ def _id_column(schema: pa.Schema, named: str | None, usual: Sequence[str], optio
 
 
 def option_of(made: Mapping[str, str], name: str) -> str | None:
-    """The option `name` with which an output was made, from its metadata; ``None`` if the option was not set.
-    An empty option counts as not set, unless it is an instruction.
+    """Return the value of the option `name` with which an output was made. `made` are the output's metadata.
+    Returns ``None`` if the option was not set. An empty value counts as not set, unless it is an instruction.
     """
     written = made.get(f"rankmill.{name}")
     return written if written or name == "instruction" else None
 
 
 def bound_of(made: Mapping[str, str], name: str) -> float | None:
-    """How far a logit can be from the model's own, from the metadata of the output `name`; ``None`` if the
-    metadata do not say it.
+    """Return how far the logits of an output can be from the model's own. `made` are the metadata of the
+    output `name`. Returns ``None`` if the metadata do not say it.
 
     Raises
     ------

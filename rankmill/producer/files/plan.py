@@ -110,8 +110,9 @@ def plan_output(
 
 
 def _with(schema: pa.Schema, kept: Sequence[str], added: Sequence[tuple[pa.Field, str]]) -> pa.Schema:
-    """The columns of the output; `added` are the scores, and perhaps their mean, tokens and the rank, each
-    with what to do if its name is taken.
+    """Make the schema of an output: the columns `kept` of the input, then the columns `added`, which are the
+    scores, and perhaps their mean, the tokens and the rank. Each added column comes with the advice to give
+    if the input has a column of this name.
     """
     of_input = list(schema.names if ROW in kept else kept)
     own = [pa.field(ROW, pa.string()) if name == ROW else schema.field(name) for name in kept]
@@ -156,7 +157,9 @@ def _check_times(source: PairSource, target: AnyPath, form: OutputFormat, kept: 
 
 
 def _check_ids(source: PairSource, ids: Sequence[str]) -> None:
-    """Raise `InputError` if an id cannot be written between spaces, or a query has a passage twice."""
+    """Raise `InputError` if a TREC run cannot hold an id, because it is null, empty or has spaces, or if a
+    query has a passage twice.
+    """
     row, repeats = 0, Repeats(ids[0], ids[-1])
     for batch in source.select(ids):
         for name in ids:

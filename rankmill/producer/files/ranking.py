@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pandas.core.groupby import DataFrameGroupBy
 
 _BUFFER_BYTES = 128 << 20
-"""Bytes of rows that are held in memory before they are written to disk."""
+"""Rows are held in memory until they have this many bytes, then they are written to disk."""
 
 _BATCH_ROWS = 8192
 """Number of rows that are read at a time, and about the number that are ranked at a time. All rows of a query
@@ -36,13 +36,13 @@ are ranked together.
 """
 
 _QUERY, _ROW = "\0query", "\0row"
-"""Columns that are added to held rows: the number of the row's query (in order of appearance), and the number
-of the row.
+"""Names of two columns that are added to rows while they wait to be ranked: the number of the row's query (in
+order of appearance), and the number of the row.
 """
 
 _LOOKED_AT = 1000
-"""Most repeated hashes whose rows are compared. More are not needed, because different ids almost never have
-equal hashes.
+"""If hashes of ids repeat, the ids behind at most this many of these hashes are compared. More are not
+needed, because different ids almost never have equal hashes.
 """
 
 Ids = tuple[str, str]
@@ -65,7 +65,8 @@ class MeanColumn:
 
 
 class HeldRows:
-    """Holds rows with their scores, and gives them back with their means or ranks.
+    """Holds an output's rows with their scores until the last row has come, and returns them with means or
+    ranks.
 
     Ranked rows come by query, in the order in which the queries appeared; rows without a score are left out,
     and equal scores are ranked as by `best_first`. Rows that are not ranked keep their order.
@@ -125,13 +126,15 @@ class HeldRows:
             yield from self._averaged(batches, self._mean)
 
     def close(self) -> None:
-        """Close the file. After an error of the disk this would write the refused rows once more, in vain."""
+        """Close the temporary file, and ignore errors. After an error of the disk, closing tries in vain to
+        write the refused rows once more.
+        """
         with suppress(OSError):
             self._file.close()
 
     def _spill(self) -> None:
-        """Write the held rows to disk, sorted by query. If no means are added, rows without a score and rows
-        behind the best `top_k` of their query are dropped.
+        """Write the rows in memory to disk, sorted by query. If no means are added, this drops rows without a
+        score, and all but the best `top_k` of these rows for each query.
         """
         if not self._buffer:
             return
@@ -155,7 +158,9 @@ class HeldRows:
         return numbers
 
     def _by_query(self, batches: Sequence[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-        """Yield the rows of some whole queries at a time, in order, with their means if these are wanted."""
+        """Yield all rows of a few queries at a time, in the order of the queries. A column of means is added
+        if the output has one.
+        """
         numbers = [batch[_QUERY].to_numpy() for batch in batches]
         sizes = sum((np.bincount(some, minlength=len(self._known)) for some in numbers), np.zeros(1, int))
         ends = np.cumsum(sizes)
@@ -182,7 +187,7 @@ class HeldRows:
 
     def _averaged(self, batches: Sequence[pa.RecordBatch], mean: MeanColumn) -> Iterator[pa.Table]:
         start = self._file.seek(0, os.SEEK_END)
-        # with zeros, because a full disk raises an error here, but not when mapped memory is written
+        # Zeros are written first: a full disk raises an error here, but not when mapped memory is written.
         for batch in batches:
             self._file.write(bytes(np.float32().itemsize * len(batch)))
         means = np.memmap(self._file, np.float32, offset=start)
@@ -216,8 +221,8 @@ class HeldRows:
 
 
 def taken(batches: Sequence[pa.RecordBatch], rows: Rows) -> pa.Table:
-    """The rows with the numbers `rows`, in that order; numbers count the rows of all batches. Arrow's own
-    function would first copy all batches into one.
+    """Return a table of the rows with the numbers `rows`, in that order. The numbers count the rows of all
+    `batches`. Arrow's own function would first copy all batches into one.
     """
     order = np.argsort(rows)
     starts = np.cumsum([0, *map(len, batches)])
@@ -231,21 +236,23 @@ def taken(batches: Sequence[pa.RecordBatch], rows: Rows) -> pa.Table:
 
 
 class Repeats:
-    """Finds two rows with the same ids; a temporary file holds 8 bytes for each row."""
+    """Finds out whether two rows have the same ids of query and passage. A temporary file holds 8 bytes for
+    each row.
+    """
 
     def __init__(self, query: str, passage: str) -> None:
         self._names = (query, passage)
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take in rows, in order; raises `OutputError` if the temporary folder is full."""
+        """Note the ids of further rows, in order; raises `OutputError` if the temporary folder is full."""
         with as_output_error(Path(tempfile.gettempdir())):
             self._file.write(np.fromiter(map(hash, self._ids(batch)), np.int64, len(batch)).tobytes())
             self._file.flush()
 
     def first(self, again: Callable[[], Iterable[pa.RecordBatch]]) -> Ids | None:
-        """The ids of a row that an earlier row also has; ``None`` if all rows differ. `again` reads all rows
-        once more.
+        """Return the ids of a row if an earlier row has the same ids; ``None`` if all rows differ. `again`
+        reads all rows once more.
         """
         with self._file as file:
             keys = np.memmap(file, np.int64) if file.tell() else np.zeros(0, np.int64)
@@ -268,8 +275,8 @@ class Repeats:
 
 
 def best_first(numbers: Rows, scores: npt.NDArray[np.floating[Any]], ids: pa.Array | None) -> Rows:
-    """Row numbers, sorted by query, and within a query by score, best first; rows without a score come last
-    in their query.
+    """Return the numbers of all rows, sorted by query, and within a query by score, best first. Rows without
+    a score come last in their query.
 
     Of equal scores, the passage with the larger id comes first, as in trec_eval; without `ids`, rows with
     equal scores stay in order. `numbers` are the numbers of the rows' queries.
@@ -293,13 +300,15 @@ def _places(numbers: Rows) -> Rows:
 
 
 def starts_of(column: pa.Array) -> Rows:
-    """The first row of each sequence of equal values."""
+    """Return the index of the first row of each sequence of equal values in a column."""
     encoded = pc.dictionary_encode(undictionary(column), null_encoding="encode")
     return np.flatnonzero(np.diff(encoded.indices.to_numpy().astype(np.int64), prepend=-1))
 
 
 def _means(numbers: Rows, scores: npt.NDArray[np.float32], of: Mean) -> npt.NDArray[np.float64]:
-    """The mean of each row; a row that lacks one of its scores gets NaN, and does not affect other rows."""
+    """Return the mean of each row's scores, or of its ranks within the query, as `of` says. A row that lacks
+    one of its scores gets NaN, and does not affect other rows.
+    """
     import pandas as pd  # slow to import
 
     means = np.full(len(numbers), np.nan)

@@ -16,8 +16,8 @@ from rankmill.jobs.runtime.settings import Settings
 def names_of_score_columns(
     request: FileRequest, settings: Settings, ask: Callable[[], Sequence[str]]
 ) -> list[str]:
-    """Names of the columns of scores. `ask` returns the labels of the model, or none if it has a single
-    output; it is called only if ``all_labels`` is set.
+    """Return the names of an output's columns of scores. `ask` returns the labels of the model, or none if it
+    has a single output; it is called only if ``all_labels`` is set.
 
     Raises
     ------

@@ -27,7 +27,9 @@ from rankmill.producer.files.stores.writing import whole_file
 
 _NUMBER, _OF, _WHOLE = "rankmill.shard", "rankmill.shards", "rankmill.shard_of"
 _SAME = ("rankmill.revision", "rankmill.precision", "rankmill.kind")
-"""Metadata that the shards of one output share, besides a digest of the manifest."""
+"""Keys of metadata that have the same values in all shards of one output. A digest of the manifest is the
+same as well.
+"""
 
 _BOUND, _WINDOWS = "rankmill.bound", "rankmill.windows"
 
@@ -54,7 +56,9 @@ def check_shard(target: AnyPath, form: OutputFormat) -> None:
 
 
 def shard_metadata(shard: Shard, manifest: Mapping[str, str]) -> dict[str, str]:
-    """The metadata by which `merge` knows the shards of one output; an output in parts is one shard."""
+    """Return the metadata by which `merge` knows the shards that belong to one output. All parts of a shard
+    have the same values.
+    """
     others = {name: value for name, value in manifest.items() if name not in {"--shard", "--rows-per-part"}}
     digest = hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
     return {_NUMBER: str(shard[0]), _OF: str(shard[1]), _WHOLE: digest}
@@ -103,7 +107,7 @@ def merge(paths: Sequence[AnyPath], target: AnyPath, form: OutputFormat) -> Merg
 
 
 def _metadata(pieces: Sequence[_Piece]) -> dict[str, str]:
-    """The metadata of the merged output, made from those of all pieces."""
+    """Make the metadata of a merged output from those of all its shards and their parts."""
     largest = max(pieces, key=lambda piece: piece.rows).about
     scored = [piece for piece in pieces if piece.rows] or pieces
     joined = {
@@ -166,8 +170,8 @@ class _Piece:
 
 
 def _in_order(paths: Sequence[AnyPath]) -> list[_Piece]:
-    """The pieces in order of shard and part. Raises `InputError` if a piece is missing or given twice, or if
-    the pieces belong to different outputs.
+    """Open the shards, or parts of shards, at `paths`, and return them in order. Raises `InputError` if one
+    is missing or given twice, or if they belong to different outputs.
     """
     by_place: dict[tuple[int, int], _Piece] = {}
     first: dict[str, _Piece] = {}

@@ -49,7 +49,7 @@ class ScoredFile:
     folder
         Folder for the incomplete file, on the same file system as `path` unless that is an object.
     plan
-        The columns and the order of the rows.
+        The columns of the output, and the order of its rows.
     first_row
         The number that the file's first row has in the input, for the list of row errors.
     record
@@ -127,7 +127,7 @@ class ScoredFile:
     def publish(self, journal: Journal | None = None) -> None:
         """Move the file, and the list of row errors if there are any, to their final paths.
 
-        Before that, the `journal` notes the identity of the output.
+        Before that, the `journal` notes the output's identity, by which the resumed run knows its own file.
         """
         if journal:
             journal.seal(identity(self.partial, self.path))

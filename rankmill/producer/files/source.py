@@ -44,7 +44,9 @@ _AS_USUAL = ReadOptions()
 
 _AHEAD_BYTES = 16 << 20
 _AHEAD_BATCHES = 64
-"""Most bytes and most batches that are read ahead; one batch is always read ahead."""
+"""At most this many bytes, and this many batches, are read ahead. One batch is always read ahead, even if it
+has more bytes.
+"""
 
 
 logger = logging.getLogger(__name__)
@@ -54,7 +56,9 @@ Shard = tuple[int, int]
 
 
 def shard_range(rows: int, shard: Shard | None) -> tuple[int, int]:
-    """The shard's first row among `rows` rows, and the row after its last; without a shard, 0 and `rows`."""
+    """Return the range of a shard in an input of `rows` rows: its first row, and the row after its last.
+    Without a shard, the range is 0 to `rows`.
+    """
     number, shards = shard or (1, 1)
     return rows * (number - 1) // shards, rows * number // shards
 
@@ -100,7 +104,8 @@ class PairSource(ABC):
         return self._stop - self._start
 
     def tables(self, sizing: Sizing, start: int = 0, names: Sequence[str] | None = None) -> OpenTables:
-        """The rows from row `start` of the shard on, in order, with a table for each chunk.
+        """Open an iterator over the shard's rows from its row `start` on, in order, with a table for each
+        chunk.
 
         A table has the columns that workers get, and the columns `names`; ``None`` means all columns of the
         input. A thread reads ahead as soon as the first table is asked for.
@@ -126,7 +131,9 @@ class PairSource(ABC):
             _check_file_unchanged(file.path, before)
 
     def explain(self, part: ScoredTable) -> ScoredTable:
-        """Add to the errors of rows what only the source knows, such as a missing id."""
+        """Return the scored rows with errors that say more, such as which id is missing. By default, return
+        them unchanged.
+        """
         return part
 
     @abstractmethod
@@ -324,7 +331,7 @@ def open_source(
     options
         How to read the files.
     limit
-        Most rows to read; default: all.
+        Read at most this many rows; default: all.
     shard
         The part of the rows within `limit` to read; default: all.
 
@@ -498,8 +505,8 @@ def _text_of_column(opened_file: _OpenFile, field: pa.Field) -> pa.DataType:
 
 
 def _to_ask_for(survey: Survey, schema: pa.Schema) -> pa.Schema:
-    """The columns of `schema` that a file has. If the reader can convert, they have the types of `schema`;
-    otherwise they have the file's own types.
+    """Return the columns for which to ask a file's reader: those of `schema` that the file has. If the reader
+    can convert columns, they have the types of `schema`; otherwise they have the file's own types.
     """
     own = dict(zip(survey.schema.names, survey.schema, strict=True))
     if survey.as_asked:

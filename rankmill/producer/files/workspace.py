@@ -49,7 +49,9 @@ class OutputFile:
         return self.path.with_name(f"_{self.path.name}{WORKSPACE}")
 
     def taken(self, journal: Journal) -> AnyPath | None:
-        """The file at the output's place, if the journal's run did not put it there; otherwise ``None``."""
+        """Return the output's path if there is a file that the journal's run did not put there; otherwise
+        ``None``.
+        """
         if not self.path.exists():
             return None
         sealed = journal.sealed
@@ -57,7 +59,9 @@ class OutputFile:
         return None if own else self.path
 
     def check(self, journal: Journal) -> None:
-        """Raise `InputError` if a part that the journal knows is missing; a single file has no parts."""
+        """Raise `InputError` if a part of the output is missing that the journal lists. An output that is a
+        single file has no parts, so this does nothing.
+        """
 
     def clear(self, record: OutputRecord | None) -> None:
         """Delete the parts of an earlier run, which a new run would mix with its own. Raises `RunnerError` if
@@ -80,7 +84,7 @@ class PartsFolder(OutputFile):
         return self.path / f"_parts{WORKSPACE}"
 
     def taken(self, journal: Journal) -> AnyPath | None:
-        """A part that the journal's run cannot have made; ``None`` if no such part exists.
+        """Return the path of a part that the journal's run cannot have made; ``None`` if no such part exists.
 
         The run may have made one more part than the journal knows: the process may have died before the
         journal noted the part.
@@ -316,7 +320,8 @@ class Workspace:
         Parameters
         ----------
         manifest
-            What the output is made from; an earlier run is resumed only if its manifest is the same.
+            The files, models and options from which the output is made. An earlier run is resumed only if its
+            manifest is the same.
 
         Raises
         ------
