@@ -1,1 +1,3 @@
-"""Runs models by backends; each backend has a folder of its own, beside the modules that all share."""
+"""Backends, which run models. Each backend has a folder of its own, beside the modules that all backends
+share.
+"""

@@ -1,4 +1,4 @@
-"""Scores deterministically, with each row in a forward of its own, without padding and on one thread.
+"""Computes deterministic scores: each row has a forward of its own, without padding and on one thread.
 
 A library chooses its kernel by the shape of the input and by the number of threads, and kernels add up in
 different orders. If a row is computed by itself on one thread, only the row decides the bits of its logits.
@@ -39,7 +39,9 @@ class Alone(Backend):
         self.name, self.device, self.precision = backend.name, backend.device, backend.precision
         self.bytes = backend.bytes
         self.kind = _kind(backend, kind)
-        """Everything that decides the bits of a row's logits, apart from the row and the model."""
+        """A line that names everything that decides the bits of a row's logits, apart from the row and the
+        model: backend, precision, device, CPU or GPU, and the versions of packages.
+        """
         self._backend = backend
         self._lanes = _lanes(threads()) if kind.concurrent and backend.device == "cpu" else None
         self.depth = 2 if self._lanes else backend.depth
@@ -62,13 +64,13 @@ class Alone(Backend):
 
 
 class RowForwards:
-    """The forwards of a batch's rows, which are in progress."""
+    """The forwards in progress for a batch, one for each row."""
 
     def __init__(self, started: Sequence[Pending]) -> None:
         self._started = started
 
     def result(self) -> Logits:
-        """Logits of shape ``[rows]`` or ``[rows, outputs]``.
+        """Return the batch's logits, of shape ``[rows]`` or ``[rows, outputs]``.
 
         Waits for all rows, and then raises the first error of `Pending.result`, if there is one.
         """
@@ -85,19 +87,19 @@ class RowForwards:
 
 
 def _lanes(count: int) -> Executor:
-    """Threads that compute rows at the same time, each row in one thread."""
+    """Start `count` threads that compute rows at the same time. PyTorch uses no further threads for a row."""
     all_started = threading.Barrier(count)
     lanes = system.Executor(count, thread_name_prefix="lane", initializer=_without_help)
     for waiting in [lanes.submit(all_started.wait) for _ in range(count)]:
         waiting.result()
     if torch := sys.modules.get("torch"):
-        torch.set_num_threads(threads())  # threads that begin later get this number; the lanes keep 1
+        torch.set_num_threads(threads())  # threads that begin later use this many; the lanes keep 1
     return lanes
 
 
 def _without_help() -> None:
-    """Make PyTorch compute in the calling thread only. Other libraries are told to do so when they load a
-    model.
+    """Make PyTorch compute in the calling thread only. Other libraries get the number of threads when they
+    load a model.
     """
     if torch := sys.modules.get("torch"):
         # at its first call PyTorch sets a default number, which must not replace the 1

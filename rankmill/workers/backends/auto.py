@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 @cache
 def backends() -> dict[str, BackendKind]:
-    """All installed backends by name, in the order in which ``auto`` prefers them.
+    """Return all installed backends by name, in the order in which ``auto`` prefers them.
 
     Raises
     ------
@@ -54,7 +54,7 @@ class BackendChoice:
 
 
 def choose_device(setting: str, backend: str) -> str:
-    """The device that a setting stands for, with this backend.
+    """Return the device on which a backend runs models, for the setting ``device``, which may be ``auto``.
 
     Raises
     ------
@@ -83,14 +83,14 @@ def choose_backend(
     without: Collection[Combination] = (),
     alone: bool = False,
 ) -> BackendChoice:
-    """Choose the backend and precision for a model.
+    """Choose the backend and the precision that run a model on this machine.
 
     On a CPU ``auto`` measures speeds, and never chooses int8. On a GPU ``auto`` takes the first of `backends`
     that can run the model, and fp32 only if no other precision is possible.
 
-    The precision ``int8`` means the first kind of int8 of a backend. If the speeds of the kinds are measured,
-    it means one that is enough faster than what ``auto`` would choose. If no kind is, the choice of ``auto``
-    is returned.
+    The precision ``int8`` means the first kind of int8 that a backend has. If the speeds of a backend's kinds
+    are measured, it means a kind that is enough faster than the backend and precision that ``auto`` would
+    choose. If no kind is fast enough, the choice of ``auto`` is returned.
 
     Parameters
     ----------
@@ -151,7 +151,9 @@ def _choose(
     plain: bool,
     without: Collection[Combination],
 ) -> BackendChoice:
-    """Choose as `choose_backend` does, but without comparing int8 with other precisions."""
+    """Choose a backend and a precision as `choose_backend` does, but without comparing the speed of int8 with
+    that of other precisions.
+    """
     kinds = _automatic(device) if setting == "auto" else [backends()[setting]]
     obstacles: dict[str, str] = {}
     able: list[Combination] = []
@@ -194,8 +196,8 @@ def _choose(
 
 
 def _precisions(precision: str, device: str, kind: BackendKind) -> list[str]:
-    """The precisions that the setting allows for a backend on a device. For ``int8`` these are the backend's
-    kinds of int8.
+    """Return the precisions that the setting `precision` allows for a backend on a device. For ``int8`` these
+    are the backend's kinds of int8.
     """
     supported = kind.precisions.get(device, ())
     if precision == "int8":
@@ -208,7 +210,9 @@ def _precisions(precision: str, device: str, kind: BackendKind) -> list[str]:
 
 
 def _fastest(able: list[Combination], config: Any, device: str, cache: Path) -> Combination:
-    """The fastest combination that can run a model, or the first one if none can be measured."""
+    """Return the fastest of the backends and precisions that can run a model, or the first one if no speed
+    can be measured.
+    """
     if device != "cpu" or len(able) == 1 or any(precision not in CPU_PRECISIONS for _, precision in able):
         return able[0]
     return _speeds(able, config, cache).fastest(able) or able[0]
@@ -217,8 +221,8 @@ def _fastest(able: list[Combination], config: Any, device: str, cache: Path) -> 
 def _int8_gain(
     able: list[Combination], chosen: Combination, config: Any, device: str, cache: Path
 ) -> float | None:
-    """The speed of int8 divided by that of the chosen precision; ``None`` if no backend here can run int8, or
-    its speed is not measured.
+    """Return the speed of int8 divided by that of the chosen precision; ``None`` if no backend here can run
+    int8, or a speed is not measured.
     """
     kinds = [backends()[name] for name, _ in able]
     with_int8 = [kind for kind in kinds if set(INT8) & set(kind.timed) and kind.is_measured(config)]

@@ -31,18 +31,18 @@ class OutOfMemory(Exception):
 
 
 class DeviceLost(Exception):
-    """The process can no longer use the device; another process must do the work."""
+    """The GPU or other device can no longer be used by this process; another process must do the work."""
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether an error is a panic of a package in Rust, such as tokenizers; such an error is not an
-    `Exception`.
+    """Return whether an error comes from a panic in a package that is written in Rust, such as tokenizers.
+    Such an error is not an `Exception`.
     """
     return type(error).__name__ == "PanicException"
 
 
 class Pending(Protocol):
-    """A forward that is in progress."""
+    """A forward (one run of a model over a batch) that is in progress."""
 
     def result(self) -> Logits:
         """Wait for the forward; return its logits ``[rows]``, or ``[rows, outputs]`` for several outputs, in
@@ -71,9 +71,9 @@ class Backend(Protocol):
     shares_prefixes
         Whether tokens that several rows begin with are computed only once (`Batch.groups`).
     packs
-        Whether forwards leave padding out.
+        Whether rows are computed end to end, without padding.
     pieces
-        Most pieces that a batch is cut into (`cut_batch`); each is padded by itself.
+        A batch is cut into at most this many pieces (`cut_batch`); each piece is padded by itself.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Backend(Protocol):
     pieces: int = 1
 
     def submit(self, batch: Batch) -> Pending:
-        """Begin a forward; raises `OutOfMemory` and `DeviceLost`."""
+        """Begin the forward of a batch; raises `OutOfMemory` and `DeviceLost`."""
         ...
 
 
@@ -105,18 +105,15 @@ class ModelFiles:
     cache
         Folder for files that are derived from models.
     layout
-        How the model is applied.
-    answers
-        The token ids of a language model's answers yes and no; the second is ``None`` if only yes counts.
-    load_network
-        The function that `network` calls.
+        How the model is applied to a pair. answers The token ids of a language model's answers yes and no;
+        the second is ``None`` if only yes counts. load_network Loads the model for the method `network`.
     check_unchanged
         Raises `WorkerError` if the files have changed since `revision` was computed.
     alone
         Whether to compute each row by itself on one thread (`rankmill.workers.backends.alone`).
     copies
-        Digests of cached files. A backend that loads such a file instead of the model's own adds its digest
-        here.
+        Digests of files in the cache that are derived from the model. A backend that loads such a file
+        instead of the model's own adds the file's digest here.
     """
 
     source: str | Path
@@ -131,26 +128,33 @@ class ModelFiles:
     copies: list[str] = field(default_factory=list)
 
     def classifier(self) -> Any:
-        """The transformers model on the CPU, in float32 and in evaluation mode."""
+        """Load the model as a sequence classifier of transformers, on the CPU, in float32 and in evaluation
+        mode.
+        """
         from rankmill.workers.backends.classifier import load_classifier, load_config
 
         return load_classifier(self.source, self.revision, load_config(self.source, self.revision))
 
     def network(self) -> Any:
-        """The whole model as a PyTorch module, from ids, mask and types to logits ``[rows, outputs]``."""
+        """Load the whole model as a PyTorch module that computes logits ``[rows, outputs]`` from ids, mask
+        and types.
+        """
         assert self.load_network is not None
         return self.load_network(self)
 
 
 ROW_TOKENS = 128
-"""Tokens in a row of the layer that is timed; a usual pair has about this many."""
+"""To measure the speed of a backend, a layer is run with rows of this many tokens. A usual pair has about
+this many.
+"""
 
 HEAD_WIDTH = 64
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Size of the layer that is timed; widths are rounded, so that similar models share one measurement.
+    """Size of the layer that a backend runs to measure its speed. Widths are rounded, so that similar models
+    share one measurement.
 
     Attributes
     ----------
@@ -168,7 +172,8 @@ class LayerShape:
 
     @classmethod
     def of(cls, config: Any, threads: int) -> LayerShape:
-        """The shape of a model's layers, with enough rows to keep `threads` busy for some milliseconds.
+        """Return the shape of a model's layers, with enough rows to keep `threads` CPU threads busy for some
+        milliseconds.
 
         Parameters
         ----------
@@ -185,14 +190,15 @@ class LayerShape:
 
     @property
     def operations(self) -> int:
-        """Floating-point operations of the matrix products of a batch."""
+        """Number of floating-point operations in the matrix products when the layer runs once."""
         products = 4 * self.hidden**2 + 2 * self.hidden * self.inner
         attention = 2 * ROW_TOKENS * self.hidden
         return 2 * self.rows * ROW_TOKENS * (products + attention)
 
 
 def _rounded(width: int) -> int:
-    """Round to the nearest of 64, 128, 192, 256, 384, 512, 768, 1024, 1536 and so on, up to 6144.
+    """Round the width of a layer to the nearest of 64, 128, 192, 256, 384, 512, 768, 1024, 1536 and so on, up
+    to 6144.
 
     Larger widths count as 6144, because wider layers behave alike and a config may contain any number.
     """
@@ -215,8 +221,8 @@ class Rounding(NamedTuple):
 
 
 def is_rounded(precision: str) -> bool:
-    """Whether linear layers compute in 8 or 4 bits in this precision. If so, the backend's `Rounding`
-    applies.
+    """Return whether a model's linear layers compute in 8 or 4 bits in this precision. If so, the backend's
+    `Rounding` applies.
     """
     return precision == "fp8" or precision.startswith("int")
 
@@ -294,11 +300,15 @@ class BackendKind:
     lacks: Callable[[str, str], str | None] = lambda device, precision: None
 
     def is_measured(self, config: Any, *, plain: bool = True) -> bool:
-        """Whether `timed_layer` tells how fast this model runs."""
+        """Return whether the speed of `timed_layer` tells how fast this backend runs a model with this
+        config.
+        """
         return self.measured is None or (plain and config.model_type in self.measured)
 
     def packages_of(self, precision: str) -> tuple[str, ...]:
-        """The packages that compute in a precision; their versions can change the scores."""
+        """Return the names of the packages that compute in a precision. The versions of these packages can
+        change the scores.
+        """
         return self.packages + self.added.get(precision, ())
 
     @property
@@ -307,7 +317,7 @@ class BackendKind:
         return install_line(self.extra) if self.extra else f"it needs {', '.join(self.packages)}"
 
     def obstacle(self, config: Any, device: str, precision: str, *, plain: bool = True) -> str | None:
-        """Why the backend cannot run a model on this device in this precision; ``None`` if it can.
+        """Return why the backend cannot run a model on this device in this precision; ``None`` if it can.
 
         `plain` says whether the model is a sequence classifier of transformers with one output.
         """
@@ -327,5 +337,5 @@ class BackendKind:
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package can be imported, without importing it."""
+    """Return whether a package can be imported, without importing it."""
     return importlib.util.find_spec(package) is not None

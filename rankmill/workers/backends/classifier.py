@@ -1,5 +1,5 @@
-"""Loads the configs and weights of transformers' classifiers, and checks them; every backend starts from
-these.
+"""Loads the configs and weights of transformers' models, and checks them. Every backend makes its own model
+from these.
 """
 
 from __future__ import annotations
@@ -30,17 +30,19 @@ from rankmill.workers.batches.layout import check_counts
 from rankmill.workers.host.model_file import check_files, check_headers, checkpoint, read_json
 
 _MODULES = 20
-"""A network may have this many modules for each tensor of its checkpoint, and 1,000 more; a usual one has one
-or two for each.
+"""A model is refused if its config describes more than this many modules for each tensor of its checkpoint,
+and 1,000 more. Usual models have one or two for each tensor.
 """
 
 _BUFFERS_BESIDE = 1 << 26
-"""A network's buffers may hold twice as many numbers as its checkpoint, and this many more, because some
-buffers are computed, such as masks.
+"""A model is refused if its config describes buffers of more than twice as many numbers as its checkpoint
+has, and this many more. Some buffers are not saved but computed, such as masks.
 """
 
 _BUFFERS = ("position_ids", "token_type_ids")
-"""Entries that old releases of transformers saved; they are buffers, not weights."""
+"""Names of tensors that old releases of transformers saved with the weights. They are buffers, so a model
+that lacks them is not refused as another architecture.
+"""
 
 
 def check_size(kind: Any, source: str | Path, revision: str | None, config: Any) -> None:
@@ -77,7 +79,7 @@ def check_size(kind: Any, source: str | Path, revision: str | None, config: Any)
 
 
 _PACKED = 16
-"""The most weights that one number of a quantized checkpoint can hold."""
+"""A number of a quantized checkpoint holds at most this many weights."""
 
 
 @contextmanager
@@ -118,7 +120,7 @@ def check_names(source: str | Path, model: Any, report: dict[str, Any]) -> None:
     SpecError
         The checkpoint is not one of this model; the message names a weight.
     """
-    headless = model.base_model is model  # a model without a head does not read its pooler
+    headless = model.base_model is model  # a model without a head on top does not read its pooler
     missing = [name for name in report["missing_keys"] if not (headless and name.startswith("pooler."))]
     if missing:
         raise SpecError(
@@ -140,7 +142,8 @@ def check_names(source: str | Path, model: Any, report: dict[str, Any]) -> None:
 
 
 def _is_foreign(name: str, model: Any) -> bool:
-    """Whether an unexpected weight belongs to the model's body or its head.
+    """Return whether a weight that transformers did not expect in the checkpoint belongs to the model's body
+    or its head.
 
     Other unexpected weights are harmless: heads for other tasks, and a pooler that this head does not read.
     """
@@ -163,7 +166,9 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def own_memory(module: Any) -> Any:
-    """Copy the module's weights into memory; until then they are part of a file that may be overwritten."""
+    """Copy a module's weights into memory of its own. Until then they are mapped from a file that may be
+    overwritten.
+    """
     for tensor in (*module.parameters(), *module.buffers()):
         tensor.data = tensor.data.clone()
     return module
@@ -208,14 +213,16 @@ def load_config(source: str | Path, revision: str | None) -> Any:
 
 
 def is_language_model(config: Any) -> bool:
-    """Whether transformers' classifier for this config reads the last token of a language model."""
+    """Return whether transformers' classifier for this config is a language model with a head that reads the
+    last token.
+    """
     kind = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(config), None)
     return isinstance(kind, type) and issubclass(kind, GenericForSequenceClassification)
 
 
 def _other_architecture(config: Any) -> str | None:
-    """The entry of a config that describes another architecture than transformers would build; ``None`` if
-    none does.
+    """Return the entry of a config that describes another architecture than transformers would build from it;
+    ``None`` if no entry does.
     """
     kind = config.model_type
     native = {

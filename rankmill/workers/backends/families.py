@@ -1,4 +1,4 @@
-"""Facts about model families, by transformers' ``model_type``; this module imports no model."""
+"""Facts about model families, by transformers' ``model_type``. This module imports no model code."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ BERT_LIKE = frozenset({"bert", "camembert", "distilbert", "electra", "roberta", 
 """BERT and similar families, whose classifiers read only the first token."""
 
 TRACEABLE = BERT_LIKE | {"modernbert"}
-"""Families whose classifiers with one output are traced with masks that `rankmill.workers.backends.traceable`
-makes.
+"""Families whose classifiers with one output become graphs for OpenVINO and ONNX with attention masks that
+`rankmill.workers.backends.traceable` makes.
 """
 
 POSITIONS_AFTER_PADDING = frozenset(
     {"camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm",
      "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"}
 )  # fmt: skip
-"""Families whose positions begin after the id of the padding token."""
+"""Families in which the position ids of tokens begin after the id of the padding token, not at 0."""
 
 
 def reads_first_token(config: Any) -> bool:
-    """Whether a classifier with this config is known to read only the first token."""
+    """Return whether a classifier with this config is known to score by the first token only."""
     match config.model_type:
         case "modernbert":
             return getattr(config, "classifier_pooling", None) == "cls"
-        # a convolution over all tokens follows the first layer, which must not be the last
+        # a convolution over all tokens follows the first layer, so the first layer must not be the last one
         case "deberta-v2":
             return config.num_hidden_layers > 1 or not getattr(config, "conv_kernel_size", 0)
         case kind:
@@ -32,7 +32,7 @@ def reads_first_token(config: Any) -> bool:
 
 
 def first_position(config: Any) -> int:
-    """The position id of a row's first token."""
+    """Return the position id that a model with this config gives to a row's first token."""
     if config.model_type not in POSITIONS_AFTER_PADDING:
         return 0
     # MPNet's code takes 1 as the padding id, whatever the config says

@@ -20,7 +20,8 @@ from rankmill.workers.backends.varlen import PackedInput
 
 
 def read_first_token_only(model: Any) -> bool:
-    """Replace the last layer of `model` if its family is known to read only the first token.
+    """Replace the last layer of `model` by one that computes only the first token, if the score is known to
+    read nothing else.
 
     Parameters
     ----------
@@ -106,8 +107,8 @@ class _ModernBertLayer(LastLayer):
         **options: Any,
     ) -> torch.Tensor:
         if packed is not None and self.layer.attn.sliding_window is not None:
-            # The kernel for packed rows would place the window wrongly: it takes a row's only query for its
-            # last token.
+            # The kernel for packed rows would place the sliding window wrongly: it takes a row's only query
+            # for its last token.
             whole = {"position_embeddings": position_embeddings, "packed": packed, **options}
             return packed.first(self.layer(hidden, attention_mask, **whole))
         layer, whole, width = self.layer, self.layer.attn.Wqkv, hidden.shape[2]
@@ -147,7 +148,7 @@ def _attend(
     heads: int,
     packed: PackedInput | None,
 ) -> torch.Tensor:
-    """Attention of each row's first token, computed from the hidden states, without keys and values.
+    """Compute the attention of each row's first token from the hidden states, without keys and values.
 
     A query's product with a key, ``q (Wk h + b)``, equals ``(q Wk) h`` plus a constant, which softmax
     ignores. The weighted mean of the values ``Wv h + b`` equals ``Wv`` times the mean of ``h``, plus ``b``.
@@ -225,8 +226,8 @@ class _DebertaLayer(LastLayer):
     def _positions(
         self, query: torch.Tensor, key: torch.Tensor, relative: torch.Tensor, places: torch.Tensor
     ) -> torch.Tensor:
-        """The part of the first token's attention that depends on relative positions,
-        ``[rows, heads, 1, tokens]``.
+        """Compute the part of the first token's attention scores that depends on relative positions, ``[rows,
+        heads, 1, tokens]``.
 
         `relative` has the relative position of each pair of tokens, ``[1, tokens, tokens]``. `places` has an
         embedding for each relative position, ``[2 * span, width]``.

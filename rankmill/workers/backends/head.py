@@ -1,4 +1,4 @@
-"""Computes the last projection (head) in float32, whatever the precision of the rest.
+"""Computes a model's last projection (head) in float32, whatever the precision of the other layers.
 
 In bf16 a score has 8 significant bits: of 2,000 pairs, about half would have the same score as another pair.
 """
@@ -13,7 +13,7 @@ from torch import nn
 
 
 def heads_of(classifier: Any) -> list[str]:
-    """A list with the name of a classifier's last projection, or an empty list if that is not linear."""
+    """Return a list with the name of a classifier's last projection, or an empty list if it is not linear."""
     body = f"{classifier.base_model_prefix}."
     heads = [
         name
@@ -33,7 +33,7 @@ def cast_all_but_head(model: Any, dtype: torch.dtype, heads: Sequence[str]) -> N
     model
         A module in float32.
     dtype
-        The dtype of everything else.
+        The dtype of all other weights.
     heads
         Names of the model's linear layers that stay in float32.
     """

@@ -1,4 +1,4 @@
-"""One layer of a model, which backends run to measure their speed."""
+"""One layer of a model with random weights, which backends run to measure their speed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rankmill.workers.backends.base import HEAD_WIDTH, ROW_TOKENS, LayerShape
 
 
 def example(shape: LayerShape) -> torch.Tensor:
-    """Hidden states to run a layer with, shape ``[rows, tokens, width]``."""
+    """Make random hidden states to run a layer with, ``[rows, tokens, width]``."""
     return torch.randn(shape.rows, ROW_TOKENS, shape.hidden)
 
 
 class TimedLayer(nn.Module):
-    """A layer of the BERT family, as transformers computes it, with random weights."""
+    """A layer as in BERT and similar models, with random weights."""
 
     def __init__(self, shape: LayerShape) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ from rankmill.workers.host.device import threads
 from rankmill.workers.host.disk_cache import digest, try_to_keep, version
 
 CPU_PRECISIONS = ("fp32", "bf16")
-"""Precisions that ``auto`` chooses from on a CPU, the most exact first."""
+"""On a CPU, the setting ``auto`` chooses from these precisions. The most exact one is first."""
 
 INT8: Mapping[str, tuple[int, str]] = {
     "int8-64": (64, "fp32"),
@@ -31,7 +31,7 @@ INT8: Mapping[str, tuple[int, str]] = {
     "int8-128": (128, "fp32"),
     "int8-128-bf16": (128, "bf16"),
 }
-"""Kinds of int8, the most exact first. Each has the number of inputs that share a scale (a group), and the
+"""Kinds of int8, the most exact first. Each has the number of values that share a scale (a group), and the
 precision of the rest of the model. ``auto`` never chooses int8. Other sizes of groups are left out: with
 VNNI, groups of 32 are only 1.1 times as fast as bf16. Groups of 192, 384 or a whole row are not faster than
 groups of 128, and rank worse (Spearman below 0.9985).
@@ -43,47 +43,52 @@ bf16.
 """
 
 _VERSION = 4
-"""Version of the measurement; it changes when the same machine would get other figures."""
+"""Version of the speed measurement. It changes when the same machine would get other speeds."""
 
 _SECONDS = 0.2
 _ROUNDS = 3
 _MOST_ROUNDS = 20
-"""Each layer runs once in a round. There are `_ROUNDS` rounds, and more until `_SECONDS` are over or
-`_MOST_ROUNDS` are done.
+"""To measure speeds, each backend runs a layer once in a round, in each precision. There are `_ROUNDS`
+rounds, and more until `_SECONDS` are over or `_MOST_ROUNDS` are done.
 """
 
 _PAUSE = 0.001
-"""Pause in seconds before each run, so that spinning threads of the previous layer do not distort it."""
+"""Pause in seconds before a layer is timed, so that spinning threads of the layer before it do not slow it
+down.
+"""
 
 _TIE = 1.05
 """Speeds that differ by no more than this factor count as equal."""
 
 _STEADY = 1.2
-"""If the second-best round took longer than the best by more than this factor, the machine was busy."""
+"""If a layer's second-fastest round took more than this many times as long as its fastest, the machine was
+busy.
+"""
 
 _BUSY_SECONDS = 3600
-"""Seconds for which new workers use the measurement of a busy machine. Another measurement would take
-seconds, because it imports every backend.
+"""New workers use the speeds that were measured on a busy machine for this many seconds, and then measure
+again. They do not measure at once, because that takes seconds: it imports every backend.
 """
 
 Combination = tuple[str, str]
-"""Backend and precision."""
+"""The name of a backend, and a precision in which it runs models."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """Billions of operations per second and thread, for each combination. ``steady`` is false if the machine
-    was busy.
+    """Measured speeds, in billions of operations per second and thread, for each backend and precision.
+    ``steady`` is false if the machine was busy while they were measured.
     """
 
     gflops: Mapping[Combination, float]
     steady: bool = True
 
     def fastest(self, among: Iterable[Combination]) -> Combination | None:
-        """The fastest measured combination in `among`; ``None`` if none was measured. If several count as
-        equally fast, the most exact one is returned; if several are equally exact too, the first of them.
+        """Return the fastest of the backends and precisions in `among`; ``None`` if no speed of them was
+        measured. If several count as equally fast, return the most exact one; if several are equally exact
+        too, the first of them.
         """
         measured = [choice for choice in among if choice in self.gflops]
         enough = max((self.gflops[choice] for choice in measured), default=0.0) / _TIE
@@ -91,10 +96,10 @@ class Speeds:
         return min(good, key=lambda choice: CPU_PRECISIONS.index(choice[1]), default=None)
 
     def int8(self, backend: str, over: Combination, without: Collection[Combination] = ()) -> str | None:
-        """The kind of int8 to use on `backend`: of the kinds that are enough faster than `over`, one with the
-        smallest groups, and of these the fastest.
+        """Choose the kind of int8 for `backend`: of the kinds that are enough faster than the backend and
+        precision `over`, one with the smallest groups, and of these the fastest.
 
-        ``None`` if no kind is fast enough or was measured.
+        Returns ``None`` if no kind is fast enough or was measured.
         """
         enough = _WORTH_INT8 * self.gflops.get(over, math.inf)
         speeds = {
@@ -105,7 +110,9 @@ class Speeds:
         return max(finest, key=lambda kind: speeds[kind], default=None)
 
     def int8_gain(self, over: Combination) -> float | None:
-        """The speed of int8 divided by that of `over`; ``None`` if one of the two was not measured."""
+        """Return the speed of int8 divided by that of the backend and precision `over`; ``None`` if one of
+        the two was not measured.
+        """
         int8_speeds = {choice: speed for choice, speed in self.gflops.items() if choice[1] in INT8}
         if not int8_speeds or not self.gflops.get(over):
             return None
@@ -121,7 +128,7 @@ _known: dict[Path, Speeds] = {}
 
 
 def cpu_speeds(kinds: Iterable[BackendKind], config: Any, cache: Path) -> Speeds:
-    """The speeds of backends on this CPU for a model, from the cache or measured now.
+    """Return how fast backends run a layer of a model's shape on this CPU, from the cache or measured now.
 
     Parameters
     ----------
@@ -142,8 +149,8 @@ def cpu_speeds(kinds: Iterable[BackendKind], config: Any, cache: Path) -> Speeds
 
 
 def _about(kinds: Iterable[BackendKind], shape: LayerShape) -> dict[str, Any]:
-    """Everything on which the figures depend; its digest is the cache key, so that other machines do not use
-    these figures.
+    """Return everything on which measured speeds depend. Its digest is the key of the speeds in the cache, so
+    that other machines do not use them.
     """
     return {
         "recipe": _VERSION,
@@ -206,15 +213,16 @@ def measure(
     operations: float,
     clock: Callable[[], float] = time.process_time,
 ) -> Speeds:
-    """Run layers in turn, round by round. The best round of each layer counts, because other load can only
-    slow a layer down.
+    """Measure the speed of layers: run them in turn, round by round. The fastest round of each layer counts,
+    because other load can only slow a layer down.
 
     Parameters
     ----------
     layers
-        For each combination a function that runs a layer; a combination whose function raises is left out.
+        For each backend and precision a function that runs a layer once. A backend and precision whose
+        function raises is left out.
     operations
-        Floating-point operations of a layer.
+        Number of floating-point operations in one run of a layer.
     clock
         A clock in seconds; by default the CPU time of all threads, so that a busy machine or a CPU quota
         hardly matters.

@@ -1,4 +1,4 @@
-"""Makes modules that can be traced, for OpenVINO and ONNX."""
+"""Makes PyTorch modules from which tracing can make graphs for OpenVINO and ONNX."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rankmill.workers.batches.tokens import INPUTS
 
 
 def traceable(files: ModelFiles, change: Callable[[Any], None] = lambda classifier: None) -> Traced:
-    """Make the module to trace for the model of `files`.
+    """Load the model of `files` as a module that can be traced.
 
     `change` is called with the model if it is a classifier with one output, of a family in `TRACEABLE`.
     """
@@ -30,7 +30,7 @@ def traceable(files: ModelFiles, change: Callable[[Any], None] = lambda classifi
 
 
 class TracedNetwork(nn.Module):
-    """A model of any family, traced as PyTorch runs it.
+    """A model of any family that is traced as PyTorch runs it, so that a graph is made from the trace.
 
     Parameters
     ----------
@@ -47,7 +47,9 @@ class TracedNetwork(nn.Module):
         self.inputs = INPUTS if (getattr(config, "type_vocab_size", 0) or 0) > 1 else INPUTS[:2]
 
     def example(self) -> tuple[torch.Tensor, ...]:
-        """Inputs to trace the module with; one row is padded, so that masks are traced too."""
+        """Make inputs to trace the module with. One row is padded, so that the trace contains the code for
+        masks.
+        """
         inputs = [torch.ones(2, 16, dtype=torch.long) for _ in self.inputs]
         inputs[1][0, 12:] = 0
         return tuple(inputs)
@@ -60,14 +62,16 @@ class TracedNetwork(nn.Module):
 
 
 _MASKED = -10_000.0
-"""What is added to the attention of padding, so that its weight is 0. The number fits into fp16 and bf16."""
+"""This number is added to the attention scores of padding, so that its weight is 0. It fits into fp16 and
+bf16.
+"""
 
 
 class Traceable(nn.Module):
     """A module from ids, mask and, if the model has them, types to logits ``[rows]``.
 
-    The classifier gets a finished attention mask. Transformers would make one by code that depends on the
-    values of `mask`, and a trace does not contain such code.
+    The classifier gets a finished attention mask. Transformers' own code for the mask depends on the values
+    of `mask`, and a trace cannot contain such code.
 
     Parameters
     ----------

@@ -21,24 +21,26 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 PACKED = "rankmill_packed"
-"""Name under which this attention is registered with transformers."""
+"""Name under which the attention over packed rows is registered with transformers."""
 
 KERNEL_DTYPES = (torch.float16, torch.bfloat16)
 
 _ASKS_FOR_GROUPS = "enable_gqa" in signature(varlen_attn).parameters
-"""Whether the kernel must be told that keys have fewer heads than queries: PyTorch 2.12 requires it, 2.11
-does not.
+"""Whether PyTorch's kernel for packed rows must be told that keys have fewer heads than queries. PyTorch 2.12
+requires it, 2.11 does not.
 """
 
 _WITHOUT_EFFECT = frozenset(
     {"dropout", "deterministic", "output_attentions", "position_ids", "token_type_ids", "use_cache"}
 )
-"""Arguments that models pass on to their attention and that change nothing here."""
+"""Names of arguments that models pass to their attention and that change nothing in the attention over packed
+rows.
+"""
 
 
 @dataclass(frozen=True)
 class PackedInput:
-    """Rows end to end, on a device.
+    """The rows of a batch end to end without padding (packed), as tensors on a device.
 
     Attributes
     ----------
@@ -77,19 +79,23 @@ class PackedInput:
         return torch.arange(self.longest, device=self.starts.device)
 
     def padded(self, hidden: torch.Tensor) -> torch.Tensor:
-        """States of tokens ``[1, tokens, width]`` as rows, ``[rows, longest, width]``, padded with 0."""
+        """Turn the hidden states of packed tokens, ``[1, tokens, width]``, into rows ``[rows, longest,
+        width]``, padded with 0.
+        """
         inside = (self.starts[:-1, None] + self._places).clamp(max=hidden.shape[1] - 1)
         return hidden[0][inside].masked_fill(self.mask[:, :, None] == 0, 0)
 
     def first(self, hidden: torch.Tensor) -> torch.Tensor:
-        """States ``[rows, 1, width]`` of the first tokens."""
+        """Pick the hidden states of each row's first token, ``[rows, 1, width]``, from those of all packed
+        tokens.
+        """
         return hidden[0][self.read][:, None]
 
     def attend_first(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: int
     ) -> torch.Tensor:
-        """Attention of the first tokens ``[rows, 1, width]`` over the tokens ``[1, tokens, width]`` of their
-        rows.
+        """Compute the attention of each row's first token, ``[rows, 1, width]``, over the tokens of its row.
+        Keys and values have the shape ``[1, tokens, width]``.
         """
         ones = torch.arange(len(query) + 1, dtype=torch.int32, device=query.device)
         by_head = [states.reshape(-1, heads, states.shape[-1] // heads) for states in (query, key, value)]
@@ -99,7 +105,9 @@ class PackedInput:
 
 @contextmanager
 def packing(model: Any) -> Iterator[None]:
-    """Within the ``with`` block, let a transformers model take ``packed`` rows and make no mask."""
+    """Switch a transformers model to the attention over packed rows within the ``with`` block. It then takes
+    the argument ``packed`` and makes no attention mask.
+    """
     config = model.config
     before = config._attn_implementation
     config._attn_implementation = PACKED
@@ -122,8 +130,8 @@ def packed_attention(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention as transformers' interface defines it, from ``[1, heads, tokens, width]`` to
-    ``[1, tokens, heads, width]``.
+    """Compute the attention over packed rows, with the arguments that transformers passes to attention
+    functions. Takes states ``[1, heads, tokens, width]`` and returns ``[1, tokens, heads, width]``.
 
     Raises
     ------
@@ -147,7 +155,9 @@ def packed_attention(
 
 
 def _varlen(states: list[torch.Tensor], *lengths: Any, **options: Any) -> torch.Tensor:
-    """Attention of states ``[tokens, heads, width]``; keys may have fewer heads than queries."""
+    """Compute the attention over packed rows from query, key and value states ``[tokens, heads, width]``.
+    Keys may have fewer heads than queries.
+    """
     attend: Any = varlen_attn if states[0].is_cuda else varlen_reference
     if states[0].shape[1] != states[1].shape[1] and (attend is varlen_reference or _ASKS_FOR_GROUPS):
         options["enable_gqa"] = True
@@ -185,8 +195,8 @@ def varlen_reference(
 
 
 def _within(queries: int, keys: int, window: tuple[int, int], device: torch.device) -> torch.Tensor | None:
-    """Whether each query sees each key, ``[queries, keys]``; ``None`` if every query sees all. The last query
-    has the position of the last key.
+    """Make the mask of a sliding window, ``[queries, keys]``, which is true where a query sees a key;
+    ``None`` if there is no window. The last query has the position of the last key.
     """
     if window == (-1, -1):
         return None

@@ -1,1 +1,1 @@
-"""The tokens of rows, how rows are cut into batches, and how a model is applied to a row."""
+"""Holds the tokens of rows, cuts rows into batches, and reads how a model is applied to a row."""

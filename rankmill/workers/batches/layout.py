@@ -22,7 +22,7 @@ _TASKS: dict[str, Task] = {
     "text-generation": "causal",
 }
 _INTO = {"classifier": "scores", "chain": "token_embeddings", "causal": "causal_logits"}
-"""Name of the transformer's output, by task."""
+"""The name that sentence-transformers gives to the transformer's output, by task."""
 
 _OUTPUTS = {"classifier": "logits", "chain": "last_hidden_state", "causal": "logits"}
 _KNOWN = frozenset({"Dense", "Dropout", "LayerNorm", "LogitScore", "Normalize", "Pooling"})
@@ -30,7 +30,9 @@ _FOLLOWED = frozenset(
     {"transformer_task", "modality_config", "module_output_name", "processing_kwargs", "max_seq_length"}
     | {"unpad_inputs", "query_length", "document_length"}  # these settings do not concern pairs or scores
 )
-"""Settings of the transformer module that rankmill follows; any other must be empty."""
+"""Settings of sentence-transformers' module Transformer that rankmill follows or may ignore. A model is
+refused if it sets another one.
+"""
 
 
 class SavedModule(BaseModel, frozen=True, extra="forbid"):
@@ -42,12 +44,13 @@ class SavedModule(BaseModel, frozen=True, extra="forbid"):
 
 
 class ModelLayout(BaseModel, frozen=True, extra="forbid"):
-    """How a model is applied.
+    """How a model is applied to a pair: its kind, the modules after it, prompts, chat template and length
+    limit.
 
     Attributes
     ----------
     task
-        The transformer's kind.
+        The kind of the model.
     steps
         The modules after the transformer. A language model that was saved as a cross-encoder has one module,
         which names the answers.
@@ -65,7 +68,7 @@ class ModelLayout(BaseModel, frozen=True, extra="forbid"):
     chat_options
         Variables of the chat template.
     max_length
-        Most tokens of a pair, if the files set a limit.
+        A pair may have at most this many tokens; ``None`` if the files set no limit.
     """
 
     task: Task
@@ -91,7 +94,7 @@ limit of its own.
 
 
 def read_layout(source: str | Path, revision: str | None, config: Any) -> ModelLayout:
-    """Read how a model is applied, as `sentence_transformers.CrossEncoder` does.
+    """Read from a model's files how it is applied to a pair, as `sentence_transformers.CrossEncoder` does.
 
     Parameters
     ----------
@@ -117,25 +120,30 @@ def read_layout(source: str | Path, revision: str | None, config: Any) -> ModelL
 
 
 _MOST_LABELS, _MOST_REPEATED = 1 << 14, 1000
-"""Most outputs of a model, and most repetitions of one of its parts, such as layers."""
+"""A model is refused if its config describes more than `_MOST_LABELS` outputs, or repeats a part, such as a
+layer, more than `_MOST_REPEATED` times.
+"""
 
 _LONGEST_PROMPT = 1 << 14
-"""Most characters of a model's own prompt, which is added to every row."""
+"""A model is refused if one of its own prompts has more than this many characters, because a prompt is added
+to every row.
+"""
 
 _REPEATED = re.compile(
     r"(^|_)(layers?|groups?|blocks?|depths?|stages?|experts|attention_types|block_sizes|inner_group_num"
     r"|hashes|chunks_before|chunks_after)$"
 )
-"""Matches the names of config entries that say how often a part is repeated."""
+"""Matches the names of entries in a model's config that say how often a part of the model is repeated."""
 
 _WIDE, _MOST_WIDE = re.compile(r"(^|_)(attention_window|chunk_length|block_size|buckets)$"), 1 << 14
-"""Matches the names of config entries that pad rows to a multiple, or make each token cost more work. The
-number is the largest allowed value of an entry.
+"""Matches the names of entries in a model's config that pad rows to a multiple, or make each token cost more
+work. A model is refused if such an entry is larger than `_MOST_WIDE`.
 """
 
 
 def check_counts(source: str | Path, config: Any, name: str = "") -> None:
-    """Refuse a config with huge counts, before transformers allocates memory for them.
+    """Refuse a model's config with huge numbers of layers, labels or other parts, before transformers
+    allocates memory for them.
 
     Raises
     ------
@@ -213,7 +221,9 @@ def _saved(
 def _check_transformer(
     source: str | Path, task: Task | None, settings: dict[str, Any], text: dict[str, Any]
 ) -> None:
-    """Refuse settings of the transformer module that change its input or output in an unknown way."""
+    """Refuse settings of sentence-transformers' module Transformer that change its input or output in an
+    unknown way.
+    """
     if task is None:
         kind = settings["transformer_task"]
         raise SpecError(

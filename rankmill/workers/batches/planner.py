@@ -18,12 +18,15 @@ Rows = npt.NDArray[np.intp]
 Owner = TypeVar("Owner")
 
 _Batch = npt.NDArray[np.int64]
-"""An array ``[4, rows]`` with each row's work, index in that work, length in tokens, and group."""
+"""An array ``[4, rows]`` with four numbers for each row: its work, its index in that work, its length in
+tokens, and its group (rows that share a prefix).
+"""
 
 _NUMBER, _LENGTH, _GROUP = 0, 2, 3
 
 _CUT_AHEAD = 6
-"""If works are cut one by one, the next is cut when fewer than this many batches are left."""
+"""If works are cut into batches one by one, the next work is cut when fewer than this many batches are left.
+"""
 
 
 def plan_batches(
@@ -45,9 +48,9 @@ def plan_batches(
     lengths
         Tokens in each row, shape ``[n]``.
     token_budget
-        Most padded tokens in a batch. A longer row becomes a batch of its own.
+        A batch has at most this many padded tokens; a longer row becomes a batch of its own.
     max_batch
-        Most rows in a batch.
+        A batch has at most this many rows.
     length_aware
         Whether to sort by length; otherwise rows keep their order, which serves to measure what sorting
         gains.
@@ -60,7 +63,7 @@ def plan_batches(
     Returns
     -------
     list of int arrays
-        Row indices of each batch; every row is in exactly one.
+        The indices of each batch's rows; every row is in exactly one batch.
 
     >>> [batch.tolist() for batch in plan_batches([3, 9, 4, 8], token_budget=18)]
     [[1, 3], [2, 0]]
@@ -87,7 +90,8 @@ def plan_batches(
 
 
 class WaitingRows(Generic[Owner]):
-    """Waiting rows of several works, which are cut into batches together.
+    """The rows of several works (a work is, for example, the rows of a chunk) that wait to be scored, and are
+    cut into batches together.
 
     Small requests share batches, and a batch has rows of similar length. The next batch always contains rows
     of the oldest work, so no row waits forever.
@@ -130,8 +134,8 @@ class WaitingRows(Generic[Owner]):
         groups: npt.ArrayLike | None = None,
         packed: bool = False,
     ) -> None:
-        """Add the rows of `work`, with their lengths in tokens. The limits hold for all rows that are cut
-        from now on, also for those of earlier works.
+        """Add the rows of `work`, with their lengths in tokens. The limits of a batch hold for all rows that
+        are cut into batches from now on, also for those of earlier works.
 
         With `mixed_batches`, only works that together make at most that many batches are cut together, the
         oldest first; younger works wait until fewer than two batches are left. So works end one after the
@@ -160,7 +164,9 @@ class WaitingRows(Generic[Owner]):
         self._cut_next()
 
     def take(self) -> list[tuple[Owner, Rows]]:
-        """Take the next batch, as works with the indices of their rows. At least one batch must wait."""
+        """Remove the next batch and return it, as works with the indices of their rows. At least one batch
+        must wait.
+        """
         numbers, rows, *_ = self._batches.popleft()
         parts = []
         for number in np.unique(numbers).tolist():
@@ -173,13 +179,13 @@ class WaitingRows(Generic[Owner]):
         return parts
 
     def take_all(self) -> Iterator[list[tuple[Owner, Rows]]]:
-        """Take batches until none is left."""
+        """Remove all batches one after the other, and yield each."""
         while self.batches:
             yield self.take()
 
     def _cut_next(self) -> None:
-        """Cut the next work if few batches are left. Cut further works with it, as long as all together make
-        at most `mixed_batches` batches (`add`).
+        """Cut the oldest waiting work into batches if few batches are left. Cut further works together with
+        it, as long as all make at most `mixed_batches` batches (`add`).
         """
         while self._behind:
             few = len(self._batches) < self._ahead
@@ -204,11 +210,11 @@ class WaitingRows(Generic[Owner]):
         return self._tokens[int(self._behind[0][_NUMBER, 0])]
 
     def whole(self) -> list[Owner]:
-        """The works of which no row was taken, the oldest first."""
+        """Return the works of which no row was taken in a batch, the oldest first."""
         return [work for number, work in self._works.items() if self._left[number] == self._size[number]]
 
     def remove(self, work: Owner) -> int:
-        """Remove the waiting rows of `work`; returns their number."""
+        """Remove the rows of `work` that still wait, and return their number."""
         number = next((number for number, waiting in self._works.items() if waiting is work), None)
         if number is None:
             return 0

@@ -1,4 +1,4 @@
-"""Token ids of many rows, end to end, and the batches that models take, whole or in pieces."""
+"""Holds the token ids of many rows end to end, and makes batches from them, which can be cut into pieces."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ TokenIds = npt.NDArray[np.integer[Any]]
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 _MEMORY_SHARE = 4
-"""A row counts as at least a quarter of its tokens, because a shared prefix takes memory in every row,
-although it is computed only once.
+"""A row that shares a prefix with others counts as at least a quarter of its tokens in a batch. The prefix is
+computed only once, but takes memory in every row.
 """
 
 _FEWEST_TOKENS = 256
-"""A batch has at most one piece for each of this many tokens: with fewer, reading the weights takes as long
-as computing.
+"""A batch is cut into at most one piece for each of this many tokens. In smaller pieces, reading the model's
+weights would take as long as computing.
 """
 
 
@@ -66,8 +66,8 @@ class Tokens:
 
     @cached_property
     def costs(self) -> Ids:
-        """Number of tokens that each row adds to a batch, ``[n]``, if the rows that share a prefix are in one
-        batch.
+        """The number of tokens that each row adds to a batch, ``[n]``, if rows that share a prefix are in the
+        same batch.
 
         A shared prefix is computed once, but its keys and values take memory in every row.
         """
@@ -109,7 +109,7 @@ class Batch:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Number of rows, and of tokens of the longest row."""
+        """The number of rows, and the number of tokens of the longest row."""
         return len(self.rows.lengths), int(self.rows.lengths.max(initial=0))
 
     @property
@@ -126,7 +126,7 @@ class Batch:
 
     @cached_property
     def mask(self) -> Ids:
-        """1 for a token, 0 for padding."""
+        """Array ``[rows, longest]`` with 1 for each token and 0 for padding."""
         return self._is_real.astype(np.int64)
 
     def named(self) -> dict[str, Ids]:
@@ -145,7 +145,7 @@ class Batch:
 
 
 def in_a_row(rows: Sequence[list[int]]) -> Tokens:
-    """Make `Tokens` without types from rows of token ids."""
+    """Join rows of token ids end to end to `Tokens` without segment ids."""
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     ids = np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum()))
     return Tokens(ids, None, ends(lengths))
@@ -167,7 +167,7 @@ def sharing(tokens: Tokens, prefixes: Sequence[str]) -> Tokens:
 
 
 def _alike(tokens: Tokens, rows: Rows) -> int:
-    """The number of tokens that all `rows` begin with; the last token of a row is never counted."""
+    """Return the number of equal tokens that all `rows` begin with. A row's last token is never counted."""
     most = max(int(tokens.lengths[rows].min()) - 1, 0)
     beginnings = tokens.ids[tokens.offsets[rows][:, None] + np.arange(most)]
     differ = (beginnings != beginnings[0]).any(axis=0)
@@ -180,16 +180,18 @@ def _together(parts: Sequence[Ids | None]) -> Ids | None:
 
 
 def ends(lengths: Ids) -> Ids:
-    """Offsets ``[n + 1]`` of pieces with these lengths in an array; piece ``i`` ends at offset ``i + 1``."""
+    """Return the offsets ``[n + 1]`` of pieces with these lengths that lie end to end in an array. Piece
+    ``i`` ends at ``offsets[i + 1]``.
+    """
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
 def pieces_of(numbers: TokenIds, starts: Ids, lengths: Ids) -> TokenIds:
-    """Pick pieces of an array and join them; piece ``i`` is ``numbers[starts[i] : starts[i] + lengths[i]]``.
+    """Copy pieces of an array into a new one; piece ``i`` is ``numbers[starts[i] : starts[i] + lengths[i]]``.
 
-    Arrow copies each piece at once, as bytes and without Python's lock. Arrow is several times as fast as
-    numpy with an index for each number. In Arrow's array, the pieces alternate with what is between them;
-    only the pieces are read.
+    Arrow copies each piece at once, as bytes and without Python's lock. This is several times as fast as
+    numpy with an index for each number. For Arrow, the array is a column of binary values, in which the
+    pieces alternate with the numbers between them; only the pieces are taken.
     """
     bounds = np.stack([starts, starts + lengths], axis=1).ravel()
     offsets = np.concatenate([[0], bounds, [len(numbers)]]) * numbers.itemsize
@@ -201,13 +203,13 @@ def pieces_of(numbers: TokenIds, starts: Ids, lengths: Ids) -> TokenIds:
 
 
 def spans(starts: Ids, lengths: Ids) -> Ids:
-    """The indices of several spans of an array, span after span."""
+    """Return the indices of all numbers in several spans of an array, one span after the other."""
     last = np.cumsum(lengths)
     return np.repeat(starts - last + lengths, lengths) + np.arange(lengths.sum())
 
 
 def put_together(parts: Sequence[tuple[Tokens, Rows]], pad_id: int) -> Batch:
-    """Put rows of one or several `Tokens` into one batch."""
+    """Make one batch from rows of one or several `Tokens`."""
     return Batch(Tokens.join([tokens.take(rows) for tokens, rows in parts]), pad_id)
 
 
@@ -241,8 +243,8 @@ def cut_batch(batch: Batch, most: int) -> list[BatchPiece]:
 
 
 def padded_lengths(lengths: Ids, most: int) -> Ids:
-    """Number of tokens of each row with padding, ``[n]``, if `cut_batch` cuts the batch into up to `most`
-    pieces.
+    """Return the length of each row with its padding, ``[n]``, if `cut_batch` cuts the batch into up to
+    `most` pieces.
 
     >>> padded_lengths(np.array([200, 600, 400]), 1).tolist()
     [600, 600, 600]
@@ -256,8 +258,8 @@ def padded_lengths(lengths: Ids, most: int) -> Ids:
 
 
 def _pieces(lengths: Ids, most: int) -> list[Rows]:
-    """The rows of up to `most` pieces of a batch. If there are several pieces, the longest rows come
-    first.
+    """Return the indices of the rows in each of up to `most` pieces of a batch. If there are several pieces,
+    the longest rows come first.
     """
     pieces = min(most, len(lengths), -(-int(lengths.sum()) // _FEWEST_TOKENS))
     if pieces <= 1:
@@ -268,8 +270,8 @@ def _pieces(lengths: Ids, most: int) -> list[Rows]:
 
 
 def _even(lengths: list[int], pieces: int) -> list[int]:
-    """How many rows each of up to `pieces` pieces gets, so that the heaviest piece has as few padded tokens
-    as possible. `lengths` begin with the longest row.
+    """Return how many rows each of up to `pieces` pieces of a batch gets, so that the heaviest piece has as
+    few padded tokens as possible. `lengths` begin with the longest row.
     """
     low, high = 1, len(lengths) * lengths[0]
     while low < high:
@@ -282,7 +284,9 @@ def _even(lengths: list[int], pieces: int) -> list[int]:
 
 
 def _filled(lengths: list[int], tokens: int) -> list[int]:
-    """How many rows each piece gets if it takes rows until it has `tokens` padded tokens; at least one."""
+    """Return how many rows each piece of a batch gets if it takes rows until it has `tokens` padded tokens;
+    at least one.
+    """
     sizes, start = [], 0
     while start < len(lengths):
         sizes.append(min(max(tokens // lengths[start], 1), len(lengths) - start))

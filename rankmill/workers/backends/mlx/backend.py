@@ -1,4 +1,4 @@
-"""The MLX backend's classifier of the BERT family, in MLX's own modules."""
+"""Runs classifiers of BERT and similar families in MLX, with MLX's own modules."""
 
 from __future__ import annotations
 
@@ -21,10 +21,14 @@ _DTYPES = {"fp32": mx.float32, "fp16": mx.float16, "bf16": mx.bfloat16}
 _BITS = {"int8": 8, "int4": 4}
 
 _GROUP = 32
-"""Number of weights that share a scale: the smallest that MLX allows, because the models are small."""
+"""In 8 and 4 bits, this many weights share a scale. MLX allows no smaller number; small models need a fine
+scale.
+"""
 
 _FINENESS = 16
-"""Shapes are rounded up by at most 1/16, so that MLX compiles for only a few shapes."""
+"""The numbers of rows and tokens in a batch are rounded up by at most one part in this many, so that MLX
+compiles a model for only a few shapes.
+"""
 
 
 class MlxBackend(Backend):
@@ -72,7 +76,7 @@ class MlxBackend(Backend):
         self._run: Callable[..., mx.array] = mx.compile(model) if self._compiled else model
 
     def submit(self, batch: Batch) -> MlxForward:
-        """Begin a forward in MLX's own thread; raises `OutOfMemory`."""
+        """Begin the forward of a batch, which MLX computes in its own thread; raises `OutOfMemory`."""
         rows, longest = batch.ids.shape
         ids, types, mask = batch.ids, batch.types, batch.mask
         if self._compiled:
@@ -94,7 +98,7 @@ class MlxBackend(Backend):
 
 
 class MlxForward:
-    """Logits whose computation may still be in progress."""
+    """Logits of a batch, which MLX may still be computing."""
 
     def __init__(self, logits: mx.array, rows: int) -> None:
         self._logits = logits
@@ -122,8 +126,8 @@ class _Layer(nn.Module):  # type: ignore[misc]
         self._activation = _ACTIVATIONS[activation]
 
     def __call__(self, hidden: mx.array, mask: mx.array | None, *, first: bool) -> mx.array:
-        """Compute the hidden states ``[rows, tokens, width]`` after this layer, for all tokens or only the
-        first.
+        """Compute the hidden states ``[rows, tokens, width]`` after this layer, for all tokens or, with
+        `first`, for each row's first token only.
         """
         asking = hidden[:, :1] if first else hidden
         heads = [
@@ -140,7 +144,8 @@ class _Layer(nn.Module):  # type: ignore[misc]
 
 
 class _Classifier(nn.Module):  # type: ignore[misc]
-    """A classifier from ids to logits ``[rows]``; its last layer runs for the first token only.
+    """A classifier that computes logits ``[rows]`` from token ids. Its last layer computes only the first
+    token.
 
     The head, ``out``, is in float32 in every precision (see `rankmill.workers.backends.head`).
 
@@ -231,8 +236,8 @@ def _weights(classifier: Any) -> list[tuple[str, mx.array]]:
 
 
 def _is_quantized(path: str, module: nn.Module) -> bool:
-    """Whether a module is quantized: a matrix of a layer or the word embeddings, if `_GROUP` divides the
-    length of its rows.
+    """Return whether a module gets 8-bit or 4-bit weights. The matrices of the layers and the word embeddings
+    do, if `_GROUP` divides the length of their rows.
     """
     large = (isinstance(module, nn.Linear) and path.startswith("layers")) or path == "words"
     return large and module.weight.shape[-1] % _GROUP == 0
@@ -244,8 +249,8 @@ def _rounded(count: int) -> int:
 
 
 def _explained(error: RuntimeError) -> Exception:
-    """Free MLX's cache and return `OutOfMemory` if the error means that memory ran out; otherwise return the
-    error itself.
+    """Return the error to raise for an error of MLX: if it means that memory ran out, free MLX's cache and
+    return `OutOfMemory`; otherwise return the error itself.
     """
     if not any(sign in str(error) for sign in ("malloc", "Insufficient Memory")):
         return error

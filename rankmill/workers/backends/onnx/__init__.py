@@ -9,8 +9,9 @@ from rankmill.workers.backends.families import TRACEABLE
 from rankmill.workers.host.device import int8_overflows, threads
 
 _INT8 = ("int8-dynamic", "int8-dynamic-7bit")
-"""Dynamic quantization with weights of 8 and of 7 bits. On CPUs without VNNI, sums of products can overflow
-with 8 bits, but not with 7. So 7 bits give the same sums on every CPU.
+"""Kinds of int8: inputs are quantized when the model runs (dynamic quantization), and weights have 8 or 7
+bits. On CPUs without VNNI, sums of products can overflow with 8 bits, but not with 7. So 7 bits give the same
+sums on every CPU.
 """
 
 

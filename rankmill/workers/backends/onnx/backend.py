@@ -1,4 +1,4 @@
-"""The ONNX Runtime backend's session and forwards."""
+"""Runs models in ONNX Runtime on the CPU."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rankmill.workers.host.device import threads
 
 
 class OnnxBackend(Backend):
-    """A model from an ONNX file.
+    """A model that ONNX Runtime runs on the CPU, loaded from an ONNX file.
 
     Parameters
     ----------
     path
         From `rankmill.workers.backends.onnx.files.onnx_file`.
     precision
-        The precision of the file.
+        The precision for which the file was made.
     threads
         CPU threads of a forward.
     """
@@ -61,7 +61,7 @@ def session(model: Path, threads: int) -> Any:
 
 
 class OnnxForward:
-    """Logits that are already computed."""
+    """Logits of a batch, which ONNX Runtime has already computed."""
 
     def __init__(self, logits: Any) -> None:
         self._logits = logits
@@ -72,7 +72,7 @@ class OnnxForward:
 
 
 def timed_layer(shape: LayerShape) -> Callable[[], object]:
-    """Make a function that runs a layer with random weights once, in fp32."""
+    """Make a function that runs a layer with random weights once in ONNX Runtime, in fp32, for timing."""
     from rankmill.workers.backends.layer import TimedLayer, example
     from rankmill.workers.backends.onnx.files import export
 

@@ -1,4 +1,4 @@
-"""The ONNX file of a model, which is exported once and cached."""
+"""Exports models as ONNX files and caches these files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankmill.workers.backends.base import ModelFiles
 from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, kept_as, version
 
 _VERSION = 4
-"""Version of the export; it changes when the same model would give another file."""
+"""Version of the export to ONNX. It changes when the same model would give another file."""
 
 OPSET = 17
 _FILE = "model.onnx"
@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 
 
 def onnx_file(files: ModelFiles, precision: str) -> Path:
-    """The ONNX file to run; it is exported now if it is not cached.
+    """Return the path of a model's ONNX file in the cache. The model is exported now if the cache does not
+    have the file.
 
     Parameters
     ----------
@@ -49,7 +50,7 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
 
 
 def _export(files: ModelFiles, precision: str, folder: Path) -> None:
-    # imports torch, which a cached file does not need
+    # this module imports torch, which is not needed if the file is in the cache
     from rankmill.workers.backends.traceable import traceable
 
     scorer = traceable(files)
@@ -63,10 +64,11 @@ def _export(files: ModelFiles, precision: str, folder: Path) -> None:
 
 
 def export(module: Any, example: Mapping[str, Any], output: str, file: Path) -> None:
-    """Write a torch module as a graph for any number of rows and tokens; `example` has its inputs by name.
+    """Write a PyTorch module as an ONNX file for any number of rows and tokens. `example` has inputs of the
+    module by name, with which it is traced.
 
-    PyTorch's exporter that traces is used, because the other exporter takes 5 to 10 times as long and needs
-    another package.
+    PyTorch has another exporter, which does not trace. It takes 5 to 10 times as long and needs another
+    package.
     """
     import torch
 
@@ -85,8 +87,8 @@ def export(module: Any, example: Mapping[str, Any], output: str, file: Path) -> 
 
 
 def _quantize(whole: Path, final: Path, precision: str) -> None:
-    """Quantize the weights of matrix products to 8 or 7 bits. The other inputs of the products are quantized
-    when the model runs (dynamic quantization).
+    """Write an ONNX file in which the weights of matrix products have 8 or 7 bits, from the file in fp32. The
+    other inputs of the products are quantized when the model runs (dynamic quantization).
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 

@@ -55,9 +55,9 @@ KIND = BackendKind(
     timed_layer=_timed_layer,
     timed=("fp32", "bf16", *INT8),
     lacks=_lacks,
-    # The proof rounds transformers' model with one scale for a whole row, more coarsely than OpenVINO, which
-    # has a scale for each group. With groups the proof would allow too little: two ways to round in groups
-    # differ by more than twice the error of each.
+    # OpenVINO has a scale for each group of a row. To find out how far scores may differ, transformers' model
+    # is rounded more coarsely, with one scale for a whole row. If it were rounded in groups, the allowed
+    # difference would be too small: two ways to round in groups differ by more than twice the error of each.
     rounding=Rounding(weights=ROW, inputs=ROW),
     int8=lambda: ("int8-128", "int8-64"),  # not the kinds with bf16: not every CPU has bf16
 )

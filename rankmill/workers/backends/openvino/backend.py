@@ -1,5 +1,5 @@
-"""The OpenVINO backend's compiled graph and forwards. Several streams compute pieces of a batch, each on its
-own cores.
+"""Runs models in OpenVINO on the CPU. A batch is cut into pieces, which several streams compute at the same
+time, each on its own cores.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
 
 
 class OpenVinoBackend(Backend):
-    """A model, compiled for the CPU in this process.
+    """A model that OpenVINO runs on the CPU. Its graph is compiled when the object is made.
 
     Parameters
     ----------
@@ -54,8 +54,8 @@ class OpenVinoBackend(Backend):
         self._idle: list[Any] = []
 
     def submit(self, batch: Batch) -> OpenVinoForward:
-        """Begin a forward, which OpenVINO computes in its own threads, each piece in a stream. Raises
-        `OutOfMemory`.
+        """Begin the forward of a batch. OpenVINO computes it in its own threads, each piece of the batch in a
+        stream. Raises `OutOfMemory`.
         """
         started: list[tuple[BatchPiece, Any]] = []
         for piece in cut_batch(batch, self.pieces):
@@ -72,8 +72,8 @@ class OpenVinoBackend(Backend):
 
 
 class OpenVinoForward:
-    """The requests of a forward, each for some rows of a batch; a request can be used again when its logits
-    are read.
+    """The forward of a batch, made of several requests to OpenVINO, each for some rows. A request is used
+    again for a later batch after its logits are read.
     """
 
     def __init__(self, started: list[tuple[BatchPiece, Any]], idle: list[Any]) -> None:
@@ -102,7 +102,9 @@ class OpenVinoForward:
 
 
 def compile_graph(graph: Any, precision: str, options: Mapping[str, Any] | None = None) -> Any:
-    """Compile a graph for the CPU on the worker's threads, for fp32, bf16 or a kind of int8."""
+    """Compile a graph of OpenVINO for the CPU, to run on the worker's threads in fp32, bf16 or a kind of
+    int8.
+    """
     group, precision = INT8.get(precision, (None, precision))
     defaults: dict[str, Any] = {
         "PERFORMANCE_HINT": "THROUGHPUT",

@@ -22,7 +22,8 @@ __all__ = ["core", "openvino"]
 
 @cache
 def core() -> openvino.Core:
-    """The only core of the process, which is never deleted.
+    """Return OpenVINO's object for compiling models (`Core`), the only one of the process, which is never
+    deleted.
 
     The CPU plugin of each core gives the thread a stack for signals. When a core is deleted, the plugin
     restores the stack that the thread had before, even if that stack has been freed. So with several cores,

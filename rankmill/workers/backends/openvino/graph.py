@@ -1,4 +1,4 @@
-"""OpenVINO's graph of a model, converted once and cached so that the next worker starts sooner."""
+"""Converts models into graphs of OpenVINO and caches the graphs, so that the next worker starts sooner."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rankmill.workers.backends.speed import INT8
 from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, kept_as, version
 
 _VERSION = 5
-"""Version of the conversion; it changes when the same model would give another graph."""
+"""Version of the conversion to OpenVINO. It changes when the same model would give another graph."""
 
 _FILE = "model.xml"
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def openvino_graph(files: ModelFiles, precision: str) -> Any:
-    """The graph to compile; it is converted now if it is not cached.
+    """Return OpenVINO's graph of a model, from the cache or converted now.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
         files.copies.append(kept_as(folder))
         return core().read_model(folder / _FILE)
     started = system.monotonic()
-    # imports torch, which a cached graph does not need
+    # this module imports torch, which is not needed if the graph is in the cache
     from rankmill.workers.backends.traceable import traceable
 
     def change(classifier: Any) -> None:
@@ -74,7 +74,8 @@ def _save(graph: Any, files: ModelFiles, folder: Path) -> None:
 
 
 def graph_of(module: Any, example: tuple[Any, ...], precision: str) -> Any:
-    """OpenVINO's graph of a module, for any number of rows and tokens; `example` has its inputs.
+    """Convert a PyTorch module into a graph of OpenVINO for any number of rows and tokens. `example` has
+    inputs of the module, with which it is traced.
 
     OpenVINO's frontend is called directly, because `openvino.convert_model` traces several times, which takes
     seconds.
@@ -100,7 +101,9 @@ def _in_groups(graph: Any, precision: str) -> Any:
 
 
 def timed_layer(shape: LayerShape, precision: str) -> Callable[[], object]:
-    """Make a function that runs a layer with random weights once, in fp32, bf16 or a kind of int8."""
+    """Make a function that runs a layer with random weights once in OpenVINO, in fp32, bf16 or a kind of
+    int8, for timing.
+    """
     graph = _in_groups(_layer(shape).clone(), precision)
     request = compile_graph(graph, precision).create_infer_request()
     hidden = np.random.default_rng(0).standard_normal(

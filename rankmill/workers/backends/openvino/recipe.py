@@ -27,8 +27,8 @@ FACTORS = "rankmill_smoothing.safetensors"
 
 
 class Smoothed(nn.Module):
-    """A linear layer with smoothing factors ``[into]``; in exact arithmetic it computes the same as without
-    them.
+    """A linear layer that divides its inputs by smoothing factors ``[into]`` and has weights that are
+    multiplied by them. In exact arithmetic it computes the same as the layer without factors.
     """
 
     inverse: torch.Tensor
@@ -44,7 +44,7 @@ class Smoothed(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The weights ``[out, into]`` that the layer would have without the factors."""
+        """The weights ``[out, into]`` that the layer would have without the smoothing factors."""
         return self.linear.weight * self.inverse
 
     @property
@@ -57,8 +57,8 @@ class Smoothed(nn.Module):
 
 
 class LeftOut(nn.Module):
-    """A linear layer that stays out of 8 bits; `rankmill.workers.backends.openvino.weights` finds it by the
-    name of the attribute that holds it.
+    """A linear layer whose weights do not become 8-bit numbers. `rankmill.workers.backends.openvino.weights`
+    recognizes it by the name of the attribute ``exact_linear``.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -86,9 +86,10 @@ class _Recipe(BaseModel):
 
 
 def apply_recipe(classifier: Any, source: str | Path, revision: str | None) -> None:
-    """Apply a model's recipe to its classifier: add the smoothing factors, and mark the layers to leave out.
+    """Apply a model's file `RECIPE` to its classifier: add the smoothing factors, and mark the layers that
+    stay out of 8 bits.
 
-    Most models have no recipe.
+    Most models have no such file; then nothing changes.
 
     Raises
     ------

@@ -1,9 +1,9 @@
-"""Puts weights into 8 bits for OpenVINO, as whole numbers with a scale for each group of a row.
+"""Turns a model's weights into 8-bit whole numbers for OpenVINO, with a scale for each group of a row.
 
 OpenVINO quantizes the inputs of linear layers when the model runs, in groups of the same size. OpenVINO's own
 tool (NNCF) would write one scale for a whole row. With groups the speed is the same, and scores differ from
-those of fp32 by a quarter less. Inputs are not calibrated on a sample: the scores that this gave were worse
-than in any precision that is offered here, and each worker would calibrate on another sample.
+those of fp32 by a quarter less. The scales of inputs are not calibrated on a sample of texts. Calibration
+gave worse scores than any precision that rankmill offers, and each worker would calibrate on another sample.
 """
 
 from __future__ import annotations
@@ -14,19 +14,24 @@ import numpy as np
 import numpy.typing as npt
 
 KEPT_EXACT = "exact_linear"
-"""Name of the attribute that holds a layer which stays out of 8 bits; the names of the layer's graph nodes
-contain this name.
+"""A layer whose weights must not become 8-bit numbers is held in an attribute of this name. The names of the
+layer's nodes in OpenVINO's graph then contain it.
 """
 
 _TAKEN = {("MatMul", 1), ("Gather", 0)}
-"""Kinds of nodes for linear layers and embeddings, with the number of the input that takes 8-bit weights."""
+"""Types of graph nodes for linear layers and embeddings, each with the index of the input that takes the
+weights.
+"""
 
 _LEAST = np.float32(1e-30)
-"""A group of zeros counts as if this were its largest value, so that its scale is not 0."""
+"""A group of weights that are all 0 gets a scale as if its largest weight were this, because a scale must not
+be 0.
+"""
 
 
 def shrink(graph: Any, group: int) -> None:
-    """Put the weights of a graph's linear layers and embeddings into 8 bits, except those in `KEPT_EXACT`.
+    """Replace the weights of a graph's linear layers and embeddings by 8-bit numbers, except those held in
+    attributes named `KEPT_EXACT`.
 
     Products of two computed matrices are not changed, nor are weights that the graph cuts or transposes
     before the product.
@@ -42,8 +47,8 @@ def shrink(graph: Any, group: int) -> None:
 
 
 def _takes(port: Any) -> bool:
-    """Whether a node's input takes weights that have a row for each output (linear layers) or token
-    (embeddings).
+    """Return whether an input of a graph node takes weights that may become 8-bit numbers. Such weights have
+    a row for each output (linear layers) or token (embeddings).
     """
     node = port.get_node()
     kind = node.get_type_name()
@@ -53,8 +58,8 @@ def _takes(port: Any) -> bool:
 
 
 def in_8_bits(weights: npt.NDArray[np.float32], group: int) -> Any:
-    """A node that computes weights ``[out, into]`` from 8 bits, with one scale for every `group` values of a
-    row.
+    """Round weights ``[out, into]`` to 8 bits. Returns a graph node that computes the weights from 8-bit
+    numbers, with one scale for every `group` values of a row.
 
     If `group` does not divide the length of a row, the whole row has one scale.
     """

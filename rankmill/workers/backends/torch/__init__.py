@@ -24,7 +24,7 @@ from rankmill.workers.host.device import has_fp8
 
 @contextmanager
 def _without(*packages: str) -> Iterator[None]:
-    """Hide packages from what the ``with`` block imports, unless they are already imported."""
+    """Within the ``with`` block, make imports of these packages fail, unless they are already imported."""
     hidden = [name for name in packages if name not in sys.modules]
     modules: dict[str, ModuleType | None] = cast("Any", sys.modules)
     modules.update(dict.fromkeys(hidden))

@@ -1,4 +1,4 @@
-"""The PyTorch backend's networks on CPU, CUDA and MPS, with scaled-dot-product attention."""
+"""Runs models in PyTorch on CPU, CUDA and MPS, with scaled-dot-product attention."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from rankmill.workers.batches.tokens import Batch
 from rankmill.workers.host.device import empty_cache
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
-"""The dtype that each precision computes in; in fp8 only the linear layers have 8 bits."""
+"""The dtype in which PyTorch computes for each precision. In fp8 only the linear layers have 8 bits."""
 
 
 class TorchBackend(Backend):
-    """A network in PyTorch.
+    """A model that PyTorch runs on a device.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class TorchBackend(Backend):
         self.device = device
         self.precision = precision
         self.depth = 2 if device == "cuda" else 1
-        # cuDNN's attention makes a new plan for each shape, and batches would wait for that
+        # cuDNN's attention makes a new plan for each shape of a batch, and the batch would wait for it
         if device == "cuda":
             torch.backends.cuda.enable_cudnn_sdp(False)
         cast_all_but_head(network, DTYPES[precision], network.heads)
@@ -62,7 +62,9 @@ class TorchBackend(Backend):
 
     @torch.inference_mode()
     def submit(self, batch: Batch) -> TorchForward:
-        """Begin a forward, on CUDA without waiting for the device; raises `OutOfMemory` and `DeviceLost`."""
+        """Begin the forward of a batch, on CUDA without waiting for the device; raises `OutOfMemory` and
+        `DeviceLost`.
+        """
         shared = find_shared_prefixes(batch, self.network.skipped) if self.shares_prefixes else None
         with _device_errors(self.device):
             if self.packs:
@@ -78,7 +80,9 @@ class TorchBackend(Backend):
             return TorchForward(logits.to("cpu", non_blocking=True), self._mark())
 
     def _packed(self, rows: PackedRows) -> torch.Tensor:
-        """Logits ``[rows, outputs]`` of packed rows, by a CUDA graph if one has their shape."""
+        """Compute the logits ``[rows, outputs]`` of packed rows, by a CUDA graph if there is one for their
+        shape.
+        """
         logits = self.graphs.begin(rows) if self.graphs else None
         if logits is None:
             shape = rows.shape
@@ -86,15 +90,15 @@ class TorchBackend(Backend):
         return logits
 
     def _put(self, array: npt.NDArray[np.integer[Any]]) -> torch.Tensor:
-        """Copy the array to the device. On CUDA, pinned memory makes the copy asynchronous."""
+        """Copy an array to the device. On CUDA, pinned memory makes the copy asynchronous."""
         tensor = torch.from_numpy(array)
         if self.device == "cuda":
             tensor = tensor.pin_memory()
         return tensor.to(self.device, non_blocking=self.device == "cuda")
 
     def _mark(self) -> torch.cuda.Event | None:
-        """Record an event after everything that was submitted to CUDA so far, and return it; ``None`` on
-        other devices.
+        """Return a CUDA event that occurs when all work submitted to CUDA so far is done; ``None`` on other
+        devices.
         """
         if self.device != "cuda":
             return None
@@ -104,14 +108,14 @@ class TorchBackend(Backend):
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor, which may consist of several tensors."""
+    """Return the size in bytes of a tensor, which may consist of several tensors."""
     if not hasattr(tensor, "__tensor_flatten__"):
         return tensor.nbytes
     return sum(getattr(tensor, name).nbytes for name in tensor.__tensor_flatten__()[0])
 
 
 class TorchForward:
-    """Logits that may still be on their way to the host."""
+    """Logits of a batch, which may still be computed or copied from the device to the host."""
 
     def __init__(self, logits: torch.Tensor, ready: torch.cuda.Event | None) -> None:
         self._logits = logits
@@ -127,7 +131,9 @@ class TorchForward:
 
 @contextmanager
 def _device_errors(device: str) -> Iterator[None]:
-    """Turn PyTorch's errors of the device into `OutOfMemory` and `DeviceLost`."""
+    """Within the ``with`` block, raise `OutOfMemory` and `DeviceLost` in place of PyTorch's errors about the
+    device.
+    """
     try:
         yield
     except torch.AcceleratorError as error:  # the CUDA context is broken: every later call fails
@@ -141,14 +147,14 @@ def _device_errors(device: str) -> Iterator[None]:
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an error of PyTorch means that memory ran out; only CUDA has an error type for it."""
+    """Return whether an error of PyTorch means that memory ran out. Only CUDA has an error type for it."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return any(sign in str(error) for sign in ("can't allocate memory", "MPS backend out of memory"))
 
 
 def timed_layer(shape: LayerShape, precision: str) -> Callable[[], object]:
-    """Make a function that runs a layer with random weights once, for timing."""
+    """Make a function that runs a layer with random weights once in PyTorch, for timing."""
     layer = TimedLayer(shape).to(DTYPES[precision])
     hidden = example(shape).to(DTYPES[precision])
 

@@ -22,16 +22,18 @@ _LEGACY = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""Older settings, each of which switches a way to pool on. The vectors of several ways are joined in this
-order.
+"""Older settings of sentence-transformers' module Pooling, each of which switches on a way to pool tokens.
+The vectors of several ways are joined in this order.
 """
 
 States = dict[str, torch.Tensor]
-"""The tensors that modules pass on to each other, by name."""
+"""The tensors that sentence-transformers' modules pass on to each other, by name."""
 
 
 class Chain(nn.Module):
-    """A module from hidden states ``[rows, tokens, width]`` and their mask to logits ``[rows, outputs]``."""
+    """The modules of sentence-transformers after a transformer. They compute logits ``[rows, outputs]`` from
+    hidden states ``[rows, tokens, width]`` and their mask.
+    """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -59,7 +61,9 @@ class Chain(nn.Module):
 
 
 class Pooling(nn.Module):
-    """Pools the tokens of each row in one or more ways, and joins the vectors, ``[rows, ways * width]``."""
+    """Pools the hidden states of each row's tokens in one or more ways, and joins the vectors, ``[rows, ways
+    * width]``.
+    """
 
     def __init__(self, modes: Sequence[str]) -> None:
         super().__init__()
@@ -144,7 +148,7 @@ class Normalize(nn.Module):
 
 
 def load_chain(source: str | Path, revision: str | None, steps: Sequence[SavedModule], width: int) -> Chain:
-    """Load the modules after a transformer, with their weights.
+    """Load the modules that sentence-transformers runs after a transformer, with their weights.
 
     Raises
     ------
@@ -196,7 +200,9 @@ def _modes(source: str | Path, config: dict[str, Any]) -> Sequence[str]:
 
 
 def _function(source: str | Path, config: dict[str, Any]) -> nn.Module:
-    """The activation function of a `Dense`; only those of torch are allowed, as in sentence-transformers."""
+    """Return the activation function that a `Dense` module's config names. Only those of ``torch.nn`` are
+    allowed, as in sentence-transformers.
+    """
     path = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     kind = getattr(nn, str(path).rpartition(".")[2], None) if str(path).startswith("torch.nn.") else None
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
@@ -207,7 +213,7 @@ def _function(source: str | Path, config: dict[str, Any]) -> nn.Module:
 
 
 def _fill(module: nn.Module, source: str | Path, revision: str | None, step: SavedModule) -> None:
-    """Load the weights of a module; the file must have all of them, and nothing else."""
+    """Load the weights of a module from its file, which must have all of them and nothing else."""
     name = f"{step.path}/model.safetensors"
     file = model_file(source, revision, name)
     if file is None:

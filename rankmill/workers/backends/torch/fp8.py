@@ -1,4 +1,4 @@
-"""Lets torchao round the weights and inputs of linear layers to 8-bit floating point (e4m3)."""
+"""Makes linear layers compute with weights and inputs in 8-bit floating point (e4m3), by torchao."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerR
 from torchao.quantization.quantize_.common import KernelPreference
 
 _LEAST = 1e-12
-"""Least value that counts as a token's largest state, so that a token whose states are all 0 has a scale
-too.
+"""A token whose hidden states are all smaller gets its scale from this value, because a scale must not be 0.
 """
 
 
 def round_linear_layers(network: nn.Module) -> None:
-    """Round the linear layers of a network in bf16, in place.
+    """Make the linear layers of a network in bf16 compute in 8 bits, in place.
 
     Each row of weights and each token has its own scale, so no token depends on its neighbours. A model's
     last projections are not of type `nn.Linear`, so they are not rounded. Layers whose widths are not
@@ -22,7 +21,7 @@ def round_linear_layers(network: nn.Module) -> None:
     config = Float8DynamicActivationFloat8WeightConfig(
         granularity=PerRow(),
         activation_value_lb=_LEAST,
-        # so that the kernels do not depend on what else is installed
+        # so that the choice of kernels does not depend on what else is installed
         kernel_preference=KernelPreference.TORCH,
         set_inductor_config=False,  # with True, the whole process would multiply fp32 in TF32
     )

@@ -1,4 +1,5 @@
-"""CUDA graphs of packed forwards: one launch replaces hundreds, so that the device does not wait for Python.
+"""Records the forwards of packed rows as CUDA graphs. One launch of a graph replaces hundreds, so that the
+device does not wait for Python.
 
 A graph has one shape, so numbers of tokens and rows are rounded up. Recording takes about as long as a few
 forwards, so a shape is recorded only after it has occurred several times. The graph is kept if it gives the
@@ -23,34 +24,38 @@ from rankmill.workers.backends.varlen import PackedInput
 Forward = Callable[[PackedInput], torch.Tensor]
 
 _WORTH = 8
-"""A shape is recorded when it occurs for the eighth time."""
+"""A CUDA graph for a shape of packed rows is recorded once the shape has occurred this many times."""
 
 _MOST = 32
-"""Most graphs that are kept. Each has a list of launches of its own, but all share the memory for states."""
+"""A model has at most this many CUDA graphs; beyond them, no further shape is recorded. Each graph has a list
+of launches of its own, but all share the memory for hidden states.
+"""
 
 _STEPS = 8
-"""From a power of two to the next, token counts are rounded up to one of this many values."""
+"""A CUDA graph's number of tokens is rounded up to one of this many values between two powers of two."""
 
 _LEAST_LONGEST = 32
 
 _LONG = 0.02
-"""A forward that takes more than this many seconds is not recorded: its launches cost hardly any time, and
-recording would delay others too much.
+"""A forward that takes more than this many seconds is not recorded as a CUDA graph. Its launches cost hardly
+any time, and the recording would delay other forwards too much.
 """
 
 _AS_GOOD = 1.02
-"""A graph may take this many times as long as its forward, because it saves the host all launches."""
+"""A CUDA graph is kept if it takes less than this many times as long as the forward without it. It may be
+slower, because it saves the host all launches.
+"""
 
 logger = logging.getLogger(__name__)
 
 
 class Recorded(Protocol):
-    """A recorded forward, which reads its input from a buffer on the device."""
+    """A forward that was recorded as a CUDA graph. It reads its input from a buffer on the device."""
 
     buffer: torch.Tensor
 
     def replay(self) -> torch.Tensor:
-        """Begin the forward with the buffer's present content; returns its logits."""
+        """Begin the forward with the present content of the buffer, and return its logits."""
         ...
 
 
@@ -68,7 +73,7 @@ class CudaGraph:
     """
 
     _pool: Any = None
-    """Memory that all graphs use for their states, because only one of them runs at a time."""
+    """Memory that all CUDA graphs share for hidden states, because only one of them runs at a time."""
 
     def __init__(self, forward: Forward, shape: PackedShape, buffer: torch.Tensor) -> None:
         self.buffer = buffer
@@ -88,7 +93,7 @@ class CudaGraph:
 
 
 class Graphs:
-    """The CUDA graphs of a network, by shape.
+    """The CUDA graphs of a network, one for each shape of packed rows.
 
     Parameters
     ----------
@@ -97,7 +102,7 @@ class Graphs:
     put
         Copies a buffer to the device.
     record, wait
-        A function that records a forward, and one that waits for the device.
+        A function that records a forward as a CUDA graph, and one that waits for the device.
     """
 
     def __init__(
@@ -117,8 +122,8 @@ class Graphs:
         return sum(graph is not None for graph in self._graphs.values())
 
     def begin(self, rows: PackedRows) -> torch.Tensor | None:
-        """Begin the forward of `rows` by a graph, which may be recorded first; ``None`` if no graph can run
-        them.
+        """Begin the forward of `rows` by a CUDA graph, and record the graph first if the rows' shape has
+        occurred often enough. Returns ``None`` if no graph can run the rows.
 
         The logits ``[scores, outputs]`` are valid until the next graph begins on the device.
         """
@@ -136,8 +141,8 @@ class Graphs:
         return graph.replay()[: len(rows.read)]
 
     def _recorded(self, rows: PackedRows, shape: PackedShape) -> Recorded | None:
-        """Record a graph of this shape, with `rows` as an example; ``None`` if no graph can be made, or it is
-        wrong or not worth it.
+        """Record a CUDA graph for a shape, with `rows` as an example. Returns ``None`` if no graph can be
+        made, its logits differ from the forward's, or it saves too little.
         """
         exact = self._put(rows.filled(rows.shape))
         try:
@@ -169,12 +174,14 @@ class Graphs:
 
 
 def _close(logits: torch.Tensor) -> float:
-    """Tolerance for logits, because other sizes may run other kernels, which round differently."""
+    """Return by how much a CUDA graph's logits may differ from those of its forward. The graph has rounded
+    sizes, for which other kernels may run, which round differently.
+    """
     return 1e-4 if logits.device.type == "cpu" else 0.05
 
 
 def rounded(shape: PackedShape) -> PackedShape:
-    """Round a shape up, so that few different shapes remain.
+    """Round the numbers of tokens and rows in a shape up, so that few different shapes remain.
 
     >>> rounded(PackedShape(tokens=1000, rows=11, scores=11, longest=90, longest_keys=90, types=False))
     PackedShape(tokens=1024, rows=16, scores=16, longest=128, longest_keys=128, types=False, keys=None)

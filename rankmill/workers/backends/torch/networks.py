@@ -23,7 +23,8 @@ from rankmill.workers.batches.tokens import Batch
 
 
 class AnswerProjection(nn.Module):
-    """Some rows of a language model's last projection, which are in float32 in every precision of the model.
+    """The rows of a language model's last projection that compute the logits of its answers. They are in
+    float32 in every precision of the model.
 
     The weights are stored as integers with the same bits, because PyTorch never casts a module's integers.
 
@@ -84,8 +85,8 @@ def load_network(files: ModelFiles) -> Network:
 
 
 class Network(nn.Module):
-    """A module from token ids, mask and types ``[rows, tokens]``, padded on the right, to logits
-    ``[rows, outputs]``.
+    """A module that computes logits ``[rows, outputs]`` from token ids, mask and types ``[rows, tokens]``,
+    which are padded on the right.
 
     Parameters
     ----------
@@ -100,24 +101,27 @@ class Network(nn.Module):
         self.model, self.heads = model, heads
 
     shares_prefixes = False
-    """Whether the method ``continued`` may be called, for rows with shared prefixes."""
+    """Whether tokens that several rows begin with can be computed only once, by the method ``continued``."""
 
     skipped: int | None = None
-    """Id of a token that the score passes over at the end of a row; ``None`` if it passes over none."""
+    """If a row ends with tokens of this id, the score reads the token before them; ``None`` if it always
+    reads the last token.
+    """
 
     def prepare_packing(self) -> bool:
-        """Prepare for `packed`; returns whether packing may be tried.
+        """Prepare the network for the method `packed`. Returns whether rows may be packed, if the scores turn
+        out to be right.
 
-        Packing may be tried if transformers says that the model runs with Flash Attention: such a model
-        passes to its attention everything that the attention depends on.
-        `rankmill.workers.backends.torch.ways` compares the scores afterwards.
+        Rows may be packed if transformers says that the model runs with Flash Attention. Such a model passes
+        to its attention everything that the attention depends on. `rankmill.workers.backends.torch.ways`
+        compares the scores afterwards.
         """
         told = ("_supports_flash_attn", "_supports_attention_backend")
         return all(getattr(self.model, name, False) for name in told) and self._unpack_at_the_end()
 
     def _unpack_at_the_end(self) -> bool:
-        """Make the last layer return padded rows, which the head reads; returns whether the last layer was
-        found.
+        """Make the model's last layer turn packed rows into padded ones, which the head reads. Returns
+        whether the last layer was found.
         """
         body = self.model.base_model
         for path in ("encoder.layer", "transformer.layer", "layers"):
@@ -135,8 +139,8 @@ class Network(nn.Module):
 
     @cached_property
     def first_position(self) -> int | None:
-        """Where positions begin in RoBERTa and similar families, which do not count padding; ``None`` for
-        other families.
+        """The position of a row's first token in RoBERTa and similar families, which do not count padding;
+        ``None`` for other families, where it is 0.
         """
         kinds = (part for part in self.model.modules() if hasattr(part, "create_position_ids_from_input_ids"))
         return next((part.padding_idx + 1 for part in kinds), None)
@@ -148,13 +152,13 @@ class Network(nn.Module):
         return self._logits(self.model(input_ids=ids, attention_mask=mask, **segments), mask)
 
     def packed(self, rows: PackedInput) -> torch.Tensor:
-        """Logits ``[scores, outputs]`` of packed rows."""
+        """Compute the logits ``[scores, outputs]`` of packed rows."""
         with packing(self.model):
             output = self.model(attention_mask=rows.mask, **_inputs(rows))
         return self._logits(output, rows.mask)
 
     def _logits(self, output: Any, mask: torch.Tensor) -> torch.Tensor:
-        """Logits from what the model returns."""
+        """Compute logits from the output of the transformers model."""
         raise NotImplementedError
 
 
@@ -198,8 +202,8 @@ class LanguageModel(Network):
         rest_mask: torch.Tensor,
         places: torch.Tensor,
     ) -> torch.Tensor:
-        """Logits ``[rows, outputs]`` of rows with shared prefixes; the parameters are the fields of
-        `SharedPrefixes`.
+        """Compute the logits ``[rows, outputs]`` of rows with shared prefixes. The parameters are the fields
+        of `SharedPrefixes`.
         """
         cache = DynamicCache(config=self.model.config)
         self._run(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True)
@@ -214,7 +218,7 @@ class LanguageModel(Network):
         return self._score(_at(states, self._last(rest, rest_mask)))
 
     def _unpack_at_the_end(self) -> bool:
-        return True  # nothing is padded: `_run_packed` picks the token that a score reads
+        return True  # packed rows stay packed: `_run_packed` picks the token that a score reads
 
     def pack(self, batch: Batch) -> PackedRows:
         return PackedRows.of(batch.rows, last_tokens(batch.rows, self.skipped), self.first_position)
@@ -228,31 +232,35 @@ class LanguageModel(Network):
             return self._score(self._run_packed(rows))
 
     def _last(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Index of the token in each row that the score reads."""
+        """Return the index of the token in each row that the score reads."""
         real = mask if self.skipped is None else mask * (ids != self.skipped)
         places = torch.arange(mask.shape[1], device=mask.device)
         return (real * places).argmax(dim=1)
 
     def _run(self, **inputs: Any) -> torch.Tensor:
-        """The model's output for each token, ``[rows, tokens, ...]``."""
+        """Run the transformers model, and return its output for each token, ``[rows, tokens, ...]``."""
         raise NotImplementedError
 
     def _run_packed(self, rows: PackedInput) -> torch.Tensor:
-        """The model's output for the tokens that scores read, ``[scores, ...]``."""
+        """Run the transformers model on packed rows, and return its output for the tokens that scores read,
+        ``[scores, ...]``.
+        """
         return self._run(use_cache=False, **_inputs(rows))[0][rows.read]
 
     def _score(self, states: torch.Tensor) -> torch.Tensor:
-        """Logits from the model's output for the last tokens, ``[rows, ...]``."""
+        """Compute logits from the model's output for the tokens that scores read, ``[rows, ...]``."""
         raise NotImplementedError
 
 
 def _at(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Pick the output of one token in each row from ``[rows, tokens, ...]``."""
+    """Pick one token's output in each row, at the indices `places`, from ``[rows, tokens, ...]``."""
     return states[torch.arange(len(places), device=places.device), places]
 
 
 _SHARING = frozenset({"gemma", "llama", "mistral", "qwen2", "qwen3"})
-"""Model types whose prefixes can be shared; tests show this."""
+"""Types of language models in which a prefix that several rows share can be computed only once; tests show
+this.
+"""
 
 
 class LastTokenClassifier(LanguageModel):
@@ -274,7 +282,8 @@ class LastTokenClassifier(LanguageModel):
 class CausalNetwork(LanguageModel):
     """A language model whose score is the log-odds of two answers, or the logit of one.
 
-    The last projection keeps only the rows of the answers, and the rest of the vocabulary is not computed.
+    The last projection keeps only the rows that compute the logits of the answers; those of other tokens are
+    not computed.
     """
 
     def __init__(self, model: Any, answers: tuple[int, int | None]) -> None:
@@ -293,7 +302,7 @@ class CausalNetwork(LanguageModel):
 
 
 class ChainNetwork(Network):
-    """A model without a head, followed by the modules of sentence-transformers."""
+    """A transformers model without a head, with modules of sentence-transformers that make the score."""
 
     def __init__(self, model: Any, chain: Chain) -> None:
         super().__init__(model, [f"chain.{name}" for name in chain.heads()])

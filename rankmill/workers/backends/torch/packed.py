@@ -1,4 +1,6 @@
-"""Packs batches on the host, end to end without padding, and takes them apart on a device."""
+"""Packs the rows of a batch into one buffer on the host, end to end without padding, and takes the buffer
+apart on a device.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ Buffer = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class PackedShape:
-    """The sizes of the parts of a `Buffer`.
+    """The sizes of the parts of a `Buffer`, which holds the rows of a batch end to end.
 
     ``keys`` is ``None`` if each row reads only its own tokens. The sizes may be larger than a batch needs;
     nothing reads what is beyond its tokens and rows.
@@ -32,7 +34,7 @@ class PackedShape:
     keys: int | None = None
 
     def taken_apart(self, buffer: torch.Tensor) -> PackedInput:
-        """The parts of a buffer of int32 ``[numbers]``, on the device that has the buffer."""
+        """Split a buffer of int32 ``[numbers]`` into its parts, on the device that has the buffer."""
         sizes = [self.tokens, self.tokens, self.tokens * self.types, self.rows + 1, self.scores]
         sizes += [] if self.keys is None else [self.rows + 1, self.keys]
         ids, positions, types, starts, read, *keys = torch.split(buffer, sizes)
@@ -130,8 +132,8 @@ class PackedRows:
         )
 
     def filled(self, shape: PackedShape) -> Buffer:
-        """Put all numbers into one buffer of an equal or larger shape; the forward's result does not depend
-        on the rest of the buffer.
+        """Copy all arrays of these rows into one buffer of an equal or larger shape. What fills the rest of
+        the buffer does not change the logits.
         """
         parts = [(self.ids, shape.tokens), (self.positions, shape.tokens)]
         parts += [] if self.types is None else [(self.types, shape.tokens)]
@@ -148,15 +150,17 @@ class PackedRows:
 
 
 def last_places(ids: Ids, mask: Ids, skipped: int | None) -> Ids:
-    """In each row, the place of the last token whose id is not `skipped`, or 0 if all have that id."""
+    """Return, for each padded row, the place of its last token whose id is not `skipped`, or 0 if all have
+    that id.
+    """
     real = mask if skipped is None else mask * (ids != skipped)
     places: Ids = (real * np.arange(ids.shape[1])).argmax(axis=1)
     return places
 
 
 def last_tokens(rows: Tokens, skipped: int | None) -> Ids:
-    """For each row, the index of its last token whose id is not `skipped`, or of its first token if all ids
-    are `skipped`.
+    """Return, for each row of `rows` end to end, the index of its last token whose id is not `skipped`, or of
+    its first token if all ids are `skipped`.
     """
     places = np.arange(len(rows.ids))
     if skipped is not None:

@@ -9,14 +9,15 @@ import numpy as np
 from rankmill.workers.batches.tokens import Batch, Ids
 
 _GAIN = 1.2
-"""Prefixes are shared only if the batch has this many times as many tokens without sharing. Sharing has a
-cost: keys and values are copied, and the model runs twice unless rows are packed.
+"""The common prefixes of rows are computed only once if the batch would otherwise have at least this many
+times as many tokens. Sharing has a cost: keys and values are copied, and the model runs twice unless rows are
+packed.
 """
 
 
 @dataclass(frozen=True)
 class SharedPrefixes:
-    """A batch as its shared prefixes and the rest of each row.
+    """A batch that is cut into the prefixes that several rows share, and the rest of each row.
 
     Attributes
     ----------
@@ -39,7 +40,8 @@ class SharedPrefixes:
 
 
 def find_shared_prefixes(batch: Batch, skipped: int | None) -> SharedPrefixes | None:
-    """Find the shared prefixes of a batch; ``None`` if no prefixes would save enough.
+    """Find the tokens that several rows of a batch begin with (shared prefixes). Returns ``None`` if
+    computing them only once would not save enough.
 
     Rows whose `Batch.groups` are equal may begin alike; their tokens show how long the common part is. The
     score reads a row's last token whose id is not `skipped`, so this token is never part of a prefix.

@@ -1,5 +1,5 @@
-"""Chooses whether a network scores padded or packed batches: it compares the scores, and measures the
-speeds.
+"""Chooses whether a network pads the rows of a batch or packs them end to end. The logits of both are
+compared, and the speeds measured.
 """
 
 from __future__ import annotations
@@ -21,28 +21,32 @@ if TYPE_CHECKING:
     from rankmill.workers.backends.torch.networks import Network
 
 _EXACT = 1e-4
-"""Largest difference between packed and padded logits in fp32 on a CPU, as a share of the largest logit (of 1
-if that is smaller).
+"""In fp32 on a CPU, the logits of packed rows may differ from those of padded rows by this share of the
+largest logit (of 1 if that is smaller).
 """
 
 _CLOSE = {"fp16": 0.05, "bf16": 0.25, "fp8": 0.5}
-"""The same largest difference on a GPU, by precision. The proof (`rankmill.workers.engine.proving`) later
-compares the scores with those from transformers.
+"""On a GPU, the logits of packed rows may differ from those of padded rows by this share of the largest logit
+(of 1 if that is smaller), by precision. Later, `rankmill.workers.engine.proving` also compares the scores
+with those from transformers.
 """
 
 _SHORT = (5, 1, 23, 9)
-"""Lengths in tokens of the rows that show whether a network can be packed."""
+"""A network is tried with a batch of rows of these lengths, in tokens, to find out whether packed rows (end
+to end without padding) get the logits of padded ones.
+"""
 
 _LIKE = 96
 _TOKENS = 8_192
-"""The timed batch has about 8,192 tokens in rows of about 96 tokens, because rows of real batches have
-similar lengths too.
+"""To compare the speeds of packed and padded rows, a batch of about `_TOKENS` tokens is timed. Its rows have
+about `_LIKE` tokens each, because the rows of a real batch have similar lengths too.
 """
 
 _WHOLE_BATCH = 65_536
 _QUICK_SECONDS = 0.02
-"""If the timed batch takes fewer seconds, a larger one is timed. On a fast device a small batch mostly waits
-for its launches, so its time says nothing about the device.
+"""If a batch of `_TOKENS` tokens takes less than `_QUICK_SECONDS`, a batch of `_WHOLE_BATCH` tokens is timed
+instead. On a fast device a small batch mostly waits for its launches, so its time says nothing about the
+device.
 """
 
 _AS_GOOD = 1.05
@@ -57,7 +61,9 @@ logger = logging.getLogger(__name__)
 
 
 def kernel_lacks(device: str, dtype: torch.dtype) -> str | None:
-    """Why this device has no kernel for packed rows; ``None`` if it has one."""
+    """Return why this device has no attention kernel for packed rows (end to end without padding) of this
+    dtype; ``None`` if it has one.
+    """
     if device != "cuda":
         return f"none for {device}"
     if dtype not in KERNEL_DTYPES:
@@ -69,7 +75,9 @@ def kernel_lacks(device: str, dtype: torch.dtype) -> str | None:
 
 @torch.inference_mode()
 def packs_exactly(network: Network) -> bool:
-    """Whether packed rows give the logits of padded ones, in fp32 on the CPU, with `varlen_reference`."""
+    """Return whether a network computes the same logits for packed rows as for padded ones, in fp32 on the
+    CPU, with `varlen_reference`.
+    """
     if not network.prepare_packing():
         return False
     batch = _random(network, np.array(_SHORT))
@@ -84,8 +92,8 @@ def packs_exactly(network: Network) -> bool:
 
 
 def pack_if_faster(backend: TorchBackend, network: Network) -> None:
-    """Let a backend pack rows if the scores stay right, and packing is not much slower on its device. If
-    packing is impossible, only a line for debugging says so.
+    """Let a backend pack rows (end to end without padding) if the scores stay right and packing is not much
+    slower on its device. If packing is impossible, only a line for debugging says so.
     """
     tokens = _TOKENS
     try:
@@ -107,7 +115,9 @@ def pack_if_faster(backend: TorchBackend, network: Network) -> None:
 
 
 def _both_ways(backend: TorchBackend, batch: Batch) -> tuple[dict[bool, Logits], dict[bool, float]]:
-    """Score a batch packed (``True``) and padded (``False``); returns the logits and the shortest seconds."""
+    """Compute a batch several times with packed rows (``True``) and with padded rows (``False``). Returns the
+    logits of each, and the seconds of the fastest forward of each.
+    """
     logits: dict[bool, Logits] = {}
     seconds: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(_ROUNDS + 1):
@@ -124,7 +134,9 @@ def _like_real(network: Network, tokens: int) -> Batch:
 
 
 def _random(network: Network, lengths: Ids) -> Batch:
-    """Rows of random tokens, padded, and no longer than the model's positions."""
+    """Make a batch of random tokens with rows of these lengths, but no longer than the network has positions
+    for.
+    """
     draw = np.random.default_rng(0)
     positions = max(getattr(network.model.config, "max_position_embeddings", None) or 0, 0) or _LIKE
     lengths = np.minimum(lengths, positions - (network.first_position or 0))
@@ -134,7 +146,7 @@ def _random(network: Network, lengths: Ids) -> Batch:
 
 
 def _alike(logits: Logits, expected: Logits, bound: float) -> bool:
-    """Whether `logits` are numbers that differ from `expected` by at most `bound`, in the unit of
-    `_EXACT`.
+    """Return whether `logits` are numbers that differ from `expected` by at most the share `bound` of the
+    largest expected logit (of 1 if that is smaller).
     """
     return bool(np.abs(logits - expected).max() <= bound * np.abs(expected).max(initial=1.0))
