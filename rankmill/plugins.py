@@ -52,8 +52,8 @@ Seam = Literal[
 
 @cache
 def _named(seam: Seam) -> dict[str, list[EntryPoint]]:
-    """The entry points of a seam by name, ours first; a name that several packages add has several entry
-    points.
+    """Return the entry points of a group (`Seam`) by name, rankmill's own first. A name that several packages
+    add has several entry points.
     """
     named: dict[str, list[EntryPoint]] = {}
     _ours()
@@ -77,40 +77,41 @@ def _only(points: list[EntryPoint]) -> EntryPoint:
 
 
 def names(seam: Seam) -> list[str]:
-    """The names that installed packages add to a seam, ours first.
+    """Return the names of all plugins that installed packages add to a group (`Seam`), rankmill's own first.
 
     Raises
     ------
     ConfigError
-        Several packages add the same name, or this code is not the one that is installed.
+        Several packages add the same name, or this code of rankmill is not the one that is installed.
     """
     return [_only(points).name for points in _named(seam).values()]
 
 
 def load(seam: Seam, name: str) -> Any:
-    """Import what a package adds under a name.
+    """Import the plugin that an installed package adds to a group (`Seam`) under this name.
 
     Raises
     ------
     KeyError
         No installed package adds that name.
     ConfigError
-        The plugin cannot be imported, several packages add the name, or this code is not the one that is
-        installed; the message says what to do.
+        The plugin cannot be imported, several packages add the name, or this code of rankmill is not the one
+        that is installed; the message says what to do.
     """
     ours = [point for point in _ours() if (point.group, point.name) == (seam, name)]
     return _load(ours or _named(seam)[name])
 
 
 def load_all(seam: Seam) -> list[Any]:
-    """Import all that packages add to a seam, ours first; raises what `load` raises."""
+    """Import all plugins of a group (`Seam`), rankmill's own first; raises what `names` and `load` raise."""
     return [load(seam, name) for name in names(seam)]
 
 
 def load_each(seam: Seam) -> Iterator[tuple[str, str, Any]]:
-    """Name, package and object of each plugin of a seam, ours first.
+    """Import the plugins of a group (`Seam`), rankmill's own first; yields name, package and plugin of each.
 
-    The object of a plugin that cannot be imported is the `ConfigError` of `load`.
+    If a plugin cannot be imported, or several packages add its name, the `ConfigError` that `load` would
+    raise takes its place. Raises `ConfigError` if this code of rankmill is not the one that is installed.
     """
     for name, points in _named(seam).items():
         try:

@@ -58,8 +58,8 @@ from rankmill.producer.client.async_client import AsyncClient, LoopClient, LoopS
 from rankmill.producer.client.sync_client import Client, settings_of
 
 Scoring: TypeAlias = Callable[..., float | Sequence[float] | str]
-"""The ``score`` of `FakeWorkers`: a function from texts to a score, to several scores, or to the reason why
-there is none.
+"""The type of ``score`` of `FakeWorkers`: a function that gets the texts of a row, and returns its score, its
+several scores, or the reason why it has none.
 """
 
 URL = "redis://fake.invalid:6379/0"
@@ -112,7 +112,8 @@ class FakeRun:
 
 
 class FakeWorkers:
-    """Scores in place of workers and their server. All attributes may be changed at any time.
+    """Scores the runs of fake clients, in place of workers and their server. All attributes may be changed at
+    any time.
 
     Parameters
     ----------
@@ -149,7 +150,9 @@ class FakeWorkers:
         self.files: dict[str, FileRunState] = {}
         self._known: dict[str, FakeRun] = {}
         self._told: set[str] = set()
-        """Ids of cancelled runs, by which their collectors learn that they are cancelled."""
+        """Ids of cancelled runs, so that whoever collects their results learns of it
+        (`RunStore.was_cancelled`).
+        """
         self._words: dict[int, str] = {}
         self._lock = system.RLock()
 
@@ -208,8 +211,8 @@ class FakeWorkers:
         return run if run and system.now() < run.asked.created + run.asked.ttl else None
 
     def _end(self, run: Run, *, left: bool, tell: bool) -> int:
-        """Forget a run, which is cancelled if `left`, otherwise complete; returns how many chunks had no
-        result.
+        """Forget a run, and mark it as cancelled if `left`, otherwise as complete. Returns how many of its
+        chunks had no result.
         """
         with self._lock:
             fake_run = self._known.pop(run.id, None)
@@ -226,7 +229,9 @@ class FakeWorkers:
         return [f"fake-{number}" for number in range(1, self.count + 1)]
 
     def _collect(self, run: FakeRun, after: int) -> list[tuple[str, ChunkResult]]:
-        """Score the chunks that are due, and return all results after result `after`."""
+        """Score the run's chunks whose time (`seconds`) is over. Returns its results with numbers greater
+        than `after`.
+        """
         latest = system.monotonic() - self.seconds
         due = [chunk for chunk, since in list(run._waiting.items()) if self.count and since <= latest]
         for chunk in due:
@@ -277,8 +282,8 @@ class FakeWorkers:
     def _scores(
         self, spec: ScoreSpec, rows: Sequence[Sequence[str | None]], reasons: list[str | None]
     ) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
-        """The labels of the scores, and the scores. For a row without a score, the reason is written into
-        `reasons`.
+        """Return the labels of the rows' scores, which are empty for one score in a row, and the scores. For
+        a row without a score, the reason is written into `reasons`.
         """
         several = max(len(self.labels), 1)
         logits = np.zeros((len(rows), several), np.float32)

@@ -52,7 +52,7 @@ def clean_exit(interrupted: str = "") -> Callable[[Callable[P, None]], Callable[
     Parameters
     ----------
     interrupted
-        What the line after an interruption says about the work that the command has begun.
+        After Ctrl-C or SIGTERM, the line also says this about the work that the command has begun.
     """
 
     def wrap(command: Callable[P, None]) -> Callable[P, None]:
@@ -82,7 +82,9 @@ def clean_exit(interrupted: str = "") -> Callable[[Callable[P, None]], Callable[
 
 
 def _system_errors() -> tuple[type[Exception], ...]:
-    """Errors of the server, the disk and memory; their packages are imported only after a failure."""
+    """Return the types of errors of the server, the disk and memory. Their packages are imported only after a
+    failure.
+    """
     import pyarrow as pa
     import redis
 

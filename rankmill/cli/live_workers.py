@@ -80,8 +80,8 @@ _wait = click.option(
 def _order_command(
     name: OrderName, *arguments: options.Option
 ) -> Callable[[options.Function], click.Command]:
-    """Make a subcommand of `workers` with these arguments. The decorated function gets a connection to the
-    server.
+    """Make a subcommand of `workers` that gives the order called `name`. Beside `arguments`, it has the
+    options of all orders. The decorated function gets a connection to the server.
     """
 
     def wrap(function: options.Function) -> click.Command:
@@ -178,7 +178,7 @@ def _chosen(client: redis.Redis, names: tuple[str, ...]) -> list[WorkerState]:
 
 
 def _model(name: str) -> str:
-    """The model as runs name it; a directory is named by its whole path."""
+    """Return a model's name as runs have it: the whole path of a directory, any other name as it is."""
     return str(expanded(name).resolve()) if name != "demo" and expanded(name).is_dir() else name
 
 
@@ -191,8 +191,8 @@ def _order(
     wait_seconds: float,
     as_json: bool,
 ) -> None:
-    """Give the order, and print the outcome for each worker. If the command waits, it exits with 1 unless all
-    workers have carried out the order.
+    """Give an order to the `chosen` workers, and print the outcome for each of them. If the command waits, it
+    exits with 1 unless all of them have carried out the order.
     """
     replies = order_workers(client, chosen, order, model, wait_seconds=wait_seconds)
     if as_json:

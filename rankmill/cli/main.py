@@ -12,7 +12,9 @@ from rankmill.jobs.contract.errors import ConfigError
 from rankmill.plugins import load_each
 
 Listed = tuple[str, str, str]
-"""The purpose of a command, the first line of its help, and its ``MODULE:FUNCTION``."""
+"""A command in the list of ``rankmill --help``: its purpose, the first line of its help, and its
+``MODULE:FUNCTION``.
+"""
 
 _PURPOSES = ("Score", "Serve", "Cluster", "Models", "Measure")
 """Purposes of commands, in the order in which --help lists them."""
@@ -48,12 +50,13 @@ Exit codes:
 
 
 def listed_commands() -> tuple[dict[str, Listed], list[str]]:
-    """All commands by name, the core's first, and a line for each package whose commands cannot be listed.
+    """Return all commands by name, the core's first, and a message for each package whose commands cannot be
+    listed.
 
     Raises
     ------
     click.UsageError
-        This code is not the one that is installed.
+        This code of rankmill is not the one that is installed.
     """
     commands = dict(_CORE)
     problems: list[str] = []
@@ -81,7 +84,9 @@ def _is_listing(added: object) -> bool:
 
 
 def _commands() -> dict[str, Listed]:
-    """All commands by name. Standard error gets a line for each package whose commands cannot be listed."""
+    """Return all commands by name. Standard error gets a message for each package whose commands cannot be
+    listed.
+    """
     commands, problems = listed_commands()
     for problem in problems:
         click.echo(f"rankmill: {problem}", err=True)

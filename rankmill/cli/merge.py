@@ -41,8 +41,8 @@ def merge_shards(shards: tuple[AnyPath, ...], asked: options.NewTable, force: bo
 
 
 def _there(shard: AnyPath) -> list[AnyPath]:
-    """The files or objects that match `shard` if it is a pattern (a shell does not expand URLs), else
-    `shard`.
+    """Return the files or objects that match `shard` as a pattern, because a shell does not expand URLs. If
+    there are none, or `shard` itself exists, return `shard`.
     """
     if not glob.has_magic(str(shard)) or shard.exists():
         return [shard]

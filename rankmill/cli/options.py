@@ -93,8 +93,8 @@ _FLAGS = {
 }
 
 _SHOWN = {"precision": "auto|fp32|bf16|int8…"}
-"""What --help shows for a setting with too many values for a line; the reference of settings lists them
-all.
+"""The values that --help shows for a setting with too many values for a line; the reference of settings lists
+them all.
 """
 
 DEFAULTS = {name: setting.value for name, setting in merge_settings(environ={}).items()}
@@ -141,8 +141,8 @@ def command(
 def group(name: str) -> Callable[[Function], click.Group]:
     """A `click.group` that also runs without a subcommand, and reports failures as `command` does.
 
-    The group's function gets a connection to the server. A subcommand gets the group's ``--redis`` and
-    ``--config`` as defaults.
+    Without a subcommand, the group's function gets a connection to the server. A subcommand gets the group's
+    ``--redis`` and ``--config`` as defaults.
     """
 
     def wrap(function: Function) -> click.Group:
@@ -262,7 +262,7 @@ class CommandOptions(BaseModel):
 
 
 class SampleOptions(CommandOptions):
-    """A sample of pairs in files."""
+    """Options of a command that scores a sample of the pairs in files."""
 
     label_column: Column | None = None
     """Column with the relevance as a number; with it, the report has nDCG@10."""
@@ -275,7 +275,7 @@ class SampleOptions(CommandOptions):
 
 
 class NewTable(CommandOptions):
-    """A file of rows that the command makes."""
+    """Options of a command that writes rows into a new file."""
 
     output: StoredPath
     """File to write (.parquet, .arrow, .feather, .csv, .tsv or .jsonl), or - for standard output."""
@@ -284,7 +284,9 @@ class NewTable(CommandOptions):
 
 
 def of(model: type[CommandOptions], called: str = "asked") -> Option:
-    """Add options for the fields of `model`; the command gets an object of `model` as argument `called`."""
+    """Add an option for each field of `model`. The command gets an object of `model` as the argument whose
+    name is `called`.
+    """
     named = made_of(model)
 
     def wrap(function: Function) -> Function:
@@ -352,22 +354,22 @@ def _check(field: FieldInfo) -> Callable[[click.Context, click.Parameter, Any], 
 
 
 def reason(error: ValidationError) -> str:
-    """The first reason why options are not valid."""
+    """Return the first reason why the values of a command's options are not valid."""
     if (first := error.errors()[0])["type"] == "string_unicode":  # pydantic's message does not name the text
         return f"{first['input']!r} is not valid UTF-8; give the file or the folder another name"
     return first["msg"].removeprefix("Value error, ")
 
 
 def server(settings: Settings) -> str:
-    """The server's URL; raises `ConfigError` if the settings name none."""
+    """Return the URL of the Redis server; raises `ConfigError` if the settings name none."""
     if not settings.redis_url:
         raise ConfigError("no Redis server is named: give --redis or set REDIS_URL")
     return settings.redis_url
 
 
 def connection(settings: Settings) -> redis.Redis:
-    """Connect to the server for a command that asks only once. This waits at most some seconds for a server
-    that is away.
+    """Connect to the Redis server for a command that asks only once. If the server is away, this waits for it
+    at most `_WAIT_SECONDS`.
     """
     from rankmill.jobs.runtime.connection import connect
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rankmill.score.summary import Summary
 
 _WORTH_A_HINT = 1.3
-"""The summary mentions int8 if it would be at least this many times as fast."""
+"""The summary mentions int8 if it would be at least this many times as fast as the precision used."""
 
 _HOW_GOOD = "rankmill check-precision says how it changes rankings"
 
@@ -193,7 +193,7 @@ def _refuse_unused(given: dict[str, Any], settings: Settings) -> None:
 
 
 def describe(summary: Summary, request: FileRequest, wanted: Precision = "auto") -> str:
-    """The summary as text for a terminal."""
+    """Write the summary of score-file as text for a terminal."""
     place = "on standard output" if summary.output == STANDARD_STREAM else f"in {summary.output}"
     if not summary.rows:
         return f"no rows in the input; an empty output is {place}"

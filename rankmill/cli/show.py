@@ -25,7 +25,7 @@ class _Plain(Console):
 
 
 def console() -> Console:
-    """A console on standard output that does not read text as markup.
+    """Make a console on standard output that does not read text as markup.
 
     If neither a terminal nor ``COLUMNS`` sets a width, lines are not broken, so that programs read whole
     names.
@@ -42,5 +42,5 @@ def echo(text: str = "", *, err: bool = False) -> None:
 
 
 def json_of(model: BaseModel, indent: int | None = None) -> str:
-    """The JSON that ``--json`` prints for a model."""
+    """Return the JSON that a command prints with ``--json`` for a pydantic object."""
     return shown_json(model.model_dump_json(indent=indent))

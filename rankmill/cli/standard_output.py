@@ -32,8 +32,8 @@ _NOTE = "-o - keeps no scores: only with a file (-o FILE) the same command conti
 
 @contextmanager
 def in_temporary_folder(request: FileRequest) -> Iterator[FileRequest]:
-    """Change the request: its output is a file in a temporary folder, which `pass_on` copies to standard
-    output.
+    """Yield a copy of the request whose output is a file in a temporary folder; `pass_on` copies this file to
+    standard output.
 
     The folder is deleted after the block, even if the command fails: a later command could not continue,
     because the reader of the pipe has ended.
@@ -67,8 +67,8 @@ def pass_on(summary: Summary, *, quiet: bool) -> Summary:
 def new_table(
     asked: NewTable, source: Format | None, why: str, *, force: bool
 ) -> Iterator[tuple[AnyPath, OutputFormat]]:
-    """The file to which a command writes rows, and its format. For ``-`` this is a temporary file, which is
-    copied to standard output at the end.
+    """Yield the path to which a command writes its rows, and the format. If the output is ``-``, the path is
+    that of a temporary file, which is copied to standard output at the end.
 
     Raises
     ------
@@ -112,7 +112,10 @@ def _without_effect(option: str) -> click.UsageError:
 
 @contextmanager
 def _temporary_file(kind: str) -> Iterator[Path]:
-    """The path of a file of a format that may go to standard output; it is deleted after the block."""
+    """Yield the path of a temporary file, whose format is `kind`, for standard output. The file is deleted
+    after the block. Raises `UsageError` if standard output is closed, or is a terminal that cannot show the
+    format.
+    """
     from rankmill.producer.files.formats.table import of_ending
 
     form = of_ending(f".{kind}")
@@ -150,8 +153,8 @@ def _kind_of_input(request: FileRequest) -> str:
 
 
 def _one_kind(formats: list[Format | None]) -> str:
-    """The format for standard output, which is that of the input; raises `UsageError` if the input has
-    several formats, or none.
+    """Return the name of the format for standard output, which is the format of the input; raises
+    `UsageError` if the input has several formats, or none.
     """
     names = {form.name for form in formats if form}
     kinds = {{"json": "jsonl", "arrows": "arrow"}.get(name, name) for name in names}

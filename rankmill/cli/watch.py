@@ -28,7 +28,7 @@ watching = click.option("--watch", is_flag=True, help=f"Refresh every {LOOK_SECO
 
 @dataclass(frozen=True)
 class View:
-    """A view of a cluster, as a table or as JSON."""
+    """Prints the state of a cluster: `table` makes a table of it, and `text` makes JSON of it."""
 
     table: Callable[[Snapshot], RenderableType]
     text: Callable[[Snapshot], str]

@@ -62,7 +62,8 @@ def score_workers(settings: Settings) -> None:
 
 
 def keep(processes: WorkerProcesses, share_gpus: Callable[[], None]) -> None:
-    """Keep the workers running until SIGTERM or SIGINT; `share_gpus` may add workers.
+    """Keep this host's workers running until SIGTERM or SIGINT. `share_gpus` is called several times a
+    second, and may add workers.
 
     Raises
     ------
