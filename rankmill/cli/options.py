@@ -304,7 +304,8 @@ def of(model: type[CommandOptions], called: str = "asked") -> Option:
 
 
 def made_of(model: type[BaseModel]) -> dict[str, Option]:
-    """Make an option for each field of a model, by the field's name. The field gives type, default and help.
+    """Make an option for each field of a pydantic `model`; the field gives its type, default and help.
+    Returns the options by the names of the fields.
 
     In ``--help``, the title of the field's type stands for the value.
     """

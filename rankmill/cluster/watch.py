@@ -54,7 +54,7 @@ class Gauge(NamedTuple):
 
 
 class RunFigures(BaseModel):
-    """How far a run has come; ``rows`` is the total. A field is ``None`` if its value is unknown."""
+    """The progress of a run, which has ``rows`` rows in all. A field is ``None`` if its value is unknown."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 

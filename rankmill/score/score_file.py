@@ -186,8 +186,8 @@ def _use_system_memory() -> None:
 
 
 def _with_versions(models: Sequence[str], settings: Settings, work: Workspace) -> list[str]:
-    """Return the names of the models to score with, each with its version. A resumed run keeps the versions
-    that it began with. Otherwise each name gets the version that it stands for now.
+    """Return the names of the models to score with, in which a version replaces a registry's alias. A resumed
+    run keeps the versions that it began with. Otherwise they are what the names stand for now.
     """
     versions, resolver = [], ModelNames(settings)
     for name, journal in zip(models, work.journals, strict=True):
