@@ -56,7 +56,7 @@ def is_of_parts(name: str) -> bool:
 
 @dataclass(frozen=True)
 class OutputFormat:
-    """Describes the form of an output.
+    """Describes the format of an output, the ranking of its rows, and the columns that this needs.
 
     Parameters
     ----------

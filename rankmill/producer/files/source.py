@@ -234,8 +234,8 @@ class FileSource(PairSource):
         return pa.record_batch(columns, schema=schema)
 
     def _rows_of(self, rows: pa.Array, constant: Mapping[str, str | None]) -> pa.Array:
-        """The rows as their file has them, except that columns which were asked for as text become text, and
-        columns from the names of folders are added.
+        """Return the column `ROW`, with each row as its file has it. But columns that the caller wants as
+        text become text, and columns from the names of folders are added.
         """
         if not constant and not self._as_text:
             return rows
@@ -313,7 +313,7 @@ def open_source(
     limit: int | None = None,
     shard: Shard | None = None,
 ) -> FileSource:
-    """Survey all files and check that they can be scored.
+    """Survey all input files, check that they can be scored, and make the source that reads them.
 
     Parameters
     ----------
@@ -470,7 +470,9 @@ def _unify(
 def _common_type(
     name: str, having_it: Sequence[tuple[_OpenFile, pa.Field]], *, is_text_asked: bool
 ) -> tuple[pa.DataType, bool]:
-    """The type for a column of several files, and whether it is text because no other type fits all."""
+    """Return the type for a column of several files, and whether this is text because no other type fits all
+    values.
+    """
     partitions = [dict(opened_file.file.partition) for opened_file, _ in having_it]
     if all(name in partition for partition in partitions) and not is_text_asked:
         values = {text for partition in partitions if (text := partition[name]) is not None}

@@ -64,8 +64,8 @@ class OutputFile:
         """
 
     def clear(self, record: OutputRecord | None) -> None:
-        """Delete the parts of an earlier run, which a new run would mix with its own. Raises `RunnerError` if
-        the new run would replace or delete a file that is not in `record`.
+        """Delete an earlier run's parts of the output, so that a new run does not mix them with its own.
+        Raises `RunnerError` if the new run would replace or delete a file that is not in `record`.
         """
         if record:
             record.check(self.there())

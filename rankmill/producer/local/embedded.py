@@ -147,8 +147,8 @@ several.
 
 @contextlib.contextmanager
 def shared_cluster(settings: Settings) -> Iterator[tuple[EmbeddedCluster, str]]:
-    """Share the embedded cluster of this process that has equal workers, or make one; yields the cluster and
-    its URL. The cluster ends with its last user.
+    """Yield an embedded cluster and its URL. Callers in this process share a cluster if their settings of
+    workers are equal. The cluster ends with its last user.
 
     The workers first load the model of the first user. A forked child has its own clusters.
 

@@ -29,7 +29,9 @@ not serve, which may have ended the worker.
 
 
 class WorkersFailed(RankmillError):
-    """A worker of this host refuses to start, dies repeatedly at its start, or gave up waiting for Redis."""
+    """Raised if a worker of this host refuses to start, dies repeatedly at its start, or gave up waiting for
+    Redis.
+    """
 
 
 @dataclass
@@ -40,7 +42,7 @@ class LocalWorker:
     environ: dict[str, str]
     is_added: bool = False
     """Whether the worker was added to others on the same accelerator. If it dies repeatedly or refuses to
-    start, it is given up, and the others continue.
+    start, it is not started again, and the others continue.
     """
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
@@ -89,7 +91,7 @@ class WorkerProcesses:
     on_death
         Called with the worker and its exit status after a death.
     on_given_up
-        Called with a worker that was added, when it is not started again.
+        Called with a worker from `add_beside` that will not be started again.
     """
 
     def __init__(
@@ -114,8 +116,8 @@ class WorkerProcesses:
         worker that must not be started again, or ``None``.
 
         The returned worker refuses to start, dies repeatedly at its start, or has given up waiting for Redis.
-        In the first two cases, a worker that was added is not returned, but given up, and the others
-        continue.
+        In the first two cases, a worker from `add_beside` is not returned. It is never started again, and the
+        other workers continue.
 
         Raises
         ------

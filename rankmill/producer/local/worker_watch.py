@@ -48,7 +48,9 @@ class WorkerWatch:
         return len(self._names)
 
     def check_queue(self) -> None:
-        """Check before any work; raises `InputError` if the queue has only workers that cannot score."""
+        """Count the queue's workers before a run begins; raises `InputError` if all of them are workers that
+        cannot score. An embedded cluster is not checked.
+        """
         if self._cluster:
             return
         workers = queue_workers(self._client, self._queue)
@@ -64,12 +66,12 @@ class WorkerWatch:
             self._cluster.check()
         if system.monotonic() - self._looked < _LOOK_SECONDS and self._first_worker is not None:
             return
-        with suppress(RedisUnavailable), waiting(most=0):  # a look does not wait for the server
+        with suppress(RedisUnavailable), waiting(most=0):  # if the server is away, count later
             self._note(queue_workers(self._client, self._queue).scoring)
 
     def doing(self) -> str:
-        """What the workers do before the first scores, in words; the workers are asked at most once a
-        second.
+        """Return, in words, what the workers do before their first scores. Their reports are read from Redis
+        at most once a second.
         """
         if not self._names:
             return "starting the worker" if self._cluster else "waiting for a worker"

@@ -102,7 +102,7 @@ class TextIndex:
 def in_memory(
     files: Sequence[AnyPath], on_duplicate: OnDuplicate = "error", fields: TextFields = QUERIES
 ) -> TextIndex:
-    """Read all texts of `files` into memory; `fields` names the columns.
+    """Read the ids and texts of `files` into an index in memory; `fields` names their columns.
 
     An id may occur twice with the same text. If the texts differ, `on_duplicate` raises an error, or takes
     the first or the last text.

@@ -35,10 +35,11 @@ _Labels = dict[tuple[str, str], int]
 
 
 class RankingSource(PairSource):
-    """Reads the pairs of a run, in the run's order, with columns `SCHEMA`, ``query`` and ``passage``, and
-    with ``relevance`` and ``in_run`` if judgements are given.
+    """Reads the pairs of a ranking (a run file) in its order, and looks up their texts.
 
-    The text of a missing id is null, so that its row gets an error; `explain` names the id.
+    The columns are those of every ranking (`rankings.SCHEMA`), ``query`` and ``passage``, and ``relevance``
+    and ``in_run`` if judgements are given. The text of a missing id is null, so that its row gets an error;
+    `explain` names the id.
 
     Parameters
     ----------

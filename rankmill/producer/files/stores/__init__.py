@@ -1,1 +1,3 @@
-"""Files in object stores, at URLs such as s3://bucket/key, through fsspec."""
+"""Reads and writes files of this host, and objects in stores, at URLs such as s3://bucket/key, through
+fsspec.
+"""

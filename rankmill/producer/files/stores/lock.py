@@ -1,4 +1,4 @@
-"""Locks on outputs in object stores, where two hosts would not notice each other."""
+"""Locks outputs in object stores, where two hosts would not notice that they make the same output."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ logger = logging.getLogger(__name__)
 
 
 def lock_in_store(lock: AnyPath, output: AnyPath, folder: Path) -> ObjectLock | None:
-    """The lock of an output in a store; ``None`` for a file of this host, which the run's folder locks.
+    """Make the lock of an output in an object store. Returns ``None`` for a file of this host, which a lock
+    in the run's folder protects.
 
-    An output in a repository does not get a lock either, because each write would be a commit that stays.
+    An output in a repository of the Hugging Face Hub does not get a lock either, because each write of the
+    lock would be a commit that stays.
     """
     if isinstance(lock, ObjectPath) and not is_in_repository(lock):
         return ObjectLock(lock, output, folder)
@@ -94,7 +96,9 @@ class ObjectLock:
             )
 
     def _watch(self, first: dict[str, str]) -> None:
-        """Return if the lock is gone or unchanged for `LEASE_SECONDS`; raise `OutputBusy` if it changes."""
+        """Watch another host's lock, whose content was `first`. Return when it is gone, or after
+        `LEASE_SECONDS` without a change; raise `OutputBusy` if it changes.
+        """
         logger.warning("host %s has begun %s; looking whether it still works", first["host"], self._output)
         until = system.monotonic() + LEASE_SECONDS
         while system.monotonic() < until:

@@ -17,7 +17,9 @@ from rankmill.producer.files.stores.roots import opened_folder
 from rankmill.producer.files.stores.writing import as_output_error, content, identity
 
 _SEAL = ""
-"""The record's key for what `OutputRecord.seal` notes; all other keys are names of files."""
+"""Key, in the record of an output's files, of the run's outcome that `OutputRecord.seal` notes. All other
+keys are names of files.
+"""
 
 
 def record_of(output: AnyPath) -> Path:
@@ -72,7 +74,7 @@ class OutputRecord:
             self._write({**self._read(), _SEAL: [run_id, *made]})
 
     def sealed(self, run_id: str) -> list[str]:
-        """What `seal` has noted of the run; empty if the last note is about another run."""
+        """Return the texts that `seal` has noted for the run; empty if the last note is about another run."""
         sealed = self._read().get(_SEAL, [])
         return sealed[1:] if sealed[:1] == [run_id] else []
 
@@ -112,7 +114,9 @@ class OutputRecord:
             os.close(folder)
 
     def _read(self) -> dict[str, list[str]]:
-        """The record; empty if the file does not exist, is not this user's, or is damaged."""
+        """Read the record of the output's files from disk; empty if it does not exist, is not this user's, or
+        is damaged.
+        """
         try:
             descriptor = os.open(self._record, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             with os.fdopen(descriptor, "rb") as file:

@@ -30,7 +30,9 @@ def kind_of(mode: int) -> str:
 
 
 def close(descriptor: int) -> None:
-    """Close a descriptor through which nothing was written, so nothing is lost if the disk refuses."""
+    """Close a file descriptor and ignore errors. Call this only if nothing was written through the
+    descriptor, so that nothing can be lost.
+    """
     with suppress(OSError):
         os.close(descriptor)
 
@@ -96,8 +98,8 @@ class OwnFolder:
         return descriptor
 
     def watch(self, path: Path, status: os.stat_result | None = None) -> None:
-        """From now on, let `check` test that `path` is still the file with `status`; by default, the present
-        file.
+        """Remember which file is at `path`, so that `check` notices if it is removed or replaced. `status`
+        identifies the file; by default, it is the one that is there now.
         """
         status = status or path.lstat()
         self._watched[path] = status.st_dev, status.st_ino

@@ -1,5 +1,5 @@
-"""Paths of files and of objects, what can be asked of a store, and how to wait for a store that does not
-answer.
+"""Represents the paths of files and objects, asks object stores about objects, and repeats requests that
+fail.
 """
 
 from __future__ import annotations
@@ -31,16 +31,21 @@ NOT_WRITTEN = {"memory", "data", "http", "https"}
 
 
 LOOK_SECONDS = 15.0
-"""Seconds for which a store may be away when objects are looked up, or a lock is read or written."""
+"""If a store fails for this many seconds while an object is looked up, or a lock is read or written,
+`StoreError` is raised.
+"""
 
 WORK_SECONDS = 600.0
-"""Seconds for which a store may be away while an object is read, written or deleted."""
+"""If a store fails for this many seconds while an object is read, written or deleted, `StoreError` is raised.
+"""
 
 _BACKOFF = Backoff(first=0.2, longest=10.0)
 
 _LASTING = (ImportError, NotImplementedError, TypeError, ValueError)
 _LASTING_NAMES = {"NoCredentialsError", "PartialCredentialsError", "ParamValidationError", "ProfileNotFound"}
-"""Errors that do not pass with time, by name, because their libraries need not be installed."""
+"""Names of the errors of stores' libraries after which a request is not repeated, because they do not pass
+with time. The classes cannot be used here, because the libraries need not be installed.
+"""
 
 T = TypeVar("T")
 Pattern = TypeVar("Pattern", bound=PurePath)
@@ -55,7 +60,7 @@ _guards: list[Guard] = []
 
 
 def guard(check: Guard) -> None:
-    """Call `check` before each use of a store, from now on."""
+    """Let every later use of an object store call `check` first, which may refuse the object."""
     _guards[:] = [check]
 
 
@@ -68,8 +73,8 @@ class ObjectPath(PurePosixPath):
 
     @property
     def store(self) -> tuple[Any, str]:
-        """The fsspec file system, and the object's name in it; raises as `patiently` does, and `RunnerError`
-        outside of the roots.
+        """The fsspec file system, and the object's name in it. Raises the errors of `patiently`, and
+        `RunnerError` if this process may not use the object.
         """
         import fsspec
 
@@ -105,15 +110,15 @@ class ObjectPath(PurePosixPath):
         return super().__str__().replace(":/", "://", 1)
 
     def exists(self) -> bool:
-        """Whether an object has this name, or objects are below it."""
+        """Whether the store has an object of this name, or objects in a folder of this name."""
         return self._is("exists")
 
     def is_file(self) -> bool:
-        """Whether an object has this name."""
+        """Whether the store has an object of this name."""
         return self._is("isfile")
 
     def is_dir(self) -> bool:
-        """Whether objects are below this name."""
+        """Whether the store has objects in a folder of this name."""
         return self._is("isdir")
 
     def iterdir(self) -> Generator[ObjectPath, None, None]:
@@ -122,9 +127,11 @@ class ObjectPath(PurePosixPath):
     def names(
         self, question: Callable[[Any, str], Iterable[str]], above: ObjectPath | None = None
     ) -> list[ObjectPath]:
-        """Ask the store for names below `above` (default: this path), and return their paths.
+        """Ask the store for the names of objects in the folder `above` (default: this path), and return their
+        paths. `question` is called with the store and this path's name in it.
 
-        The paths begin with `above` as the caller spells it; the store may spell it in another way.
+        The store may spell the folder in another way. The returned paths begin with `above` as the caller
+        spells it.
         """
         above = above or self
         names = self.ask(
@@ -214,7 +221,7 @@ def resolved(path: AnyPath) -> AnyPath:
 
 
 def fixed_part(pattern: Pattern) -> Pattern:
-    """The folder of a glob above its first wildcard."""
+    """Return the folder above a glob's first wildcard, which contains all matches."""
     parts = list(pattern.parent.parts)
     wild = [number for number, part in enumerate(parts) if glob.has_magic(part)]
     return type(pattern)(*parts[: wild[0]]) if wild else pattern.parent
@@ -234,7 +241,7 @@ def matches(pattern: AnyPath, *, folders: bool = False) -> list[AnyPath]:
 
 
 def below(folder: AnyPath) -> list[AnyPath]:
-    """The files below a folder, at any depth, in order."""
+    """Return the files in a folder and its subfolders, at any depth, sorted by path."""
     if isinstance(folder, Path):
         return sorted(path for path in folder.rglob("*") if path.is_file())
     return list(folder.names(lambda system, name: sorted(system.find(name))))
@@ -252,7 +259,7 @@ def workspace_of(output: AnyPath) -> Path:
 
 
 def patiently(subject: object, action: Callable[[], T], seconds: float) -> T:
-    """Return what `action` returns; while the store fails, repeat `action` with growing pauses.
+    """Call `action` and return its result. While the store fails, the call is repeated after growing pauses.
 
     Raises
     ------

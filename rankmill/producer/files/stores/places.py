@@ -52,12 +52,15 @@ def check_replaceable(path: AnyPath) -> None:
 
 
 def is_in_repository(path: ObjectPath) -> bool:
-    """Whether the object is a file of a repository on the hub, where each write is a commit that stays."""
+    """Whether the object is a file of a repository on the Hugging Face Hub, where each write is a commit that
+    stays.
+    """
     return path.protocol == "hf" and path.parts[1] != "buckets"
 
 
 def _check_container(path: ObjectPath) -> None:
-    """Check that an object's bucket, or its repository on the hub, exists, if this process may look.
+    """Check that an object's bucket, or its repository on the Hugging Face Hub, exists, if this process may
+    look.
 
     Raises
     ------
@@ -80,8 +83,8 @@ def _check_container(path: ObjectPath) -> None:
 
 
 def _container(path: ObjectPath) -> ObjectPath:
-    """The bucket of an object, or its repository on the hub. The names of repositories begin with their kind,
-    except those of models.
+    """Return the path of an object's bucket, or of its repository on the Hugging Face Hub. The names of
+    repositories begin with their kind, except those of models.
     """
     if path.protocol != "hf":
         return ObjectPath(*path.parts[:2])

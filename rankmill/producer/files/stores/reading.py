@@ -25,7 +25,7 @@ from rankmill.producer.files.stores.roots import check_opened, confined
 
 _BLOCK_BYTES = 4 << 20
 _AHEAD = 2
-"""Number of blocks that are fetched before they are needed."""
+"""While a block of an object is read, this many of the following blocks are fetched."""
 
 _DIGESTED_BYTES = 64 << 10
 
@@ -33,7 +33,9 @@ _VERSIONS = ("ETag", "etag", "VersionId", "version_id", "generation", "blob_id",
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 
 _KEPT = 16
-"""Number of blocks that are kept, because a row group of Parquet is read in several places."""
+"""At most this many blocks of an object are held in memory. Blocks that were read are kept, because a row
+group of Parquet is read in several places.
+"""
 
 
 def open_stream(path: AnyPath) -> pa.NativeFile:
@@ -46,7 +48,7 @@ def open_stream(path: AnyPath) -> pa.NativeFile:
     OSError
         The file of this host cannot be opened.
     StoreError, RunnerError
-        The store does not serve, or the file is outside of the roots.
+        The store does not serve, or this process may not read the file.
     """
     try:
         compression = str(pa.Codec.detect(path.name.lower()).name)
@@ -77,7 +79,9 @@ def check_not_empty(path: AnyPath, size: int, *others: AnyPath) -> None:
 
 
 def open_random(path: AnyPath) -> Path | pa.NativeFile:
-    """A file that Arrow can read in any order; raises as `open_stream` does."""
+    """Check a file or an object, and return it as a path or an open file that Arrow can read in any order.
+    Raises the errors of `open_stream`.
+    """
     if isinstance(path, ObjectPath):
         check_not_empty(path, path.about()["size"])
         return pa.PythonFile(ObjectReader(path), mode="r")
@@ -95,7 +99,9 @@ def open_bytes(path: AnyPath) -> BinaryIO:
 
 
 def fingerprint(path: AnyPath) -> str:
-    """Identify a file or an object and its state; raises `InputError`, `StoreError` or `RunnerError` if it
+    """Return a text that identifies the state of a file or an object. For a file, it has the size, the time
+    of the last change, and a digest of the first and last 64 KiB; for an object, the size, and the version or
+    the time of the last change. Raises `InputError`, `StoreError` or `RunnerError` if the file or object
     cannot be read.
     """
     if isinstance(path, ObjectPath):
@@ -118,7 +124,7 @@ def fingerprint(path: AnyPath) -> str:
 
 @contextmanager
 def admitted(path: Path) -> Iterator[Path]:
-    """The path at which to open a file of this host, after a check that it is a file, and may be read.
+    """Check that `path` is a file of this host that may be read, and yield a path at which to open it.
 
     Opening anything but a file could block. In a confined process, the path returned is that of a descriptor
     that was opened and checked, so it does not matter if `path` leads elsewhere later.
@@ -128,7 +134,7 @@ def admitted(path: Path) -> Iterator[Path]:
     InputError
         The path is not a file.
     RunnerError
-        The file is outside of the roots.
+        This process may not read the file.
     OSError
         The file does not exist, or cannot be opened.
     """

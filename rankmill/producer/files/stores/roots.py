@@ -34,7 +34,9 @@ from rankmill.producer.files.stores.paths import (
 Use = Literal["read", "write"]
 
 _NEVER = {"file", "local", "memory", "data"}
-"""Schemes of URLs that cannot be roots; a folder is named by its path instead."""
+"""Schemes of URLs that the settings ``runner_read`` and ``runner_write`` refuse. A folder is named by its
+path instead.
+"""
 
 
 class Roots:
@@ -59,12 +61,14 @@ class Roots:
         }
 
     def allow(self, path: AnyPath, use: Use) -> bool:
-        """Whether a path, with links resolved, is in a root, and is neither hidden nor in a run's folder."""
+        """Whether a path may be read or written. With links resolved, it must be in one of the allowed
+        folders or URLs, and neither hidden there nor in a run's folder.
+        """
         place = resolved(path)
         return any(_is_within(place, root) and not _is_hidden(place, root) for root in self._roots[use])
 
     def check(self, path: AnyPath, use: Use) -> None:
-        """Raise `RunnerError` if `path` may not be used in the way `use`."""
+        """Raise `RunnerError` if `path` may not be read or written, as `use` says."""
         if not self.allow(path, use):
             raise refusal(str(path), use)
 
@@ -96,8 +100,8 @@ class Roots:
         self._roots["read"].append(folder)
 
     def allow_look(self, path: ObjectPath) -> bool:
-        """Whether a store may be asked about an object. It must be in a root, even if it is hidden there
-        (such as a run's lock), or above a root (such as a bucket).
+        """Whether a store may be asked about an object. The object must be below one of the allowed URLs,
+        even if it is hidden there (such as a run's lock), or above one of them (such as a bucket).
         """
         roots = [root for some in self._roots.values() for root in some]
         return any(_is_within(path, root) or _is_within(root, path) for root in roots)
@@ -115,7 +119,9 @@ def confine(roots: Roots) -> None:
 
 
 def confined() -> Roots | None:
-    """The roots that `confine` was given; ``None`` in a process that works for its own user."""
+    """Return the folders and URLs to which `confine` has limited this process; ``None`` in a process that
+    works for its own user.
+    """
     return _confined[0] if _confined else None
 
 
@@ -165,7 +171,9 @@ def held(descriptor: int, path: Path) -> Path:
 
 
 def _options_for(path: ObjectPath) -> Mapping[str, Any]:
-    """Options of fsspec for an object; raises `RunnerError` outside of the roots."""
+    """Return the options with which fsspec opens an object's store. Raises `RunnerError` if this process may
+    not use the object.
+    """
     roots = confined()
     if roots and not roots.allow_look(path):
         raise refusal(str(path), "read")
@@ -174,7 +182,9 @@ def _options_for(path: ObjectPath) -> Mapping[str, Any]:
 
 @cache
 def _http_options() -> dict[str, Any]:
-    """Options with which fsspec refuses redirections, by an HTTP server, out of the roots."""
+    """Return options with which fsspec refuses an HTTP server's redirections to URLs that this process may
+    not use.
+    """
     import aiohttp
 
     async def check(session: Any, context: Any, redirect: Any) -> None:
@@ -187,7 +197,7 @@ def _http_options() -> dict[str, Any]:
 
 
 def refusal(name: str, use: Use) -> RunnerError:
-    """The error for a name that is outside of the roots."""
+    """Make the error to raise for a path or URL that this process may not read or write."""
     verb = {"read": "read", "write": "write to"}[use]
     return RunnerError(
         f"{name}: this runner may not {verb} it; its setting runner_{use} (rankmill runner --{use}) names "
@@ -209,7 +219,9 @@ def _root(name: str, use: Use) -> AnyPath:
 
 
 def _is_within(path: AnyPath, root: AnyPath) -> bool:
-    """Whether a path without links is `root` or below it; a URL is never within a folder of this host."""
+    """Whether a path without links is the folder or URL `root`, or below it. A URL is never in a folder of
+    this host.
+    """
     if isinstance(path, ObjectPath) and not _is_plain(path):
         return False
     start = resolved(root).parts
@@ -217,7 +229,7 @@ def _is_within(path: AnyPath, root: AnyPath) -> bool:
 
 
 def _is_hidden(path: AnyPath, root: AnyPath) -> bool:
-    """Whether a path below a root is hidden there, or is in the folder of a run."""
+    """Whether a path below the folder or URL `root` is hidden there, or is in the folder of a run."""
     return any(part[0] == "." or part.endswith(WORKSPACE) for part in path.parts[len(resolved(root).parts) :])
 
 

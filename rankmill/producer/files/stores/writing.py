@@ -26,13 +26,17 @@ from rankmill.producer.files.stores.reading import ObjectReader
 from rankmill.producer.files.stores.roots import held, opened_folder
 
 _WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "oss", "memory"}
-"""Stores in which an object appears only when its upload is complete."""
+"""Schemes of the URLs of stores in which an object appears only when its upload is complete."""
 
 _IN_PIECES = {"s3", "s3a"}
-"""Stores to which s3fs sends an object in pieces; by default it holds ten pieces of 50 MiB in memory."""
+"""Schemes of the URLs of stores to which s3fs uploads an object in pieces. Their size and number are set in
+`_send`, because by default s3fs holds ten pieces of 50 MiB in memory.
+"""
 
 _PIECE_BYTES, _MOST_PIECES = 16 << 20, 10_000
-"""Least bytes of a piece, and the most pieces that S3 accepts for an object."""
+"""The smallest size, in bytes, of a piece of an upload to S3, and the largest number of pieces that S3
+accepts for an object.
+"""
 
 _PIECES_AT_ONCE = 4
 
@@ -52,7 +56,7 @@ def folder_of(target: AnyPath) -> Iterator[AnyPath]:
     Raises
     ------
     RunnerError
-        The folder is outside of the roots.
+        This process may not write in the folder.
     OSError
         The folder cannot be made or opened.
     """
@@ -84,7 +88,7 @@ def put(file: Path, target: AnyPath, folder: AnyPath | None = None) -> None:
     OutputError
         The file is in its place, but may not stay there after a power failure.
     RunnerError
-        The folder of `target` is outside of the roots.
+        This process may not write in the folder of `target`.
     """
     if isinstance(target, ObjectPath):
         target.ask(lambda system, name: _send(system, name, file, target), WORK_SECONDS, "cannot write ")
@@ -101,7 +105,8 @@ def put(file: Path, target: AnyPath, folder: AnyPath | None = None) -> None:
 
 @contextmanager
 def whole_file(target: AnyPath) -> Iterator[Path]:
-    """A file to write on this host, which is moved to `target` if the block ends without an error.
+    """Yield the path of a file on this host to write. If the block ends without an error, the file is moved
+    to `target`.
 
     Raises
     ------
@@ -110,7 +115,7 @@ def whole_file(target: AnyPath) -> Iterator[Path]:
     StoreError
         The store of `target` does not accept the file.
     RunnerError
-        The folder of `target` is outside of the roots.
+        This process may not write in the folder of `target`.
     """
     with as_output_error(target), _private_folder(target) as folder:
         partial = folder / target.name
@@ -164,7 +169,7 @@ def delete(files: Iterable[AnyPath], folder: AnyPath) -> None:
     Raises
     ------
     RunnerError
-        The folder is outside of the roots.
+        This process may not write in the folder.
     OSError, StoreError
         A file cannot be deleted.
     """
@@ -201,8 +206,8 @@ def discard(file: Path) -> None:
 
 
 def identity(path: AnyPath, place: AnyPath) -> str:
-    """A text that tells whether a file at `place` is this complete file. It has the file's inode, size and
-    time, or its `content` if one of the two is in a store.
+    """Return a text by which the complete file at `path` can be recognized after it was moved to `place`. The
+    text has the file's inode, size and time, or its `content` if one of the two paths is in a store.
     """
     if not (isinstance(place, Path) and isinstance(path, Path)):
         return content(path)
