@@ -105,8 +105,11 @@ class ModelFiles:
     cache
         Folder for files that are derived from models.
     layout
-        How the model is applied to a pair. answers The token ids of a language model's answers yes and no;
-        the second is ``None`` if only yes counts. load_network Loads the model for the method `network`.
+        How the model is applied to a pair.
+    answers
+        The token ids of a language model's answers yes and no; the second is ``None`` if only yes counts.
+    load_network
+        Loads the model for the method `network`.
     check_unchanged
         Raises `WorkerError` if the files have changed since `revision` was computed.
     alone

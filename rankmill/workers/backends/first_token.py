@@ -49,8 +49,8 @@ def read_first_token_only(model: Any) -> bool:
 
 
 class LastLayer(nn.Module):
-    """A family's last layer, from hidden states ``[rows, tokens, width]`` to those of the first token,
-    ``[rows, 1, width]``.
+    """A model's last layer, which turns the hidden states ``[rows, tokens, width]`` into those of the first
+    token, ``[rows, 1, width]``.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -226,8 +226,8 @@ class _DebertaLayer(LastLayer):
     def _positions(
         self, query: torch.Tensor, key: torch.Tensor, relative: torch.Tensor, places: torch.Tensor
     ) -> torch.Tensor:
-        """Compute the part of the first token's attention scores that depends on relative positions, ``[rows,
-        heads, 1, tokens]``.
+        """Compute the part of the first token's attention scores that depends on relative positions. Returns
+        ``[rows, heads, 1, tokens]``.
 
         `relative` has the relative position of each pair of tokens, ``[1, tokens, tokens]``. `places` has an
         embedding for each relative position, ``[2 * span, width]``.

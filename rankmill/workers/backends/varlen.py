@@ -71,7 +71,7 @@ class PackedInput:
 
     @property
     def mask(self) -> torch.Tensor:
-        """1 for each token of a row, ``[rows, longest]``."""
+        """Array ``[rows, longest]`` with 1 for each token of a row and 0 for padding."""
         return (self._places < self.starts.diff()[:, None]).long()
 
     @property
@@ -79,8 +79,8 @@ class PackedInput:
         return torch.arange(self.longest, device=self.starts.device)
 
     def padded(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Turn the hidden states of packed tokens, ``[1, tokens, width]``, into rows ``[rows, longest,
-        width]``, padded with 0.
+        """Turn the hidden states ``[1, tokens, width]`` of packed tokens into rows that are padded with 0,
+        ``[rows, longest, width]``.
         """
         inside = (self.starts[:-1, None] + self._places).clamp(max=hidden.shape[1] - 1)
         return hidden[0][inside].masked_fill(self.mask[:, :, None] == 0, 0)

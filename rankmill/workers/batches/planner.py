@@ -206,7 +206,7 @@ class WaitingRows(Generic[Owner]):
 
     @property
     def _next_tokens(self) -> int:
-        """Number of tokens of the oldest work that is not cut yet."""
+        """Number of tokens of the oldest work that is not cut into batches yet."""
         return self._tokens[int(self._behind[0][_NUMBER, 0])]
 
     def whole(self) -> list[Owner]:

@@ -103,9 +103,9 @@ class BatchSize:
     Parameters
     ----------
     token_budget
-        Most padded tokens in a batch. `search` and `shrink` change it.
+        A batch has at most this many padded tokens. `search` and `shrink` change this number.
     max_rows
-        Most rows in a batch.
+        A batch has at most this many rows.
     search
         Finds a better token budget.
     headroom
@@ -161,8 +161,8 @@ class BatchSize:
         )
 
     def tokens(self, *, share_prefixes: bool = False) -> int:
-        """Most padded tokens in the next batches. Rows that share prefixes get the whole budget, because they
-        gain from large batches.
+        """Return how many padded tokens each of the next batches may have. Rows that share prefixes get the
+        whole budget, because they gain from large batches.
         """
         if share_prefixes or not self._short_batches:
             return self.token_budget
@@ -180,8 +180,8 @@ class BatchSize:
         return max(round(_MIXED_SECONDS * median(self._speeds) / tokens), _FEWEST)
 
     def see(self, planned: int, rows: int, tokens: int, seconds: float) -> bool:
-        """Record a batch: `planned` is the number of its tokens with padding, `tokens` without, and `seconds`
-        its time.
+        """Record how many `seconds` a batch took. `planned` is the number of its tokens with padding,
+        `tokens` without.
 
         Returns whether to call `search` now.
         """
@@ -262,7 +262,7 @@ class BudgetSearch:
         return self._remembered or self._first
 
     def see(self, rows: int, tokens: int, seconds: float) -> bool:
-        """Record the time of a batch; returns whether it is time to call `find`."""
+        """Record how many `seconds` a batch took. Returns whether to call `find` now."""
         if self._done:
             return False
         self._seconds += seconds
@@ -276,8 +276,8 @@ class BudgetSearch:
         return tokens * self._seconds / max(self._tokens, 1)
 
     def find(self, batch: Batch, most_rows: Callable[[int], int] = lambda length: sys.maxsize) -> int:
-        """Try budgets in turn, with rows like those of `batch`; returns the best, and caches it unless the
-        machine is busy.
+        """Run batches of several token budgets in turn, with rows like those of `batch`. Returns the best
+        budget, and caches it unless the machine is busy.
 
         The device must have no other forward in progress. `most_rows` returns how many rows of a length fit
         into memory; larger batches are not tried.

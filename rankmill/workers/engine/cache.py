@@ -193,8 +193,8 @@ class EngineCache:
         return len(keys)
 
     def has(self, spec: ScoreSpec) -> bool:
-        """Whether the model of `spec` is loaded. If the spec names no revision, the files must also be as
-        they were when the model was loaded.
+        """Return whether the model of `spec` is loaded. If the spec names no revision, the model's files must
+        also be as they were when it was loaded.
         """
         cached = self._cached.get(self._key(self._weights_of(spec)[0]))
         try:
@@ -203,7 +203,7 @@ class EngineCache:
             return False
 
     def evicts(self, spec: ScoreSpec) -> bool:
-        """Whether `get` would have to unload another model before it loads that of `spec`."""
+        """Return whether `get` would have to unload another model before it loads that of `spec`."""
         key = self._key(self._weights_of(spec)[0])
         return bool(self._cached) and key not in self._cached and self._too_much(key)
 
@@ -275,8 +275,8 @@ class EngineCache:
             metrics.model_loads.labels(outcome).inc()
 
     def _make_room(self, key: WeightsKey) -> None:
-        """Unload other models until the limits allow the model of `key`. Its size counts as 0 before its
-        first load.
+        """Unload other models until the settings' limits for loaded models leave room for the model of `key`.
+        Its size counts as 0 before its first load.
         """
         while any(other != key for other in self._cached) and self._too_much(key):
             self._drain()

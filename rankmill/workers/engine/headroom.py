@@ -45,15 +45,15 @@ class Memory(Protocol):
     def used(self) -> int: ...
 
     def used_and_free(self) -> tuple[int, int]:
-        """The memory that this process uses, and the memory that it may still take."""
+        """Return how much memory this process uses, and how much it may still take."""
         ...
 
     def peak(self) -> int:
-        """The most memory used since the last `begin`."""
+        """Return the largest amount of memory that was in use at any time since the last call of `begin`."""
         ...
 
     def begin(self) -> None:
-        """Begin to measure another `peak`."""
+        """Forget the peak so far, and begin to measure another one."""
         ...
 
 
@@ -166,7 +166,7 @@ class Headroom:
         self._said = float("-inf")
 
     def submit(self, backend: Backend, batch: Batch) -> Pending:
-        """Begin a forward as `Backend.submit` does, and learn how much memory it needs."""
+        """Begin the forward of a batch as `Backend.submit` does, and learn how much memory it needs."""
         if self._memory is None:
             return backend.submit(batch)
         weight = _weight(*batch.shape)

@@ -113,8 +113,8 @@ class Pipeline:
     Parameters
     ----------
     batch_wait
-        Most seconds to wait for more rows before a forward. There is no wait while another forward is in
-        progress, or if two batches of the same engine and priority wait.
+        Before a forward, wait at most this many seconds for more rows. There is no wait while another forward
+        is in progress, or if two batches of the same engine and priority wait.
     """
 
     def __init__(self, batch_wait: float) -> None:

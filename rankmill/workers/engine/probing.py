@@ -1,5 +1,5 @@
-"""Scores the probes, the pairs of a proof, as a worker scores all pairs: beside other rows, in several
-batches.
+"""Scores the probes (pairs that check a model's scores) as a worker scores all pairs: in several batches,
+with other rows beside them.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ class Probed:
         return logits
 
     def repeated(self, rows: int, tokens: int) -> Iterator[tuple[Rows, Logits]]:
-        """Score four large batches that repeat probes; yields the indices of the probes in a batch, and their
-        logits.
+        """Score four large batches that repeat probes. Yields, for each batch, the indices of its probes and
+        their logits.
 
         The first batch has `rows` rows, which repeat the shortest probes. The other three have at most `rows`
         rows and `tokens` padded tokens: the second has rows of equal lengths, the third has rows of middle

@@ -1,4 +1,4 @@
-"""Estimates the length of a proof from the time that its finished batches took."""
+"""Estimates how long a proof of a model's scores takes, from the time that its finished batches took."""
 
 from __future__ import annotations
 

@@ -601,7 +601,7 @@ def _choices(labels: tuple[str, ...]) -> Iterator[tuple[str | None, slice]]:
 
 
 def _largest(values: Logits) -> float:
-    """The largest absolute value of the finite numbers; 0 if there are none."""
+    """Return the largest absolute value of the finite numbers in an array; 0 if there are none."""
     magnitudes = np.abs(values[np.isfinite(values)])
     return float(magnitudes.max(initial=0.0))
 
@@ -612,8 +612,9 @@ def _same_bits(ours: Logits, theirs: Logits) -> bool:
 
 
 def _spearman(ours: Logits, theirs: Logits) -> float:
-    """The lowest rank correlation between `ours` and `theirs` of any output; 0 if no probe has numbers in
-    both. An output with the same value for all probes does not count.
+    """Return the rank correlation between the worker's logits (`ours`) and transformers' (`theirs`), for the
+    output where it is lowest; 0 if no probe has numbers in both. An output with the same value for all probes
+    does not count.
     """
     in_both = np.isfinite(ours).all(axis=1) & np.isfinite(theirs).all(axis=1)
     if not in_both.any():

@@ -67,7 +67,7 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
 
 
 def _save(graph: Any, files: ModelFiles, folder: Path) -> None:
-    # raises if the files have changed: the graph's name in the cache is that of the old files
+    # raises if the model's files have changed, because the graph has the name of the old files in the cache
     files.check_unchanged()
     openvino.save_model(graph, folder / _FILE, compress_to_fp16=False)
     core().read_model(folder / _FILE)  # reading fails if a full disk has cut the file short

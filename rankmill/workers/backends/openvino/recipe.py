@@ -23,7 +23,9 @@ from rankmill.jobs.contract.spec import RECIPE, RECIPE_FORMAT, complaint
 from rankmill.workers.host.model_file import model_file
 
 FACTORS = "rankmill_smoothing.safetensors"
-"""Name of the file with the smoothing factors, beside `RECIPE`; only the kinds of int8 use them."""
+"""Name of the file with the smoothing factors, which lies beside `RECIPE` in a model's folder. Only the kinds
+of int8 use the factors.
+"""
 
 
 class Smoothed(nn.Module):

@@ -61,8 +61,8 @@ class Chain(nn.Module):
 
 
 class Pooling(nn.Module):
-    """Pools the hidden states of each row's tokens in one or more ways, and joins the vectors, ``[rows, ways
-    * width]``.
+    """Pools the hidden states of each row's tokens in one or more ways, and joins the vectors. The result is
+    ``[rows, ways * width]``.
     """
 
     def __init__(self, modes: Sequence[str]) -> None:
