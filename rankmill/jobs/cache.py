@@ -1,4 +1,6 @@
-"""The cache folder of a host, who may write there, its locks, and the digests of files that it remembers."""
+"""The folder in which rankmill caches files on a host: its path, a check of who may write there, file locks,
+and stored digests of files.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,13 @@ _MODE = 0o775
 
 
 def cache_folder(setting: str) -> Path:
-    """The cache folder; ``auto`` means ``rankmill`` in the user's cache folder.
+    """Return the path of rankmill's cache folder from the setting ``cache_dir``; ``auto`` means the folder
+    ``rankmill`` in the user's own cache folder.
 
     Raises
     ------
     ConfigError
-        The path begins with ``~``, and that home folder is not known.
+        The path begins with ``~``, and the home folder that it stands for is not known.
     """
     given = Path(setting if setting != "auto" else os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     folder = of_user(given, "cache_dir (RANKMILL_CACHE_DIR)")
@@ -60,12 +63,12 @@ def make_folder(folder: Path) -> None:
 
 
 def strangers(folder: Path, top: Path | None = None, setting: str = "cache_dir") -> str | None:
-    """One line that says why files in a folder may come from strangers; ``None`` if no stranger can write
-    there.
+    """Check whether strangers can write to a folder whose files this process would trust. Returns one line
+    that says who can; ``None`` if no stranger can.
 
     Strangers are all users except root and this process's user, and all groups that this process is not in.
-    The group of a pod (``fsGroup``) is not a stranger. The folders above are checked too: whoever can write
-    to one of them can replace the folder, unless the sticky bit is set, as on /tmp.
+    The group of a pod (``fsGroup``) is not a stranger. The folders above this one are checked too: whoever
+    can write to one of them can replace the folder, unless the sticky bit is set, as on /tmp.
 
     Parameters
     ----------
@@ -88,8 +91,9 @@ def strangers(folder: Path, top: Path | None = None, setting: str = "cache_dir")
 
 
 def _strangers(folder: Path, *, above: bool = False) -> str | None:
-    """Why strangers can write to a folder; ``None`` if they cannot. They may write to a sticky folder `above`
-    the cache, because they cannot replace the cache there.
+    """Return why strangers (other users) can write to a folder, such as ``belongs to user 7``; ``None`` if
+    they cannot. With `above`, the folder is one above the cache. A sticky bit is enough there, because
+    strangers then cannot replace the cache.
     """
     try:
         status = folder.stat()
@@ -101,7 +105,7 @@ def _strangers(folder: Path, *, above: bool = False) -> str | None:
     if status.st_mode & stat.S_IWGRP and not is_sticky:
         if status.st_gid not in _groups():
             return f"can be written by group {status.st_gid}, which this process is not in"
-        if listed := _in_its_list(folder):  # the list's mask is the group's bits of the mode
+        if listed := _in_its_list(folder):  # with such a list, the group's bits of the mode are its mask
             return f"can be written by {listed}, as its access control list says"
     owner = status.st_uid
     if owner in {0, os.geteuid()} or owner == owner_in(folder) or (above and owner in _unmapped()):
@@ -114,7 +118,9 @@ def _groups() -> set[int]:
 
 
 def _in_its_list(folder: Path) -> str | None:
-    """A stranger whom the folder's POSIX access control list lets write; ``None`` without such a stranger."""
+    """Return a stranger, such as ``user 7``, who may write to a folder by its POSIX access control list;
+    ``None`` if the list names no stranger.
+    """
     try:
         listed = os.getxattr(folder, "system.posix_acl_access")
     except (OSError, AttributeError):  # the folder or the system does not have such lists
@@ -128,8 +134,8 @@ def _in_its_list(folder: Path) -> str | None:
 
 
 def owner_in(folder: Path) -> int | None:
-    """The user who owns a file that this process makes in a folder; ``None`` if it can make no file there. On
-    some file systems, all files have the same owner, whoever makes them.
+    """Return the id of the user who would own a new file of this process in a folder; ``None`` if the process
+    can make no file there. On some file systems, all files have the same owner, whoever makes them.
     """
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -167,7 +173,9 @@ def write_json(file: Path, values: dict[str, Any]) -> None:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Read a file of `write_json`; empty if the file cannot be read or is not an object of JSON."""
+    """Read a JSON file that `write_json` wrote. Returns an empty dictionary if the file cannot be read or is
+    not a JSON object.
+    """
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -180,24 +188,27 @@ Facts = tuple[int, int, int, int, int]
 """
 
 _SETTLED_SECONDS = 2.0
-"""A file's digest is remembered only if the file last changed longer ago than this (s). The clocks of file
-systems are coarse, so two changes in quick succession may have the same time.
+"""The digest of a file is stored in the cache only if the file last changed longer ago than this (s). The
+clocks of file systems are coarse, so two changes in quick succession may have the same time.
 """
 
 _SMALL = 1 << 20
-"""Files of fewer bytes are always read, because remembering their digest would take as long."""
+"""The digest of a file with fewer bytes than this is not stored in the cache, because that would take as long
+as reading the file again.
+"""
 
 
 def facts_of(status: os.stat_result) -> Facts:
-    """Facts about a file that change when the file or its content changes."""
+    """Return the facts about a file that change when the file is replaced or its content changes."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def file_digest(path: Path, cache: Path | None = None) -> str:
-    """The SHA-256 of a file; reading large weights takes seconds to minutes. Threads may call this.
+    """Return the SHA-256 of a file. For the weights of a large model this takes seconds to minutes. Threads
+    may call this.
 
-    With `cache`, the digest of a large file is remembered in this cache folder, and holds as long as the
-    file's facts stay the same. A folder that strangers can write to is not used.
+    With the cache folder `cache`, the digest of a large file is stored there, and is used again as long as
+    the file's `Facts` stay the same. A cache folder to which other users can write is not used.
 
     Raises
     ------
@@ -220,8 +231,8 @@ def file_digest(path: Path, cache: Path | None = None) -> str:
 
 
 def _remembered(path: Path, cache: Path | None) -> Path | None:
-    """The file that remembers the digest of the file at `path`; ``None`` without a cache, or if strangers can
-    write there.
+    """Return the path of the file in `cache` that stores the digest of the file at `path`; ``None`` without a
+    cache, or if other users can write there.
     """
     if cache is None or strangers(cache / "digests", cache):
         return None

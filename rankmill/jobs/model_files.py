@@ -29,12 +29,14 @@ PLAIN = frozenset({"LICENSE", "LICENCE", "NOTICE", "README", "COPYING"})
 
 _UNREAD = WORDS | PLAIN | {".py"}
 _OTHER_WEIGHTS = frozenset({".bin", ".pt", ".pth", ".h5", ".msgpack", ".ot", ".gguf", ".ckpt"})
-"""Endings of weights that nothing reads. Only files in the top folder are left out, because in subfolders a
-file of ONNX may have any name.
+"""Endings of files with weights in formats that rankmill does not read. Only such files in the top folder of
+a model are left out, because in subfolders a file of ONNX may have any name.
 """
 
 _LEFT_OUT = re.compile(r"\..*|__pycache__|checkpoint-\d+")
-"""Hidden files and folders, and folders in which a training keeps its state."""
+"""Matches names of files and folders that are not part of a model: hidden ones, and folders in which a
+training stores its state.
+"""
 
 _OF_WEIGHTS = ("weight_map", "transformers_weights")
 _OF_CONFIGS = ("configuration_files", "fast_tokenizer_files")
@@ -48,7 +50,9 @@ that nothing reads.
 """
 
 _LARGEST_JSON = 64 << 20
-"""Most bytes of a JSON file that may name others; the index of a model of 100 GB has two million bytes."""
+"""A JSON file that may name other files of a model is refused if it has more bytes than this. The index of a
+model of 100 GB has two million bytes.
+"""
 
 _LONGEST = 100
 
@@ -106,7 +110,9 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def model_facts(folder: Path) -> dict[str, Facts]:
-    """The `Facts` of a model's files; equal facts mean equal content. Raises as `model_files` does."""
+    """Return size, times and other `Facts` of each file of a model. Equal facts mean equal content. Raises as
+    `model_files` does.
+    """
     return {name: facts_of(path.stat()) for name, path in model_files(folder).items()}
 
 
@@ -157,8 +163,8 @@ def _names_in(folder: Path, name: str) -> _Names:
 
 @lru_cache(maxsize=10_000)
 def _read_names(folder: Path, name: str, facts: Facts) -> _Names:
-    """The names in a JSON file. The `facts` of the file are part of the cache's key, so that a changed file
-    is read again.
+    """Read the names of files from a JSON file of a model. The `facts` about the JSON file are part of the
+    key under which the names are cached, so that a changed file is read again.
     """
     this, size = folder / name, facts[2]
     if size > _LARGEST_JSON:

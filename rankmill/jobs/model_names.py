@@ -23,7 +23,7 @@ from rankmill.jobs.runtime.settings import WorkerSettings
 from rankmill.jobs.system import system
 
 _FRESH_SECONDS = 5.0
-"""Seconds for which an extension's answer is used again."""
+"""For this many seconds, an extension's answer about a name is used again without asking the extension."""
 
 _PATHS = ("/", ".", "~")
 """A name that begins with one of these is a path."""
@@ -59,7 +59,9 @@ class Choice:
         return next(iter(self.shares)) if len(self.shares) == 1 and not self.shadow else None
 
     def one(self, given: object) -> str:
-        """The only model; raises `InputError` if the `given` name stands for several models."""
+        """Return the model if the name stands for only one. Raises `InputError`, with the name as the user
+        has `given` it, if there are several.
+        """
         if self.only is None:
             first = max(self.shares, key=lambda model: self.shares[model])
             shown = ", ".join([*self.shares, *([self.shadow] if self.shadow else [])])
@@ -98,10 +100,12 @@ class NamedModels(Protocol):
     """Models that an extension knows by name. Threads share the object."""
 
     def owns(self, model: str) -> bool:
-        """Whether a model's name has the form of this extension's names; this reads nothing."""
+        """Return whether a model's name has the form of this extension's names. Only the text of the name is
+        read, not the model.
+        """
 
     def choice(self, model: str) -> Choice:
-        """What the name stands for now. Producers call this.
+        """Return the models that a name stands for now. Producers call this.
 
         Raises
         ------
@@ -121,7 +125,7 @@ class NamedModels(Protocol):
         content
             The digest that the files must have, if it is known.
         cache
-            Where files may be kept.
+            The cache folder in which the files may be stored.
 
         Raises
         ------
@@ -136,7 +140,9 @@ class NamedModels(Protocol):
 
 
 MakeModels = Callable[[WorkerSettings], NamedModels]
-"""What an entry point of ``rankmill.models`` names."""
+"""The type of the class or function that an entry point of ``rankmill.models`` names; it is called with the
+settings.
+"""
 
 
 def _installed() -> Iterable[MakeModels]:
@@ -175,7 +181,7 @@ class _Known:
 
 
 class ModelNames:
-    """What names of models stand for. Threads may share the object.
+    """Asks extensions which models a name stands for. Threads may share the object.
 
     An extension's answer is used again for some seconds, and longer while the extension cannot reach its
     service.
@@ -186,7 +192,7 @@ class ModelNames:
         The settings, including those of extensions.
     extensions
         Returns the extensions' classes; by default it loads the entry points of ``rankmill.models``. It is
-        called with the first name that may be an extension's.
+        called once, when the first name comes that may be an extension's.
     """
 
     def __init__(
@@ -211,7 +217,7 @@ class ModelNames:
         return next((owner for owner in self.owners if owner.owns(model)), None)
 
     def choice(self, model: str) -> Choice | None:
-        """What a name stands for; ``None`` for ``demo``, a path or an id on the hub.
+        """Return the models that a name stands for; ``None`` for ``demo``, a path or an id on the hub.
 
         Raises
         ------
@@ -258,8 +264,8 @@ class ModelNames:
         return model if choice is None else choice.one(model)
 
     def pinned(self, spec: ScoreSpec) -> ScoreSpec:
-        """A copy of `spec` in which `pin` has replaced the model's name. Unless `spec` has a revision, it
-        gets the digest of the model's content. Raises as `pin` does.
+        """Return a copy of `spec` in which `pin` has replaced the model's name. Unless `spec` has a revision,
+        it gets the digest of the model's content. Raises as `pin` does.
         """
         choice = self.choice(spec.model)
         if choice is None:

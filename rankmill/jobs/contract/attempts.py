@@ -37,8 +37,8 @@ def retries(most: int, failed: int) -> Retry | None:
 
 
 def attempt(run: Run, job: Job) -> int:
-    """Number of the current attempt at the job's chunk, from 1. The number is computed, because RQ stores
-    only the number of remaining retries.
+    """Return the number of the current attempt at the job's chunk, counted from 1. It is computed, because RQ
+    stores only how many retries are left.
     """
     retries_left = run.max_retries if job.retries_left is None else job.retries_left
     return 1 + run.max_retries - retries_left
@@ -51,5 +51,7 @@ def suspect(job: Job) -> None:
 
 
 def is_suspect(job: Job) -> bool:
-    """Whether a worker must score the job by itself, so that no other job is blamed if the worker dies."""
+    """Return whether a worker must score the job with no other job beside it, so that no other job is blamed
+    if the worker dies.
+    """
     return bool(job.meta.get(SUSPECT))

@@ -88,7 +88,7 @@ class OutputError(RankmillError):
 
 
 class StoreError(RankmillError):
-    """An object store refuses a request, or did not answer for the longest time that a command waits."""
+    """An object store refuses a request, or did not answer within the longest time that a command waits."""
 
 
 class ConnectionFailed(RankmillError):
@@ -96,15 +96,17 @@ class ConnectionFailed(RankmillError):
 
 
 class RedisUnavailable(RankmillError):
-    """The server could not be reached for the longest time that a command waits."""
+    """The Redis server could not serve within the longest time that a command waits for it."""
 
 
 class RedisFailed(RankmillError):
-    """The server refused a command for a reason that does not pass with time."""
+    """The Redis server refused a command for a reason that does not pass with time."""
 
 
 class ValueRefused(RedisFailed):
-    """The server, or a proxy before it, refuses a value of the run because of its size."""
+    """The Redis server, or a proxy before it, refuses a value of the run, such as a chunk, because of its
+    size.
+    """
 
     fault = Fault.RUN
 
@@ -157,7 +159,7 @@ class RunFailed(RankmillError):
     message
         Why the run cannot be completed.
     option
-        As in `SpecError`.
+        Name of the spec's field that does not fit the model on any worker; ``None`` for other reasons.
     """
 
     fault = Fault.RUN
@@ -174,7 +176,9 @@ class WrongScores(RunFailed):
 
 
 class RunnerError(RankmillError):
-    """One runner cannot score the files of a submitted run; the run goes back to the queue for another."""
+    """One runner, a process that scores submitted files, cannot score the files of a run. The run goes back
+    to the queue for another runner.
+    """
 
     fault = Fault.WORKER
 
@@ -187,17 +191,17 @@ _TOO_LONG = re.compile(r"the .+ has ([\d,]+) tokens, and ([\d,]+) are taken: sho
 
 
 def too_long(row: str, tokens: int, most: int) -> str:
-    """The reason why a row has no score: it has more than `most` tokens. `row` says what a row is, such as
-    ``pair``.
+    """Return the error message of a row that has no score because it has more than `most` tokens. The message
+    calls the row by the word `row`, such as ``pair``.
     """
     return f"the {row} has {tokens:,} tokens, and {most:,} are taken: shorten it"
 
 
 def read_too_long(reason: str) -> tuple[int, int] | None:
-    """The row's number of tokens and the most allowed, from a reason that `too_long` wrote; ``None`` for
-    other reasons.
+    """Read the row's number of tokens, and the largest allowed number, from an error message of `too_long`.
+    Returns ``None`` for other messages.
 
-    Results, journals and outputs have only the text of a reason, so the numbers are read from the text.
+    Results, journals and outputs have only the text of the message, so the numbers are read from the text.
     """
     match = _TOO_LONG.fullmatch(reason)
     return (int(match[1].replace(",", "")), int(match[2].replace(",", ""))) if match else None
@@ -227,7 +231,9 @@ class RunTimeout(StillWaiting, TimeoutError):
 
 
 class NoWorkers(StillWaiting):
-    """No suitable worker listens, or none has come in the time that a client waits for one."""
+    """No suitable worker listens on the run's queue, or none has come in the time that a client waits for
+    one.
+    """
 
 
 class RunCancelled(RankmillError):
@@ -239,7 +245,7 @@ class NotInRegistry(InputError):
 
 
 class RegistryConflict(InputError):
-    """A change conflicts with the present contents of a registry, or with their use."""
+    """A change to a registry of models conflicts with its present contents, or with runs that use them."""
 
 
 class RegistryError(RankmillError):
@@ -251,9 +257,13 @@ class RegistryAway(RegistryError):
 
 
 class EmbeddedError(RankmillError):
-    """The embedded server or its workers could not be started or kept alive."""
+    """The Redis server or the workers that rankmill itself starts on this host, if no server is named, could
+    not be started or kept alive.
+    """
 
 
 def fault_of(error: BaseException) -> Fault:
-    """The fault of an error; errors that rankmill did not raise count as `Fault.ATTEMPT`."""
+    """Return the `Fault` of an error, which decides what happens to its chunk. Errors that rankmill did not
+    raise count as `Fault.ATTEMPT`.
+    """
     return error.fault if isinstance(error, RankmillError) else Fault.ATTEMPT

@@ -22,10 +22,10 @@ from rankmill.jobs.contract.schema import FORMAT, MAX_CHUNK_ROWS, Inputs, Weight
 from rankmill.jobs.contract.spec import ScoreSpec
 
 STANDARD_STREAM = "-"
-"""Stands for standard input, and as an output for standard output."""
+"""The path that stands for standard input or, as an output, for standard output."""
 
 DATASET = "irds:"
-"""Prefix of names of ir_datasets' data sets."""
+"""A path that begins with this prefix names a data set of the package ir_datasets."""
 
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 """Delimiters that are detected in CSV files, by their names in options."""
@@ -212,13 +212,13 @@ class FileRequest(WireModel):
 
     @property
     def read_names(self) -> Iterator[str]:
-        """Every path that the request reads, except models."""
+        """The path of every file that the request reads, except models."""
         single = (self.run, self.qrels, self.reuse)
         yield from (*self.inputs, *self.queries, *self.corpus, *filter(None, single))
 
     def run_models(self, model: str) -> tuple[str, ...]:
-        """The model for each score column: `models` of the request, or else `model`, twice if the request has
-        two columns of conversations.
+        """Return the name of the model for each score column: those that the request lists as ``models``, or
+        else `model`, twice if the request has two columns of conversations.
         """
         return self.models or (model,) * max(len(self.messages_column), 1)
 
@@ -228,7 +228,8 @@ class FileRequest(WireModel):
         return next((path for path in given if path and not _is_absolute(path)), None)
 
     def at_home(self) -> FileRequest:
-        """The same request with absolute paths, because runners run in other folders.
+        """Return this request with absolute paths, because runners, the processes that score submitted files,
+        work in other folders.
 
         Raises
         ------
@@ -273,10 +274,11 @@ def _absolute(path: str) -> str:
 
 
 class FileOrder(WireModel):
-    """What a submitted run asks a runner to do: the only argument of the RQ job ``rankmill.score_file``.
+    """The files and options of a submitted run, as a runner (a process that scores submitted files) gets
+    them: the only argument of the RQ job ``rankmill.score_file``.
 
-    Without ``queue`` or ``chunk_size``, the runner's settings decide. Without ``tenant``, the run belongs to
-    nobody.
+    Without ``queue`` or ``chunk_size``, the runner's settings decide. Without ``tenant``, the run counts for
+    the tenant whose name is empty.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""A run of files that other processes carry out, as its caller sees it: its state, progress and outcome."""
+"""The state, progress and outcome of a run of files that other processes score for a caller."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RunOutcome(WireModel):
 
 
 class FileRunState(WireModel):
-    """A run of files, as its caller sees it.
+    """The state of a run of files that other processes score, as its caller sees it.
 
     Attributes
     ----------

@@ -60,7 +60,7 @@ class Payload(NamedTuple):
 
 
 def job_data(run: Run, chunk: ChunkId, payload: Payload) -> Any:
-    """Make the job's data for `Queue.enqueue_many`."""
+    """Make the data from which RQ's `Queue.enqueue_many` creates the job of a chunk."""
     return Queue.prepare_data(
         JOB_FUNCTION,
         args=(run.id, str(chunk)),
@@ -93,7 +93,7 @@ def chunk_of(job: Job) -> tuple[str, ChunkId]:
 
 
 def asks_for_row_tokens(job: Job) -> bool:
-    """Whether the result should have the number of tokens of each row."""
+    """Return whether a job asks for the number of tokens of each row in its chunk's result."""
     return bool(job.meta.get(_ROW_TOKENS))
 
 
@@ -103,7 +103,7 @@ def worker_command(queue: str) -> str:
 
 
 def wrong_worker_message(queue: str) -> str:
-    """The error message for a queue whose workers cannot score."""
+    """Return the error message for a queue that has only plain RQ workers, which cannot score."""
     return (
         f"queue {queue!r} is served by a plain RQ worker, which cannot score; "
         f"start its workers with: {worker_command(queue)}"

@@ -39,12 +39,14 @@ Redis, and `read_chunk_id` reads it.
 
 
 def parent_of(chunk: ChunkId) -> int:
-    """The whole chunk that a piece was cut from; a whole chunk itself."""
+    """Return the whole chunk from which a piece (rows sent as a job of their own) was cut; a whole chunk is
+    returned as it is.
+    """
     return chunk.parent if isinstance(chunk, PieceId) else chunk
 
 
 def read_chunk_id(name: object) -> ChunkId | None:
-    """The chunk with this name; ``None`` if no chunk has it.
+    """Read the name of a chunk as Redis has it; ``None`` if this is not the name of a chunk.
 
     >>> read_chunk_id("96"), read_chunk_id(b"96_16_8"), read_chunk_id("*")
     (96, PieceId(parent=96, start=16, rows=8), None)
@@ -99,8 +101,8 @@ def detached(run_id: str) -> str:
 
 
 def failed_attempts(run_id: str) -> str:
-    """Set: ``<chunk>:<number>`` for each failed attempt at a chunk, and ``<piece>:0`` for a piece that was
-    sent.
+    """Set: ``<chunk>:<number>`` for each failed attempt at a chunk, and ``<piece>:0`` for each piece (rows of
+    a chunk) that was sent as a job of its own.
     """
     return f"{PREFIX}:run:{run_id}:submissions"
 
@@ -111,12 +113,16 @@ def settled(run_id: str) -> str:
 
 
 def counted(run_id: str) -> str:
-    """Set: results of the run whose usage is counted; used only if the results stay in Redis."""
+    """Set: the results of a run whose usage (pairs, tokens, device time) is already counted for the tenant.
+    This set exists only if the results stay in Redis.
+    """
     return f"{PREFIX}:run:{run_id}:counted"
 
 
 def usage(day: int | None = None) -> str:
-    """Hash: the usage of a day, numbered from 1970 in UTC; without a day, the prefix of these keys."""
+    """Hash: what each tenant has used on one day, by model and device. Days are numbered from 1970 in UTC.
+    Without `day`, this returns the prefix of these keys.
+    """
     return f"{PREFIX}:usage" if day is None else f"{PREFIX}:usage:{day}"
 
 
@@ -157,12 +163,14 @@ def worker(name: str) -> str:
 
 
 def of_queue(queue: str) -> str:
-    """The prefix of a queue's keys; scripts add the rest of each name."""
+    """The prefix of the keys of a queue; Lua scripts add the rest of each name."""
     return f"{PREFIX}:queue:{queue}:"
 
 
 def capacity(queue: str) -> str:
-    """String: how much the live workers of a queue claim ahead, as JSON."""
+    """String: how many live workers of a queue take chunks, and how many pairs they claim ahead in all, as
+    JSON.
+    """
     return f"{of_queue(queue)}capacity"
 
 
@@ -201,7 +209,8 @@ def waits(queue: str) -> str:
 
 
 def turns(queue: str, scope: str) -> str:
-    """Sorted set: who waits, by the number of pairs that workers have taken from each; the lowest is next.
+    """Sorted set: the tenants or runs that have waiting jobs, by the number of pairs that workers have taken
+    from each; the one with the lowest number is next.
 
     In the scopes ``request`` and ``bulk`` the members are tenants, whose numbers are divided by their
     weights. In a scope ``bulk:<tenant>`` the members are the tenant's runs.
@@ -210,14 +219,16 @@ def turns(queue: str, scope: str) -> str:
 
 
 def level(queue: str, scope: str) -> str:
-    """String: the number with which a new member of `turns` begins. It is the number that the member with the
-    latest turn had before that turn.
+    """String: the number with which a new tenant or run enters the sorted set `turns`. It is the number that
+    the tenant or run that was served last had before that.
     """
     return f"{of_queue(queue)}level:{scope}"
 
 
 def waiters(queue: str) -> str:
-    """Sorted set: names of the workers that wait at RQ's list, by the time at which their entry expires."""
+    """Sorted set: names of the workers that wait for a job to come into RQ's own list, by the time at which
+    their entry expires.
+    """
     return f"{of_queue(queue)}waiters"
 
 
@@ -227,8 +238,8 @@ def idle(queue: str) -> str:
 
 
 def reader_bell(reader: str) -> str:
-    """Stream: a producer waits for results of many runs with one command, which reads this stream too. To add
-    a run, the producer writes here, which ends the command.
+    """Stream: wakes a producer that waits for the results of many runs with one command, which reads this
+    stream too. To add a run, the producer writes an entry here, which ends the command.
     """
     return f"{PREFIX}:reader:{reader}:bell"
 
@@ -239,7 +250,7 @@ def job_id(run_id: str, chunk: ChunkId | Literal[""]) -> str:
 
 
 def parse_job_id(job: str) -> tuple[str, ChunkId] | None:
-    """Run and chunk of a job id; ``None`` if the id does not name a chunk.
+    """Read the run's id and the chunk from the id of a job; ``None`` if the job is not the job of a chunk.
 
     >>> parse_job_id(job_id("0af", 7))
     ('0af', 7)

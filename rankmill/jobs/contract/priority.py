@@ -1,4 +1,4 @@
-"""The priority and the tenant of a run, which its id tells.
+"""The priority and the tenant of a run, which are both part of the run's id.
 
 Requests, whose caller waits for them, come before bulk work. Tenants get shares of the workers by their
 weights. The ids of a run's jobs begin with the run's id, so a job's id is enough to find its place in a
@@ -16,11 +16,13 @@ from rankmill.jobs.system import system
 Priority = Literal["request", "bulk"]
 
 REQUEST_ROWS = 256
-"""Most rows of a run that counts as a request, unless the caller chooses."""
+"""A run of at most this many rows counts as a request, and a larger one as bulk work, unless its caller
+chooses.
+"""
 
 GROUP = 12
-"""Number of hexadecimal digits at the end of an id that stand for the tenant. The tenant's digits are at the
-end because users name runs by the beginnings of ids.
+"""Number of hexadecimal digits at the end of a run's id that stand for the tenant. The tenant's digits are at
+the end because users name runs by the beginnings of ids.
 """
 
 _MARK = "r"
@@ -28,7 +30,8 @@ _MARK = "r"
 
 
 def choose_priority(given: str | None, rows: int | None) -> Priority:
-    """The `given` priority, or else the one that suits a run of `rows` rows (``None`` if unknown).
+    """Return the priority of a run: the one that the caller has `given`, or else the one that its number of
+    `rows` (``None`` if unknown) decides.
 
     Raises
     ------
@@ -43,7 +46,7 @@ def choose_priority(given: str | None, rows: int | None) -> Priority:
 
 
 class Tenant(NamedTuple):
-    """A group that runs are scored for, and its weight.
+    """A user or group for which runs are scored, and its weight, which decides its share of the workers.
 
     A weight of 2.0 gets twice as much of the workers as 1.0. All runs without a tenant share the tenant whose
     name is empty.
@@ -72,10 +75,12 @@ def tenant_in(run_id: str) -> str:
 
 
 def run_id_of_request(job_id: str) -> str:
-    """The run id of a job that contains its own pairs; such a job is a request."""
+    """Return the id of the run as which a job that contains its own pairs is scored. Such a job counts as a
+    request.
+    """
     return _MARK + job_id
 
 
 def priority_of(run_id: str) -> Priority:
-    """The priority that a run's id tells."""
+    """Return the priority of a run, from the first letter of its id."""
     return "request" if run_id.startswith(_MARK) else "bulk"

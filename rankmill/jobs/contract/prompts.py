@@ -9,7 +9,7 @@ from rankmill.jobs.contract.home import expanded
 from rankmill.jobs.contract.shipped import shipped
 
 TEXTS_ALONE = "none"
-"""Stands for no template: the model reads query and passage without a prompt."""
+"""The name to give in place of a template if the model should read query and passage without a prompt."""
 
 MAX_TEMPLATE_CHARS = 64 << 10
 
@@ -56,7 +56,8 @@ def read_template(given: str | None) -> str | None:
 
 
 def check_text(given: str | None) -> None:
-    """Check that a received template is not a path, which would be read on this host.
+    """Check that a prompt template from another process is not the path of a file, because that file would be
+    read on this host.
 
     Raises
     ------
@@ -70,7 +71,8 @@ def check_text(given: str | None) -> None:
 
 
 def answers_of(template: str | None) -> tuple[str, str | None] | None:
-    """The tokens for yes and no in the comment with which a template begins; ``None`` without such a comment.
+    """Return the tokens that mean yes and no in a model's answer, from the comment with which its prompt
+    template begins; ``None`` without such a comment.
 
     The token for no is ``None`` if the comment names only one.
 

@@ -7,16 +7,19 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Way = Literal["alone", "packed", "shared", "padded", "equal"]
-"""How rows share a forward. A row ``alone`` has a forward of its own. ``packed`` rows have no padding,
-and their shared prefixes are computed once if possible. ``shared`` rows have their shared prefixes computed
-once. ``padded`` rows are padded to one length, and ``equal`` rows have equal lengths.
+"""How the rows of a batch share a forward pass of the model. A row ``alone`` has a forward of its own.
+``packed`` rows have no padding, and their shared prefixes are computed once if possible. ``shared`` rows have
+their shared prefixes computed once. ``padded`` rows are padded to one length, and ``equal`` rows have equal
+lengths.
 """
 
 REFERENCES = {
     "exact": "transformers in fp32 on the CPU, each pair alone",
     "own": "transformers on the worker's device, in its precision (8 and 4 bits: in bf16), each pair alone",
 }
-"""What scores were compared with, by the values of `Proof.reference`."""
+"""Descriptions of the computation with which a model's scores were compared, by the values of
+`Proof.reference`.
+"""
 
 Figure = Annotated[float, Field(ge=0)]
 

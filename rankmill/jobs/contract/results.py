@@ -1,4 +1,6 @@
-"""The result of a chunk, its form as an entry of the run's result stream, and the usage that is counted."""
+"""The result of a chunk, its form as an entry of the run's result stream, and the device usage that is
+counted for the run's tenant.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from rankmill.jobs.contract.wire import decode_scores, encode_scores, outputs
 
 
 def worst(bounds: Collection[float | None]) -> float | None:
-    """The largest of `bounds`; ``None`` if one of them is unknown, or `bounds` is empty."""
+    """Return the largest of several bounds on the error of scores; ``None`` if one of them is unknown, or
+    `bounds` is empty.
+    """
     values = [bound for bound in bounds if bound is not None]
     return max(values) if values and len(values) == len(bounds) else None
 
@@ -51,8 +55,8 @@ class ChunkStats(WireModel):
     reference
         ``own`` if the model was too large to be compared in fp32 (`Proof.reference`).
     kind
-        For a deterministic run, one text with all that the bits of a score depend on besides row and model:
-        device, versions and precision.
+        For a deterministic run, one text that names device, versions and precision. With the same model,
+        workers that have the same text give a row exactly the same score.
     """
 
     worker: str
@@ -132,7 +136,7 @@ class BadResult:
 
 
 def to_entry(run_id: str, result: ChunkResult) -> dict[str, str | int | bytes]:
-    """The stream entry for a result of a run."""
+    """Make the fields of a Redis stream entry from the result of a chunk."""
     whose: dict[str, str | int | bytes] = {"run": run_id, "chunk": str(result.chunk)}
     if isinstance(result, ChunkFailure):
         return whose | {
@@ -176,7 +180,7 @@ def from_entry(run_id: str, entry: Mapping[bytes, bytes]) -> ChunkResult:
 
 
 def read_entry(run_id: str, entry: Mapping[bytes, bytes]) -> ChunkResult | BadResult:
-    """Like `from_entry`, but for entries that are not trusted: an invalid entry becomes a `BadResult`."""
+    """Read a result from a stream entry that is not trusted: an invalid entry becomes a `BadResult`."""
     try:
         return from_entry(run_id, entry)
     except WireError as error:
@@ -192,7 +196,8 @@ Amount = Annotated[int, Field(ge=0, lt=1 << 53)]
 
 
 class Amounts(NamedTuple):
-    """What was used of a device: scored pairs, their tokens, and microseconds of its time.
+    """How much a device was used: the number of scored pairs, of their tokens, and of microseconds of the
+    device's time.
 
     ``cached`` counts rows that were not computed, because an equal row or an earlier output had the score.
     ``failed`` counts rows without a score.
@@ -214,11 +219,11 @@ NO_DEVICE = ""
 """Name of the device for rows without a score, and for rows that needed no work."""
 
 Usage = Mapping[str, Amounts]
-"""What was used of each device, by the device's name."""
+"""How much each device was used, by the device's name."""
 
 
 def used_by(result: ChunkScores) -> dict[str, Amounts]:
-    """What the scoring of a chunk has used."""
+    """Return how much the scoring of a chunk has used its device."""
     stats = result.stats
     pairs = len(result.scores) - result.scores.null_count
     microseconds = round(1e6 * stats.device_seconds)

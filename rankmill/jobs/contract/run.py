@@ -79,7 +79,8 @@ class Run(WireModel):
 
 
 class Settled(NamedTuple):
-    """What a run's first worker has decided for all chunks; a field is ``None`` if nothing was to be decided.
+    """The facts that a run's first worker decides for all chunks of the run. A field is ``None`` if there was
+    nothing to decide.
 
     ``precision`` replaces a precision such as ``auto`` (`OPEN_PRECISIONS`). ``revision`` is the model's
     commit, or the digest of its content. ``kind`` is set for a deterministic run (`ChunkStats.kind`).
@@ -91,8 +92,8 @@ class Settled(NamedTuple):
 
 
 def settled_by(spec: ScoreSpec, precision: str, revision: str | None, kind: str | None) -> Settled:
-    """What a worker with these values decides for a run if it is the run's first. It decides no precision if
-    the spec already names one.
+    """Return the facts that a worker with these values would settle for a run as the run's first worker. The
+    precision is not settled if the spec already names one.
     """
     is_open = spec.precision in OPEN_PRECISIONS and spec.inputs != "tokens"
     return Settled(precision if is_open else None, revision, kind)
@@ -123,8 +124,8 @@ class Progress(WireModel):
         return fresh / span if fresh > 0 and span > 0 and is_recent else None
 
     def seconds_left(self, total: int | None, now: float) -> float | None:
-        """Seconds that the rest of `total` rows takes at the recent speed; ``None`` if `total` or the speed
-        is unknown.
+        """Return the seconds until all of the run's `total` rows are done, at the recent speed; ``None`` if
+        `total` or the speed is unknown.
         """
         speed = self.rows_per_second(now)
         return None if total is None or speed is None else max(total - self.rows, 0) / speed

@@ -32,7 +32,9 @@ MAX_CHUNK_ROWS = 1 << 20
 
 
 def none_if_empty(value: object) -> object:
-    """Read the field of a hash in which an empty text stands for ``None``."""
+    """Turn an empty text into ``None``, because the fields of a Redis hash cannot be ``None``; other values
+    stay.
+    """
     return None if value == "" else value
 
 

@@ -32,7 +32,9 @@ Long = Literal["truncate", "split", "split-mean", "refuse"]
 Side = Literal["right", "left"]
 
 CONTENT = re.compile(r"^[0-9a-f]{64}$")
-"""Matches a digest of content. A commit on the hub, which has only 40 characters, does not match."""
+"""Matches the SHA-256 digest of a model's content. A commit on the hub, which has only 40 characters, does
+not match.
+"""
 
 RECIPE = "rankmill_quantization.json"
 """File in a model's directory that ``rankmill quantize`` writes; it says how workers compute the model in
@@ -44,7 +46,9 @@ RECIPE_FORMAT = 1
 
 
 def all_labels_fit(value: bool, info: ValidationInfo) -> bool:
-    """Check ``all_labels`` against earlier fields; both `ScoreSpec` and the settings use this."""
+    """Check that the option ``all_labels`` fits the options before it, such as ``label``; both `ScoreSpec`
+    and the settings use this.
+    """
     if value and info.data.get("label") is not None:
         raise PydanticCustomError("one_label", "label names one output: leave out one of the two")
     if value and info.data.get("long") == "split":
@@ -53,7 +57,9 @@ def all_labels_fit(value: bool, info: ValidationInfo) -> bool:
 
 
 def inputs_fit(inputs: Inputs, info: ValidationInfo) -> Inputs:
-    """Check ``inputs`` against earlier fields, as `all_labels_fit` does."""
+    """Check that the kind of rows (``inputs``) fits the options before it, such as ``instruction``; both
+    `ScoreSpec` and the settings use this.
+    """
     if inputs == "pairs":
         return inputs
     for option in ("instruction", "prompt_template", "max_passage_tokens"):
@@ -226,7 +232,9 @@ def complaint(error: ValidationError, names: Iterable[str]) -> str:
 
 
 def in_precision(spec: ScoreSpec, precision: str) -> ScoreSpec:
-    """`spec` with another precision, as a backend names it; raises `WireError` if `precision` is unknown."""
+    """Return a copy of `spec` with the precision that a backend calls `precision`, of which only the first
+    word counts. Raises `WireError` if that precision is unknown.
+    """
     try:
         return ScoreSpec.model_validate({**spec.model_dump(), "precision": precision.partition(" ")[0]})
     except ValidationError:
@@ -237,6 +245,8 @@ WeightsKey = tuple[str, str | None, str, tuple[str, str | None] | None, bool, In
 
 
 def weights_key(spec: ScoreSpec) -> WeightsKey:
-    """The fields that decide how a model is loaded and proven; specs with equal fields share weights."""
+    """Return the fields of a spec that decide how its model is loaded and how its scores are proven. Specs
+    with equal fields share one copy of the weights.
+    """
     answers = answers_of(spec.prompt_template)
     return spec.model, spec.revision, spec.precision, answers, spec.deterministic, spec.inputs

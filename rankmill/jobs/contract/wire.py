@@ -55,7 +55,9 @@ _OPTIONS = pa.ipc.IpcWriteOptions()
 _MAGIC = b"RKML"
 
 _MAX_METADATA = 64 << 10
-"""Most bytes of metadata in a message; rankmill's messages have about 200."""
+"""A message of an Arrow stream is refused if it has more than this many bytes of metadata; rankmill's
+messages have about 200.
+"""
 
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 
@@ -114,7 +116,7 @@ def encode_scores(scores: pa.Array, errors: pa.Array, tokens: pa.Array | None = 
 
 
 def outputs(scores: pa.Array) -> int:
-    """Number of scores in each row's list; 0 if a row has a single score."""
+    """Return how many scores each row has as a list, one for each label; 0 if each row has a single score."""
     return int(scores.type.list_size) if pa.types.is_fixed_size_list(scores.type) else 0
 
 
@@ -156,7 +158,9 @@ def mended(text: str | None) -> str | None:
 
 
 def text_fault(texts: Mapping[str, str | None]) -> tuple[RowFault, str] | None:
-    """Why a row with these `texts` (by name) cannot be tokenized; ``None`` if nothing is wrong."""
+    """Check the `texts` of a row, given by their names, before they are tokenized. Returns the kind of error
+    and its message; ``None`` if nothing is wrong.
+    """
     for name, text in texts.items():
         if text is None:
             return "null", f"{name} is null"

@@ -1,4 +1,5 @@
-"""What each tenant has used in the last 400 days, by day, model and device.
+"""Accounts of what each tenant has used in the last 400 days (pairs, tokens, device time), by day, model and
+device.
 
 A result's usage is counted by the script that deletes the result's entry from the run's stream. If the entry
 stays, the script notes that it is counted. So a repeated transaction counts nothing twice. If the server
@@ -25,7 +26,9 @@ from rankmill.jobs.system import system
 KEPT_DAYS = 400
 
 MOST_ENTRIES = 2000
-"""Most entries of a day, one for each tenant, model and device; all others are added up as one."""
+"""The accounts of a day have at most this many entries, one for each tenant, model and device. Further usage
+is added up in one more entry.
+"""
 
 _DAY = 86400
 _NAMES = 10_000
@@ -35,7 +38,7 @@ _LONGEST = 200
 _COUNT = Script("jobs/protocol/lua/count.lua")
 
 END = "end"
-"""Stands in place of an entry's id for usage that is known only when a run ends."""
+"""Takes the place of a stream entry's id for usage that is known only when a run ends."""
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +64,9 @@ class Entry(NamedTuple):
 
 
 class Accountant:
-    """Counts what runs use; each `RunStore` has one, which threads may share."""
+    """Adds what runs use (pairs, tokens, device time) to the accounts of their tenants in Redis. Each
+    `RunStore` has an accountant, which threads may share.
+    """
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
@@ -102,7 +107,9 @@ class Accountant:
         return True
 
     def heard(self, reply: Any) -> None:
-        """Log the fault of the accounts that `reply` names, if any; only the first fault is logged."""
+        """Log the error that the command of `count` has returned in `reply`, if any: the accounts in Redis
+        are damaged. Only the first error is logged.
+        """
         if reply and not self._told:
             self._told = True
             why = reply.decode(errors="replace")
@@ -114,7 +121,9 @@ def _plain(device: str) -> str:
 
 
 def read_accounts(client: redis.Redis, days: int, tenant: str | None = None) -> list[Entry]:
-    """The usage of the last `days` days, including today; only that of `tenant` if it is given."""
+    """Read from Redis what tenants have used in the last `days` days, including today; with `tenant`, only
+    what this tenant has used.
+    """
     today = int(system.now() // _DAY)
     wanted = range(today - min(days, KEPT_DAYS) + 1, today + 1)
     replies = each_reply(client, [("hgetall", keys.usage(day)) for day in wanted])

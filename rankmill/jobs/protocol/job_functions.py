@@ -21,10 +21,11 @@ from rankmill.jobs.protocol.worker_report import queue_workers
 
 
 def score_chunk(run_id: str, chunk: str) -> NoReturn:
-    """Always fail; if the queue has a ScoringWorker, the job then goes back to the queue.
+    """Raise an error: only a ScoringWorker can score the job of a chunk, and it does not call this function.
 
-    Without a ScoringWorker, a failure is written to the run, so that the producer does not wait. Its message
-    has the command that starts a ScoringWorker.
+    A plain RQ worker calls it. If the queue has a ScoringWorker, the job then goes back to the queue. Without
+    one, a failure is written to the run, so that the producer does not wait. Its message has the command that
+    starts a ScoringWorker.
 
     Raises
     ------
@@ -42,7 +43,9 @@ def score_chunk(run_id: str, chunk: str) -> NoReturn:
 
 
 def score_pairs(pairs: list[tuple[str, str]], *, model: str, **spec: Any) -> NoReturn:
-    """Always fail; if the queue has a ScoringWorker, the job then goes back to the queue.
+    """Raise an error: only a ScoringWorker can score a job of pairs, and it does not call this function.
+
+    A plain RQ worker calls it. If the queue has a ScoringWorker, the job then goes back to the queue.
 
     Parameters
     ----------
@@ -77,6 +80,6 @@ def _leave_to_others(job: Job) -> bool:
     has_others = bool(queue_workers(job.connection, job.origin).scoring)
     if has_others:
         job.retries_left = (job.retries_left or 0) + 1
-        # no pause, because this worker would have waited longest when it ends, and would get the job again
+        # No pause: at its end, this worker would have waited longest for a job, and would get this one again.
         job.retry_intervals = None
     return has_others

@@ -14,7 +14,7 @@ from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.schema import WireModel
 
 MAX_LISTED = 100
-"""Most entries in a list; the oldest are dropped."""
+"""A list has at most this many entries; the oldest are dropped."""
 
 _TTL = 7 * 86400
 """Seconds after its latest entry until a list expires."""

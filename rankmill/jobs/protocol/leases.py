@@ -40,7 +40,7 @@ _HOLD = Script("jobs/protocol/lua/hold.lua")
 
 
 def hold(pipe: Any, key: str, holder: str, seconds: float, *, only_renew: bool) -> None:
-    """Begin or renew a lease of the kind that stays when it lapses, until another process takes the work.
+    """Begin or renew a lease that stays in Redis when it lapses, until another process takes the work.
 
     With `only_renew`, only an existing lease is renewed.
     """
@@ -55,7 +55,8 @@ def move(
     do: Callable[[Pipeline], object],
     until: float = math.inf,
 ) -> bool:
-    """Move a job by the commands of `do`, and delete the entry of its lease or pause, in one transaction.
+    """Move a job between lists of Redis by the commands that `do` adds, and delete the entry of its lease or
+    pause, all in one transaction.
 
     Returns whether the server has confirmed the transaction. The job is not moved if the entry is gone:
     another process may have moved the job, or an earlier transaction whose reply was lost.
@@ -99,7 +100,9 @@ def move(
 
 
 def bound_leases(client: redis.Redis, key: str, seconds: float) -> None:
-    """Apply `BOUND` to leases of the kind that stays when they lapse."""
+    """Shorten leases that end too late, as `BOUND` does, if they are of the kind that stays in Redis when
+    they lapse.
+    """
     _BOUND_LEASES.run(client, [key], seconds)
 
 

@@ -16,7 +16,9 @@ from rankmill.jobs.protocol.worker_report import LATENCY_BUCKETS
 from rankmill.jobs.system import system
 
 _MODELS = 100
-"""Most models with figures; if another comes, the model whose last chunk is oldest is forgotten."""
+"""Metrics are kept for at most this many models. If a further model scores, the metrics of the model whose
+last chunk is oldest are dropped.
+"""
 
 SCORE_BUCKETS = (
     -10, -5, -3, -2, -1, -0.5, 0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99,

@@ -27,15 +27,19 @@ IDLE_SECONDS = 5
 """Seconds for which a worker counts as idle, or as waiting at RQ's list, after it last said so."""
 
 _PROBES = 4
-"""A list counts as lost if one of this many jobs is missing: those that the producer needs first."""
+"""The jobs of a run are looked for in all lists only if one of this many jobs is in no list. These are the
+jobs that the producer needs first.
+"""
 
 _PUT_BACK_AT_ONCE = 1000
-"""Most jobs that one run of the script `_PUT_BACK` looks for. The script reads whole lists: 100,000 jobs take
-tens of milliseconds.
+"""One call of the script `_PUT_BACK` looks for at most this many jobs. The script reads whole lists: 100,000
+jobs take tens of milliseconds.
 """
 
 _REMOVE_AT_ONCE = 100
-"""Most jobs that one script removes, with their hashes and payloads, in about a millisecond."""
+"""One call of the script `_REMOVE` removes at most this many jobs, with their hashes and payloads, which
+takes about a millisecond.
+"""
 
 _WAITING = Script("jobs/protocol/lua/waiting.lua")
 _TURNS = Script("jobs/protocol/lua/turns.lua", _WAITING)
@@ -69,7 +73,9 @@ class OrderedQueue(RQQueue):
 
     @property
     def _places(self) -> list[str]:
-        """The first keys of all scripts."""
+        """The keys that each Lua script of this queue gets first: the prefix of the queue's keys, RQ's own
+        list, and the prefix of the keys of jobs.
+        """
         return [keys.of_queue(self.name), self.key, Job.key_for("")]
 
     @property
@@ -140,7 +146,9 @@ class OrderedQueue(RQQueue):
             return sum(pipe.execute())
 
     def _has(self, job_ids: Sequence[str]) -> bool:
-        """Whether each of these jobs is in a list. A job that moves during the look may not be found."""
+        """Return whether each of these jobs is in a list of waiting, paused or running jobs, or in transit. A
+        job that moves while the lists are read may not be found.
+        """
         commands: list[tuple[Any, ...]] = [("zrange", self.started_job_registry.key, 0, -1)]
         for job_id in job_ids:
             for key in (self.waiting_list(job_id), self.key, self.intermediate_queue_key):

@@ -17,14 +17,14 @@ ORDER_SECONDS = 3600
 """Unread orders to a worker expire this many seconds after the latest one."""
 
 MAX_ORDERS = 100
-"""Most orders that wait for a worker; the oldest are dropped."""
+"""At most this many unread orders wait for one worker; the oldest are dropped."""
 
 OrderName = Literal["drain", "resume", "warm", "unload"]
 
 
 class Order(WireModel):
-    """An order to one process; ``model`` is given only for ``warm`` and ``unload``. ``revision`` is the
-    content that a model to ``warm`` must have, if it is known.
+    """An operator's order to one worker process; ``model`` is given only for ``warm`` and ``unload``.
+    ``revision`` is the content that a model to ``warm`` must have, if it is known.
 
     ``started`` is when the process started, as in its report; another process of the same name ignores the
     order.
@@ -54,7 +54,9 @@ def give_order(
     model: str | None = None,
     revision: str | None = None,
 ) -> str:
-    """Leave an order to a worker, which reads it with its next heartbeat; returns the order's id."""
+    """Write an order for a worker to Redis, and return the order's id. The worker reads the order with its
+    next heartbeat.
+    """
     order = Order(id=system.unique_id(), what=what, started=started, model=model, revision=revision)
     key = keys.orders(worker)
     with client.pipeline() as pipe:
@@ -66,7 +68,9 @@ def give_order(
 
 
 def ask_for_orders(pipe: Pipeline, worker: str, read: Sequence[bytes]) -> None:
-    """Add commands to `pipe` that delete the `read` orders and then list the others."""
+    """Add commands to `pipe` that delete the worker's orders in `read`, which it has already read, and then
+    list its other orders.
+    """
     key = keys.orders(worker)
     for raw in read:  # by value: if the transaction is repeated, it deletes nothing else
         pipe.lrem(key, 1, raw)  # type: ignore[arg-type]  # redis-py accepts bytes too

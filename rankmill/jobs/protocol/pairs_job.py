@@ -20,10 +20,14 @@ from rankmill.jobs.system import system
 PAIRS_FUNCTION = "rankmill.score_pairs"
 
 MAX_PAIRS = 1024
-"""Most pairs of one job; its JSON has at most `rankmill.jobs.protocol.set_aside.MAX_DATA` bytes."""
+"""One job contains at most this many pairs; its JSON has at most `rankmill.jobs.protocol.set_aside.MAX_DATA`
+bytes.
+"""
 
 DEATHS = 3
-"""How often a job runs again after its worker has died, if its caller asked for no retries."""
+"""A job of pairs whose worker has died runs again at most this many times, if its caller asked for no
+retries.
+"""
 
 DAY = 86400
 
@@ -53,14 +57,16 @@ def read_pairs(job: Job) -> tuple[list[Text], list[Text]]:
 
 
 def _kinds(pair: object) -> str:
-    """What a wrong pair consists of, for an error message: only types, because workers log it."""
+    """Name the types of a wrong pair's items for an error message. The message has no texts, because workers
+    log it.
+    """
     if not isinstance(pair, list):
         return type(pair).__name__
     return f"[{', '.join(type(part).__name__ for part in pair)}]"[:80]
 
 
 def read_request(job: Job) -> Run:
-    """Read what the job asks for, as a run of its own that is not in Redis.
+    """Make a run from the model and options that a job of pairs names. This run is not in Redis.
 
     Raises
     ------

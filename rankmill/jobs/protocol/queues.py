@@ -1,4 +1,4 @@
-"""The queues that were in use lately, and how much the live workers of each claim ahead."""
+"""The queues that were in use lately, and how many pairs the live workers of each queue claim ahead."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ UNUSED_SECONDS = 86400
 """A queue counts as unused if no worker has served it and no run has begun in it for this many seconds."""
 
 _FRESH_SECONDS = 1
-"""Seconds after the writing of a queue's capacity in which no worker computes it again. So the cost does not
-grow with the number of workers.
+"""When a worker has written a queue's capacity (`QueueCapacity`), no worker computes it again for this many
+seconds. So the cost does not grow with the number of workers.
 """
 
 
@@ -34,7 +34,7 @@ class QueueCapacity(WireModel):
 
 
 def use_queues(pipe: Pipeline, names: Iterable[str]) -> None:
-    """Add to `pipe` the note that a producer or worker uses these queues now."""
+    """Add commands to `pipe` that record for these queues that a producer or worker uses them now."""
     now = system.now()
     used = dict.fromkeys(names, now)
     if used:
@@ -44,10 +44,10 @@ def use_queues(pipe: Pipeline, names: Iterable[str]) -> None:
 
 
 def write_capacity(client: redis.Redis, queue: str, ttl: int) -> None:
-    """Write how much the live workers of a queue claim ahead in all, for producers; this expires in `ttl`
-    seconds.
+    """Write to Redis how many live workers of a queue take chunks, and how many pairs they claim ahead in
+    all. Producers read these numbers, which expire in `ttl` seconds.
 
-    Does nothing if a worker wrote the amount less than a second ago.
+    Does nothing if a worker wrote them less than a second ago.
     """
     connection: Any = client
     seconds = connection.pttl(keys.capacity(queue)) / 1000
@@ -61,7 +61,9 @@ def write_capacity(client: redis.Redis, queue: str, ttl: int) -> None:
 
 
 def read_capacity(client: redis.Redis, queue: str) -> QueueCapacity:
-    """Read what `write_capacity` wrote; both numbers are 0 if it has expired or is damaged."""
+    """Read how many workers of a queue take chunks, and how many pairs they claim ahead, as `write_capacity`
+    wrote it. Both numbers are 0 if the entry has expired or is damaged.
+    """
     try:
         raw = cast("bytes | None", client.get(keys.capacity(queue)))
         return QueueCapacity() if raw is None else QueueCapacity.read_json(raw, "the capacity of the queue")

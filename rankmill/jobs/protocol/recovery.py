@@ -35,7 +35,9 @@ logger = logging.getLogger(__name__)
 
 
 def failure_handler(store: RunStore) -> FailureHandler:
-    """Make an RQ exception handler that counts a failed attempt, or writes a failure after the last one."""
+    """Make an RQ exception handler that counts a failed attempt at a chunk or, after the last attempt, writes
+    a failure to the run's results.
+    """
 
     def handle(
         job: Job, kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -115,7 +117,7 @@ def clean_queue(
     queue
         The queue to clean; only one process may clean it at a time.
     handle
-        From `failure_handler`.
+        The RQ exception handler that `failure_handler` has made.
     seconds
         How long a lease lasts; a job that left the queue this long ago, and was not begun, is put back too.
     now
@@ -238,7 +240,9 @@ def _one_job(queue: Queue, raw_id: bytes) -> Iterator[Callable[[], Job | None]]:
 
 
 def _guarded(step: Callable[[], object]) -> None:
-    """Run a step; if Redis refuses one of its commands, log that, so that the next steps still run."""
+    """Run one step of `clean_queue`. If Redis refuses one of its commands, log that, so that the next steps
+    still run.
+    """
     try:
         step()
     except redis.ResponseError as error:

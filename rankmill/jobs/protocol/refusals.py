@@ -110,5 +110,7 @@ class RunRefusals:
             self._client.hdel(keys.refusals(run_id), self._worker)
 
     def _has_begun(self, run_id: str) -> bool:
-        """Whether a worker has begun the run: such a worker has settled what the run is scored with."""
+        """Return whether a worker has begun the run. Such a worker has settled the precision and other facts
+        for all chunks of the run.
+        """
         return bool(self._client.exists(keys.settled(run_id)))

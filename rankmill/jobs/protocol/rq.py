@@ -1,5 +1,4 @@
-"""What producers and workers need of RQ beyond its public interface; no other module of `jobs` uses private
-parts of RQ.
+"""Functions for producers and workers that use private parts of RQ; no other module of `rankmill.jobs` does.
 
 `tests/workers/rq/test_contract.py` names every part of RQ used here, and fails when RQ changes one.
 """

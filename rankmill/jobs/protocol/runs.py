@@ -41,7 +41,7 @@ _UNDER_WAY = frozenset(
 )
 
 _AT_ONCE = 500
-"""Most jobs whose keys are read or deleted at once, which takes about a millisecond."""
+"""The keys of at most this many jobs are read or deleted at once, which takes about a millisecond."""
 
 _COUNT_ATTEMPTS = Script("jobs/protocol/lua/count_attempts.lua")
 _SETTLE = Script("jobs/protocol/lua/settle.lua")
@@ -58,14 +58,16 @@ _INDEX_SECONDS = 7 * 86400
 
 
 class DetachedChunks(WireModel):
-    """The first row and the number of rows of each chunk of a detached run, in the order of the chunks."""
+    """The first row and the number of rows of each chunk of a detached run, whose results any process may
+    collect. The chunks are in order.
+    """
 
     chunks: tuple[tuple[Count, Annotated[int, Field(ge=1)]], ...]
 
 
 class Deleted(NamedTuple):
-    """What was found when a run was deleted: how many of its jobs waited or paused, and why its scores are
-    wrong if a worker has noted that.
+    """The result of deleting a run: how many of its jobs waited or paused, and why its scores are wrong, if a
+    worker has left a note of that.
     """
 
     waiting: int
@@ -93,7 +95,9 @@ class RunStore:
 
     @property
     def patrol_seconds(self) -> float:
-        """Least seconds between two checks that a producer makes of its run and of the queue's workers."""
+        """A producer waits at least this many seconds between two checks of its run and of the queue's
+        workers.
+        """
         return 0.2
 
     def compute(self, do: Callable[[], T], rows: int) -> T:
@@ -171,8 +175,8 @@ class RunStore:
         return read_run(run_id, raw) if raw else None, payload
 
     def settle(self, run: Run, mine: Settled, *, over: bool = False) -> Settled:
-        """Settle what all chunks of the run are scored with. `mine` is what the caller proposes; the first
-        caller's facts count, and are returned to every caller.
+        """Settle facts such as the precision for all chunks of a run. `mine` has the facts that the caller
+        proposes. The first caller's facts count, and are returned to every caller.
 
         If the run is gone, nothing is settled, and `mine` is returned. A producer that already has results
         calls with `over`: then `mine` replaces what Redis has. The server may have lost the facts of these
@@ -250,7 +254,9 @@ class RunStore:
         return None if raw is None else DetachedChunks.read_json(raw, f"the chunks of run {run_id}")
 
     def failed_attempts(self, run: Run) -> Mapping[ChunkId, int]:
-        """The number of failed attempts at each chunk; entries that cannot be read are left out."""
+        """Read from Redis how many attempts at each chunk of the run have failed; entries that cannot be read
+        are left out.
+        """
         failed: dict[ChunkId, int] = defaultdict(int)
         try:
             noted = cast("set[bytes]", self.redis.smembers(keys.failed_attempts(run.id)))
@@ -289,8 +295,8 @@ class RunStore:
             pipe.execute()
 
     def leave_notes(self, runs: Mapping[str, int], why: str) -> None:
-        """Note for each of `runs` that some of its scores are wrong. The value for a run is the note's expiry
-        (s).
+        """Write a note to Redis for each of these `runs`, which says `why` some of its scores are wrong. The
+        value for a run is the note's expiry (s).
 
         A run that is gone gets a note too. Its producer may still be at work if the server has lost the run,
         and a later run may continue the same output.
@@ -302,7 +308,9 @@ class RunStore:
                 pipe.execute()
 
     def wrong(self, run_ids: Iterable[str]) -> str | None:
-        """Why scores of these runs are wrong, if a worker has left a note with one of them; else ``None``."""
+        """Return why scores of these runs are wrong, from the note that a worker has left for one of them;
+        ``None`` without a note.
+        """
         notes = self.redis.mget([keys.wrong(run) for run in run_ids])
         return next((_text(note) for note in notes if note is not None), None)
 
@@ -334,8 +342,8 @@ class RunStore:
     ) -> None:
         """Delete chunks whose result the producer has, and the stream entries of those results.
 
-        Also write the run's new progress and its new rows without a score, and count what the entries have
-        `used`.
+        Also write the run's new progress and its new rows without a score, and add what these results have
+        `used` to the accounts of the run's tenant.
         """
         with self.redis.pipeline() as pipe:
             counts = self.accountant.count(pipe, run, used)
@@ -351,7 +359,9 @@ class RunStore:
         self.accountant.heard(counts and heard)
 
     def note(self, run: Run, progress: Progress, used: Mapping[str, Usage] = NOTHING_USED) -> None:
-        """Write the run's new progress. Count what results have `used`, but leave the results in Redis."""
+        """Write the run's new progress, and add what its new results have `used` to the accounts of its
+        tenant. The results stay in Redis.
+        """
         with self.redis.pipeline() as pipe:
             counts = self.accountant.count(pipe, run, used, stays=True)
             self._note(pipe, run, progress)
@@ -359,7 +369,9 @@ class RunStore:
         self.accountant.heard(counts and heard)
 
     def count_request(self, run: Run, usage: Usage) -> None:
-        """Count the `usage` of a job by name, which contains its pairs. A repeated call counts nothing."""
+        """Add the `usage` of a job that contains its own pairs to the accounts. A repeated call for the same
+        job adds nothing.
+        """
         with self.redis.pipeline(transaction=False) as pipe:
             self.accountant.count(pipe, run, {END: usage}, group=group_of(""), stays=True)
             pipe.execute()
@@ -384,7 +396,7 @@ class RunStore:
         return list(errors.values()), damaged
 
     def find(self, prefix: str) -> list[str]:
-        """Ids that begin with `prefix`, among those of the listed runs."""
+        """Return the ids that begin with `prefix`, among those in the list of runs with a producer."""
         if not prefix.isalnum():
             return []
         entries = self.redis.zscan_iter(keys.runs(), match=f"{prefix}*", count=1000)
@@ -397,7 +409,9 @@ class RunStore:
         self.redis.zrem(keys.runs(), run.id)
 
     def missing(self, run: Run, chunks: Iterable[ChunkId]) -> list[ChunkId]:
-        """Those of `chunks` whose job has ended or is no longer in Redis, so that no further result comes."""
+        """Return those of the run's `chunks` whose job has ended or is no longer in Redis, so that no further
+        result comes.
+        """
         waiting = list(chunks)
         with self.redis.pipeline(transaction=False) as pipe:
             # a job exists if it has a status: a heartbeat may have written another field of a lost job's hash
@@ -414,7 +428,9 @@ class RunStore:
         return self.delete(run, self.chunks(run), tell=True).waiting
 
     def was_cancelled(self, run: Run) -> bool:
-        """Whether the run was cancelled. If a run is gone without this, the server has lost it."""
+        """Return whether someone has cancelled the run. If a producer's run is gone and was not cancelled,
+        the server has lost it.
+        """
         return bool(self.redis.exists(keys.cancelled(run.id)))
 
     def delete(

@@ -31,7 +31,9 @@ from rankmill.jobs.system import system
 _JOB_TTL = 86400
 
 MAX_DATA = 1 << 20
-"""Most bytes of a job's data after decompression; the job of a chunk has about a hundred."""
+"""A job counts as damaged if its data have more bytes than this after decompression; the job of a chunk has
+about a hundred.
+"""
 
 _MAX_CHARS = 300
 
@@ -100,7 +102,7 @@ def read_job(queue: Queue, raw_id: bytes) -> Job | None:
 
 
 def unpacked(data: bytes) -> bytes:
-    """The data of a job as RQ reads them from its hash; raises `DamagedJob` if they are too large."""
+    """Decompress the data in a job's hash as RQ does; raises `DamagedJob` if they are too large."""
     unpack = zlib.decompressobj()
     try:
         plain = unpack.decompress(data, MAX_DATA + 1)
@@ -118,7 +120,9 @@ def _check_numbers(fields: Mapping[bytes, bytes]) -> None:
 
 
 def _check(job: Job, queue: Queue) -> None:
-    """Raise `DamagedJob` or `WireError` for content with which RQ or a worker would fail later."""
+    """Check the content of a job. Raises `DamagedJob` or `WireError` if RQ or a worker would fail with it
+    later.
+    """
     if job.origin != queue.name:
         raise DamagedJob(f"it belongs to queue {job.origin!r}")
     if not isinstance(job.func_name, str):

@@ -43,7 +43,9 @@ Doing = Literal["", "loading", "proving"]
 """Why a worker does not score yet: it loads a model, or proves a new model's scores."""
 
 STAGES = ("wait", "fetch", "tokenize", "forward", "write")
-"""What a worker spends its time on: waiting for work, and then the stages of a chunk, in their order."""
+"""Names of the stages in which a worker spends its time: waiting for work, and then the stages of a chunk, in
+their order.
+"""
 
 LATENCY_BUCKETS = (
     *(0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.35, 0.5, 0.75, 1, 1.5, 2.5, 3.5, 5, 7.5, 10, 15, 20),
@@ -88,10 +90,10 @@ class WorkerReport(WireModel):
     doing, doing_words
         Why the worker does not score yet, as a key and in words that name model, device and, if known, time.
     pace
-        Padded tokens that were scored in a second of forwards lately; ``None`` if forwards took less than a
+        Speed of the latest forwards in padded tokens per second; ``None`` if forwards took less than a
         second.
     answers
-        Answers to the latest orders.
+        The worker's answers to the latest orders of operators.
     claim_ahead
         Pairs that the worker claims ahead.
     cpu
@@ -162,7 +164,9 @@ def announce_worker(client: redis.Redis | Pipeline, name: str, report: WorkerRep
 
 
 def bound_reports(client: redis.Redis, queue: str, seconds: int) -> None:
-    """Bound the expiry of reports, in case the server's clock has jumped back: see `leases.BOUND`."""
+    """Shorten the expiry of workers' reports that would last too long because the server's clock has jumped
+    back (see `leases.BOUND`).
+    """
     names, longest = listed_workers(client, queue), max(seconds, UNRENEWED_SECONDS)
     with client.pipeline(transaction=False) as pipe:
         for name in names:
@@ -203,8 +207,8 @@ def queue_workers(client: redis.Redis, queue: str) -> QueueWorkers:
 
 
 def worker_doings(client: redis.Redis, names: Iterable[str]) -> dict[Doing, str]:
-    """What the workers `names` do before they score. Each key has the longest text that a worker gives for
-    it.
+    """Return what these workers do before they can score, such as loading a model, in words. For each
+    activity, this is the longest text that one of the workers has reported.
     """
     reports = [report for report in known_reports(client, names).values() if report and report.doing]
     reports.sort(key=lambda report: len(report.doing_words))  # a text without the time left is shorter
@@ -238,7 +242,9 @@ def known_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, Worker
 
 
 def taking_workers(client: redis.Redis, scoring: Iterable[str]) -> frozenset[str]:
-    """Those of the workers `scoring` that are not drained: only they take chunks."""
+    """Return those of the ScoringWorkers in `scoring` that take new chunks, which are all except drained
+    ones.
+    """
     reports = known_reports(client, sorted(scoring))
     return frozenset(name for name, report in reports.items() if not (report and report.drained))
 

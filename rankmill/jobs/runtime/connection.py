@@ -28,12 +28,12 @@ second.
 """
 
 _CONNECTIONS = 256
-"""Most connections of one client; further threads wait for a free one."""
+"""One client opens at most this many connections; further threads wait for a free one."""
 
 
 class WaitingPool(redis.BlockingConnectionPool):
-    """A pool of connections for any number of threads. If none is free, a thread waits by the same `Patience`
-    with which its commands wait for the server.
+    """A pool of connections to Redis for any number of threads. If none is free, a thread waits for one, with
+    the same `Patience` as its commands have with the server.
     """
 
     def get_connection(self, *args: Any, **options: Any) -> Any:
@@ -41,7 +41,9 @@ class WaitingPool(redis.BlockingConnectionPool):
         return retry.call_with_retry(self._take, lambda error: None)
 
     def set_retry(self, retry: Retry) -> None:
-        """Retry with another policy from now on; redis-py's own method fails for a blocking pool."""
+        """Replace the retry policy of all connections. The method of redis-py, which this overrides, fails
+        for a blocking pool.
+        """
         self.connection_kwargs["retry"] = retry
         for connection in self._connections:
             connection.retry = retry
@@ -89,8 +91,8 @@ def connect(url: str, wait_seconds: float) -> redis.Redis:
 
 
 def connection_failed(url: str, error: Exception) -> ConnectionFailed | None:
-    """The error to raise after a client's first command has failed; ``None`` if the server has only said that
-    it cannot serve now, for instance because it loads its data.
+    """Return the error to raise after a client's first command has failed; ``None`` if the server has only
+    said that it cannot serve now, for instance because it loads its data.
     """
     if cannot_serve(error) and _is_a_reply(error):
         return None
@@ -107,7 +109,7 @@ def client_for(url: str, wait_seconds: float) -> redis.Redis:
         ``redis://``, ``rediss://`` (TLS) or ``unix://``, optionally with user, password and database;
         ``redis+sentinel://`` or ``rediss+sentinel://`` as in `parse_sentinel_url`.
     wait_seconds
-        Most seconds that each command waits while the server cannot serve (`Patience`).
+        Longest wait of each command, in seconds, while the server cannot serve (`Patience`).
 
     Raises
     ------
@@ -119,7 +121,9 @@ def client_for(url: str, wait_seconds: float) -> redis.Redis:
 
 
 def pool_for(url: str, patience: Patience) -> WaitingPool:
-    """The pool of a client for `url`, whose commands wait with `patience`; raises as `client_for`."""
+    """Make the connection pool of a client for `url`, whose commands wait for the server with `patience`.
+    Raises as `client_for` does.
+    """
     remember_url(url)
     try:
         _check_url(url)
@@ -133,7 +137,7 @@ def pool_for(url: str, patience: Patience) -> WaitingPool:
                 "socket_connect_timeout": 5,
                 "socket_timeout": _SILENCE_SECONDS,
                 "health_check_interval": 30,
-                # not named to the server: Redis before 7.2 may not allow a user that command
+                # The name of the driver is not sent: Redis before 7.2 may not allow a user that command.
                 "driver_info": None,
                 **options,
                 "connection_class": KINDS.get(kind, kind),
@@ -206,7 +210,9 @@ def impatient(client: redis.Redis, seconds: float = _PROBE_SECONDS) -> redis.Red
 
 
 def unreachable(client: redis.Redis) -> str | None:
-    """Why the server of an `impatient` client does not answer, in one line; ``None`` if it answers."""
+    """Send a PING with an `impatient` client. Returns one line that says why the server does not answer;
+    ``None`` if it answers.
+    """
     try:
         client.ping()
     except (redis.RedisError, OSError) as error:
@@ -215,7 +221,8 @@ def unreachable(client: redis.Redis) -> str | None:
 
 
 def refuses_writes(client: redis.Redis) -> str | None:
-    """Why the server accepts no writes now, in one line; ``None`` if it accepts them.
+    """Test whether the server accepts writes now. Returns one line that says why it does not; ``None`` if it
+    does.
 
     The test writes a key that expires at once. For a user without write permission the answer is ``None``.
     """

@@ -1,4 +1,5 @@
-"""Reads how a server keeps acknowledged work, and the risks of its settings.
+"""Reads how safely a Redis server keeps the data that it has acknowledged, and which losses its settings
+allow.
 
 docs/explanation/guarantees.md says what follows from each setting.
 """
@@ -17,10 +18,11 @@ from rankmill.jobs.runtime.patience import each_reply, waiting
 from rankmill.jobs.system import system
 
 Concerns = Literal["every run", "only in Redis"]
-"""What a risk concerns: all runs, or only what is stored on the server and nowhere else (`_ALONE`).
+"""The data that a risk concerns: all runs, or only what is stored on the Redis server and nowhere else
+(`_ALONE`).
 
-A run whose producer is alive is not in the second group, because the producer submits again what the server
-has lost.
+A run whose producer is alive does not belong to the latter, because the producer submits again what the
+server has lost.
 """
 
 _ALONE = "detached and submitted runs, batches and API keys"
@@ -35,8 +37,8 @@ _said: set[tuple[str, str]] = set()
 
 
 class Risk(BaseModel):
-    """What the server may lose because of its settings. ``is_known`` is false if the server does not tell the
-    settings on which this depends.
+    """A loss of data that the settings of the Redis server allow. ``is_known`` is false if the server does
+    not tell the settings on which this depends.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -48,7 +50,8 @@ class Risk(BaseModel):
 
 
 class Durability(BaseModel):
-    """How a server keeps data; a field is ``None`` if the server does not tell that setting.
+    """The settings by which a Redis server keeps data. A field is ``None`` if the server does not tell that
+    setting.
 
     ``maxmemory`` is in bytes, 0 for no limit. ``save`` has the times of snapshots, and is empty without any.
     ``needs_replicas`` says that the server accepts no writes unless a replica follows closely
@@ -68,7 +71,7 @@ class Durability(BaseModel):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def risks(self) -> tuple[Risk, ...]:
-        """What the settings put at risk, in sentences that say what to do."""
+        """The losses of data that these settings allow, each with a sentence that says what to do."""
         return (*self._eviction(), *self._restart(), *self._sync(), *self._failover())
 
     def concerning(self, concerns: Concerns) -> tuple[Risk, ...]:

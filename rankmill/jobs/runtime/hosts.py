@@ -14,8 +14,8 @@ from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.installation import install_line
 
 TOKEN_BUDGETS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
-"""Most padded tokens in a batch before a better number is found, by device. With fewer tokens, the device may
-be idle; with more, there is more padding, and the CPU's caches may be too small.
+"""A batch has at most this many padded tokens, by device, until a better number is found. With fewer tokens,
+the device may be idle; with more, there is more padding, and the CPU's caches may be too small.
 """
 
 CLAIM_AHEAD = {"cpu": 2048, "cuda": 32_768, "mps": 8_192}
@@ -105,8 +105,8 @@ def cpu_name() -> str:
 
 
 def cpu_model() -> str:
-    """The CPU's design in numbers, because hypervisors hide its name; empty if the system does not list
-    them.
+    """Return the CPU's family, model and stepping numbers, because hypervisors hide its name; empty if the
+    system does not list them.
     """
     fields = {field: _cpu_field(f"{field}\t") for field in ("cpu family", "model", "stepping")}
     return " ".join(f"{name} {number}" for name, number in fields.items() if number)

@@ -44,7 +44,7 @@ def serve(
     usual: int | None = None,
     ports: int = 1,
 ) -> tuple[str, int]:
-    """Serve `app` from a daemon thread.
+    """Serve a WSGI app over HTTP from a daemon thread.
 
     Requests whose Host header names another host are refused. Otherwise a web page in a browser on this
     network could let its own name resolve to this address, and read all answers (DNS rebinding).
@@ -52,9 +52,9 @@ def serve(
     Parameters
     ----------
     app
-        The app, which is called in a thread for each request.
+        The WSGI app, which is called in a thread of its own for each request.
     setting
-        Name of the setting, for errors and the log.
+        Name of the setting that has the address, for errors and the log.
     address
         ``HOST:PORT``; port 0 means any free port.
     names
@@ -100,7 +100,9 @@ def cannot_listen(setting: str, address: str, error: OSError) -> ConfigError:
 
 
 def paths(apps: Mapping[str, WSGIApplication]) -> WSGIApplication:
-    """Make an app that passes requests on by path; other paths get status 404."""
+    """Make a WSGI app that passes each request to one of `apps`, by the path of its URL; other paths get
+    status 404.
+    """
 
     def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         return apps.get(environ["PATH_INFO"], missing)(environ, start)
@@ -112,7 +114,7 @@ def paths(apps: Mapping[str, WSGIApplication]) -> WSGIApplication:
 def answer(
     make: Callable[[], tuple[HTTPStatus, str]], content_type: str = "text/plain; charset=utf-8"
 ) -> WSGIApplication:
-    """Make an app that answers every request with the status and text that `make` returns."""
+    """Make a WSGI app that answers every request with the status and text that `make` returns."""
 
     def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         status, text = make()
@@ -129,7 +131,7 @@ def health(
     ailment: Callable[[], str | None] = lambda: None,
     obstacle: Callable[[], str | None] = lambda: None,
 ) -> dict[str, WSGIApplication]:
-    """Make the apps for ``/healthz`` and ``/readyz``.
+    """Make the WSGI apps of a process for health checks, under their paths ``/healthz`` and ``/readyz``.
 
     Parameters
     ----------

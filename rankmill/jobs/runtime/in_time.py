@@ -1,4 +1,4 @@
-"""Connections that wait for a silent server no longer than their caller has time."""
+"""Connections to Redis that give up on a silent server when their caller's time (`seconds_left`) ends."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import redis
 from rankmill.jobs.runtime.patience import seconds_left
 
 _GRACE_SECONDS = 0.5
-"""Seconds after the end of the caller's time in which a reply may still come."""
+"""A connection waits for a reply for this many seconds more when its caller's time has ended."""
 
 
 class InTime:
-    """Base of connections whose sockets wait no longer than `seconds_left`, plus `_GRACE_SECONDS`."""
+    """Base of connections to Redis whose sockets wait for a reply no longer than their caller has time
+    (`seconds_left`), plus `_GRACE_SECONDS`.
+    """
 
     _socket_timeout: Any
 

@@ -25,7 +25,9 @@ def install_line(extra: str) -> str:
 
 
 def require_packages(names: Iterable[str], extra: str, needing: str) -> None:
-    """Raise `ConfigError` if one of the packages is missing, with what needs it and the extra that has it."""
+    """Raise `ConfigError` if one of the packages `names` is not installed. The message names what needs it
+    (`needing`), and the command that installs the `extra` with these packages.
+    """
     for name in names:
         if find_spec(name) is None:
             raise ConfigError(f"{needing} needs packages ({name} missing): {install_line(extra)}")

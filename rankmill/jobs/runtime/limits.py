@@ -42,7 +42,7 @@ class Cgroups:
         return min(allowed, default=None)
 
     def memory(self) -> Iterator[tuple[int, int]]:
-        """Limit in bytes and used bytes of each group that has a limit.
+        """Yield the memory limit and the used memory, in bytes, of each control group that has a limit.
 
         Cached files that were not read lately do not count as used, because the kernel drops them when memory
         runs short.

@@ -85,7 +85,9 @@ def write_json() -> None:
 
 
 def is_json_asked_for() -> bool:
-    """Whether the environment asks for JSON; this is known before the settings are read."""
+    """Return whether the environment asks for logs in JSON, by ``RANKMILL_LOG_FORMAT``. This does not need
+    the settings, which may not have been read yet.
+    """
     return os.environ.get("RANKMILL_LOG_FORMAT") == "json"
 
 
@@ -106,7 +108,7 @@ class JsonLines(io.TextIOBase):
     Parameters
     ----------
     plain
-        Where the JSON goes.
+        The stream to which the JSON is written.
     """
 
     encoding = "utf-8"

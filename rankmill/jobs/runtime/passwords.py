@@ -11,7 +11,7 @@ _OPTION = re.compile(r"[?&]([^=&?]*)=")
 
 API_KEY_PREFIX = "rankmill"
 API_KEY = re.compile(API_KEY_PREFIX + r"_([0-9a-f]{12})_[0-9a-f]{48}")
-"""Matches the text of an API key of the gateway; the group is its id."""
+"""Matches the text of an API key of the gateway; the first group of the match is the key's id."""
 
 _SHORT = 6
 """A known password with fewer characters is masked only as a whole word, because it may be part of other
@@ -22,7 +22,7 @@ _known: set[str] = set()
 
 
 def remember_password(password: object) -> None:
-    """Mask this password in all texts of this process from now on."""
+    """Let `mask_passwords` mask this password in this process from now on."""
     if isinstance(password, bytes):
         password = password.decode(errors="replace")
     if isinstance(password, str) and password:
@@ -35,7 +35,9 @@ def without_line_end(value: object) -> object:
 
 
 def sendable_key(value: str | None) -> str | None:
-    """Check a key and mask it from now on; raises `ValueError` if an HTTP header cannot contain it."""
+    """Check that an HTTP header can contain an API key, and return the key; raises `ValueError` if not. From
+    now on, `mask_passwords` masks the key.
+    """
     remember_password(value)
     if value and not all("!" <= character <= "~" for character in value):
         raise ValueError("a key has ASCII letters, digits and signs, and no spaces: headers bring no others")
@@ -43,7 +45,7 @@ def sendable_key(value: str | None) -> str | None:
 
 
 def remember_url(url: str) -> None:
-    """Mask the passwords of this URL from now on."""
+    """Let `mask_passwords` mask the passwords of this URL in this process from now on."""
     try:
         parts = urlsplit(url)
         options = parse_qs(parts.query)

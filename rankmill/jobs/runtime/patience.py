@@ -1,4 +1,4 @@
-"""Waits for a server that cannot serve now.
+"""Makes the commands of Redis clients wait for a server that cannot serve now.
 
 A failover, a full server, a loading server and a broken connection are handled alike: the command is repeated
 until the server has carried it out. `Patience` is the retry policy of every client except `impatient` ones,
@@ -27,7 +27,9 @@ from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.system import Backoff, system
 
 AUTH_SECONDS = 60
-"""Most seconds to wait while the server refuses the password, because someone may just be changing it."""
+"""A command waits at most this many seconds while the server refuses the password. Someone may just be
+changing the password.
+"""
 
 _REMIND_SECONDS = 30
 
@@ -37,7 +39,9 @@ then. The time that the command may wait for the server begins anew.
 """
 
 _LOOK_SECONDS = 0.5
-"""Most seconds between two calls of `look` (see `waiting`) while a command pauses before its next attempt."""
+"""While a command pauses before its next attempt, the function `look` (see `waiting`) is called at least once
+in this many seconds.
+"""
 
 _LEAST_SECONDS = 0.01
 
@@ -65,7 +69,7 @@ _CODES = _AUTH | {
     "TRYAGAIN",
     "UNBLOCKED",
 }
-"""Error replies of a server that may carry out the same command later."""
+"""Codes of error replies after which the server may carry out the same command later."""
 
 T = TypeVar("T")
 
@@ -73,7 +77,8 @@ logger = logging.getLogger(__name__)
 
 
 def cannot_serve(error: BaseException) -> str | None:
-    """Why the server cannot serve now, in one line, if `error` says so; else ``None``.
+    """Return one line that says why the server cannot serve now, if `error` means that; ``None`` if the
+    command failed for another reason.
 
     >>> cannot_serve(redis.ResponseError("BUSY Redis is busy running a script."))
     'BUSY Redis is busy running a script.'
@@ -98,7 +103,9 @@ def _reply(error: BaseException) -> tuple[str, str]:
 
 
 def _was_cut_off(error: BaseException, seconds: float) -> bool:
-    """Whether the connection broke during a blocking command that the server had begun."""
+    """Return whether a connection broke so many `seconds` after a command was sent that the server must have
+    begun the command, such as one that blocks.
+    """
     return seconds > _CUT_OFF_SECONDS and _is_broken(error)
 
 
@@ -174,8 +181,8 @@ def sending(client: redis.Redis, pipe: Pipeline) -> Iterator[None]:
 
 
 def end_of_command() -> float:
-    """When a command that begins now must give up, by `most` and `until` of `waiting`, in `time.monotonic`
-    seconds; infinite without these two.
+    """Return the time at which a command that begins now must give up, by `most` and `until` of `waiting`, in
+    `time.monotonic` seconds; infinite without these two.
 
     ``most=0`` allows one attempt of any length, so it sets no limit here.
     """
@@ -236,14 +243,14 @@ def _one_reply(client: redis.Redis, name: str, *arguments: Any) -> Any:
 
 
 def _is_too_large(error: BaseException) -> bool:
-    """Whether the server itself says that a value is too large; most servers break the connection before they
-    say so.
+    """Return whether the server's reply says that a value is too large. Most servers break the connection
+    before they say so.
     """
     return _WAIT.get().value > _SMALL_BYTES and "Protocol error: invalid bulk length" in str(error)
 
 
 def _breaks_at_value(error: BaseException) -> bool:
-    """Whether the connection broke at a large value although the server can serve."""
+    """Return whether the connection broke when a large value was sent, although the server answers a PING."""
     wait = _WAIT.get()
     if wait.value > _SMALL_BYTES and _is_broken(error):
         with suppress(redis.RedisError, RedisUnavailable), waiting(most=0):
@@ -304,12 +311,14 @@ class Patience(Retry):
         system.sleep(seconds)
 
     def caller(self) -> int:
-        """A number for the caller that no other caller has at the same time."""
+        """Return a number that identifies the caller, here its thread: no other caller has it at the same
+        time.
+        """
         return system.thread_id()
 
     @property
     def trouble(self) -> str | None:
-        """Why commands wait now; ``None`` if no command waits."""
+        """The reason why commands of this client wait for the server now; ``None`` if no command waits."""
         with self._lock:
             return next(iter(self._waiting.values()), None)
 

@@ -29,7 +29,8 @@ _SENTINEL_SECONDS = 1.0
 """Seconds that a Sentinel may take to answer before the next one is asked."""
 
 _LOOK_SECONDS = 1.0
-"""Least seconds between two checks that a connection's server is still the master."""
+"""At least this many seconds pass between two checks whether the server of a connection is still the master.
+"""
 
 _SENTINELS_OWN = {"sentinel_username", "sentinel_password"}
 
@@ -42,7 +43,7 @@ def names_sentinels(url: str) -> bool:
 
 
 def parse_sentinel_url(url: str) -> dict[str, Any]:
-    """Make options of a pool whose connections go to the current master.
+    """Read a URL that names Sentinels. Returns options for a pool whose connections go to the current master.
 
     Parameters
     ----------
@@ -126,7 +127,9 @@ class MasterFinder:
         raise kind(mask_passwords(f"no Sentinel names a master ({'; '.join(failures)})"))
 
     def has_moved(self, address: Address) -> bool:
-        """Whether the master is now another server; asks the Sentinels at most once a second."""
+        """Return whether the master is now another server than the one at `address`. This asks the Sentinels
+        at most once a second.
+        """
         if system.monotonic() - self._asked > _LOOK_SECONDS and self._lock.acquire(blocking=False):
             try:
                 self._asked = system.monotonic()

@@ -83,7 +83,8 @@ BackendName = Annotated[str, AfterValidator(_installed_backend)]
 HeaderKey = Annotated[
     str | None, Field(min_length=16), AfterValidator(sendable_key), BeforeValidator(without_line_end)
 ]
-"""A key of at least 16 characters that an HTTP header can contain."""
+"""Type of the settings that are secret keys: at least 16 characters, all of which an HTTP header can contain.
+"""
 
 
 def _names(value: Any) -> Any:
@@ -184,7 +185,7 @@ class WorkerSettings(BaseModel):
         return lease
 
     def of(self, kind: type[E]) -> E:
-        """The settings of an extension.
+        """Return the validated settings of an extension, as an object of their class `kind`.
 
         Raises
         ------
@@ -198,7 +199,9 @@ class WorkerSettings(BaseModel):
         return _validated(kind, {key: merged[key] for key in kind.model_fields if key in merged})
 
     def changed(self, changes: Mapping[str, Any]) -> Self:
-        """These settings with some values changed and validated; the settings of extensions stay."""
+        """Return a copy of these settings with some values changed and validated; the settings of extensions
+        stay.
+        """
         settings = type(self).model_validate({**self.model_dump(), **changes})
         settings._of_extensions = self._of_extensions
         return settings
@@ -305,7 +308,9 @@ class SettingsOptions(TypedDict, total=False):
 
 
 _CALL = frozenset({"chunk_size", "columns", "detached", "priority", "timeout", "top_k"})
-"""Options of a client's calls that are not in the spec; they are suggested for a misspelt name."""
+"""Options of a client's calls besides the fields of the spec. Error messages for a misspelt option suggest
+them too.
+"""
 
 
 def run_spec(settings: Settings, changes: Mapping[str, Any]) -> ScoreSpec:
@@ -342,7 +347,7 @@ def load_settings(
     config: str | os.PathLike[str] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Settings:
-    """Merge all sources into one validated `Settings`.
+    """Read the settings from the caller, the environment, a config file and the defaults, and validate them.
 
     Parameters
     ----------
@@ -367,7 +372,9 @@ def merge_settings(
     config: str | os.PathLike[str] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> dict[str, Sourced]:
-    """The value and source of each key, by precedence, before validation (see `load_settings`)."""
+    """Merge the sources of settings by precedence. Returns the value of each setting before validation, with
+    its source; the parameters are those of `load_settings`.
+    """
     layers = [(BASE.name, _base())]
     file = config_file(config, environ)
     if file:
@@ -488,7 +495,9 @@ def config_layers(path: Path) -> list[tuple[str, dict[str, Any]]]:
 
 @cache
 def _base() -> dict[str, Any]:
-    """The defaults, read only once, because parsing them slows a client's start."""
+    """Read the defaults of all settings, but only once in a process, because parsing them slows a client's
+    start.
+    """
     return _read(BASE)
 
 
@@ -528,7 +537,8 @@ def config_file(
 
 
 def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The settings in ``RANKMILL_<KEY>``; ``REDIS_URL`` is read as ``redis_url``.
+    """Read settings from the environment variables ``RANKMILL_<KEY>``; ``REDIS_URL`` is read as
+    ``redis_url``.
 
     Raises
     ------

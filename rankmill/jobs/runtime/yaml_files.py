@@ -12,10 +12,12 @@ from rankmill.jobs.contract.errors import ConfigError
 MAX_BYTES = 256 << 10
 
 MAX_DEPTH = 32
-"""Deepest nesting of lists and mappings; PyYAML recurses for each level."""
+"""A YAML file is refused if its lists and mappings are nested deeper than this, because PyYAML recurses for
+each level.
+"""
 
 MAX_PLAIN = 1024
-"""Longest value without quotes, in characters."""
+"""A YAML file is refused if a value without quotes has more characters than this."""
 
 _LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """PyYAML's loader in C, if it is installed, because it is twelve times as fast."""

@@ -1,6 +1,6 @@
--- Adds to the accounts what results of a run have used. Each result counts once: when this script deletes its entry
--- from the run's stream (XDEL), or adds the entry's id to a set (SADD). The entry 'end' stands for usage that is known
--- only when the run ends; XDEL then deletes the whole stream.
+-- Adds what results of a run have used (pairs, tokens, device time) to the accounts of the run's tenant. Each result
+-- counts once: when this script deletes its entry from the run's stream (XDEL), or adds the entry's id to a set (SADD).
+-- The entry 'end' stands for usage that is known only when the run ends; XDEL then deletes the whole stream.
 -- KEYS: the stream of results or the set of entries, the prefix of the accounts' keys.
 -- ARGV: XDEL or SADD, expiry of the accounts (s), most entries of a day, the tenant's digits, its name, the model;
 --   then for each result its entry, the number of its devices, and for each device its name and five amounts.

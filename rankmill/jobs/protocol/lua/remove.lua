@@ -1,4 +1,5 @@
--- Removes waiting jobs of a run, with their hashes and payloads. A bulk run is also removed from the turns.
+-- Removes waiting jobs of a run, with their hashes and payloads. A bulk run is also removed from the sorted set in
+-- which its tenant's runs take turns.
 -- KEYS: see waiting.lua; then the prefix of the keys of the run's payloads. ARGV: the most jobs to remove from the list
 -- of a bulk run; the ids of a request's jobs, or the id of any job of a bulk run. Returns how many were removed.
 local list, scopes = where(ARGV[2])

@@ -1,4 +1,5 @@
--- Moves the next job to the jobs in transit, and counts its turn. The cost does not depend on how many jobs wait.
+-- Moves the next job of a queue to the jobs in transit, and counts its pairs as a turn of its tenant and its run. The
+-- cost does not depend on how many jobs wait.
 -- KEYS: see waiting.lua; then the jobs in transit, the registered workers. ARGV: the kinds of jobs, in order; the
 -- worker; 1 if the worker waits at RQ's list when it gets no job, else 0; 1 if the worker is idle then, else 0; expiry
 -- of these two notes (s); the runs that the worker does not take. Returns the job's id, or '' if none; then the

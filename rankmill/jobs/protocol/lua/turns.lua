@@ -1,5 +1,5 @@
--- For scripts that count turns; it uses waiting.lua. A job's hash contains the number of its pairs, and its tenant's
--- weight.
+-- For scripts that count the turns of tenants and runs; it uses waiting.lua. A job's hash contains the number of its
+-- pairs, and its tenant's weight.
 local function costs_of(id)  -- what a job's turn costs its tenant, and its run
   local said = redis.pcall('HMGET', jobs .. id, 'pairs', 'weight')
   local rows, weight = tonumber(said[1] or nil) or 0, tonumber(said[2] or nil) or 0
