@@ -1,13 +1,15 @@
 """Defines ScoringWorker, the RQ worker that claims jobs ahead, renews their leases, scores them and ends
 them.
 
-The worker's threads are main (claims, fetches, tokenizes, loads), forward (scores), writer (answers),
-heartbeat, last-resort, bell, supervisor, those of the health server and of RQ's commands, those that compute
-rows of deterministic models, and short ones that read a model's files, ask the hub, or prove a tokenizer.
-Threads share the following, under these locks:
+The worker's threads are main (claims, fetches, tokenizes, loads), forward (scores), writer (writes results),
+heartbeat, last-resort (ends a stopping process if Redis does not answer), bell (hears of requests),
+supervisor (stops the worker when the process that started it ends), those of the health server and of RQ's
+commands, those that compute rows of deterministic models, and short ones that read a model's files, ask the
+hub, or prove a tokenizer. Threads share the following, under these locks:
 
-- `Pipeline`: lanes, waiting rows, answers, turns, and what `Engine.see` records are protected by its
-  condition. Only forward touches flights and writes the times of batches in progress.
+- `Pipeline`: its condition protects the waiting rows (in a lane for each engine and priority), the answers,
+  whose turn it is, and what `Engine.see` records. Only forward touches the batches in progress, and writes
+  their times.
 - `Engine` and its `BatchSize`: only forward touches these once a chunk is in the pipeline; main only reads
   the limits. So main scores only with a model that it has just loaded (`EngineCache.warm`).
 - Tokenizers have state, protected by `Model.lock`: forward scores the probes again, main prepares chunks.
@@ -81,7 +83,9 @@ _READING_SECONDS = 0.05
 """Seconds between two checks, in a burst, whether a model can be loaded."""
 
 _SHOWN = 50
-"""Most characters of a model's name in the text that says what this worker does."""
+"""A model's name with more characters than this is cut at its beginning, in the text that says what this
+worker does.
+"""
 
 _SWITCH_SECONDS = 0.0001
 """Seconds that a thread keeps Python's lock while another waits. The forward's thread releases the lock at
@@ -160,8 +164,8 @@ class ScoringWorker(RQWorker):
         return bool(taken)
 
     def _claim_next(self, max_idle_time: int | None, *, wait: bool) -> bool:
-        """Wait for room and for a job, and claim it; returns ``False`` if the worker should stop, or was idle
-        for `max_idle_time` seconds.
+        """Wait until the worker may claim more pairs and a job waits, and claim the job. Returns ``False`` if
+        the worker should stop, or was idle for `max_idle_time` seconds.
 
         Without `wait`, as in a burst, the worker should stop as soon as no job waits for it.
         """
@@ -248,7 +252,7 @@ class ScoringWorker(RQWorker):
         metrics.heartbeat_age.set_function(self._heartbeat.age)
 
     def _warm_up(self) -> None:
-        """Load the models of ``warm``, after producers and operators can see this worker.
+        """Load the models of the setting ``warm``, after producers and operators can see this worker.
 
         The first signal ends the loading, because the worker has claimed nothing yet.
         """
@@ -283,12 +287,16 @@ class ScoringWorker(RQWorker):
             self._tell("")
 
     def _tell(self, doing: Doing, words: Callable[[], str] = str) -> None:
-        """Send a heartbeat at once that says what this worker does; later heartbeats call `words` again."""
+        """Send a heartbeat at once that says what this worker does, in the text that `words` returns. Later
+        heartbeats call `words` again.
+        """
         self._doing, self._doing_words = doing, words
         self._orders.news.set()
 
     def _tell_proof(self, spec: ScoreSpec, time: ProofTime) -> None:
-        """Tell that a model's scores are being proven, and how long that takes once this is known."""
+        """Say in the heartbeats that the scores of the spec's model are being proven, and how long that takes
+        once this is known.
+        """
         self._tell("proving", lambda: f"proving {self._where(spec)}, once on each host{time}")
         if str(time):
             logger.info("%s", self._doing_words())
@@ -298,12 +306,12 @@ class ScoringWorker(RQWorker):
         return f"{name} on {self._device}"
 
     def _spec(self, model: str) -> ScoreSpec:
-        """The score spec with which a model is loaded before chunks need it."""
+        """Return the score spec with which a model is loaded before any chunk needs it."""
         return self._copies.pinned(self._settings.spec(model))
 
     def _report(self) -> WorkerReport:
-        """The worker's report. The answers to orders are read first, so that the figures are at least as new
-        as these answers.
+        """Make the report that heartbeats write to Redis. The answers to operators' orders are read first, so
+        that the figures are at least as new as these answers.
         """
         return metrics.report(
             answers=self._orders.answers(),
@@ -317,8 +325,8 @@ class ScoringWorker(RQWorker):
         )
 
     def _obstacle(self) -> str | None:
-        """Why the worker cannot score now; ``None`` if it can. Of the models that cannot be loaded, only
-        those of ``warm`` are a reason.
+        """Return why the worker cannot score now; ``None`` if it can. Of the models that cannot be loaded,
+        only those of the setting ``warm`` are a reason.
         """
         if self.stopping:
             return "the worker is stopping"
@@ -337,8 +345,8 @@ class ScoringWorker(RQWorker):
         self._last_resort.signals = signals
 
     def stop_soon(self) -> None:
-        """Stop at the next check, and not in the middle of what the signal interrupted. A warm-up, however,
-        ends at once.
+        """Make the worker stop at its next check, and not in the middle of what a signal interrupted. Only
+        the loading of models at the start ends at once.
         """
         self._pipeline.stopping = True
         if self._warms_up:

@@ -113,7 +113,9 @@ def is_kept(folder: Path, cache: Path) -> bool:
 
 
 def try_to_keep(file: Path, values: dict[str, Any], name: str) -> None:
-    """Write a JSON file into the cache; if that fails, log that `name` is not kept, and go on without it."""
+    """Write a JSON file into the cache folder. If that fails, log that `name`, which says what the file has,
+    is not kept.
+    """
     try:
         write_json(file, values)
     except OSError as error:
@@ -121,7 +123,7 @@ def try_to_keep(file: Path, values: dict[str, Any], name: str) -> None:
 
 
 def digest(value: object) -> str:
-    """A short digest of a value's `repr`, used as a name for what depends on the value."""
+    """Return a short digest of a value's `repr`, to name files whose content depends on the value."""
     return hashlib.blake2b(repr(value).encode(), digest_size=16).hexdigest()
 
 
@@ -149,10 +151,10 @@ class _Entry:
 
 
 def make_room(kept: Iterable[KeptFolder], limit: int, *, needed: int = 0, keep: Path | None = None) -> int:
-    """Remove the folders of `kept` that were unused for longest, until the others and `needed` more bytes
-    take at most `limit` bytes.
+    """Remove cached folders, those unused for longest first, until the other folders of `kept` and `needed`
+    more bytes take at most `limit` bytes.
 
-    A folder that a process has locked stays. So does the folder `keep`, whose own bytes do not count.
+    A folder that a process has locked is not removed, nor is the folder `keep`, whose own bytes do not count.
 
     Returns
     -------
@@ -182,7 +184,7 @@ def _entry(kept: KeptFolder) -> _Entry | None:
 
 
 def _remove(entry: _Entry) -> bool:
-    """Remove an entry; returns false if a process has locked it or it cannot be removed."""
+    """Remove a cached folder; returns false if a process has locked it, or it cannot be removed."""
     held: Locked | None = None
     try:
         if entry.lock is not None:

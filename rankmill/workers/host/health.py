@@ -41,8 +41,8 @@ def serve_health(address: str, client: redis.Redis, obstacle: Callable[[], str |
 
 
 def _reachable(host: str, client: redis.Redis) -> str:
-    """The host to put into a URL for other hosts. A wildcard address becomes the address from which this host
-    reaches Redis, or else its name. An IPv6 address gets brackets.
+    """Return the host for a URL that other hosts can open. A wildcard address becomes the address from which
+    this host reaches Redis, or else this host's name. An IPv6 address gets brackets.
     """
     if host not in {"0.0.0.0", "::"}:  # noqa: S104
         return f"[{host}]" if ":" in host else host

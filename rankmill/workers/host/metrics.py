@@ -39,12 +39,12 @@ from rankmill.jobs.system import system
 from rankmill.workers.host.gpu import Gpu
 
 _PACE_SECONDS = 30
-"""The pace (`_Pace`) is measured over at least this many seconds, or over the worker's life if that is
-shorter.
+"""The worker's pace (padded tokens scored in a second of forward) is measured over at least this many
+seconds, or over the worker's life if that is shorter.
 """
 
 _LEAST_FORWARD_SECONDS = 1
-"""Fewer seconds of forwards say nothing about a pace: a first batch is slow."""
+"""A worker reports no pace if its forwards took fewer seconds than this, because a first batch is slow."""
 
 REGISTRY = CollectorRegistry()
 """Registry of all metrics below. The library's default registry is not used, because other libraries may add
@@ -161,8 +161,9 @@ def stage(name: str) -> Iterator[None]:
 
 
 def count_batch(scored: int, rows: int, real: int, padded: int, budget: int) -> None:
-    """Count a batch with this many `rows`; `scored` pairs have their first window among them. `real` and
-    `padded` are its tokens without and with padding, and `budget` is its token budget.
+    """Add a scored batch to the metrics. `rows` is the number of its rows, and `scored` the number of pairs
+    whose first window is in it. `real` and `padded` are its tokens without and with padding, and `budget` is
+    its token budget.
     """
     pairs.inc(scored)
     tokens.inc(real)
@@ -173,14 +174,16 @@ def count_batch(scored: int, rows: int, real: int, padded: int, budget: int) -> 
 
 
 def count_chunk(outcome: str) -> None:
-    """Count a claimed chunk by one of `OUTCOMES`."""
+    """Count a claimed chunk under one of `OUTCOMES`, such as ``failed``."""
     chunks.labels(outcome).inc()
 
 
 def count_scored(
     run: Run, priority: Priority, result: ChunkScores, submitted: datetime | None, faults: Iterable[RowFault]
 ) -> None:
-    """Count a scored chunk, the `faults` of its rows, and its latency since `submitted`, if that is known."""
+    """Add a scored chunk to the metrics: its scores, the `faults` of rows without a score, and the time since
+    `submitted`, if that is known.
+    """
     count_chunk("scored")
     for fault in faults:
         row_errors.labels(fault).inc()
@@ -205,7 +208,9 @@ class _CpuUse:
         self._cores: float | None = None
 
     def cores(self) -> float | None:
-        """The mean since the last measurement; within half a second, the last result is returned again."""
+        """Return the mean number of busy CPU cores since the last measurement. Within half a second of that,
+        the last result is returned again.
+        """
         at, seconds = system.monotonic(), time.process_time()
         if at - self._at >= 0.5:
             # the CPU time of a forked process starts at 0
@@ -221,8 +226,8 @@ class _Pace:
         self._seen: deque[tuple[float, float, float]] = deque()
 
     def now(self, padded: float, forward: float) -> float | None:
-        """The pace, given the totals of padded tokens and of seconds in forwards; ``None`` if too little was
-        scored.
+        """Return the pace from the process's totals of padded tokens and of seconds in forwards; ``None`` if
+        too little was scored.
         """
         at = system.monotonic()
         self._seen.append((at, padded, forward))
@@ -262,7 +267,7 @@ def report(
     doing: Doing = "",
     doing_words: str = "",
 ) -> WorkerReport:
-    """The worker's report, from the same metrics that Prometheus reads."""
+    """Make the report that a worker's heartbeats write to Redis, from the metrics that Prometheus reads."""
     values = {
         (sample.name, *sample.labels.values()): sample.value
         for metric in REGISTRY.collect()

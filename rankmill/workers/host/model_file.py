@@ -20,7 +20,7 @@ from rankmill.jobs.system import system
 _HUB_SECONDS = 5.0
 
 _MOST = 100 << 20
-"""Most bytes of a header; the safetensors library refuses longer ones."""
+"""A safetensors file whose header has more bytes than this is refused, as the safetensors library does."""
 
 _FLOATS = ("F", "BF")
 """Beginnings of the names of number formats that are loaded as float32."""
@@ -55,8 +55,8 @@ def commit_of(source: str | Path, revision: str | None) -> str | None:
 
 
 def _hub_answers() -> bool:
-    """Whether the hub answers within seconds; if it does not, the hub's client is set offline, because it
-    would try for a minute.
+    """Return whether the Hugging Face hub answers within seconds. If it does not, set the hub's client
+    offline, because otherwise the client would try for a minute.
     """
     from huggingface_hub import constants, get_session
 
@@ -178,7 +178,8 @@ def _found(source: str | Path, revision: str | None, name: str) -> Path | None:
 
 
 def check_headers(files: Iterable[Path], name: str) -> None:
-    """Refuse weights that cannot be loaded here, by their headers, which takes milliseconds.
+    """Raise an error if a model's weights cannot be loaded on this host. Only the files' headers are read,
+    which takes milliseconds.
 
     Raises
     ------

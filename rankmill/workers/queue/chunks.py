@@ -74,7 +74,9 @@ class ChunkClaim:
     """
 
     in_redis: ClassVar[bool] = True
-    """Whether the run is in Redis, with its progress."""
+    """Whether the chunk's run is stored in Redis, with its progress; the run of a job that contains its pairs
+    is not.
+    """
 
     held: HeldJob
     span: Span
@@ -98,12 +100,12 @@ class ChunkClaim:
 
     @property
     def run_id(self) -> str:
-        """The run's id; raises as `ScoringJob.chunk`."""
+        """The id of the run whose chunk this is; raises as `ScoringJob.chunk`."""
         return self.job.chunk[0]
 
     @property
     def chunk(self) -> ChunkId:
-        """The chunk; raises as `ScoringJob.chunk`."""
+        """The chunk's id within its run; raises as `ScoringJob.chunk`."""
         return self.job.chunk[1]
 
     @property
@@ -111,7 +113,8 @@ class ChunkClaim:
         return priority_of(self.run_id)
 
     def load(self) -> Run | None:
-        """Read the run; ``None`` if it is gone. For a request, its few pairs are read in the same step.
+        """Read the chunk's run from Redis; ``None`` if the run is gone. The few pairs of a request are read
+        in the same step.
 
         Raises
         ------
@@ -141,8 +144,9 @@ class ChunkClaim:
         return None if payload is None else decode_rows(payload, run.inputs)
 
     def settle(self, run: Run, rows: int, mine: Settled) -> Settled:
-        """Settle with which precision and content of the model all chunks of the run are scored. The first
-        worker decides for all; this one would use `mine`. `rows` is the number of the chunk's rows.
+        """Agree with the other workers on the precision and the model's content with which all chunks of a
+        run are scored. The first worker decides for all; `mine` is what this worker would use. `rows` is the
+        number of the chunk's rows.
 
         A request of one chunk needs no agreement, because no other chunk could be scored differently.
         """
@@ -234,7 +238,7 @@ class PairsClaim(ChunkClaim):
 
 
 class WrongTokens(Exception):
-    """A tokenizer library has turned out to be wrong; none of its tokens may be scored."""
+    """A fast tokenizer library has given wrong ids; none of its tokens may be scored."""
 
 
 class ChunkScorer:
@@ -249,13 +253,13 @@ class ChunkScorer:
     engines
         The process's loaded models.
     pinned
-        Replaces a name in a spec by the model that the name stands for now.
+        Replaces a model's name in a spec by the model for which the name stands now.
     reading
         Reads the files of models that are not loaded.
     refusals
         The models and runs that this worker refuses now.
     pipeline
-        Scores the works that are made of chunks.
+        Scores the tokenized chunks, several together.
     """
 
     def __init__(
@@ -384,11 +388,14 @@ class ChunkScorer:
             claim.work.seconds["tokenize"] = system.monotonic() - began
 
     def spec(self, run: Run) -> ScoreSpec:
-        """The run's spec, with its settled precision and revision if this worker knows them."""
+        """Return the run's spec, with the precision and revision on which the run's workers have agreed, if
+        this worker knows them.
+        """
         return self._settled.get(run.id, run.spec)
 
     def _engine(self, claim: ChunkClaim, run: Run, rows: int) -> Engine:
-        """The engine of a run, in the precision and with the content that all its chunks are scored with.
+        """Return the engine that scores a run, with the precision and the model's content that are used for
+        all chunks of the run.
 
         The first worker settles precision and content for the whole run. If a chunk is tried again, what was
         settled is read again: the server may have lost it, and another worker may have settled something else

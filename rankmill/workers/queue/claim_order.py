@@ -15,14 +15,14 @@ from rankmill.workers.engine.pipeline import PriorityTurns
 
 _LEFT_ALONE_SECONDS = 1.0
 _REFUSED_SECONDS = 10.0
-"""For the first number of seconds after a worker has handed back a chunk that it cannot score, the worker
-leaves the run alone. Until the second number of seconds is over, the worker takes the run only after all
-others.
+"""After a worker has handed back a chunk that it cannot score, it takes no chunk of the same run for the
+first number of seconds. Until the second number of seconds is over, it takes the run's chunks only if no
+other run has any.
 """
 
 _KEEP = 4
-"""A worker gives a chunk away only if the chunk has at most this many times the pairs that the worker
-keeps.
+"""A worker gives a chunk to an idle worker only if the chunk has at most this many times as many pairs as the
+worker then keeps.
 """
 
 
@@ -46,12 +46,16 @@ class ClaimOrder:
 
     @property
     def left_alone(self) -> list[str]:
-        """The runs to leave alone now, because the worker has just handed back one of their chunks."""
+        """Ids of the runs whose chunks this worker does not take now, because it has just handed back one of
+        them unscored.
+        """
         return self._refused_within(_LEFT_ALONE_SECONDS)
 
     @property
     def refused_lately(self) -> list[str]:
-        """The runs that come after all others, including those to leave alone."""
+        """Ids of the runs whose chunks this worker takes only after those of all other runs, because it has
+        lately handed back one of them unscored. They include `left_alone`.
+        """
         return self._refused_within(_REFUSED_SECONDS)
 
     def _refused_within(self, seconds: float) -> list[str]:
@@ -76,23 +80,25 @@ class ClaimOrder:
             self._chunk_pairs = pairs
 
     def refused(self, run_id: str) -> None:
-        """Note that a chunk of this run was handed back to others, so that the run is left alone for now."""
+        """Remember that this worker has handed back a chunk of the run to other workers, so that it takes no
+        chunk of the run for a while.
+        """
         self._refused[run_id] = system.monotonic()
 
     def no_bulk_waits(self) -> None:
-        """Note that no bulk work waited when its turn came."""
+        """Forget that bulk work is owed a turn, because no bulk job waited when its turn came."""
         self._turns.no_bulk_waits()
 
     def kinds(self, requests: int, bulk: int, *, hungry: bool) -> list[Priority]:
-        """The priorities to claim now, in order.
+        """Return the priorities whose jobs the worker may claim now, the first choice first.
 
         Parameters
         ----------
         requests, bulk
-            Pairs of each priority that are claimed and not scored.
+            The numbers of pairs of each priority that the worker has claimed and not scored.
         hungry
-            Whether the device may soon run out of work; then bulk work may be claimed even if the worker has
-            its part already.
+            Whether the device may soon run out of work. If so, bulk work may be claimed even if the worker
+            already has its share of the waiting pairs.
         """
         priorities: list[Priority] = ["request"] if requests < self._claim_ahead else []
         most: float = self._claim_ahead
@@ -104,7 +110,7 @@ class ClaimOrder:
 
 
 def chunks_to_give(unstarted: Sequence[int], pending: int, idle: int) -> int:
-    """The number of unstarted chunks that a worker gives to idle workers, beginning with the last chunk.
+    """Return how many of its unstarted chunks a worker gives to idle workers, beginning with the last chunk.
 
     Each idle worker gets one chunk and begins it at once. So a chunk is given away only once, unless its new
     worker ends.
@@ -112,9 +118,9 @@ def chunks_to_give(unstarted: Sequence[int], pending: int, idle: int) -> int:
     Parameters
     ----------
     unstarted
-        Pairs of the chunks, in the order in which they would be scored.
+        The number of pairs of each unstarted chunk, in the order in which the chunks would be scored.
     pending
-        All pairs that the worker has to score, including those of the chunks.
+        The number of all pairs that the worker has to score, including those of unstarted chunks.
     idle
         Number of workers without work.
     """

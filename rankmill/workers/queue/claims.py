@@ -42,19 +42,23 @@ GROUP_SECONDS = 3.0
 """
 
 _NAMED = 100
-"""A report names at most this many runs with wrong scores, the latest ones."""
+"""The last report of a worker that stops because of wrong scores names at most this many runs, the latest
+ones.
+"""
 
 _REMEMBERED = 100_000
-"""An `Answered` remembers at most this many runs, the latest ones, so that a note can be left with them."""
+"""A worker remembers at most this many of the runs of which it has scored chunks, the latest ones. If scores
+turn out to be wrong, it leaves a note for each of these runs.
+"""
 
 logger = logging.getLogger(__name__)
 
 
 class ModelQueue:
-    """Claims that are put aside because their model would evict another one.
+    """Holds claimed chunks whose scoring waits, because loading their model would evict another model.
 
-    They wait until several claims of one model can begin together; otherwise two models would evict each
-    other job by job. A claim also waits here while the files of its model are read.
+    The chunks wait until several of one model can begin together; otherwise two models would evict each other
+    job by job. A chunk also waits here while the files of its model are read.
     """
 
     def __init__(self) -> None:
@@ -75,11 +79,12 @@ class ModelQueue:
         return claims
 
     def take(self, more_to_come: Callable[[], bool], reading: Callable[[Run], bool]) -> list[ChunkClaim]:
-        """Take the claims of the model that has waited longest, or none while claims gather.
+        """Remove and return the claims of the model that has waited longest; return none while it is better
+        to wait for more claims.
 
-        A claim is ready if the files of its model are not being read any more (`reading`). Claims gather
-        while more jobs come (`more_to_come`), unless `GROUP` claims of any models are ready, or the oldest
-        ready claim has waited `GROUP_SECONDS`.
+        A claim is ready if the files of its model are not being read any more (`reading`). None is returned
+        while more jobs wait in the queues (`more_to_come`), unless `GROUP` claims of any models are ready, or
+        the oldest ready claim has waited `GROUP_SECONDS`.
         """
         ready = [(model, claim) for model, claim in self._waiting if claim.run and not reading(claim.run)]
         if not ready:
@@ -95,10 +100,10 @@ class ModelQueue:
 
 @dataclass
 class Answered:
-    """The runs that a worker has answered, the latest last, each with its expiry in seconds (0 if not in
-    Redis).
+    """The runs of which a worker has written scores, the latest last, each with its expiry in seconds (0 if
+    the run is not in Redis).
 
-    ``since`` is when the worker began to give these answers, in seconds since 1970.
+    ``since`` is when the worker began to write these scores, in seconds since 1970.
     """
 
     since: float = field(default_factory=system.now)
@@ -133,7 +138,7 @@ class Claims:
     scorer, pipeline
         The scorer turns a chunk into work, and puts the work into the pipeline.
     order
-        The order of claims, which learns what is claimed.
+        Chooses which jobs to claim next, and is told which chunks were begun or handed back.
     refusals
         The models and runs that this worker refuses now.
     """
@@ -156,9 +161,11 @@ class Claims:
         self._run_refusals = RunRefusals(store.redis, worker.name, worker.lease_seconds)
         self._put_aside = ModelQueue()
         self._unproven: dict[tuple[object, ...], Answered] = {}
-        """For each loaded model, the runs that were answered since its probes were last right."""
+        """For each loaded model, the runs of which scores were written since the model's probes last had the
+        right scores.
+        """
         self._fast = Answered()
-        """The runs that were answered with tokens of a fast tokenizer library."""
+        """The runs of which scores were written that may depend on a fast tokenizer library's tokens."""
         self._lock = system.Lock()
         self.unanswered: dict[str, ChunkClaim] = {}
         """The claims that are not answered yet, by job id. Other threads read copies; `_lock` decides which
@@ -198,7 +205,7 @@ class Claims:
                     self._pipeline.drain()
 
     def begin_put_aside(self) -> None:
-        """Begin the claims that are put aside for one model, if it is their turn."""
+        """Let the chunks that `ModelQueue` holds for one model be scored, if they need not wait longer."""
         for claim in self._put_aside.take(self._more_to_come, self._scorer.reads):
             with (
                 about_job(claim.job.id),
@@ -224,8 +231,9 @@ class Claims:
         return [by_work[work] for work in self._pipeline.unstarted() if work in by_work]
 
     def hand_back_unstarted(self) -> None:
-        """Hand back all jobs that are put aside, and all `unstarted` bulk jobs, so that they keep their order
-        in the queue. Requests that are not put aside stay here, because they are scored soon.
+        """Hand back all jobs that wait for another model (`ModelQueue`), and all bulk jobs of which no row is
+        scored or being scored, so that they keep their order in the queue. Other requests stay with this
+        worker, because they are scored soon.
         """
         for claim in reversed(self._put_aside.empty()):
             self.hand_back(claim.job.id)
@@ -294,7 +302,7 @@ class Claims:
         self._accept(claim.run)
 
     def _accept(self, run: Run) -> None:
-        """Withdraw earlier refusals, because this worker can score the run."""
+        """Withdraw this worker's refusals of a run and its model, because it can score the run now."""
         for key in (weights_key(run.spec), weights_key(self._scorer.spec(run)), ("run", run.id)):
             self._refusals.close(key)
         self._run_refusals.take_back(run.id)
@@ -324,8 +332,8 @@ class Claims:
             self._fail(claim, error)
 
     def _refuse(self, claim: ChunkClaim, error: Exception) -> str | None:
-        """Refuse the run, or all runs with its model, for a while. Returns why no live worker can score the
-        run; ``None`` if one may.
+        """Refuse a claim's run, or all runs with its model, for a while, because this worker cannot score it.
+        Returns why no live worker can score the run; ``None`` if one may.
         """
         run, reason, key = claim.run, str(error), ("run", claim.run_id)
         if not isinstance(error, StillRefused):
@@ -384,7 +392,7 @@ class Claims:
                 logger.warning("the run cannot be scored: %s", result.message)
 
     def _remember(self, claim: ChunkClaim) -> None:
-        """Remember the run of an answer, in case its scores turn out to be wrong."""
+        """Remember the run of a claim whose scores were written, in case they turn out to be wrong."""
         assert claim.engine
         for record in (
             self._unproven.setdefault(loaded_as(claim.engine.model), Answered()),
@@ -404,17 +412,17 @@ class Claims:
         self._unproven.pop(loaded_as(model), None)
 
     def _stop_wrong_device(self, model: Model, figures: str) -> None:
-        """Stop, because a model's probes have wrong scores now. Pairs that were scored lately may have wrong
-        ones too.
+        """Stop this worker, because the probes of a model have wrong scores now. Pairs that were scored
+        lately may have wrong scores too.
         """
         reason = f"its device gets wrong scores of {model.name} now ({figures})"
         self._stop(list(self._unproven.values()), reason)
 
     def _stop(self, answered: Sequence[Answered], reason: str) -> None:
-        """Stop because scores are wrong: leave a note with the runs that may have wrong scores, and hand back
-        all claims.
+        """Stop this worker because its scores are wrong: leave a note for each run that may have wrong
+        scores, and hand back all claims.
 
-        The writing thread runs this after all earlier answers.
+        The writing thread runs this after it has written all earlier results.
         """
         since = min((record.since for record in answered), default=system.now())
         runs = {run: ttl for record in answered for run, ttl in record.runs.items()}

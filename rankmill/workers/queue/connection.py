@@ -1,4 +1,6 @@
-"""Connects a worker to Redis, waits for a server that cannot serve, and ends the worker after too long."""
+"""Connects a worker to Redis, waits while the server cannot serve, and ends the worker if that takes too
+long.
+"""
 
 from __future__ import annotations
 
@@ -25,23 +27,25 @@ if TYPE_CHECKING:  # a connection does not need the engine
     from rankmill.workers.queue.claims import Claims
 
 _CHECK_SECONDS = 0.2
-"""Seconds between two checks of a stopping process."""
+"""While a worker is stopping, this many seconds are between two checks of whether Redis answers."""
 
 _PROBE_SECONDS = 0.5
-"""Seconds that a server may take to answer a worker that is stopping."""
+"""If Redis takes longer than this (s) to answer the check of a stopping worker, the check has failed."""
 
 IDLE_SECONDS = 1.0
-"""A stopping process waits this long (s) for the server if it has claimed no chunks, or after a second
-signal.
+"""A stopping worker waits this long (s) for a Redis server that does not answer, if the worker has claimed no
+chunks, or after a second signal to stop.
 """
 
 BUSY_SECONDS = 10.0
-"""A stopping process that must write scores or hand chunks back waits this long (s) for the server, counted
-from the end of the batches in progress.
+"""A stopping worker that must write scores or hand chunks back waits this long (s) for a Redis server that
+does not answer, counted from the end of the batches in progress.
 """
 
 _MISSES = 2
-"""Failed checks in a row before the process ends; on a busy host, a healthy server may be late once."""
+"""A stopping worker's process ends after this many failed checks in a row of whether Redis answers. On a busy
+host, a healthy server may be late once.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +80,7 @@ class Connection(redis.Redis):
 
 
 class LastResort:
-    """Ends a stopping process if the server does not answer, because a command to it might hang.
+    """Ends the process of a stopping worker if Redis does not answer, because a command to Redis might hang.
 
     Parameters
     ----------
@@ -94,10 +98,12 @@ class LastResort:
         self._claims = claims
         self._pipeline = pipeline
         self.signals = 0
-        """Number of signals to stop: 0, 1, or 2 to stop at once."""
+        """The number of signals to stop that the worker has got: 0, 1, or 2, which means to stop at once."""
 
     def start(self) -> None:
-        """Start the thread that watches; no command can block it."""
+        """Start the thread that ends a stopping process if Redis does not answer. The thread has a connection
+        of its own, so no command of another thread can block it.
+        """
         system.Thread(target=self._watch, name="last-resort", daemon=True).start()
 
     def _watch(self) -> None:
@@ -143,8 +149,8 @@ def _wait_for_its_end() -> None:
 
 
 def give_up(error: RedisUnavailable) -> None:
-    """End the process without handing back claimed jobs, because the server cannot serve; the leases end by
-    themselves.
+    """End the worker's process without handing back claimed jobs, because Redis cannot serve. The jobs'
+    leases end by themselves.
     """
     logger.critical("the worker ends: %s", error)
     logging.shutdown()

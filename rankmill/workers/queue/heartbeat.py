@@ -94,8 +94,8 @@ class WorkerHeartbeat(Periodic):
                 logger.exception("heartbeat failed, trying again")
 
     def _report_state(self) -> None:
-        """Write the report and read the orders, in one round trip; the worker goes on if the server refuses a
-        part.
+        """Write the worker's report to Redis and read operators' orders to the worker, in one round trip. If
+        Redis refuses a part, log that and go on.
         """
         worker = self._worker
         with worker.connection.pipeline() as pipe:
@@ -114,7 +114,9 @@ class WorkerHeartbeat(Periodic):
         self._renewals.renewed(self._server_now)
 
     def _end_if_wedged(self) -> None:
-        """End the process if a call hangs; otherwise its leases would be renewed forever."""
+        """End the worker's process if a forward, a load or a tokenizer hangs; otherwise the leases of its
+        jobs would be renewed forever.
+        """
         if self._wedged():
             logger.critical("a batch, or a model's load, takes far too long; ending this worker")
             system.exit(1)
@@ -150,8 +152,8 @@ class WorkerHeartbeat(Periodic):
         return bool(connection.pttl(lock) > self._lock_ms and connection.set(lock, **mine))
 
     def _end_lock_with_a_lease(self, queue: OrderedQueue) -> None:
-        """Let the lock end when the next lease lapses. Any worker can then recover the lease's job at its
-        next heartbeat.
+        """Shorten the lock for cleaning a queue, so that it ends when the next lease of a job lapses. Any
+        worker can then recover that job at its next heartbeat.
 
         Otherwise the job would wait for this worker, which may be dead by then, or whose next heartbeat may
         come later than that of others.

@@ -26,17 +26,18 @@ from rankmill.workers.rq.job import ScoringJob
 from rankmill.workers.rq.worker import POLL_SECONDS, RQWorker
 
 _LOOK_AGAIN_SECONDS = 0.1
-"""A worker that refuses some runs looks for jobs again after this many seconds, instead of waiting at RQ's
-list, because the list could give it those runs.
+"""A worker that refuses some runs asks the queues for a job again after this many seconds. It does not wait
+at RQ's list meanwhile, because the list could give it a job of those runs.
 """
 
 _LISTEN_SECONDS = 1
 
 _RING_SECONDS = 60
-"""Seconds after which the bell expires, as in `pushing.lua`."""
+"""Seconds after which the Redis list that wakes workers for requests (`Bell`) expires, as in `pushing.lua`.
+"""
 
 _SAY_SECONDS = 30
-"""Least seconds between two log lines that Redis refuses to look into a queue."""
+"""A worker logs at most once in this many seconds that Redis refuses to look into a queue."""
 
 Found = tuple[bytes, OrderedQueue]
 """The id of a job that was taken from its queue, and the queue."""
@@ -46,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class Bell:
-    """Listens for requests in a thread, between `listen` and `pause`.
+    """Wakes a busy worker when a request comes. A thread waits for requests between `listen` and `pause`.
 
     An idle worker waits for any job at the queue. A worker that is full of bulk work cannot wait at the
     queue, because it would get more bulk work. Each chunk of a request rings the bell once, and so wakes one
@@ -108,12 +109,16 @@ class Intake:
         self._refusals = refusals
         self._bell = Bell(self._queues, pipeline.wake)
         self._room: list[Priority] = []
-        """The priorities for which the last `claim_next` had room, in order."""
+        """The priorities of which the worker could claim more pairs at the last `claim_next`, the first
+        choice first.
+        """
         self._said = float("-inf")
 
     @property
     def full(self) -> bool:
-        """Whether the last `claim_next` had no room for some kinds of jobs, which may still wait."""
+        """Whether the worker could claim no more pairs of some priority at the last `claim_next`. Jobs of
+        that priority may still wait in the queues.
+        """
         return len(self._room) < 2
 
     @property
@@ -121,15 +126,16 @@ class Intake:
         return self._worker.queues_in_turn
 
     def claim_next(self, *, wait: bool) -> bool:
-        """Claim the next job; returns whether there was one. With `wait`, and room for all kinds of jobs,
-        wait up to `POLL_SECONDS` for a job.
+        """Claim the next job; returns whether there was one. If `wait` is true, and the worker may claim jobs
+        of all priorities, wait up to `POLL_SECONDS` for a job.
 
-        If Redis refuses to look into a queue, a worker that may `wait` logs this, pauses and goes on.
+        If Redis refuses to look into a queue and `wait` is true, log this, wait `POLL_SECONDS` and return
+        ``False``.
 
         Raises
         ------
         RedisFailed
-            Redis refuses to look into a queue, and the worker may not wait.
+            Redis refuses to look into a queue, and `wait` is false.
         """
         try:
             claimed = self._find(wait)
@@ -182,10 +188,11 @@ class Intake:
         return None
 
     def _take(self, kinds: list[Priority], willing: bool, waits: bool) -> Found | None:
-        """Take a job of one of `kinds`; if none waits, give jobs to idle workers.
+        """Take a job of one of the priorities `kinds` from the queues. If no job waits, give unstarted jobs
+        of this worker to idle workers.
 
-        Runs that were refused lately are taken only if nothing else waits; runs to leave alone are never
-        taken.
+        Jobs of runs that this worker has lately refused are taken only if no others wait, and those of
+        `ClaimOrder.left_alone` are not taken.
         """
         alone, lately = self._order.left_alone, self._order.refused_lately
         for runs in (lately, alone) if lately != alone else (alone,):
@@ -206,8 +213,8 @@ class Intake:
     def _look(
         self, kinds: list[Priority], willing: bool, waits: bool, alone: list[str]
     ) -> list[tuple[OrderedQueue, Taken]]:
-        """Look for a job in each queue until one has a job; returns these queues, each with its reply. If
-        there is a job, it is in the last reply.
+        """Ask one queue after another for a job, until one gives a job. Returns the queues that were asked,
+        each with its reply. If a job was taken, it is in the last reply.
         """
         idle = willing and not self._claims.unanswered
         seen: list[tuple[OrderedQueue, Taken]] = []
@@ -241,8 +248,8 @@ class Intake:
             self._claims.withdraw(claim)
 
     def wait_for_room(self) -> None:
-        """Wait up to `POLL_SECONDS` for room for more jobs. If there is room for requests, a request ends the
-        wait.
+        """Wait up to `POLL_SECONDS` until the worker may claim more jobs. If it may claim requests already, a
+        request that comes also ends the wait.
         """
         if "request" in self._room:
             self._bell.listen()

@@ -17,7 +17,7 @@ from rankmill.workers.queue.claims import Claims
 from rankmill.workers.queue.refusals import Refusals
 
 MAX_ANSWERS = 16
-"""Most answers in a report; the oldest are dropped."""
+"""A worker's report has at most this many answers to operators' orders; the oldest are dropped."""
 
 _MAX_TEXT = 500
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Orders:
-    """Drains and resumes this worker, and loads and unloads its models, as orders say.
+    """Drains and resumes this worker, and loads and unloads its models, as operators order.
 
     Parameters
     ----------
@@ -60,14 +60,17 @@ class Orders:
         self._drains: list[str] = []
         self._arrived = system.Event()
         self.news = system.Event()
-        """Set when the next heartbeat should be sent at once, because of new answers, or because what the
-        worker does has changed.
+        """An event that makes the heartbeat thread send the next heartbeat at once. It is set when an order
+        has a new answer, or when the worker begins or ends something that takes long.
         """
         self.known: Sequence[bytes] = ()
-        """The orders that the last heartbeat read, as bytes. The next heartbeat deletes them from Redis."""
+        """The operators' orders that the last heartbeat read, as bytes. The next heartbeat deletes them from
+        Redis.
+        """
         self.drained = False
         self.cold: dict[str, str] = {}
-        """Models to load at the start that are not loaded yet, each with the reason if loading has failed.
+        """The models of the setting ``warm`` that are not loaded yet, each with the reason if loading it has
+        failed.
 
         Other threads read this dict, so it is replaced and never changed.
         """
@@ -103,7 +106,9 @@ class Orders:
             return tuple(self._answers.values())
 
     def carry_out(self) -> None:
-        """Carry out new orders; the thread that uses the engines calls this. Raises `DeviceLost`."""
+        """Carry out the operators' orders that have arrived. Only the thread that uses the engines may call
+        this. Raises `DeviceLost`.
+        """
         self._arrived.clear()
         while self._new:
             order = self._new.popleft()
@@ -125,14 +130,15 @@ class Orders:
         self._arrived.wait(seconds)
 
     def warm(self, models: Iterable[str]) -> None:
-        """Load models at the start. If a model cannot be loaded, the worker still serves others, and `cold`
-        has the reason. Raises `DeviceLost`.
+        """Load `models` before chunks need them. If one cannot be loaded, the worker still serves others, and
+        `cold` has the reason. Raises `DeviceLost`.
         """
         self.cold = dict.fromkeys(models, "")
         self.warm_again()
 
     def warm_again(self) -> None:
-        """Try again to load the `cold` models whose pause is over; the pause grows with each failure.
+        """Try to load each model of `cold` whose pause after a failure is over. The pause grows with each
+        failure.
 
         Raises `DeviceLost`.
         """

@@ -1,4 +1,4 @@
-"""Keeps the models and runs that a worker refuses, and for how long."""
+"""Remembers which models and runs a worker refuses because it cannot score them, and for how long."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from rankmill.jobs.system import Backoff, system
 PAUSE = Backoff(first=1.0, longest=60.0)
 
 _FORGET_SECONDS = 600.0
-"""A refusal is forgotten if no chunk tests it for this many seconds after its pause."""
+"""A worker forgets that it has refused a model or run, if no chunk needs it for this many seconds after the
+pause of the refusal.
+"""
 
 _REMEMBERED = 1000
 
 
 class StillRefused(WorkerError):
-    """The worker has refused this model or run before, and does not try it again yet."""
+    """The worker has refused a chunk's model or run before, and does not try it again yet."""
 
 
 @dataclass
@@ -41,7 +43,7 @@ class Refusals:
         self._refused: dict[Hashable, _Refused] = {}
 
     def why(self, key: Hashable) -> str | None:
-        """Why `key` is refused now; ``None`` if it may be tried."""
+        """Return why the model or run `key` is refused now; ``None`` if the worker may try it."""
         refused = self._refused.get(key)
         return refused.reason if refused and system.monotonic() < refused.until else None
 
@@ -50,7 +52,8 @@ class Refusals:
             raise StillRefused(reason, option=self._refused[key].option)
 
     def open(self, key: Hashable, reason: str, option: str | None = None, *, took: float = 0.0) -> bool:
-        """Refuse `key` for its next pause; returns whether this is the first time.
+        """Refuse the model or run `key` until its next pause is over; returns whether this is its first
+        refusal.
 
         `option` is the option that a `SpecError` names. `took` is how long the attempt took in seconds; the
         refusal lasts at least as long, so that other runs get at least half of the worker's time.
@@ -67,7 +70,9 @@ class Refusals:
         return before is None
 
     def close(self, key: Hashable) -> None:
-        """Accept `key` again, or forget it because no job will ask for it."""
+        """Forget the refusal of the model or run `key`, because the worker can score it, or no job will ask
+        for it.
+        """
         self._refused.pop(key, None)
 
     def reasons(self) -> tuple[str, ...]:
@@ -76,7 +81,7 @@ class Refusals:
         return tuple(entry.reason for entry in list(self._refused.values()) if now < entry.until)
 
     def seconds(self, reason: str) -> float:
-        """The seconds until this reason is over for every model and run that is refused for it."""
+        """Return the seconds until no model or run is refused for this reason any more."""
         now = system.monotonic()
         entries = [entry for entry in list(self._refused.values()) if entry.reason == reason]
         return max((entry.until - now for entry in entries), default=0.0)

@@ -58,10 +58,12 @@ class Executions(ExecutionRegistry):
 
 
 class LeasedJobs(StartedJobRegistry):
-    """The claimed jobs; their leases end by the server's clock, because the clocks of hosts differ."""
+    """RQ's registry of started jobs, which are the jobs that workers have claimed, each with a lease. Leases
+    end by the clock of Redis, because the clocks of hosts differ.
+    """
 
     def add_execution(self, execution: Execution, pipeline: Pipeline, ttl: int = 0, xx: bool = False) -> int:
-        """Begin the lease of a claimed job; with `xx`, renew it."""
+        """Begin the lease of a claimed job; with `xx`, only renew a lease that exists."""
         hold(pipeline, self.key, execution.composite_key, ttl, only_renew=xx)
         return 0  # the real reply is among the pipeline's replies
 
@@ -183,22 +185,22 @@ class ScoringJob(Job):
 
     @property
     def success_callback(self) -> None:
-        """Always ``None``, whatever the job says."""
+        """Always ``None``: the worker ignores a callback that the job names."""
 
     @property
     def failure_callback(self) -> None:
-        """Always ``None``, whatever the job says."""
+        """Always ``None``: the worker ignores a callback that the job names."""
 
     @property
     def stopped_callback(self) -> None:
-        """Always ``None``, whatever the job says."""
+        """Always ``None``: the worker ignores a callback that the job names."""
 
     def send_webhooks(self, *_: Any, **__: Any) -> None:
         """Send nothing: webhooks of a job are ignored."""
 
 
 class HeldJob:
-    """A job that `RQWorker.claim` has begun.
+    """A job that a worker has claimed by `RQWorker.claim`, until it ends or is handed back.
 
     Parameters
     ----------
@@ -222,15 +224,15 @@ class HeldJob:
         return status not in {None, JobStatus.CANCELED.value.encode()}
 
     def asks_the_same(self) -> bool:
-        """Whether the job still asks for what this worker has read; someone may have enqueued another job
-        with its id since. True also if the job is gone. Raises `DamagedJob`.
+        """Return whether the job in Redis still asks for what this worker has read: someone may have enqueued
+        another job with the same id since. True also if the job is gone. Raises `DamagedJob`.
         """
         connection: Any = self.job.connection
         data = connection.hget(self.job.key, "data")
         return data is None or unpacked(data) == self.job.data
 
     def hand_back(self) -> None:
-        """Put the job back, in one transaction; this does not count as an attempt.
+        """Put the job back into its queue, in one transaction; this does not count as an attempt.
 
         The job is then the next one of its run, and the run gets its turn back.
         """
@@ -242,8 +244,8 @@ class HeldJob:
         self._move(put_back)
 
     def finish(self, write: Callable[[Pipeline], object]) -> None:
-        """End the job and run the commands that `write` adds, in one transaction. It watches no keys, so it
-        can be repeated.
+        """End the job and run the commands that `write` adds, in one transaction. The transaction watches no
+        keys, so it can be repeated.
 
         Raises
         ------
@@ -308,6 +310,8 @@ class HeldJob:
 
 
 def _told(error: Exception) -> tuple[type[Exception], Exception, TracebackType | None]:
-    """An error as RQ's handlers take it; an error that rankmill explains has no traceback."""
+    """Return an error as RQ's exception handlers take it: its type, itself and its traceback. An error that
+    rankmill explains gets no traceback.
+    """
     explained = isinstance(error, RankmillError | DeviceLost)
     return type(error), error, None if explained else error.__traceback__

@@ -34,10 +34,12 @@ from rankmill.jobs.system import system
 from rankmill.workers.rq.job import HeldJob, ScoringJob
 
 POLL_SECONDS = 1
-"""Longest wait in seconds for a job or for room, before the worker checks whether it must stop."""
+"""A worker waits at most this many seconds for a job, or until it may claim more; then it checks whether it
+must stop.
+"""
 
 _SUSPENSION_SECONDS = 1
-"""Least seconds between two checks for ``rq suspend``."""
+"""A worker checks at most once in this many seconds whether ``rq suspend`` was called."""
 
 _NAME_SECONDS = 0.2
 """Seconds between two checks whether a worker's name is free."""
@@ -46,7 +48,7 @@ _NO_EXPIRY, _NO_KEY = -1, -2
 """Redis's answers if there is no time until a key expires: the key does not expire, or does not exist."""
 
 _MADE_UP = re.compile("[0-9a-f]{32}")
-"""The name that RQ gives to a worker without ``--name``, also in a worker pool."""
+"""Matches the name that RQ gives to a worker without ``--name``, also in a worker pool."""
 
 _GRACE_SECONDS = 60.0
 """A call that runs this long (s) past its time limit counts as hanging: it runs in C and does not react to
@@ -63,8 +65,8 @@ class TooLong(BaseException):
 
 
 class DeathPenalty(UnixSignalDeathPenalty):
-    """RQ's alarm, which raises `TooLong` in the main thread. During an inner alarm, the outer one's clock
-    stops.
+    """A time limit for the main thread, by RQ's alarm signal; it raises `TooLong`. While a limit within
+    another one runs, the clock of the outer one stops.
     """
 
     _waiting: ClassVar[list[DeathPenalty]] = []
@@ -83,7 +85,7 @@ class DeathPenalty(UnixSignalDeathPenalty):
         raise self._exception
 
     def cancel_death_penalty(self) -> None:
-        """See `BaseDeathPenalty`; an enclosing alarm continues with the time that it had left."""
+        """End this time limit; an enclosing limit continues with the time that it had left."""
         super().cancel_death_penalty()  # type: ignore[no-untyped-call]
         self._forget()
         if self._left:
@@ -92,7 +94,7 @@ class DeathPenalty(UnixSignalDeathPenalty):
 
     def _forget(self) -> None:
         if self in self._waiting:
-            # the clocks are moved first, because another thread may ask in between
+            # the clocks are moved first, because another thread may call `is_overdue` in between
             elapsed = system.monotonic() - self._began
             for enclosing in self._waiting[: self._waiting.index(self)]:
                 enclosing._began += elapsed
@@ -100,8 +102,8 @@ class DeathPenalty(UnixSignalDeathPenalty):
 
     @classmethod
     def is_overdue(cls) -> bool:
-        """Whether the innermost limit ended so long ago that the main thread will never react; other threads
-        ask this.
+        """Return whether the innermost time limit ended so long ago that the main thread hangs, and will
+        never react to it. Other threads call this.
         """
         now = system.monotonic()
         return any(now - limit._began > limit._timeout + _GRACE_SECONDS for limit in cls._waiting[-1:])
@@ -145,7 +147,7 @@ class RQWorker(SimpleWorker):
         self.store = RunStore(self.connection)
         self.push_exc_handler(failure_handler(self.store))  # type: ignore[no-untyped-call]
 
-    # What a subclass defines.
+    # Methods that a subclass defines or overrides.
 
     def run(self, options: WorkOptions) -> bool:
         """Work until a signal or the options say to stop; return whether a job was taken."""
@@ -160,9 +162,9 @@ class RQWorker(SimpleWorker):
         """
 
     def stop_soon(self) -> None:
-        """Prepare to stop at the next check, and not in the middle of what a signal interrupted."""
+        """Make the worker stop at its next check, and not in the middle of what a signal interrupted."""
 
-    # What a subclass uses.
+    # Methods that a subclass uses.
 
     @property
     def stopping(self) -> bool:
@@ -190,7 +192,9 @@ class RQWorker(SimpleWorker):
             self._start_scheduler(options.burst, options.log_level, options.date_format, options.log_format)
 
     def may_go_on(self, options: WorkOptions) -> bool:
-        """Wait while workers are suspended; in a burst, return ``False`` instead, and the burst ends."""
+        """Wait while ``rq suspend`` keeps all workers from working, and return ``True``. In a burst, return
+        ``False`` at once if workers are suspended, which ends the burst.
+        """
         try:
             self.check_for_suspension(options.burst)
         except StopRequested:
@@ -265,7 +269,7 @@ class RQWorker(SimpleWorker):
             with suppress(redis.ResponseError):  # the heartbeat writes the record again
                 self.set_state(state)
 
-    # What RQ calls.
+    # Methods that RQ calls.
 
     @property
     def dequeue_timeout(self) -> int:
@@ -356,8 +360,8 @@ class RQWorker(SimpleWorker):
             logger.warning("Redis refuses a part of the worker's end: %s", error)
 
     def unsubscribe(self) -> None:
-        """Unsubscribe as RQ does, but first tell the thread to end; otherwise the thread would wait for one
-        more message.
+        """Unsubscribe from RQ's commands as RQ does, but first tell the thread that listens to end. Otherwise
+        the thread would wait for one more message.
         """
         if self.pubsub_thread:
             self.pubsub_thread.stop()
@@ -369,7 +373,7 @@ class RQWorker(SimpleWorker):
             self._suspension_seen = system.monotonic()
 
     def handle_execution_ended(self, job: Job, queue: Queue, heartbeat_ttl: int) -> None:
-        """End as RQ does, but without a last heartbeat, which would recreate a part of a job that is gone
-        from Redis.
+        """Note a job's end as RQ does, but without a last heartbeat, which would recreate a part of a job
+        that is gone from Redis.
         """
         job.ended_at = now()
