@@ -15,8 +15,7 @@ Scores = npt.NDArray[np.float32]
 Verdict = Literal["kept", "lost", "undecided"]
 
 TOP = 10
-"""Two rankings of the same rows are compared by this number of first rows, whatever the order of these rows.
-"""
+"""Of two rankings of the same rows, this number of first rows is compared, whatever their order."""
 
 _DRAWS = 1000
 _INTERVAL = (2.5, 97.5)

@@ -109,9 +109,9 @@ class PairedCosts(BaseModel):
 
     @property
     def gain(self) -> float:
-        """How many times as good the second settings are as the first: the median over the rounds of the
-        first cost divided by the second; 0 without costs. Costs are divided within a round, because speeds
-        drift.
+        """Return how many times as good the second settings are as the first: the median over the rounds of
+        the first cost divided by the second; 0 without costs. Costs are divided within a round, because
+        speeds drift.
         """
         return float(np.median(np.divide(self.first, self.second))) if self.second else 0.0
 
@@ -384,7 +384,7 @@ class Tuner:
         self._tell(f"sample of {len(reference.scores)} pairs; ranks are compared with {label(REFERENCE)}")
         probes: list[PrecisionProbe] = []
         out_of_time = None
-        # `int8` chooses among its kinds, so these are not tried.
+        # The precision `int8` chooses one of its kinds, such as `int8-128`, so these are not tried.
         usual = tuple(name for name in get_args(Precision) if not name.startswith("int8-"))
         kinds = {name: plugins.load("rankmill.backends", name) for name in plugins.names("rankmill.backends")}
         backends = self._open("backend", ("auto", *sorted(kinds, key=lambda name: kinds[name].preference)))

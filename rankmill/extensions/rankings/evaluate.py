@@ -64,8 +64,8 @@ def read_scored(
 
 
 def _of_table(path: AnyPath, score: str) -> tuple[pd.DataFrame, pd.DataFrame | None, bool]:
-    """The ranking by the table's scores, the ranking of the run that was scored, and whether the table lacks
-    passages of this run.
+    """Read a scored table; returns the ranking by its scores, the ranking of the run that was scored, and
+    whether the table lacks passages of this run.
     """
     frame = read_rows(path, score)
     is_cut = lacks_passages(frame)
@@ -110,10 +110,11 @@ class Result:
 
     ``after`` and ``before`` are means over all judged queries; a measure that counts, such as ``NumRet``, has
     sums in place of means, as in ir-measures. ``before`` is ``None`` if there is no ranking to compare with.
-    ``better`` and ``worse`` are numbers of queries. ``p_value`` is the p-value of a two-sided paired t-test
-    over all judged queries; ``None`` if ``before`` is ``None``, if no query has changed, or if only one query
-    is judged. ``judged`` is the number of judged queries. ``ranked`` is the number of judged queries that
-    have passages after reranking; ``after_ranked`` and ``before_ranked`` are means over these queries.
+    ``better`` and ``worse`` are the numbers of queries whose value is higher and lower after reranking.
+    ``p_value`` is the p-value of a two-sided paired t-test over all judged queries; ``None`` if ``before`` is
+    ``None``, if no query has changed, or if only one query is judged. ``judged`` is the number of judged
+    queries. ``ranked`` is the number of judged queries that have passages after reranking; ``after_ranked``
+    and ``before_ranked`` are means over these queries.
     """
 
     measure: str
@@ -127,13 +128,14 @@ class Result:
     after_ranked: float
     before_ranked: float | None
     by_query: dict[str, tuple[float | None, float]]
-    """The values of each judged query: ``{query: (before, after)}``."""
+    """The measure's values before and after reranking for each judged query: ``{query: (before, after)}``."""
 
 
 def evaluate(
     after: pd.DataFrame, before: pd.DataFrame | None, qrels: pd.DataFrame, measures: Sequence[str]
 ) -> list[Result]:
-    """Measure the rankings; a judged query without passages counts as 0, as in trec_eval's ``-c``.
+    """Measure the rankings before and after reranking. A judged query without passages counts as 0, as in
+    trec_eval's ``-c``.
 
     Parameters
     ----------
@@ -170,7 +172,9 @@ def evaluate(
 
 
 def plot(results: Sequence[Result], path: Path) -> None:
-    """Draw all measures, and the change of the first measure for each query; needs matplotlib."""
+    """Draw all measures, and the change of the first measure for each query, into the file `path`. This needs
+    matplotlib.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4), layout="constrained")
@@ -232,7 +236,9 @@ def _result(measure: Any, new: dict[str, float], before: dict[str, float], ranke
 
 
 def _total(measure: Any, values: Mapping[str, float], queries: Sequence[str]) -> float:
-    """The mean of a measure over some queries, or the sum if the measure counts, as in ir-measures."""
+    """Return the mean of a measure's values over some queries, or the sum if the measure counts, as in
+    ir-measures.
+    """
     total = measure.aggregator()
     for query in queries:
         total.add(values[query])
@@ -240,7 +246,7 @@ def _total(measure: Any, values: Mapping[str, float], queries: Sequence[str]) ->
 
 
 def _p_value(changes: Sequence[float]) -> float | None:
-    """The p-value of a paired t-test; ``None`` if the test cannot be computed."""
+    """Return the p-value of a paired t-test of the queries' changes; ``None`` if it cannot be computed."""
     from scipy.stats import ttest_1samp  # comes with ir-measures
 
     if len(changes) < 2 or not any(changes):

@@ -19,7 +19,7 @@ from rankmill.producer.files.stores.paths import AnyPath
 
 @dataclass(frozen=True)
 class Rules:
-    """Which negatives to choose, with the names and meanings of `mine_hard_negatives`.
+    """Rules for choosing the negatives of each query, with the names and meanings of `mine_hard_negatives`.
 
     A passage is relevant from grade ``min_relevance`` on. The candidates for negatives of a query are the
     first ``range_max`` of its passages without a grade above 0, in the run's order. A passage is not a
@@ -66,8 +66,8 @@ class TextKeys:
 
 
 _RELEVANT, _RELATED, _OTHER = 2, 1, 0
-"""Kinds of passages: with a grade from ``min_relevance`` on, with a lower grade above 0, and without a grade
-above 0.
+"""Kinds of passages: those with a grade from ``min_relevance`` on, those with a lower grade above 0, and
+those without a grade above 0.
 """
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
@@ -119,8 +119,8 @@ def _of_run(path: AnyPath) -> pd.DataFrame:
 
 
 def _places(rows: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """The place of each row in the run. The run is ordered by its scores; without scores, by its ranks;
-    without either, as the rows are.
+    """Return the place of each row in the run that was scored. The run is ordered by its scores; without
+    scores, by its ranks; without either, as the rows are.
     """
     numbers = pd.factorize(rows["query_id"])[0]
     scores = run_scores(rows)
@@ -133,10 +133,11 @@ def _places(rows: pd.DataFrame) -> npt.NDArray[np.int64]:
 
 
 def mine(scored: pd.DataFrame, rules: Rules, texts: TextKeys | None = None) -> Iterator[Mined]:
-    """Yield what is mined for each query that has a relevant passage with a score.
+    """Yield the relevant passages and the chosen negatives of each query that has a relevant passage with a
+    score.
 
-    `texts` are the keys of the texts of `scored`'s rows, by which passages are compared; ``None`` if the
-    texts are not known.
+    `texts` are the keys of the texts of `scored`'s rows, by which texts are compared; ``None`` if the texts
+    are not known.
     """
     random = np.random.default_rng(rules.seed)
     scored = scored.reset_index(drop=True)

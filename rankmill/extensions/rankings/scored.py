@@ -28,8 +28,8 @@ _TYPES = {
 
 
 def scored_column(path: AnyPath, role: str) -> str:
-    """The name of the column with the `role` ``query``, ``passage`` or ``score`` in a scored file. It is the
-    role itself, unless the metadata of a Parquet file have another name.
+    """Return the name of the column with the `role` ``query``, ``passage`` or ``score`` in a scored file. It
+    is the role itself, unless the metadata of a Parquet file have another name.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def _check_is_last(path: AnyPath, score: str) -> None:
 
 
 def is_output(path: AnyPath) -> bool:
-    """Whether score-file has written a file, as the metadata of Parquet or a column ``in_run`` shows."""
+    """Return whether score-file has written a file, as Parquet's metadata or a column ``in_run`` shows."""
     if not path.is_file() or not is_readable(path):
         return False
     has_metadata = format_of(path) is PARQUET and "rankmill.score_column" in metadata_of(path)
@@ -71,8 +71,8 @@ def is_output(path: AnyPath) -> bool:
 
 
 def is_table(path: AnyPath, score: str) -> bool:
-    """Whether a file is a table with named columns. A TSV file may be a table or a run; it is a table if it
-    has a column `score`.
+    """Return whether a file is a table with named columns. A TSV file may be a table or a run; it is a table
+    if it has a column `score`.
     """
     if format_of(path) is TSV:
         return score in open_reader(path).shown_columns().names
@@ -119,8 +119,8 @@ def read_rows(path: AnyPath, score: str, *, has_labels: bool = False) -> pd.Data
 
 
 def run_scores(frame: pd.DataFrame) -> pd.Series[float] | None:
-    """The scores of the run that was scored; without scores, its ranks with a minus sign; ``None`` without
-    either.
+    """Return the scores that the run had before it was reranked; without these, its ranks with a minus sign;
+    ``None`` without either.
     """
     for name, sign in (("run_score", 1.0), ("run_rank", -1.0)):
         if name in frame and frame[name].notna().any():
@@ -129,7 +129,8 @@ def run_scores(frame: pd.DataFrame) -> pd.Series[float] | None:
 
 
 def lacks_passages(rows: pd.DataFrame) -> bool:
-    """Whether a scored table from `read_rows` lacks passages of its run, as an output of ``--top-k`` does.
+    """Return whether a scored table from `read_rows` lacks passages of its run, as an output of ``--top-k``
+    does.
 
     A table that lacks passages has a column of new ranks, or gaps between the run's ranks.
     """
@@ -142,7 +143,7 @@ def lacks_passages(rows: pd.DataFrame) -> bool:
 
 
 def _cast(path: AnyPath, name: str, column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """The column, cast to the type `kind`; an empty text becomes null unless `kind` is text."""
+    """Return a column, cast to the type `kind`. An empty text becomes null, unless `kind` is text."""
     if pa.types.is_string(column.type) and kind != pa.string():
         column = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
     try:

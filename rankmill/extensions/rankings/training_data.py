@@ -48,7 +48,7 @@ class Corpus:
 
     @property
     def taken(self) -> dict[str, str]:
-        """Which columns are read from the files, in words, by the option that names the files."""
+        """The columns that are read from these files, in words, by the option that names the files."""
         return taken(self.queries, self.query_fields) | taken(self.passages, self.passage_fields)
 
     def texts_of(self, ids: pd.DataFrame, rows: _Rows) -> _Texts:
@@ -87,7 +87,8 @@ class _Query:
 
 
 def with_rows(mined: Iterable[Mined], form: Form, num_negatives: int) -> list[Mined]:
-    """Those mined queries that have enough negatives for a row in the layout of `form`.
+    """Return those mined queries that have enough negatives for a row of training data in the layout of
+    `form`.
 
     Labeled pairs need no negatives. All n-tuples, and all lists of pylate, have the same length, so they need
     `num_negatives`. The other forms need one negative.
@@ -97,7 +98,8 @@ def with_rows(mined: Iterable[Mined], form: Form, num_negatives: int) -> list[Mi
 
 
 def text_keys(source: AnyPath | Corpus, ids: pd.DataFrame) -> TextKeys | None:
-    """The keys of the texts of all rows, by which passages are compared; ``None`` without texts.
+    """Compute keys of the texts of all rows of a scored file; equal texts have equal keys. Returns ``None``
+    if there are no texts.
 
     `source` and `ids` are as in `training_rows`.
     """
@@ -192,7 +194,9 @@ def _rows_of(query: _Query, form: Form, with_scores: bool) -> Iterator[_Row]:
 
 
 def _row(query: _Query, passages: list[_Passage], form: Form, with_scores: bool) -> _Row:
-    """A row in the layout of `form`. `passages` has a positive passage first, and then its negatives."""
+    """Make a row of training data in the layout of `form`. `passages` has a positive passage first, and then
+    its negatives.
+    """
     texts, scores = [passage.text for passage in passages], [passage.score for passage in passages]
     if form == "msmarco":
         margin = {"score": scores[0] - scores[1]} if with_scores else {}
@@ -218,15 +222,15 @@ def _row(query: _Query, passages: list[_Passage], form: Form, with_scores: bool)
 
 
 def _of_tevatron(passage: _Passage, with_scores: bool) -> _Row:
-    """A passage in Tevatron's form. ``title`` is empty, because a passage's title is part of the text that
-    was scored.
+    """Describe a passage in the layout that Tevatron reads. ``title`` is empty, because a passage's title is
+    part of the text that was scored.
     """
     row: _Row = {"docid": passage.id, "title": "", "text": passage.text}
     return row | {"score": passage.score} if with_scores else row
 
 
 def _texts_in(path: AnyPath, rows: _Rows) -> _Texts:
-    """The texts of the queries and passages of some rows of the scored file. `rows` must be sorted."""
+    """Read the texts of the queries and passages of some rows from the scored file. `rows` must be sorted."""
     if not is_readable(path):
         raise InputError(f"{path}: a run has no texts; name --queries and --corpus")
     columns = scored_column(path, "query"), scored_column(path, "passage")
@@ -274,7 +278,7 @@ def _keys(index: TextIndex, ids: pd.Series[str]) -> _Keys:
 
 
 def _hashes(texts: pa.Array) -> _Keys:
-    """A hash of each text; 0 for a missing text."""
+    """Compute a hash of each text; 0 for a missing text."""
     hashed: _Keys = pd.util.hash_array(texts.fill_null("").to_numpy(zero_copy_only=False), categorize=False)
     hashed[np.asarray(texts.is_null())] = 0
     return hashed

@@ -50,7 +50,8 @@ def version_view(manifest: Manifest, aliases: Mapping[str, Alias]) -> dict[str, 
 def target(
     registry: RegistryStore, version: Reference, others: Mapping[str, float], shadow: str | None, *, by: str
 ) -> Target:
-    """Make a target for an alias. `others` are shares of the queries by version, and `version` gets the rest.
+    """Make a target for an alias, which is what the alias is to stand for. `others` gives other versions
+    their shares of the queries, and `version` gets the rest.
 
     `by` is who sets the alias: a person or an API key.
 
@@ -73,7 +74,7 @@ def target(
 
 
 def set_alias(registry: RegistryStore, reference: Reference, wanted: Target) -> Alias:
-    """Let an alias stand for `wanted` from now on.
+    """Write an alias to the registry, so that it stands for the target `wanted` from now on.
 
     Raises
     ------
@@ -123,12 +124,12 @@ def roll_back(registry: RegistryStore, reference: Reference, *, by: str) -> Alia
 def remove_version(
     registry: RegistryStore, reference: Reference, client: redis.Redis | None, *, by: str
 ) -> Manifest:
-    """Remove a version.
+    """Remove a version of a model from the registry.
 
     Parameters
     ----------
     registry, reference
-        The version.
+        The registry, and the names of the model and of the version.
     client
         Server whose runs are checked: while one of them uses the version, it is not removed. With ``None``,
         no runs are checked.
@@ -176,7 +177,7 @@ _PAGE = 500
 
 
 class NotWarm(RankmillError):
-    """A worker has not loaded a version, so the alias keeps its target."""
+    """A worker has not loaded a version of a model, so the alias that is to stand for it keeps its target."""
 
 
 def promote(
@@ -188,19 +189,19 @@ def promote(
     wait_seconds: float,
     on_outcome: Callable[[OrderOutcome], None],
 ) -> Alias:
-    """Let all workers that take chunks load the versions of `wanted`; if all succeed, let the alias stand for
-    `wanted`.
+    """Let all workers that take chunks load the versions of the target `wanted`; if all succeed, let the
+    alias stand for this target.
 
     Parameters
     ----------
     registry, alias, wanted
-        The alias, and its new target.
+        The registry, the alias, and its new target.
     client
         The server whose workers load the versions.
     wait_seconds
-        Longest wait for each version.
+        Seconds within which the workers must load each version.
     on_outcome
-        Called with what each worker did.
+        Called with the outcome at each worker.
 
     Raises
     ------

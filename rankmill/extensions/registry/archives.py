@@ -15,10 +15,14 @@ from rankmill.extensions.registry.registry import PIECE
 from rankmill.jobs.contract.errors import InputError
 
 _MOST_ENTRIES = 4 * MAX_FILES
-"""Most files and folders of an archive, including those that are not unpacked."""
+"""A model's archive has at most this many files and folders, including those that are not unpacked. An
+archive with more is refused.
+"""
 
 _MOST_HEADER = 16 << 10
-"""Most bytes of an extended header in an archive, such as a long name; tarfile reads it into memory."""
+"""An extended header in a model's archive, such as a long name, has at most this many bytes, because tarfile
+reads it into memory. An archive with a larger one is refused.
+"""
 
 _HEADERS = frozenset(
     {tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME,
@@ -29,15 +33,15 @@ _NO_ARCHIVE = "this is not a tar archive, or only a part of one: send the output
 
 
 class Readable(Protocol):
-    """The source of an archive."""
+    """A source of an archive's bytes, such as an upload."""
 
     def read(self, size: int) -> bytes:
         """Read at most `size` bytes; empty at the end."""
 
 
 def unpack(source: Readable, folder: Path) -> Path:
-    """Unpack the files of a model into `folder`; returns the model's folder. This is `folder`, or the only
-    folder in it.
+    """Unpack an archive of a model into `folder`. Returns the folder with the model's files: this is
+    `folder`, or the only folder in it.
 
     Hidden files are left out, as by ``rankmill models push``.
 
@@ -53,8 +57,8 @@ def unpack(source: Readable, folder: Path) -> Path:
     is_whole = False
 
     class Entry(tarfile.TarInfo):
-        """A header that refuses what would fill the memory. It also notes whether the end of the archive was
-        read.
+        """Reads an entry's header, and refuses an entry that would fill the memory. It also notes whether the
+        end of the archive was read.
         """
 
         @classmethod
@@ -125,11 +129,12 @@ class ModelArchive:
     Parameters
     ----------
     manifest
-        The version.
+        The manifest of the version.
     folder
         The folder with the version's files.
     held
-        Keeps the folder until it is closed. This happens after the last piece, or when the reader stops.
+        Keeps `folder` on the disk until it is closed. This happens after the last piece, or when the reader
+        stops.
     """
 
     def __init__(self, manifest: Manifest, folder: Path, held: ExitStack) -> None:
@@ -161,5 +166,5 @@ def _head(file: ModelFile, at: int) -> bytes:
 
 
 def _gap(size: int) -> int:
-    """The bytes that fill up a file's last block."""
+    """Return the number of bytes that fill up the last block of a file with `size` bytes."""
     return -size % tarfile.BLOCKSIZE

@@ -22,8 +22,8 @@ _WARM_ROWS = 64
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two models: its name, its figures compared with the first model, its speed and its scores
-    ``[n]``.
+    """One of the two models of a comparison: its name, its figures compared with the first model, its speed
+    and its scores ``[n]``.
     """
 
     model: str
@@ -40,7 +40,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Difference:
-    """A query whose passages the two models rank differently, and the best passage of each."""
+    """A query whose passages two models rank differently, and the passage that each model ranks first."""
 
     query: str
     spearman: float
@@ -50,8 +50,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class ModelComparison:
-    """The two models, of which the first is the reference, and the queries that they rank most differently,
-    the largest difference first.
+    """The result of comparing two models, of which the first is the reference. ``differences`` has the
+    queries that they rank most differently, the largest difference first.
 
     ``spearman`` has the rank correlation of each query that can be compared: each model gave its passages at
     least two different scores.
@@ -80,7 +80,7 @@ def compare_models(
     inputs, columns, label_column, sample
         As in `rankmill.extensions.lab.precision.check_precisions`.
     shown
-        Most queries in ``differences``.
+        Maximum number of queries in ``differences``.
     settings
         The server or the embedded workers, and all options but the model.
 
@@ -118,7 +118,9 @@ def _by_query(
     one: npt.NDArray[np.float32],
     two: npt.NDArray[np.float32],
 ) -> list[Difference]:
-    """All queries that can be compared (`ModelComparison`), the largest difference first."""
+    """Return all queries whose rankings can be compared, as `ModelComparison` explains, the largest
+    difference first.
+    """
     rows = pd.DataFrame({"query": queries, "passage": passages, "one": one, "two": two}).dropna()
     differences = []
     for query, theirs in rows.groupby("query", sort=False):

@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9_-])?")
 
 
 class Reference(NamedTuple):
-    """A model, and the name of a version or of an alias."""
+    """The name of a model, and the name of one of its versions or aliases."""
 
     name: str
     tag: str
@@ -63,7 +63,7 @@ def parse_reference(model: str) -> Reference:
 MAX_FILES = 1000
 MAX_NOTES = 2000
 _MAX_BEFORE = 20
-"""Most earlier targets that an alias keeps."""
+"""An alias keeps at most this many of its earlier targets; older ones are forgotten."""
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -73,8 +73,8 @@ class _Document(BaseModel):
 
     @classmethod
     def read(cls, raw: bytes, subject: str) -> Self:
-        """Read the document from JSON. Raises `RegistryError` if it is damaged or has another format;
-        `subject` names the document in the message.
+        """Read a document from JSON. Raises `RegistryError` if it is damaged or has another format; `subject`
+        names the document in the message.
         """
         try:
             return cls.model_validate_json(raw)
@@ -124,7 +124,7 @@ class Manifest(_Document):
     name, version
         The names of the model and of the version.
     content
-        The digest of the paths and contents of all files.
+        The digest of the paths, sizes and contents of all files.
     files
         The files, by path.
     family
@@ -170,7 +170,7 @@ def content_of(files: Iterable[ModelFile]) -> str:
 
 
 class Target(_Document):
-    """What an alias stands for: one or several versions of its model.
+    """The target of an alias: the version or versions of its model that it stands for.
 
     ``versions`` has each version's share of the queries. The version ``shadow`` also scores all queries, but
     its scores are not returned.
@@ -217,7 +217,9 @@ class Alias(_Document):
 
 
 def target_of(versions: Mapping[str, float], *, shadow: str | None, by: str, at: float) -> Target:
-    """Make the target that a person asks for; raises `InputError` if it is not valid."""
+    """Make a target for an alias: `versions` are the versions' shares of the queries. Raises `InputError` if
+    they or the shadow are not valid.
+    """
     try:
         return Target(versions=dict(versions), shadow=shadow, by=by, at=at)
     except ValidationError as error:

@@ -36,7 +36,7 @@ class RegistryModels:
         return has_tag(model)
 
     def choice(self, model: str) -> Choice:
-        """The versions that a name stands for now.
+        """Return the versions of a model that a name in a registry stands for now.
 
         Raises
         ------
@@ -74,5 +74,5 @@ class RegistryModels:
 
 
 def is_numbered(tag: str) -> bool:
-    """Whether a tag can only be that of a version: ``v1``, ``v2``, …"""
+    """Return whether a tag can only be the name of a version, not of an alias: ``v1``, ``v2``, …"""
     return bool(_NUMBERED.fullmatch(tag))

@@ -49,7 +49,7 @@ _DATA = frozenset(
 
 @dataclass(frozen=True)
 class LocalFile:
-    """A file to push, with the size and the time of change that it had when it was found."""
+    """A file of a model to push, with the size and the time of change that it had when it was found."""
 
     path: str
     source: Path
@@ -104,7 +104,7 @@ def _walk(folder: Path, top: Path) -> Iterator[LocalFile]:
 
 
 def is_left_out(name: str) -> bool:
-    """Whether a file or folder with this name is not pushed."""
+    """Return whether a push leaves out files and folders with this name."""
     return name.startswith(".") or name == "__pycache__"
 
 
@@ -169,7 +169,9 @@ def digests(files: list[LocalFile], on_bytes: Callable[[int], None]) -> tuple[Mo
 
 
 class Steps:
-    """Shows the progress of each step, if standard error is a terminal and `quiet` is false."""
+    """Shows the progress of each step of a push or pull, if standard error is a terminal and `quiet` is
+    false.
+    """
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._shown = not quiet and sys.stderr.isatty()

@@ -45,7 +45,7 @@ _S3 = {"config_kwargs": {"connect_timeout": 5, "read_timeout": 60, "retries": {"
 """Options for S3. Without them, botocore waits for minutes for a server that does not answer."""
 
 HIDDEN = "."
-"""First character of the names of unfinished files."""
+"""Unfinished files in a registry have names that begin with this character."""
 
 MANIFEST = "manifest.json"
 REMOVED = "removed.json"
@@ -102,7 +102,9 @@ class RegistryFolder:
                 raise RegistryError(f"{'/'.join((self.url, *path))} is not there") from None
 
     def names(self, *path: str) -> list[str]:
-        """The names in a folder, without unfinished files; empty if the folder does not exist."""
+        """Return the names of the files and folders in a folder, without unfinished files; empty if the
+        folder does not exist.
+        """
         with self.opened(*path) as (system, place, _):
             try:
                 paths = system.ls(place, detail=False)
@@ -166,7 +168,7 @@ class Registry:
         return [version for version in self.taken(name) if self._has(name, version)]
 
     def taken(self, name: str) -> list[str]:
-        """Like `versions`, but including removed versions and unfinished pushes."""
+        """Return the names of a model's versions, also of removed versions and unfinished pushes."""
         return sorted(filter(_is_name, self.folder.names(check_name(name, "a model"))), key=natural_order)
 
     def _has(self, name: str, version: str) -> bool:
@@ -193,7 +195,9 @@ class Registry:
         return manifest
 
     def manifest(self, reference: Reference) -> Manifest:
-        """Like `find_manifest`; raises `NotInRegistry` if the version does not exist."""
+        """Return the manifest of a version, as `find_manifest` does; raises `NotInRegistry` if the version
+        does not exist.
+        """
         manifest = self.find_manifest(reference)
         if manifest is None:
             raise self._unknown(reference)
@@ -214,7 +218,7 @@ class Registry:
         return None if raw is None else Alias.read(raw, f"alias {reference} in {self.url}")
 
     def resolve(self, reference: Reference) -> Choice:
-        """What a reference stands for now: the version itself, or the target of the alias.
+        """Return what a name in the registry stands for now: the version itself, or the target of the alias.
 
         Raises
         ------
@@ -239,8 +243,8 @@ class Registry:
         return Choice(name, shares, shadow, contents[0] if len(contents) == 1 else None)
 
     def version(self, reference: Reference) -> Reference:
-        """The only version that a reference stands for; raises as `resolve`, and as `Choice.one` for a split
-        alias.
+        """Return the only version that a name in the registry stands for. Raises the errors of `resolve`, and
+        for a split alias that of `Choice.one`.
         """
         return Reference(reference.name, self.resolve(reference).one(reference).rpartition("@")[2])
 
@@ -274,7 +278,8 @@ def fetch_files(
     parts: Path,
     on_bytes: Callable[[int], None] = lambda size: None,
 ) -> None:
-    """Fetch those files of a version that the folder `target` lacks, and verify all.
+    """Fetch from a registry those files of a version that the folder `target` lacks, and verify all files of
+    the version.
 
     Parameters
     ----------
@@ -301,7 +306,8 @@ def fetch_files(
             on_bytes(file.bytes)
             continue
         part = parts / file.sha256
-        # A second time from the beginning, because the part that an interrupted fetch left may be damaged.
+        # If the check fails, a file whose beginning an interrupted fetch has left is fetched again from the
+        # beginning, because this part may be damaged.
         for _ in range(2 if part.exists() else 1):
             if _fetch(registry, manifest, file, part, on_bytes) == file.sha256:
                 break

@@ -1,6 +1,6 @@
-"""Adds the paths of the registry to the gateway, for callers whose key may manage models.
+"""Adds HTTP paths for the registry of models to the gateway, for callers whose key may manage models.
 
-The paths wait for disks, networks and workers, so their work is done in threads.
+Their work is done in threads, because it waits for disks, networks and workers.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ router = new_router("registry", "/v1/registry")
 
 
 class RegistryPaths(Addition):
-    """Serves the registry, if the settings name one; callers do not learn its folder or URL."""
+    """Serves the registry of models over HTTP, if the settings name one; callers do not learn its folder or
+    URL.
+    """
 
     router = router
 
@@ -109,8 +111,8 @@ class Promotion(NewTarget):
 
 
 class Rollback(BaseModel):
-    """A body without fields. It must be JSON all the same: a web page of another site cannot send JSON
-    without permission.
+    """The body of a request that rolls back an alias, which has no fields. It must be JSON all the same: a
+    web page of another site cannot send JSON without permission.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -127,7 +129,7 @@ class ManagedModel:
 
     @property
     def by(self) -> str:
-        """The caller, as named in manifests and aliases."""
+        """Name of the caller, as manifests and aliases record it."""
         return f"{self.key.name} (API key {self.key.id})" if self.key else "the gateway, without a key"
 
     def version(self, version: str) -> Reference:

@@ -93,8 +93,8 @@ class RegistryStore(Registry):
         self.folder = WritableFolder(url)
 
     def publish(self, manifest: Manifest) -> bool:
-        """Make a version visible whose files are complete; returns ``False`` if another push has already done
-        so.
+        """Make a version of a model visible, after all its files are complete. Returns ``False`` if another
+        push has already done so.
         """
         return self.folder.create(manifest.written(), manifest.name, manifest.version, MANIFEST)
 
@@ -105,8 +105,8 @@ class RegistryStore(Registry):
         self.folder.remove(reference.name, ALIASES, f"{reference.tag}.json")
 
     def remove(self, reference: Reference, note: bytes) -> None:
-        """Remove a version. First `note` is written, which makes the version invisible, then the files are
-        deleted.
+        """Remove a version of a model. First `note` is written, which makes the version invisible, then the
+        files are deleted.
         """
         self.folder.replace(note, *reference, REMOVED)
         for name in self.folder.names(*reference):
@@ -115,14 +115,14 @@ class RegistryStore(Registry):
 
 
 def next_version(taken: Iterable[str]) -> str:
-    """The next of ``v1``, ``v2``, … after the highest that is `taken`."""
+    """Return a name for a new version: of ``v1``, ``v2``, …, the next after the highest in `taken`."""
     numbers = [int(version[1:]) for version in taken if re.fullmatch(r"v[0-9]{1,9}", version)]
     return f"v{max(numbers, default=0) + 1}"
 
 
 @contextmanager
 def _new_file(target: str, put: Callable[[Path, Path], None]) -> Iterator[BinaryIO]:
-    """Yield a file with a temporary name. At the end of the ``with`` block, it is synced to the disk, and
+    """Yield a new file with a temporary name. At the end of the ``with`` block, it is synced to the disk, and
     `put` gives it the name `target`.
     """
     path = Path(target)
@@ -150,14 +150,14 @@ def _callback(on_bytes: Callable[[int], None]) -> Any:
 
 
 def reference(text: str, noun: str = "VERSION") -> Reference:
-    """The version or alias that a command line names; raises `InputError` if `text` is not NAME@TAG."""
+    """Read the name of a version or alias from a command; raises `InputError` if `text` is not NAME@TAG."""
     if not has_tag(text):
         raise InputError(f"{text} is not of the form NAME@{noun}")
     return parse_reference(text)
 
 
 def who() -> str:
-    """The user of this process and the host, as manifests and aliases name them."""
+    """Return the user of this process and the host, as manifests and aliases record who made them."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # the user of a container may lack a name

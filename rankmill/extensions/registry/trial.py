@@ -14,8 +14,8 @@ from rankmill.jobs.runtime.settings import Settings
 
 
 class TriedModel(BaseModel):
-    """The result of a trial that succeeded: transformers' model type, and the backend and precision that
-    scored.
+    """The result of a successful trial of a model: transformers' model type, and the backend and precision
+    that scored.
     """
 
     family: str
@@ -48,7 +48,7 @@ def try_model(folder: Path, settings: Settings, *, seconds: float | None = None)
 
 
 class ModelReport(BaseModel):
-    """What a worker on this host makes of a model, as its small files show.
+    """Describes a model, and how a worker on this host would run it, as far as the model's small files show.
 
     Attributes
     ----------
@@ -94,15 +94,17 @@ class ModelReport(BaseModel):
 
 
 class Proven(BaseModel):
-    """The proofs of a model's scores on this host, by device, and the reason for each device that fails."""
+    """The proofs that devices of this host compute a model's scores correctly, by device. ``refused`` has the
+    reason for each device that fails.
+    """
 
     proofs: dict[str, Proof]
     refused: dict[str, str]
 
 
 def prove_model(settings: Settings, device: str) -> Proven:
-    """Prove the settings' model on a device, or with ``all`` on each device of this host; raises as
-    `model_report`.
+    """Prove that a device of this host computes the scores of the settings' model correctly; the device
+    ``all`` means each device. Raises the errors of `model_report`.
     """
     require_worker_packages()
     request = {"spec": settings.spec().model_dump(), "device": device}
@@ -110,7 +112,7 @@ def prove_model(settings: Settings, device: str) -> Proven:
 
 
 def model_report(settings: Settings) -> ModelReport:
-    """Describe the settings' model.
+    """Describe the model that the settings name, and how a worker on this host would run it.
 
     Raises
     ------

@@ -53,12 +53,12 @@ def kept_versions(cache: Path) -> Iterator[KeptFolder]:
 
 
 class VersionStore:
-    """Fetches and keeps versions in a cache folder.
+    """Fetches versions of models from a registry, and keeps them in this host's cache folder.
 
     Parameters
     ----------
     cache
-        The folder.
+        This host's cache folder, in which room can be made.
     registry
         URL of the registry that has the versions; ``None`` without one.
     """
@@ -68,7 +68,8 @@ class VersionStore:
         self._registry = registry
 
     def get(self, reference: Reference, content: str | None) -> ModelCopy:
-        """The copy of a version on this host.
+        """Return the copy of a version on this host, with a lock: while it is held, no other process removes
+        the copy.
 
         The version is fetched if this host lacks it, or if the registry now has other content under its name.
         `content` is the digest that the copy must have; ``None`` if the caller does not know it.
@@ -107,8 +108,8 @@ class VersionStore:
         return ModelCopy(folder / _MODEL, manifest.content, held)
 
     def _wanted(self, reference: Reference, folder: Path, file: Path, content: str | None) -> str | None:
-        """The digest that the version must have: `content`, or else the registry's; ``None`` if neither is
-        known.
+        """Return the digest that a version must have on this host: `content`, or else that in the registry;
+        ``None`` if neither is known.
 
         If the cache has other content of the version than the registry, the cached version is removed: it
         came from another registry, or from an earlier one at this URL. The registry is not asked if the
@@ -138,7 +139,9 @@ class VersionStore:
             shutil.rmtree(folder)
 
     def _whole(self, folder: Path) -> Manifest | None:
-        """The manifest of a cached version; ``None`` if a file is missing, or does not match the manifest."""
+        """Return the manifest of a cached version, whose files are verified; ``None`` if a file is missing,
+        or does not match the manifest.
+        """
         try:
             manifest = Manifest.read((folder / _MANIFEST).read_bytes(), "a manifest")
             digests = [file_digest(folder / _MODEL / file.path, self._cache) for file in manifest.files]
@@ -200,7 +203,7 @@ class VersionStore:
 
 @contextmanager
 def _removed_if_full(folder: Path) -> Iterator[None]:
-    """If the disk gets full in the ``with`` block, remove the folder of the version."""
+    """If the disk gets full in the ``with`` block, remove the version's folder `folder`."""
     try:
         yield
     except OSError as error:

@@ -13,7 +13,7 @@ from rankmill.jobs.runtime.settings import Settings
 
 
 class FakeFileStore(FileRunStore):
-    """Keeps submitted runs in a dictionary of this process."""
+    """Keeps submitted runs in a dictionary of this process, in place of Redis."""
 
     def __init__(self, runs: dict[str, FileRun], ttl: int) -> None:
         self._runs, self.ttl = runs, ttl
@@ -41,5 +41,5 @@ class FakeFileStore(FileRunStore):
 
 
 def on_fake_server(store: Any, settings: Settings) -> SubmittedFiles:
-    """The submitted runs that the fake server `store` has."""
+    """Return the submitted runs of the fake server `store`, as `SubmittedFiles`."""
     return SubmittedFiles(FakeFileStore(store.files, settings.of(RunnerSettings).file_run_ttl))

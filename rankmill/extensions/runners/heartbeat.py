@@ -16,8 +16,8 @@ from rankmill.jobs.system import Periodic, system
 
 
 class RunnerHeartbeat:
-    """Sends a runner's heartbeats from a thread. A heartbeat renews the lease, and puts back runs of dead
-    runners.
+    """Sends a runner's heartbeats from a thread. A heartbeat renews the runner's lease of its run, and puts
+    back the runs of dead runners.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class RunnerHeartbeat:
         self._renewals = Renewals(settings.heartbeat_seconds, settings.lease_seconds)
         self._periodic = Periodic("heartbeat", self._beat, settings.heartbeat_seconds)
         self.held: LeaseState = "held"
-        """The state of the lease when the record was last written."""
+        """The state of the runner's lease of its run, when the run's record was last written."""
 
     def start(self) -> None:
         self._beat()
@@ -63,12 +63,14 @@ class RunnerHeartbeat:
 
     @property
     def claim(self) -> RunLease:
-        """The run that the runner holds, with all noted changes. The runner must hold a run."""
+        """The lease of the run that the runner holds, with the run as changed by `note`. The runner must hold
+        a run.
+        """
         assert self._claim is not None
         return self._claim
 
     def note(self, **changes: object) -> FileRun:
-        """Change the run's record; the next heartbeat writes it."""
+        """Change the record of the runner's run; the next heartbeat writes it to Redis."""
         with self._lock:
             self._claim = replace(self.claim, run=self.claim.run.changed(**changes))
             return self._claim.run
@@ -85,7 +87,7 @@ class RunnerHeartbeat:
         return self.held
 
     def release(self) -> RunLease:
-        """Stop renewing the lease; returns the lease, and with it the run with all noted changes."""
+        """Stop renewing the runner's lease of its run; returns it, with the run as changed by `note`."""
         with self._lock:
             claim, self._claim = self.claim, None
         return claim

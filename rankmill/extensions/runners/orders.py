@@ -1,5 +1,5 @@
-"""The interface of kinds of orders. Runners score files by themselves; extensions add other kinds by entry
-points of ``rankmill.orders``.
+"""The interface of the kinds of orders that runners carry out. Runners can score files by themselves;
+extensions add other kinds by entry points of ``rankmill.orders``.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ class Keep(Protocol):
 
 
 class OrderKind(Protocol):
-    """A kind of orders: how a runner checks them, carries them out, and clears up."""
+    """A kind of orders to runners: how a runner checks such orders, carries them out, and clears up."""
 
     def check(self, run: FileRun) -> None:
         """Raise `InputError` if the order is not valid."""
 
     def carry_out(self, run: FileRun, settings: Settings, score: Score, keep: Keep) -> None:
-        """Make the output; this may be called again for a run whose runner died at any point."""
+        """Make the output of a run. This may be called again for a run whose runner died at any point."""
 
     def why_failed(self, error: Exception, order: FileOrder) -> str:
-        """Why an order has failed, in words for the caller."""
+        """Return the reason why an order has failed, in words for the one who submitted it."""
 
     def place(self, order: FileOrder) -> OutputFile | None:
-        """The intermediate file of scores from which the output is made; ``None`` if the output itself has
-        the scores.
+        """Return the intermediate file of scores from which an order's output is made; ``None`` if the output
+        itself has the scores.
         """
 
     def clear(self, order: FileOrder) -> None:
@@ -65,12 +65,12 @@ class OrderKind(Protocol):
 
 
 def kind_of(order: FileOrder) -> OrderKind | None:
-    """The kind of an order; ``None`` for an order to score files.
+    """Return the object that carries out orders of this order's kind; ``None`` for an order to score files.
 
     Raises
     ------
     RunnerError
-        This runner does not have the extension for the kind.
+        This runner does not have the extension that carries out such orders.
     """
     if order.kind is None:
         return None

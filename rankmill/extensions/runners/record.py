@@ -23,7 +23,9 @@ class Seal(WireModel):
 
 
 class Notice(WireModel):
-    """The state of a webhook, the number of attempts so far, and the reason why the last attempt failed."""
+    """The state of a run's webhook, the number of attempts to send it, and the reason why the last attempt
+    failed.
+    """
 
     state: Literal["due", "delivered", "given up"] = "due"
     attempts: Count = 0
@@ -40,7 +42,7 @@ class FileRun(FileRunState):
     deaths
         Number of runners in a row that died without scoring a row.
     begun_rows
-        Rows that were scored when the present runner began.
+        Number of rows that were scored before the present runner began.
     seal
         Identifies the complete output file; noted just before the file is moved into place.
     restarted
@@ -57,12 +59,14 @@ class FileRun(FileRunState):
     notice: Notice | None = None
 
     def end(self, state: State, reason: str = "") -> Self:
-        """The run with the end ``state``, ended now. If the order names a webhook, it is due."""
+        """Return the run as ended now, with the final state `state`. If its order names a webhook, the
+        webhook is due.
+        """
         return super().end(state, reason).changed(notice=Notice() if self.order.webhook else None)
 
 
 def new_file_run(order: FileOrder, run_id: str | None = None) -> FileRun:
-    """A new run, which waits for a runner. Its id is `run_id`, or else a new one."""
+    """Make a new submitted run, which waits for a runner. Its id is `run_id`, or else a new one."""
     return FileRun(id=run_id or new_file_run_id(), order=order, created=system.now())
 
 

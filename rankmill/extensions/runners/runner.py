@@ -108,7 +108,9 @@ class Runner:
                 self._run()
 
     def _begun(self, run: FileRun) -> FileRun:
-        """The run as this runner begins it. If its state is already ``running``, its last runner has died."""
+        """Return a run as it is when this runner begins it. If its state is already ``running``, its last
+        runner has died.
+        """
         deaths = run.deaths
         if run.state == "running":
             logger.warning("runner %s died; continuing its run", run.runner)
@@ -152,15 +154,17 @@ class Runner:
             self._answer(self._heartbeat.claim.run.end("done"))
 
     def _fail(self, error: Exception, reason: str) -> None:
-        """End the run as failed. If the order has a kind, the kind words the reason for the caller."""
+        """Write the end of the run as failed. If its order is not one to score files, the order's kind words
+        the reason.
+        """
         run = self._heartbeat.claim.run
         if kind := kind_of(run.order):
             reason = kind.why_failed(error, run.order)
         self._answer(run.end("failed", reason))
 
     def _finish(self, run: FileRun) -> None:
-        """End a run as done whose output is already in its place, because its runner was interrupted just
-        before the end.
+        """Write the end of a run as done. Its output is already in its place: its runner was interrupted just
+        before it could write this.
         """
         drop(run, self._settings)
         clear(run)
@@ -172,7 +176,7 @@ class Runner:
             raise _Left
 
     def _answer(self, run: FileRun) -> None:
-        """Write the end of the run, unless another runner has it now.
+        """Write the end of the run to Redis, unless another runner has the run now.
 
         If the run failed or was cancelled, what its scoring left in Redis is deleted first.
         """
@@ -189,8 +193,9 @@ class Runner:
         self._webhooks.wake()
 
     def _leave(self) -> None:
-        """Leave the run in progress, because it is cancelled, or another runner has it, or this runner must
-        stop.
+        """Stop working on the run, because it is cancelled, or another runner has it, or this runner must
+        stop. If this runner still has the run, the run ends if its output is complete or it is cancelled;
+        otherwise, another runner continues it.
         """
         run = self._heartbeat.claim.run
         if self._heartbeat.held == "lost":
@@ -235,7 +240,7 @@ class Runner:
                 clear(run)
 
     def _interrupt(self) -> None:
-        """Interrupt the main thread; called by the heartbeat's thread."""
+        """Interrupt the work on the run in the main thread; called by the heartbeat's thread."""
         os.kill(os.getpid(), signal.SIGUSR1)
 
     def _on_signal(self, number: int, frame: object) -> None:
@@ -252,7 +257,7 @@ class Runner:
 
 
 class _Left(Exception):
-    """Raised when the runner must leave the run."""
+    """Raised when the runner must stop working on its run."""
 
 
 class _Stopped(Exception):

@@ -1,4 +1,4 @@
-"""Submitted runs in a terminal."""
+"""Shows submitted runs in a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from rankmill.jobs.system import system
 
 
 def submitted_table(runs: Iterable[FileRun], now: float, *, without_runner: bool) -> RenderableType:
-    """A table of submitted runs; with `without_runner`, a sentence below says that no runner takes them."""
+    """Make a table of submitted runs. With `without_runner`, a sentence below it says that no runner takes
+    them.
+    """
     shown = table(runs, {
         "submitted run": lambda run: run.id[: ID_CHARS + 1],
         "state": lambda run: Text(run.state, style="red" if run.state == "failed" else ""),
@@ -28,7 +30,9 @@ def submitted_table(runs: Iterable[FileRun], now: float, *, without_runner: bool
 
 
 def describe(run: FileRun) -> str:
-    """Several lines about a run: its state, its files, its progress or outcome, and its webhook."""
+    """Describe a submitted run in several lines: its state, its files, its progress or outcome, and its
+    webhook.
+    """
     request, done = run.order.request, run.outcome
     source = request.run or ", ".join(request.inputs)
     lines = [

@@ -26,8 +26,8 @@ from rankmill.jobs.system import system
 JOB_FUNCTION = "rankmill.score_file"
 
 LeaseState = Literal["held", "cancelled", "lost", "forgotten"]
-"""State of a run's lease. ``cancelled``: the lease is held, but the run is to end. ``lost``: another runner
-has the run. ``forgotten``: the server has lost the run's data.
+"""State of a runner's lease of a run. ``cancelled``: the lease is held, but the run is to end. ``lost``:
+another runner has the run. ``forgotten``: the server has lost the run's data.
 """
 
 _LOOK_AT = 128
@@ -48,8 +48,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunLease:
-    """A run that a runner holds. ``entry`` is the runner's lease, an entry in the registry of started
-    jobs.
+    """A submitted run that a runner holds. ``entry`` is the runner's lease: an entry in RQ's registry of
+    started jobs.
     """
 
     run: FileRun
@@ -57,7 +57,7 @@ class RunLease:
 
 
 class FileRunStore:
-    """The submitted runs of one queue. Threads may share a `FileRunStore`.
+    """Stores and reads the submitted runs of one queue. Threads may share a `FileRunStore`.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ class FileRunStore:
         """
 
     def submit(self, order: FileOrder, run_id: str | None = None) -> FileRun:
-        """Put a new run into the queue. Its id is `run_id`, or else a new one."""
+        """Put a new submitted run into the queue. Its id is `run_id`, or else a new one."""
         run = new_file_run(order, run_id)
         job = Queue.prepare_data(
             JOB_FUNCTION,
@@ -100,7 +100,7 @@ class FileRunStore:
         return run
 
     def load(self, run_id: str) -> FileRun:
-        """The record of a run.
+        """Read the record of a submitted run.
 
         Raises
         ------
@@ -126,7 +126,7 @@ class FileRunStore:
         return sorted({run_id.decode() for run_id, _ in entries})
 
     def cancel(self, run: FileRun, lease_seconds: int) -> FileRun:
-        """Cancel a run. If a runner holds it, it ends with the runner's next heartbeat.
+        """Cancel a submitted run. If a runner holds the run, the run ends with the runner's next heartbeat.
 
         Returns the run, whose state is ``cancelled`` if it waited. If a runner had already begun it, the
         cancelled run goes back into the queue: the next runner deletes what the first one left in Redis.
@@ -144,19 +144,19 @@ class FileRunStore:
         return ended.run
 
     def leave(self, run_id: str, seconds: float = _LEFT_SECONDS) -> None:
-        """Let `claim` leave a run to other runners for `seconds`."""
+        """Make `claim` pass over a run for `seconds`, so that other runners can take it."""
         now = system.monotonic()
         # Entries are kept until the run has expired, because `claim` warns only once of each run in `_left`.
         self._left = {left: until for left, until in self._left.items() if until > now - self.ttl}
         self._left[run_id] = now + seconds
 
     def claim(self, runner: str, lease_seconds: int) -> RunLease | None:
-        """Take the first waiting run that is not left to others (`leave`). Returns ``None`` if there is none.
-        Also returns ``None`` if the run that was found cannot be read, or has ended other than by being
-        cancelled.
+        """Take the first waiting run that `leave` does not leave to other runners. Returns ``None`` if there
+        is none. Also returns ``None`` if the run that was found cannot be read, or has ended other than by
+        being cancelled.
 
-        The run is as its last runner or its cancellation left it. A run of another format stays in the queue;
-        a damaged run is set aside.
+        The run is as its last runner or its cancellation left it. If its record has another format, it stays
+        in the queue; if its record is damaged, it is set aside.
         """
         token = system.unique_id()
         numbers, now = [lease_seconds, token, _LOOK_AT], system.monotonic()
@@ -186,8 +186,8 @@ class FileRunStore:
         return RunLease(run, f"{run_id}:{token}")
 
     def renew(self, claim: RunLease, lease_seconds: int) -> LeaseState:
-        """Renew a lease, and write the run's record, unless another runner has the run. Returns the state of
-        the lease.
+        """Renew a runner's lease of a run, and write the run's record, unless another runner has the run.
+        Returns the state of the lease.
         """
         run = claim.run
         places = [self._leases, keys.file_run(run.id), keys.file_run_cancelled(run.id), Job.key_for(run.id)]
@@ -202,7 +202,7 @@ class FileRunStore:
         return held
 
     def end(self, claim: RunLease) -> bool:
-        """Write the end of a run, if the lease is still held; returns whether it was."""
+        """Write the end of a run, if its runner's lease is still held; returns whether it was."""
         run = claim.run
         places = [
             self._leases, keys.file_run(run.id), Job.key_for(run.id), keys.file_run_cancelled(run.id),
@@ -214,8 +214,8 @@ class FileRunStore:
         return ended
 
     def hand_back(self, claim: RunLease, *, first: bool = False) -> bool:
-        """Put a run back into the queue, if the lease is still held; returns whether it was. With `first`,
-        the run goes to the front of the queue, otherwise to its end.
+        """Put a run back into the queue, if its runner's lease is still held; returns whether it was. If
+        `first` is true, the run goes to the front of the queue, otherwise to its end.
         """
         run = claim.run
         places = [self._leases, keys.file_run(run.id), self.queue.key]
@@ -223,9 +223,9 @@ class FileRunStore:
         return bool(scripts.HAND_BACK.run(self.redis, places, *values))
 
     def recover(self, lease_seconds: float, *, expired: bool) -> None:
-        """With `expired`, put the runs whose leases have lapsed back into the queue. Leases that end much
-        later than `lease_seconds` from now are shortened: the server's clock was ahead when they were
-        written.
+        """Put the runs whose leases have lapsed back into the queue, if `expired` is true. In any case,
+        leases that end much later than `lease_seconds` from now are shortened: the server's clock was ahead
+        when they were written.
         """
         scripts.RECOVER.run(self.redis, [self._leases, self.queue.key], int(expired), lease_seconds)
 
@@ -233,8 +233,8 @@ class FileRunStore:
         return bool(self.redis.exists(keys.file_run_cancelled(run_id)))
 
     def runners(self, name: str = "", lease_seconds: int = 0) -> list[str]:
-        """The names of the live runners. If `name` is given, it counts as live for `lease_seconds` from now
-        on.
+        """Return the names of the queue's live runners. If `name` is given, the runner of this name counts as
+        live for `lease_seconds` from now on.
         """
         if name:
             with self.redis.pipeline() as pipe:
@@ -250,8 +250,8 @@ class FileRunStore:
         self.redis.zrem(self._runners, name)
 
     def refuse(self, run_id: str, runner: str, reason: str) -> dict[str, str]:
-        """Record that a runner cannot score a run. Returns the reasons of all live runners that cannot, by
-        name.
+        """Record that a runner cannot score a run. Returns the reasons of all live runners that cannot score
+        it, by the runner's name.
         """
         key = keys.file_run_refusals(run_id)
         with self.redis.pipeline() as pipe:
@@ -278,8 +278,8 @@ class FileRunStore:
             return None
 
     def note_webhook(self, run: FileRun, after: float | None) -> None:
-        """Write the record of a run after an attempt at its webhook. The next attempt is due in `after`
-        seconds; with ``None``, there is none.
+        """Write the record of a run after an attempt to send its webhook. The next attempt is due in `after`
+        seconds; if `after` is ``None``, there is none.
         """
         key, now = keys.webhooks(self.queue.name), server_time(self.redis)
         with self.redis.pipeline() as pipe:
@@ -296,8 +296,8 @@ class FileRunStore:
         )
 
     def _read(self, raw: bytes, run_id: str) -> FileRun | None:
-        """The record of a run. If only the run's job exists, a new record is made from it; ``None`` if
-        neither exists.
+        """Read the record of a run. If only the run's RQ job exists, make a new record from it. Returns
+        ``None`` if neither exists.
         """
         key = keys.file_run(run_id)
         written = self.redis.get(key)
@@ -320,8 +320,8 @@ class FileRunStore:
             pipe.execute()
 
     def _is_gone(self, run_id: str) -> bool:
-        """Whether RQ says that the run's job has failed. This happens if a worker that is not a runner took
-        it.
+        """Return whether RQ says that the run's job has failed. This happens if a worker that is not a runner
+        took it.
         """
         return bool(self.redis.hget(Job.key_for(run_id), "status") == b"failed")
 
@@ -335,13 +335,13 @@ class FileRunStore:
 
 
 def open_store(client: redis.Redis, settings: Settings) -> FileRunStore:
-    """The submitted runs of the queue that the settings name."""
+    """Return the `FileRunStore` of the queue that the settings name."""
     own = settings.of(RunnerSettings)
     return FileRunStore(client, own.file_queue, own.file_run_ttl)
 
 
 def names_of(refusals: dict[str, str]) -> str:
-    """The reasons of runners that cannot score a run, with the runners' names, in one line."""
+    """Join the reasons of the runners that cannot score a run into one line, each after its runner's name."""
     return "; ".join(f"{name}: {why}" for name, why in sorted(refusals.items()))
 
 

@@ -67,7 +67,7 @@ class SubmittedFile:
         return ended
 
     def outcome(self, on_look: Callable[[FileRun], None] = lambda run: None) -> FileRun | None:
-        """The run, if it is done. If it has not ended, `on_look` is called with it, and ``None`` is returned.
+        """Return the run if it is done. If it has not ended, call `on_look` with it and return ``None``.
         Raises as `wait` if it has failed or was cancelled.
         """
         run = self.status()
@@ -85,8 +85,8 @@ class SubmittedFile:
         return AsyncSubmittedFile(self)
 
     def cancel(self) -> FileRun:
-        """Cancel the run. If a runner holds it, it ends with the runner's next heartbeat. Rows that are
-        scored already stay in the run's folder, and are used if the same run is submitted again.
+        """Cancel the run. If a runner holds the run, the run ends with the runner's next heartbeat. Rows that
+        are scored already stay in the run's folder, and are used if the same run is submitted again.
         """
         with redis_errors():
             run = self._store.load(self.id)
@@ -130,7 +130,7 @@ class AsyncSubmittedFile:
 
 
 def find_submitted(store: FileRunStore, prefix: str) -> SubmittedFile | None:
-    """The submitted run whose id is or begins with `prefix`, or else ``None``.
+    """Return a handle of the submitted run whose id is or begins with `prefix`; ``None`` if there is none.
 
     Raises
     ------
@@ -147,7 +147,7 @@ def find_submitted(store: FileRunStore, prefix: str) -> SubmittedFile | None:
 
 
 class SubmittedFiles:
-    """The submitted runs of a queue, for clients."""
+    """Submits runs of files to a queue, and makes handles of them, for clients."""
 
     def __init__(self, store: FileRunStore) -> None:
         self.store = store
@@ -182,10 +182,10 @@ class SubmittedFiles:
         return self.handle(run_id) if self.store.has(run_id) else None
 
     def handle(self, run_id: str) -> SubmittedFile:
-        """A handle of the run with this id, which is not checked."""
+        """Return a handle of the submitted run with this id. The id is not checked."""
         return SubmittedFile(self.store, run_id)
 
 
 def on_server(store: RunStore, settings: Settings) -> SubmittedFiles:
-    """The submitted runs on the server of `store`, in the queue that the settings name."""
+    """Return the `SubmittedFiles` of the queue that the settings name, on the server of `store`."""
     return SubmittedFiles(open_store(store.redis, settings))

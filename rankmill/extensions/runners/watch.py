@@ -35,7 +35,7 @@ from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 
 _MOST_LISTED = 100
-"""Most submitted runs that are listed; these are the latest."""
+"""At most this many submitted runs are listed, the latest ones."""
 
 _LATE_SECONDS = 15.0
 _SENT_SECONDS = 10.0
@@ -64,7 +64,9 @@ class FileQueueState(BaseModel):
 
 
 class SeenRunners(Seen):
-    """The queues of submitted runs, and the runs that have not ended, or ended within the last hour."""
+    """The queues of submitted runs, and those submitted runs that have not ended, or have ended within the
+    last hour.
+    """
 
     file_queues: tuple[FileQueueState, ...] = ()
     submitted: tuple[SeenRun, ...] = ()
@@ -73,12 +75,12 @@ class SeenRunners(Seen):
         return (queue.name for queue in self.file_queues)
 
     def runs(self) -> Iterable[SeenRun]:
-        """The runs; those that have ended come last."""
+        """Return the submitted runs; those that have ended come last."""
         return self.submitted
 
     def faults(self) -> Iterator[ClusterFault]:
         for queue in self.file_queues:
-            # Without a live runner, running runs are those of dead runners.
+            # If no runner is alive, the runs that count as running are those of dead runners.
             if not queue.runners and (left := queue.waiting + queue.running):
                 waits = waiting(left, "submitted run")
                 yield ClusterFault(
@@ -113,7 +115,7 @@ class SeenRunners(Seen):
 
 
 class RunnersWatch(Watch):
-    """Adds the queues of submitted runs, and the runs, to the views of a cluster."""
+    """Adds submitted runs and their queues to the views of a cluster."""
 
     kinds: ClassVar = {"no_runners": "no_workers", "webhooks": "failed_jobs"}
     nothing: ClassVar = SeenRunners()
@@ -164,10 +166,10 @@ def _has_ended(run: SeenRun) -> bool:
 
 
 def _latest(look: Look) -> Iterator[FileRun]:
-    """The latest runs, the latest first. A run's time is when it was last submitted, taken or ended.
-    Unreadable runs are left out.
+    """Yield the latest submitted runs, the latest first. A run's time is when it was last submitted, taken or
+    ended. Unreadable runs are left out.
     """
-    # the arguments desc, withscores, score_cast_func, byscore and bylex
+    # The values are redis-py's arguments desc, withscores, score_cast_func, byscore and bylex.
     latest_first = (True, False, float, True, False)
     ((raws,),) = look.replies(
         [""], lambda _: [("zrange", keys.file_runs(), (), "+inf", "-inf", *latest_first, 0, _MOST_LISTED)]

@@ -23,7 +23,7 @@ from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.system import Backoff, Periodic, system
 
 _TIMEOUT = 10
-"""Seconds without a byte from the receiver after which an attempt has failed."""
+"""An attempt to send a webhook has failed after this number of seconds without a byte from the receiver."""
 
 _BACKOFF = Backoff(first=2.0, longest=3600.0)
 
@@ -59,7 +59,7 @@ class WebhookSender:
             self._periodic.start()
 
     def stop(self) -> None:
-        """Stop the thread; another runner sends the remaining webhooks."""
+        """Stop the thread that sends webhooks; another runner sends the remaining ones."""
         self._stopped = True
         self._periodic.stop(seconds=0)
 

@@ -47,8 +47,8 @@ from rankmill.score.score_file import Confirm, drop_last_run, score_file
 logger = logging.getLogger(__name__)
 
 Note = Callable[..., None]
-"""Called with changed fields of the run's record. With ``now``, the record is also written; this raises an
-error if the runner must leave the run.
+"""A function to call with changed fields of a run's record. With ``now``, the record is also written to Redis
+at once; this raises an error if the runner must leave the run.
 """
 
 
@@ -118,10 +118,10 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
 
 
 def made(run: FileRun) -> FileRun | None:
-    """The run with its outcome, if its complete output is in its place; otherwise ``None``.
+    """Return a run with its outcome, if its complete output is in its place; otherwise ``None``.
 
-    This is so if the run's last runner died, or left the run, just after it had moved the output there, or if
-    the server has lost the run's end.
+    The output of a run that is not marked as done is in its place if the run's last runner died, or left the
+    run, just after it had moved the output there, or if the server has lost the run's end.
     """
     if _is_in_place(run):
         return run
@@ -130,8 +130,8 @@ def made(run: FileRun) -> FileRun | None:
 
 
 def _sealed(run: FileRun) -> FileRun:
-    """The run with the outcome and seal that its last runner noted in a file beside the output; `run` itself
-    if there is no such file.
+    """Return a run with the outcome and seal that its last runner noted in a file beside the output; `run`
+    itself if there is no such file, or it cannot be read.
     """
     try:
         place = as_path(run.order.request.output or "")
@@ -145,7 +145,7 @@ def _sealed(run: FileRun) -> FileRun:
 
 
 def _is_in_place(run: FileRun) -> bool:
-    """Whether the file in the output's place is the one that the run's runner made."""
+    """Return whether the file in the place of a run's output is the one that the run's runner made."""
     if not run.seal or not run.outcome:
         return False
     try:

@@ -30,7 +30,7 @@ class PrecisionOptions(options.CommandOptions):
     precisions: Annotated[tuple[str, ...], Field(title="NAME")] = Field((), alias="precision")
     """Precision to check; repeat the option for several.  [default: the setting]"""
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.999
-    """Least rank correlation of a precision with fp32, as the mean over the queries."""
+    """Lowest rank correlation with fp32 that a precision may have, as the mean over the queries."""
     report_only: bool = False
     """Exit with 0 even if a precision ranks too differently or loses rows."""
 

@@ -38,7 +38,7 @@ class QuantizeOptions(options.CommandOptions):
     label_column: options.Column | None = None
     """Column with the relevance as a number; with it, nDCG@10 is reported, too."""
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.999
-    """Least rank correlation of the quantized model with fp32, as the mean over the queries."""
+    """Lowest rank correlation with fp32 that the quantized model may have, as the mean over the queries."""
     sample: Annotated[int, Field(ge=2)] = 2000
     """Maximum number of pairs to measure with."""
     trials: Annotated[int, Field(ge=1)] = 16

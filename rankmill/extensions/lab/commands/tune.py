@@ -68,7 +68,7 @@ class TuneOptions(options.CommandOptions):
     passage_column: options.Column = "passage"
     """Column with the passage."""
     min_spearman: Annotated[float, Field(ge=-1, le=1)] = 0.999
-    """Least rank correlation of a precision with fp32, as the mean over the queries."""
+    """Lowest rank correlation with fp32 that a precision may have, as the mean over the queries."""
     restart: bool = False
     """Delete the measurements of an interrupted tuning, and begin again."""
 

@@ -68,7 +68,7 @@ class MineOptions(options.NewTable):
     min_relevance: options.Number = 1
     """Lowest grade of a relevant passage; a passage of a lower grade above 0 is left out."""
     num_negatives: options.Number = 3
-    """Negatives of each query."""
+    """Number of negatives for each query."""
     range_min: Annotated[int, Field(ge=0, title="N")] = 0
     """Skip the N hardest negatives."""
     range_max: options.Number | None = None
@@ -93,8 +93,8 @@ class MineOptions(options.NewTable):
         return Rules(**{field.name: getattr(self, field.name) for field in fields(Rules)})
 
     def source(self, scored: AnyPath) -> AnyPath | Corpus:
-        """The corpus with the texts, or `scored` itself if no corpus is named. Raises `InputError` if a file
-        does not exist, or an option lacks another that it needs.
+        """Return the files with the texts, or `scored` itself if none are named. Raises `InputError` if a
+        file does not exist, or an option lacks another that it needs.
         """
         if bool(self.queries) != bool(self.corpus):
             raise InputError("--queries and --corpus belong together")
@@ -168,15 +168,15 @@ def mine_negatives(scored: AnyPath, asked: MineOptions, force: bool) -> None:
 
 
 def _writer(unfinished: Path, target: OutputFormat, output: AnyPath, schema: pa.Schema, form: Form) -> Writer:
-    """The writer of the output. A TSV file of MS MARCO's triples of ids has no header."""
+    """Make the writer of a file of training data. A TSV file of MS MARCO's triples of ids has no header."""
     if form == "msmarco" and target.of(output) is TSV:
         return TsvWriter(unfinished, schema, split_ending(output)[1], header=False)
     return target.writer(unfinished, output, schema, "score")
 
 
 def _same_texts(mined: list[Mined]) -> str:
-    """A sentence that says how many passages were left out because another passage has their text; empty if
-    none was.
+    """Return a sentence that says how many passages were left out because another passage has their text;
+    empty if none was.
     """
     copies, repeats = sum(query.copies for query in mined), sum(query.repeats for query in mined)
     if not copies and not repeats:
