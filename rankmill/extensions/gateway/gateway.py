@@ -31,7 +31,7 @@ from rankmill.producer.client.aio.connection import LoopRedis
 _WARM_SECONDS = 10.0
 
 _END_SECONDS = 5.0
-"""When the gateway ends, it waits this long for the last requests to cancel their runs."""
+"""When the gateway ends, it waits at most this many seconds for the last requests to cancel their runs."""
 
 Right = Literal["admin", "manage_models"]
 
@@ -64,7 +64,7 @@ class Addition:
     Parameters
     ----------
     settings
-        The settings.
+        The settings of the gateway's process.
 
     Raises
     ------
@@ -83,8 +83,8 @@ class Addition:
         """Keep the parts of `gateway` that the addition uses; called once, before the first request."""
 
     def advice(self, redis_url: str) -> str | None:
-        """A line for the user of ``rankmill serve --embedded`` that says what else must be started, such as a
-        runner; ``None`` if nothing.
+        """Return a line for the user of ``rankmill serve --embedded`` that says what else must be started,
+        such as a runner; ``None`` if nothing.
         """
         return None
 
@@ -99,7 +99,9 @@ class Addition:
         return None
 
     async def work(self) -> None:
-        """Work in the background. The gateway cancels this task when it ends."""
+        """Do the addition's work in the background, if it has any. The gateway runs this method as a task,
+        and cancels the task when the gateway ends.
+        """
 
     def stop(self) -> None:
         """Accept no more requests, because the gateway is about to end."""
@@ -109,7 +111,7 @@ class Addition:
 
 
 def load_additions(settings: Settings) -> list[Addition]:
-    """Make the additions of the installed extensions, for one gateway.
+    """Make one object of each `Addition` class that an installed extension names, for one gateway.
 
     Raises
     ------
@@ -141,9 +143,9 @@ class Gateway:
     settings, redis_url
         The settings, and the URL of the server whose workers score.
     needed
-        When a request must have a key.
+        When a request must have an API key: always, if any keys exist, or never.
     additions
-        The additions; by default, those of the installed extensions.
+        The objects by which extensions add to the gateway; by default, those of `load_additions`.
 
     Attributes
     ----------
@@ -187,8 +189,8 @@ class Gateway:
         return next(addition for addition in self.additions if isinstance(addition, kind))
 
     async def identify(self, note: Observation, headers: Mapping[str, str]) -> ApiKey | None:
-        """The valid key in a request's headers; ``None`` without one. Raises `Refusal` if the request needs a
-        key and has none that is valid.
+        """Find the valid API key in a request's headers, and set its name in `note`. Returns ``None`` without
+        one. Raises `Refusal` if the request needs a key and has none that is valid.
         """
         key = await self.admission.identify(key_text(headers))
         if key:
@@ -215,8 +217,8 @@ class Gateway:
         Raises
         ------
         Refusal
-            The gateway is full, a needed key is missing or unknown, or the key has too many requests in
-            progress.
+            The gateway is overloaded, a needed API key is missing or unknown, or the key has too many
+            requests in progress.
         """
         with self.load.request():
             key = await self.identify(note, headers)
@@ -264,8 +266,8 @@ class Gateway:
                 addition.stop()
 
     async def close(self, tasks: Collection[asyncio.Task[None]]) -> None:
-        """Wait for the additions to end, and a few seconds for the requests. Then cancel `tasks`, and
-        disconnect.
+        """Wait until the extensions' additions have ended, and a few seconds for the requests in progress.
+        Then cancel `tasks`, and disconnect from Redis.
         """
         for addition in self.additions:
             with _by_itself(addition):

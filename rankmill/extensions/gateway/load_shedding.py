@@ -33,7 +33,9 @@ _SPEED_SECONDS = 5.0
 _MOST_RETRY = 60
 
 _AT_FIRST = 2048
-"""Most pairs in progress before the workers' speed is known; a request that is alone may have more."""
+"""Before the workers' speed is known, the requests in progress may together have at most this many pairs. A
+request beyond that is refused, unless no other is in progress.
+"""
 
 _ENOUGH_TOKENS = 10_000
 """Tokens that a worker must have computed before its speed counts, because its first batches are slow."""
@@ -45,11 +47,13 @@ requests correct them.
 
 _TELLING_CHARS = 50_000
 """If a request with at least this many characters has more tokens for each character than expected, its
-figure replaces the mean. Scripts other than Latin can have four times as many tokens as English.
+figure replaces the running mean. Scripts other than Latin can have four times as many tokens as English.
 """
 
 _SHARE = 0.05
-"""Least weight of the latest request in the running means over requests."""
+"""The latest scored request has at least this weight in the running means over requests, such as the tokens
+of a pair.
+"""
 
 _REPORT_SECONDS = 60.0
 """For this number of seconds after a scored request, the gateway's model counts as loaded, even if no worker
@@ -62,8 +66,8 @@ _OUTCOMES: dict[Kind, Outcome] = {
 """The outcome to count for a kind of refusal; kinds that are missing here are the caller's fault."""
 
 _COUNTS_SECONDS = 60.0
-"""Counts that could not be written to Redis for this number of seconds are dropped, because only those of the
-last minute are shown.
+"""Counts of requests by outcome are dropped if they could not be written to Redis for this number of seconds,
+because only the counts of the last minute are shown.
 """
 
 _FORWARD = STAGES.index("forward")
@@ -79,21 +83,21 @@ class LoadShedder:
     Parameters
     ----------
     settings
-        The limits and the queue.
+        The gateway's settings, which have its limits and its queue.
     client
         A client whose commands wait in the event loop (`LoopRedis`).
 
     Attributes
     ----------
     requests
-        Requests in progress.
+        The number of requests in progress.
     backlog_seconds
         Estimate of the seconds that the workers need for all requests that wait in the queue.
     workers
         Number of workers of the queue that take work.
     unready
-        Why a request for the gateway's model would have to wait, in one line; ``None`` if a live worker has
-        or had the model.
+        The reason why a request for the gateway's model would have to wait, in one line; ``None`` if a live
+        worker has or had the model.
     """
 
     def __init__(self, settings: Settings, client: redis.Redis) -> None:
@@ -103,7 +107,7 @@ class LoadShedder:
         self.requests = 0
         self._pairs_per_job = 1.0
         self._speed: float | None = None
-        """Tokens a second of all workers together."""
+        """Tokens that all workers together compute in a second; ``None`` until this is known."""
         self._tokens_per_char = _TOKENS_PER_CHAR
         self._tokens_per_pair = _TOKENS_PER_PAIR
         self._reported: float | None = None
@@ -220,8 +224,8 @@ class LoadShedder:
             raise Refusal("overloaded", reason, retry_after=min(math.ceil(min(late, taken)), _MOST_RETRY))
 
     def note(self, chars: int, pairs: int, tokens: int, jobs: int, model: str) -> None:
-        """Update the running means with a scored request. `jobs` is the number of its jobs, and `model` is
-        the name that workers have for its model.
+        """Update the running means, such as the tokens for each character, with a scored request. `jobs` is
+        the number of the request's jobs, and `model` is the workers' name of its model.
         """
         if tokens and chars:
             self._has_scored, self._reported = True, None
@@ -244,8 +248,8 @@ class LoadShedder:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def look(self) -> None:
-        """Estimate how long the workers need for the waiting requests, and write the outcomes that were
-        counted to Redis.
+        """Estimate how long the workers need for the waiting requests. Also writes to Redis how many requests
+        this gateway has had since the last write, by outcome.
         """
         if system.monotonic() - self._counts_since > _COUNTS_SECONDS:
             self._counts, self._counts_since = Counter(), system.monotonic()
@@ -269,8 +273,8 @@ class LoadShedder:
         metrics.backlog.set(self.backlog_seconds)
 
     def _why_unready(self, reports: Mapping[str, WorkerReport | None]) -> str | None:
-        """Why a request for the gateway's model would have to wait; ``None`` if a live worker has or had the
-        model.
+        """Return the reason why a request for the gateway's model would have to wait; ``None`` if a live
+        worker has or had the model.
         """
         settings = self._settings
         live = {name: report for name, report in reports.items() if not (report and report.drained)}
@@ -285,15 +289,16 @@ class LoadShedder:
 
 
 def _without_version(model: str) -> str:
-    """The name of a model without ``@VERSION``. Workers report versions, and the settings may name an
-    alias.
+    """Return a model's name without ``@VERSION`` or ``@ALIAS``. Workers report versions, and the settings may
+    name an alias.
     """
     return model.partition("@")[0]
 
 
 def speed(reports: list[WorkerReport]) -> float | None:
-    """Tokens a second of all workers together; ``None`` if the speed of no worker is known, or all workers
-    are drained. A worker with few tokens so far counts as fast as the mean of the others.
+    """Return how many tokens all workers together compute in a second; ``None`` if the speed of no worker is
+    known, or all workers are drained. A worker with few tokens so far counts as fast as the mean of the
+    others.
     """
     speeds = [
         report.tokens / report.stage_seconds[_FORWARD]

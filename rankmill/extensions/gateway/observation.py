@@ -40,7 +40,7 @@ class Observation:
 
 
 def observation(scope: Scope) -> Observation:
-    """The observation of the request with this scope."""
+    """Return the facts that were noted about the request with this ASGI scope."""
     note: Observation = scope[SCOPE_KEY]
     return note
 

@@ -117,23 +117,24 @@ class Refusal(Exception):
 
 
 def wrong(param: str, why: str) -> Refusal:
-    """The refusal of a request with a wrong field or parameter `param`."""
+    """Make the refusal of a request whose field or parameter `param` is wrong."""
     return Refusal("invalid", f"{param}: {why}", param=param)
 
 
 class WrongFile(InputError):
-    """Raised for a wrong file of a caller. The caller gets the message as it is."""
+    """Raised if a file that a caller has uploaded is wrong. The caller gets the message as it is."""
 
 
 def unscorable(row: int, reason: str) -> Refusal:
-    """The refusal of a request because its row number `row` has no score, for this `reason`."""
+    """Make the refusal of a request whose row number `row` has no score, for this `reason`."""
     tokens = read_too_long(reason)
     kind: Kind = "too_long" if tokens else "unscorable"
     return Refusal(kind, f"text {row} cannot be scored: {row_reason(reason)}", tokens=tokens)
 
 
 def row_reason(reason: str) -> str:
-    """Why a row has no score, in words for callers: a reason with details about a worker's host is shortened.
+    """Return the reason why a row has no score, in words for callers. A reason with details about a worker's
+    host is shortened.
 
     The whole reason is logged only at the level ``debug``, because it may quote the row's text.
     """
@@ -163,7 +164,9 @@ _SAID: tuple[tuple[type[RankmillError], str], ...] = (
     (WrongScores, "a worker computes wrong scores, and has stopped: ask again"),
     (RunFailed, "the workers cannot score it with this model"),
 )
-"""What callers are told about errors that only the operator can mend, by class; the first match counts."""
+"""The messages that callers get for errors that only the operator can mend, by the error's class. The first
+class that matches counts.
+"""
 
 _OF_CALLERS = (ConfigError, InputError, RegistryError, RunTimeout)
 """Errors whose own messages callers may see, unless the messages contain private details."""
@@ -181,7 +184,7 @@ _CODE = re.compile(r"\.(?:py|cc|cpp|cu|hpp|so)\b")
 
 
 def refusal_of(error: Exception, names: Mapping[str, str] | None = None) -> Refusal:
-    """The refusal for one of the errors in `EXPECTED`.
+    """Make the refusal that a caller gets for one of the errors in `EXPECTED`.
 
     If the caller can correct the error, the message describes it. Any other error is logged for the operator.
 
@@ -199,7 +202,7 @@ def refusal_of(error: Exception, names: Mapping[str, str] | None = None) -> Refu
 
 
 def kind_of(error: Exception) -> Kind:
-    """The kind of refusal for an error; ``backend`` for an error that is not in `EXPECTED`."""
+    """Return the kind of refusal for an error; ``backend`` for an error that is not in `EXPECTED`."""
     if isinstance(error, Refusal):
         return error.kind
     return _kind(_ours(error)) if isinstance(error, EXPECTED) else "backend"
@@ -218,8 +221,8 @@ def _kind(error: RankmillError) -> Kind:
 
 
 def told(error: Exception, names: Mapping[str, str]) -> str:
-    """What a caller is told about an error: the error's own message, or, if callers must not see it, a
-    general sentence. The error's own message is then logged. `names` is as in `refusal_of`.
+    """Return the message that a caller gets about an error: the error's own message or, if callers must not
+    see it, a general sentence. The error's own message is then logged. `names` is as in `refusal_of`.
     """
     whole = message = " ".join("; ".join([str(error), *getattr(error, "__notes__", [])]).split())
     if isinstance(error, WrongFile):

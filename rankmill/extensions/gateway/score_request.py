@@ -12,11 +12,11 @@ from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 
 SpecFields: TypeAlias = dict[str, str | int | None]
-"""Fields of a `ScoreSpec` that a request asks for."""
+"""The fields of a `ScoreSpec` that a request sets, by their names."""
 
 MOST_ENCODED = 1 << 18
-"""Most characters or ids in a request for tokens. The limit is low because the answer is many times
-larger.
+"""A request for tokens is refused if it has more than this number of characters and token ids. The limit is
+low because the answer is many times larger than the request.
 """
 
 ONE_LABEL = "LABEL_0"
@@ -47,16 +47,16 @@ class ScoreRequest:
 
 
 def alone(texts: Sequence[str], model: str | None, spec: Mapping[str, str | int | None]) -> ScoreRequest:
-    """A request whose rows have one text each. ``inputs`` in `spec` says what the texts are; by default, they
-    are texts to score. The gateway's settings for pairs do not apply.
+    """Make a request whose rows have one text each. ``inputs`` in `spec` says what the texts are; by default,
+    they are texts to score. The gateway's settings for pairs do not apply.
     """
     of_pairs = dict.fromkeys(("instruction", "prompt_template", "max_passage_tokens"))
     return ScoreRequest(None, texts, model, {**of_pairs, "inputs": "texts", **spec})
 
 
 def encoding(texts: Sequence[TokensAsked], model: str | None = None) -> ScoreRequest:
-    """A request for the tokens of texts, or for the texts of tokens; raises `Refusal` if it has more than
-    `MOST_ENCODED` characters and ids.
+    """Make a request for the tokens of texts, or for the texts of token ids. Raises `Refusal` if it has more
+    than `MOST_ENCODED` characters and ids.
     """
     size = sum(text.size for text in texts)
     if size > MOST_ENCODED:
@@ -66,7 +66,7 @@ def encoding(texts: Sequence[TokensAsked], model: str | None = None) -> ScoreReq
 
 
 def within(settings: Settings, spec: Mapping[str, str | int | None]) -> SpecFields:
-    """The fields of a request's spec, without those that the request cannot choose.
+    """Return the spec's fields that a request sets, without those that this gateway does not let it choose.
 
     If the setting ``long`` splits long texts into windows, a request cannot choose ``long``; with ``split``,
     it cannot choose the labels either. A request with a conversation can, because conversations are never
@@ -100,8 +100,8 @@ class RequestScores:
     ``seconds`` is the time from the submission to the last score. ``work_seconds`` is the time that the
     slowest chunk took in its worker; ``tokenize_seconds`` and ``forward_seconds`` are parts of this time.
     ``contract`` says how the scores were made, as far as this is known: for example, the precision and the
-    proven bound. If the request asks for tokens, ``found`` has the answer for each row, and a row's score is
-    its number of tokens.
+    proven bound of their error. If the request asks for tokens, ``found`` has the answer for each row, and a
+    row's score is its number of tokens.
     """
 
     scores: Sequence[Any]
@@ -119,25 +119,27 @@ class RequestScores:
     created: int = field(default_factory=lambda: int(system.now()))
 
     def ranked(self, top: int | None = None) -> Iterator[tuple[int, float]]:
-        """The `top` best rows, best first, each as its place in the input and its score. Equal scores keep
-        input order.
+        """Return the `top` best rows of a request, best first; with ``None``, all rows. A row is given as its
+        place in the input and its score. Equal scores keep input order.
         """
         order = sorted(range(len(self.scores)), key=lambda place: (-self.scores[place], place))
         return ((place, self.scores[place]) for place in order[:top])
 
     def predictions(self) -> list[list[tuple[str, float]]]:
-        """For each row, all labels with their scores, in the model's order of labels."""
+        """Return, for each row of a request, all labels with their scores, in the model's order of labels."""
         if not self.labels:
             return [[(ONE_LABEL, score)] for score in self.scores]
         return [list(zip(self.labels, row, strict=True)) for row in self.scores]
 
     def stages(self) -> dict[str, float]:
-        """Seconds by stage: ``queue`` and ``work``, and of the work ``tokenize`` and ``forward``."""
+        """Return the seconds that a request has spent in each stage: in ``queue`` and in ``work``, and in
+        ``tokenize`` and ``forward``, which are parts of ``work``.
+        """
         queue = max(self.seconds - self.work_seconds, 0.0)
         parts = {"tokenize": self.tokenize_seconds, "forward": self.forward_seconds}
         return {"queue": queue, "work": self.work_seconds, **parts}
 
 
 def best_first(labels: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
-    """The labels with their scores, the highest score first; labels with equal scores keep their order."""
+    """Sort a row's labels by their scores, the highest first. Labels with equal scores keep their order."""
     return sorted(labels, key=lambda label: -label[1])

@@ -40,7 +40,7 @@ set it, the error is the caller's.
 
 
 class ServedModel(NamedTuple):
-    """A model, with the ``name`` that callers use, and the ``model`` that is its name for workers."""
+    """A model of the gateway: callers use its ``name``, and ``model`` is its name for workers."""
 
     name: str
     model: str
@@ -78,11 +78,11 @@ class ServedModels:
 
     @property
     def all(self) -> list[ServedModel]:
-        """The models, the default first."""
+        """All models that this gateway serves, with the default model first."""
         return list(self._named.values())
 
     def resolve(self, name: str | None) -> ServedModel:
-        """The model with the name that a request gives; without a name, the default model.
+        """Find the model that a request names; without a name, return the default model.
 
         Raises
         ------
@@ -101,11 +101,12 @@ class ServedModels:
         return model or ServedModel(name, name)
 
     def public(self, model: str) -> str:
-        """The name for callers of a `model` that workers know, whether or not this gateway serves it."""
+        """Return the name that callers use for the workers' `model`, whether or not this gateway serves it.
+        """
         return (self._by_model.get(model) or _served(model)).name
 
     def known(self, name: str) -> str:
-        """The workers' name of the model that callers call `name`; `name` itself if there is no such
+        """Return the workers' name of the model that callers call `name`; `name` itself if there is no such
         model.
         """
         return self._named[name].model if name in self._named else name
@@ -154,8 +155,8 @@ class Scoring:
         self.admission = admission
         self.load = load
         self.contracts: dict[str, Mapping[str, str]] = {}
-        """How the latest scores of each served model were made, by the model's name for workers. Only
-        requests by `score` count.
+        """Facts about how each served model's latest scores were made, such as the precision, by the model's
+        name for workers. Only requests by `score` count.
         """
         self._about: TokensFound | None = None
         self._told = 0.0
@@ -163,8 +164,8 @@ class Scoring:
         self.client = AsyncClient(redis_url, no_workers_seconds=_NO_WORKERS_SECONDS, settings=settings)
 
     async def about_model(self) -> TokensFound:
-        """The labels of the gateway's model, and the most tokens of a row. A worker is asked at most once a
-        minute.
+        """Return facts about the gateway's model: its labels, and how many tokens a row may have. A worker is
+        asked at most once a minute.
 
         Raises
         ------
@@ -237,13 +238,15 @@ class Scoring:
             raise Refusal("invalid", refusal.message, param=None if talks else error.option) from None
 
     async def _submitted(self, rows: Sequence[Any], **options: Any) -> AsyncScoringRun:
-        """Submit rows as a run. If the server cannot serve, wait at most `MOST_WAIT` seconds for it."""
+        """Submit a request's rows as a run. If the Redis server cannot serve, wait at most `MOST_WAIT`
+        seconds for it.
+        """
         with waiting(most=MOST_WAIT):
             return await self.client.begin(rows, **options)
 
     def _check(self, rows: Sequence[tuple[str, ...]]) -> int:
-        """The number of characters of a request's rows; raises `Refusal` if the request has no rows, too many
-        rows, or too many characters.
+        """Return the number of characters of a request's rows. Raises `Refusal` if the request has no rows,
+        too many rows, or too many characters.
         """
         most = self._own.gateway_pairs
         if not rows:
@@ -282,7 +285,7 @@ class SubmittedRequest:
     run, priority
         The run of the request, and its priority.
     seconds
-        Most seconds to wait for the scores.
+        The scores must arrive within this many seconds.
     name
         The model's name in the answer. With ``None``, it is the run's name for the model: if the request
         named an alias, this is the version.
@@ -336,7 +339,8 @@ class SubmittedRequest:
             ) from None
 
     def result(self, scores: list[Any]) -> RequestScores:
-        """The result of the request. `scores` are those that `chunks` has yielded, of all rows.
+        """Make the result of the request from the `scores` of all its rows, in order. Also adds them to the
+        metrics of the model's versions.
 
         Raises
         ------
@@ -360,7 +364,7 @@ class SubmittedRequest:
         )  # fmt: skip
 
     def _found(self) -> list[TokensFound]:
-        """A worker's answer about tokens for each row; empty unless the request asks for tokens."""
+        """Return the workers' answers to rows that ask for tokens; empty if the request asks for scores."""
         rows = [row for row in self._run.found if row is not None]
         if self._encodes and len(rows) != self._run.stats.rows:
             raise Refusal("backend", "a worker has answered without the tokens that were asked for")

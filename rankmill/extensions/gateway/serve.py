@@ -1,4 +1,4 @@
-"""Serves the application by uvicorn until the process is told to stop."""
+"""Serves the gateway's application by uvicorn until the process is told to stop."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ PORT = 9809
 _MOST_HEAD_BYTES = 64 << 10
 
 _HEAD_SECONDS = 60.0
-"""Most seconds for a request's first line and headers to arrive; for a connection's first request, from the
-start of the connection.
+"""A request's first line and headers must arrive within this many seconds; otherwise the connection is
+closed. For a connection's first request, the time begins with the connection.
 """
 
 
 def keys_needed(hosts: Sequence[str], *, is_open: bool, has_keys: Callable[[], bool]) -> KeysNeeded:
-    """When requests to a gateway that listens on these hosts need keys: always if another host can reach one
-    of them, else if there are any keys. An open gateway never needs keys.
+    """Decide when requests to a gateway that listens on the addresses `hosts` need API keys: always if other
+    hosts can reach one of these addresses, otherwise only if there are any keys. An open gateway never needs
+    keys.
 
     Raises
     ------
@@ -137,12 +138,13 @@ def serve(
     at: tuple[str, int],
     on_start: Callable[[str], None],
 ) -> None:
-    """Serve until SIGTERM or SIGINT. Requests in progress then get ``gateway_stop_seconds`` to end.
+    """Serve a gateway's application until SIGTERM or SIGINT. Requests in progress then get
+    ``gateway_stop_seconds`` to end.
 
     Parameters
     ----------
     app
-        The application.
+        The application, made by `make_app`.
     at
         Host and port to listen on; port 0 is any free one.
     on_start

@@ -26,11 +26,13 @@ from rankmill.jobs.system import system
 from rankmill.testing import URL, FakeAsyncClient, FakeWorkers
 
 _NO_WORKERS_SECONDS = 1.0
-"""Seconds without a worker after which a request fails; less than in a real gateway, to keep tests short."""
+"""A request fails after this many seconds without a worker. A real gateway waits longer; tests should be
+short.
+"""
 
 
 def gateway_app(workers: FakeWorkers, **options: Any) -> FastAPI:
-    """The application of ``rankmill serve``, with fake workers and without a Redis server. Use it with
+    """Make the application of ``rankmill serve``, with fake workers and without a Redis server. Use it with
     `fastapi.testclient.TestClient` in a ``with`` block: all requests need the same event loop.
 
     The only possible API key is the setting ``gateway_api_key``. Paths for batches, usage and orders to
@@ -90,7 +92,7 @@ class _FakeGateway(Gateway):
 
 
 class _Load(LoadShedder):
-    """Refuses no request for its waiting time, and sees only the fake workers."""
+    """A load shedder that refuses no request for its waiting time, and counts only the fake workers."""
 
     def __init__(self, settings: Settings, client: redis.Redis, workers: FakeWorkers) -> None:
         super().__init__(settings, client)

@@ -15,8 +15,8 @@ from rankmill.extensions.gateway import redis_keys as keys
 from rankmill.jobs.system import system
 
 Outcome = Literal["requests", "overloaded", "failed"]
-"""What gateways count: ``requests`` are all requests for scores; ``overloaded`` are those refused for
-overload, and ``failed`` are those that failed by no fault of the caller.
+"""The outcomes of requests that gateways count: ``requests`` are all requests for scores; ``overloaded`` are
+those refused for overload, and ``failed`` are those that failed by no fault of the caller.
 """
 
 _SPAN_SECONDS = 30
@@ -48,7 +48,7 @@ def tell(client: redis.Redis, counts: Mapping[Outcome, int]) -> None:
 
 
 class SeenGateways(Seen):
-    """How many requests all gateways together had in the last 30 to 60 s, by outcome."""
+    """The numbers of requests that all gateways together had in the last 30 to 60 s, by outcome."""
 
     requests: int = 0
     overloaded: int = 0

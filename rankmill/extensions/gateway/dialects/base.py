@@ -263,8 +263,8 @@ def wrong_field(errors: Sequence[Mapping[str, Any]]) -> Refusal:
 def ranking(
     scores: RequestScores, top: int | None = None, documents: Sequence[object] | None = None
 ) -> list[JsonObject]:
-    """Return the `top` best results of a request as JSON, or all results, with the best first. Each has its
-    document if `documents` are given.
+    """Return the `top` best results of a request as JSON, best first; with ``None``, all results. Each has
+    its document if `documents` are given.
     """
     return [
         {"index": place, "relevance_score": score} | ({"document": documents[place]} if documents else {})

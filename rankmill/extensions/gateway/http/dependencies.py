@@ -24,8 +24,8 @@ T = TypeVar("T", bound=BaseModel)
 
 
 class _ObservedRoute(APIRoute):
-    """A route that notes its path for the metrics, and lets a request wait at most `MOST_WAIT` seconds for a
-    server that cannot serve.
+    """A FastAPI route that notes its path for the metrics. A request to it waits at most `MOST_WAIT` seconds
+    for a Redis server that cannot serve.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -40,8 +40,8 @@ class _ObservedRoute(APIRoute):
 
 
 def new_router(tag: str, prefix: str = "") -> APIRouter:
-    """A router for paths without a dialect. As always in FastAPI, functions run in threads, coroutines in the
-    event loop.
+    """Make a FastAPI router for paths that belong to no dialect; metrics count requests by these paths. As
+    always in FastAPI, functions run in threads, coroutines in the event loop.
     """
     return APIRouter(prefix=prefix, tags=[tag], route_class=_ObservedRoute, responses=REFUSALS)
 
@@ -59,7 +59,9 @@ async def _caller(request: Request, gateway: TheGateway) -> ApiKey | None:
 
 
 Caller = Annotated[ApiKey | None, Depends(_caller)]
-"""The valid key of the request; ``None`` without one, if requests need no key."""
+"""The type of a path function's parameter that gets the request's valid API key. The parameter is ``None``
+without a valid key, if requests need no key.
+"""
 
 
 async def _scraper(request: Request, gateway: TheGateway) -> None:
@@ -69,7 +71,9 @@ async def _scraper(request: Request, gateway: TheGateway) -> None:
 
 
 Scraper = Annotated[None, Depends(_scraper)]
-"""Refuses callers that may not read metrics (`Admission.identify_scraper`)."""
+"""The type of a path function's parameter by which FastAPI refuses callers that may not read metrics
+(`Admission.identify_scraper`).
+"""
 
 
 def _holder_of(right: Right) -> Any:
@@ -82,12 +86,14 @@ def _holder_of(right: Right) -> Any:
 
 Admin = Annotated[ApiKey | None, _holder_of("admin")]
 ModelManager = Annotated[ApiKey | None, _holder_of("manage_models")]
-"""The caller's key, which has the right `manage_models`; ``None`` if there are no keys at all."""
+"""The type of a path function's parameter that gets the caller's API key, which has the right
+`manage_models`. The parameter is ``None`` if there are no keys at all.
+"""
 
 
 def from_json(kind: type[T], absent: bytes = b"") -> Any:
-    """A dependency that reads the request's JSON body as a model of the class `kind`. An empty body counts as
-    `absent`.
+    """Make a FastAPI dependency that reads a request's JSON body as an object of the pydantic class `kind`.
+    An empty body counts as the JSON text `absent`.
     """
 
     async def read(request: Request, gateway: TheGateway, key: Caller) -> T:

@@ -38,13 +38,15 @@ def with_keys(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def operation_id(route: APIRoute) -> str:
-    """The name of a route's operation, made of the route's method and the words of its path."""
+    """Return the name of a route's operation in the OpenAPI document. It is made of the route's method and
+    the words of its path.
+    """
     method = "".join(route.methods or ())  # each route has one method
     return f"{method.lower()}{route.path_format.replace('{', '').replace('}', '').replace('/', '_')}"
 
 
 def json_body(*kinds: type[BaseModel], required: bool = True) -> dict[str, Any]:
-    """The description, in OpenAPI's form, of a JSON body of one of `kinds`."""
+    """Describe, in OpenAPI's form, a request's JSON body that is read as one of the classes `kinds`."""
     schemas = [_without_references(kind.model_json_schema()) for kind in kinds]
     return body(
         "application/json", schemas[0] if len(schemas) == 1 else {"anyOf": schemas}, required=required
@@ -52,7 +54,7 @@ def json_body(*kinds: type[BaseModel], required: bool = True) -> dict[str, Any]:
 
 
 def body(media_type: str, schema: dict[str, Any], *, required: bool = True) -> dict[str, Any]:
-    """The description, in OpenAPI's form, of a request's body."""
+    """Describe, in OpenAPI's form, a request's body of the given media type and schema."""
     return {"requestBody": {"required": required, "content": {media_type: {"schema": schema}}}}
 
 

@@ -17,7 +17,7 @@ from rankmill.extensions.gateway.refusals import Refusal
 from rankmill.jobs.runtime.http import host_check
 
 _GONE = 499
-"""The status that nginx logs for a request whose client has gone before the answer."""
+"""The HTTP status in logs and metrics for a request whose client has gone before the answer, as in nginx."""
 
 _BEFORE_PATH = re.compile(r"^https?://[^/]*")
 """Matches scheme and host in a request target that is a whole URL, as clients send it to a proxy. HTTP

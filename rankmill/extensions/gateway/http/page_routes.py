@@ -25,7 +25,7 @@ _SWAGGER = ("swagger-ui-bundle.js", "swagger-ui.css")
 
 
 def page_router() -> APIRouter:
-    """The router of the pages and their files."""
+    """Make the router of the gateway's pages ``/`` and ``/docs``, and of their files."""
     router = APIRouter(include_in_schema=False)
     swagger = files("fastapi_offline") / "static"
     for path, file in (("/", "index.html"), ("/page.js", "page.js"), ("/page.css", "page.css")):

@@ -36,22 +36,24 @@ from rankmill.jobs.runtime.connection import unreachable
 from rankmill.jobs.system import system
 
 _WAIT_SECONDS = 60.0
-"""Most seconds to wait for workers to carry out an order. An order that takes longer stays in force, and the
-answer says so.
+"""The gateway waits at most this many seconds for workers to load or unload a model. An order that takes
+longer stays in force, and the answer says so.
 """
 
 logger = logging.getLogger(__name__)
 router = new_router("gateway")
 service_router = new_router("gateway")
-"""The router of paths that the servers of the dialects have, too; the gateway also has these paths below the
-prefix of each dialect.
+"""The router of those paths, such as ``/health`` and ``/metrics``, that other rerank servers have, too. The
+gateway also has them below the prefix ``/NAME`` of each dialect.
 """
 
 
 @service_router.get("/health", summary="Whether the gateway is alive")
 @service_router.get("/ping", summary="Whether the gateway is alive")
 async def health() -> Response:
-    """Answers always, without asking Redis or workers. ``unix`` is the time, as infinity shows it."""
+    """Answers always, without asking Redis or workers. ``unix`` is the time in seconds since 1970, as in
+    infinity's answers.
+    """
     return JSONResponse({"status": "ok", "unix": system.now()})
 
 
@@ -76,7 +78,7 @@ async def show_version() -> dict[str, str]:
     responses={200: {"content": {"text/plain": {}}}},
 )  # fmt: skip
 async def show_metrics(gateway: TheGateway, key: Scraper) -> Response:
-    """The metrics of this process."""
+    """The metrics of this gateway's process, in Prometheus' text format."""
     return Response(generate_latest(metrics.REGISTRY), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -172,8 +174,8 @@ _ORDER = json_body(ModelOrder, required=False)
 
 @router.get("/v1/cache", summary="The models that workers have loaded (admin)")
 def loaded_models(gateway: TheGateway, key: Admin) -> dict[str, Any]:
-    """The queue's workers with their loaded models. ``hits`` counts the chunks whose model was already
-    loaded.
+    """The workers of the gateway's queue with their loaded models. ``hits`` counts the chunks whose model was
+    already loaded.
     """
     data = [
         {
@@ -192,7 +194,7 @@ def loaded_models(gateway: TheGateway, key: Admin) -> dict[str, Any]:
 
 @router.post("/v1/cache/warm", summary="Let all workers load a model (admin)", openapi_extra=_ORDER)
 def warm_model(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[str, Any]:
-    """Let all workers of the queue load a model; returns the outcome at each worker."""
+    """Let all workers of the gateway's queue load a model; returns the outcome at each worker."""
     if order.model is None:
         raise wrong("model", "name the model to load")
     model = gateway.served.resolve(order.model).model
@@ -210,7 +212,9 @@ def warm_model(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[str, Any
     "/v1/cache/clear", summary="Let all workers unload a model, or all models (admin)", openapi_extra=_ORDER
 )
 def clear_models(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[str, Any]:
-    """Let workers unload a model, or all models; returns the outcome at each worker."""
+    """Let the workers of the gateway's queue unload a model, or all models; returns the outcome at each
+    worker.
+    """
     workers = reachable(_workers(gateway))
     loaded = {name for worker in workers if worker.report for name in worker.report.models}
 

@@ -16,14 +16,18 @@ from rankmill.extensions.gateway.dialects.base import Dialect
 from rankmill.extensions.gateway.refusals import Refusal
 
 _QUIET_SECONDS = 15.0
-"""Seconds without an event after which a comment is sent, so that proxies keep the connection."""
+"""After this many seconds without an event, a stream of events sends a comment, so that proxies keep the
+connection.
+"""
 
 _UNREAD = frozenset({"too_large", "no_key", "media_type", "overloaded", "gone", "slow"})
-"""Kinds of refusals that may come before the body has been read; the connection is then closed."""
+"""Kinds of refusals that may come before the request's body has been read. The connection is closed after
+such an answer.
+"""
 
 
 def refused(dialect: Dialect, refusal: Refusal) -> Response:
-    """The HTTP answer for a refusal, in the dialect's form."""
+    """Make the HTTP answer to a refused request, in the form of the dialect's errors."""
     status = dialect.status(refusal)
     headers = {}
     if refusal.retry_after is not None:
@@ -36,12 +40,14 @@ def refused(dialect: Dialect, refusal: Refusal) -> Response:
 
 
 def event(name: str, data: object) -> bytes:
-    """The bytes of a server-sent event."""
+    """Write a server-sent event with this name, and with `data` as JSON."""
     return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False, allow_nan=False)}\n\n".encode()
 
 
 class Stream(StreamingResponse):
-    """An answer that is sent in pieces; `ends` is closed when the answer ends, even after an error."""
+    """An HTTP answer that is sent in pieces. The exit stack `ends` is closed when the answer ends, even after
+    an error.
+    """
 
     def __init__(
         self, pieces: AsyncIterator[bytes], ends: AsyncExitStack, headers: Mapping[str, str], media_type: str
@@ -55,7 +61,9 @@ class Stream(StreamingResponse):
 
 
 def event_stream(events: AsyncGenerator[bytes], ends: AsyncExitStack) -> Stream:
-    """An answer that sends each server-sent event as it comes."""
+    """Make an HTTP answer that sends each of the server-sent `events` as soon as it is made. The exit stack
+    `ends` is closed when the answer ends.
+    """
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return Stream(_with_comments(events), ends, headers, "text/event-stream")
 
@@ -92,8 +100,9 @@ async def _with_comments(events: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
 def download(
     pieces: Iterator[bytes], ends: AsyncExitStack, headers: Mapping[str, str], media_type: str
 ) -> Stream:
-    """An answer that sends a file in pieces. `ends` is closed before the last piece is sent: the client may
-    send its next request as soon as it has this piece, and the download must no longer count as in progress.
+    """Make an HTTP answer that sends a file in pieces. The exit stack `ends` is closed before the last piece
+    is sent: the client may send its next request as soon as it has this piece, and the download must no
+    longer count as in progress.
     """
 
     async def until_ended() -> AsyncIterator[bytes]:

@@ -32,7 +32,9 @@ T = TypeVar("T")
 
 
 def score_router(owner: str | None) -> APIRouter:
-    """The router of all dialects' paths; `owner` is as in `score_paths`."""
+    """Make the router of all dialects' paths. `owner` names the dialect that has all its paths without a
+    prefix, too, as in `score_paths`.
+    """
     router = APIRouter()
     scores = {"description": "The scores", "content": {"application/json": {}, "text/event-stream": {}}}
     for path in score_paths(owner):
@@ -78,7 +80,9 @@ def _endpoint(path: ScorePath) -> Callable[[Request], Awaitable[Response]]:
 
 
 def _wants_events(request: Request) -> bool:
-    """Whether the client accepts nothing but events. A client that also accepts JSON gets JSON."""
+    """Return whether the request's client accepts nothing but server-sent events. A client that also accepts
+    JSON gets JSON.
+    """
     accepted = request.headers.get("accept", "").lower().split(",")
     return {media_type.partition(";")[0].strip() for media_type in accepted} == {"text/event-stream"}
 
@@ -86,7 +90,9 @@ def _wants_events(request: Request) -> bool:
 async def _events(
     gateway: Gateway, note: Observation, run: SubmittedRequest, body: Body, ends: AsyncExitStack
 ) -> AsyncGenerator[bytes]:
-    """Yield the events of a request: ``scores`` for each chunk, then ``result`` or ``error``."""
+    """Yield a request's scores as server-sent events: ``scores`` for each chunk, then ``result`` or
+    ``error``.
+    """
     values: list[object] = []
     try:
         async with ends:
@@ -127,12 +133,16 @@ def _timing(scores: RequestScores) -> dict[str, str]:
 
 
 def _contract(scores: RequestScores) -> dict[str, str]:
-    """Headers that say how the scores were made, such as the precision and the proven bound."""
+    """Return HTTP headers that say how the scores were made, such as the precision and the proven bound of
+    their error.
+    """
     return {f"x-score-{name}": quote(value, safe=_PLAIN) for name, value in scores.contract.items()}
 
 
 async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """Do `work`; if the client closes the connection meanwhile, cancel the work, and raise `Refusal`."""
+    """Wait for `work` and return its result. If the request's client closes the connection meanwhile, cancel
+    `work`, and raise `Refusal`.
+    """
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(request))
     try:

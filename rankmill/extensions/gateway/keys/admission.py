@@ -29,7 +29,7 @@ MOST_WAIT = 5.0
 FOR_ADMINS = "this needs a key for admins"
 
 _LOOK_SECONDS = 5.0
-"""Seconds between two reads of all keys; the keys decide who may read metrics."""
+"""Seconds between two reads of all API keys from Redis; the keys decide who may read metrics."""
 
 _LOOK_AGAIN_SECONDS = 1.0
 """If a caller with an unknown key wants metrics, all keys are read again, but at most once in this number of
@@ -42,8 +42,8 @@ logger = logging.getLogger(__name__)
 class Admission:
     """Admits requests by their API keys. Use an `Admission` in one event loop only, and close it (`close`).
 
-    `identify`, `admitted`, `take`, `identify_scraper` and `look` raise `RedisUnavailable` if the server does
-    not answer within a few seconds.
+    `identify`, `admitted`, `take`, `identify_scraper` and `look` raise `RedisUnavailable` if the Redis server
+    does not answer within a few seconds.
 
     Parameters
     ----------
@@ -52,7 +52,8 @@ class Admission:
     lease_seconds
         Seconds after which the requests of a dead gateway no longer count.
     needed
-        When a request must have a key. A request with a known key always has this key's rights and limits.
+        When a request must have an API key: always, if any keys exist, or never. A request with a known key
+        always has this key's rights and limits.
     fixed
         The text of a key that is not on the server (the setting ``gateway_api_key``).
     """
@@ -67,11 +68,12 @@ class Admission:
         self._needed = needed
         self._renewing: asyncio.Task[None] | None = None
         self._known: list[ApiKey] | None = None
-        """All keys, as `look` has read them; ``None`` before the first read."""
+        """All API keys on the Redis server, as `look` has last read them; ``None`` before the first read."""
         self._looked = -math.inf
 
     async def identify(self, text: str | None) -> ApiKey | None:
-        """The API key with this text; ``None`` if there is no such key, and requests need no key.
+        """Find the API key with this text. Returns ``None`` if there is no such key, and requests need no
+        key.
 
         Raises
         ------
@@ -110,8 +112,8 @@ class Admission:
             await asyncio.shield(self._end(request))
 
     async def take(self, key: ApiKey | None, model: tuple[str, ...], pairs: int) -> None:
-        """Count `pairs` to score against the key's limit. `model` has all names of the model that scores
-        them.
+        """Count the pairs of a request towards its key's limit of pairs a minute. `model` has all names of
+        the model that scores the pairs.
 
         Raises
         ------
@@ -123,7 +125,8 @@ class Admission:
             await _asked(self._limits.take_pairs, key, pairs)
 
     async def identify_scraper(self, text: str | None) -> ApiKey | None:
-        """The key of a caller that may read metrics; ``None`` if the caller has none, and needs none.
+        """Find the API key of a caller that wants to read metrics. Returns ``None`` if the caller has no key,
+        and needs none.
 
         Metrics name the holders of all keys. So if the server has keys, only an admin's key is enough. If the
         server has none, ``gateway_api_key`` is enough, and is needed only if requests need a key.
@@ -192,7 +195,9 @@ class Admission:
 
 
 async def _asked(ask: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Call `ask` in a thread that waits at most `MOST_WAIT` seconds for a server that cannot serve."""
+    """Call `ask` in a thread, and return its result. `ask` waits at most `MOST_WAIT` seconds for a Redis
+    server that cannot serve.
+    """
 
     def within() -> T:
         with redis_errors(), waiting(most=MOST_WAIT):
@@ -212,7 +217,8 @@ def check_model(key: ApiKey | None, names: tuple[str, ...]) -> None:
 
 
 def key_text(headers: Mapping[str, str]) -> str | None:
-    """The API key in a request's headers, whose names are in lower case.
+    """Return the text of the API key in a request's headers; ``None`` without one. The headers' names must be
+    in lower case.
 
     ``Bearer`` may be missing, because some clients send only the key.
     """

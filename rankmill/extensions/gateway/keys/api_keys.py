@@ -72,15 +72,15 @@ class ApiKey(WireModel):
     weight: Weight = 1.0
 
     def may_use(self, *names: str) -> bool:
-        """Whether the key may use the model with these names: one allowed name is enough, even without its
-        ``@VERSION`` or ``@ALIAS``.
+        """Return whether the key may use the model that has these names. It may if `models` is ``None``, or
+        has one of the names, with or without the name's ``@VERSION`` or ``@ALIAS``.
         """
         allowed = {*names, *(name.partition("@")[0] for name in names)}
         return self.models is None or not allowed.isdisjoint(self.models)
 
 
 class KeyStore:
-    """The API keys on a server."""
+    """Makes, finds and deletes the API keys on a Redis server."""
 
     def __init__(self, client: redis.Redis) -> None:
         self.redis: Any = client
@@ -111,7 +111,7 @@ class KeyStore:
         return text, key
 
     def find(self, text: str) -> ApiKey | None:
-        """The key with this text; ``None`` if it does not exist or has expired.
+        """Find the API key with this text. Returns ``None`` if it does not exist or has expired.
 
         Raises
         ------
@@ -123,8 +123,8 @@ class KeyStore:
         return key if key and is_of(key, text) else None
 
     def all(self) -> list[ApiKey]:
-        """All keys that have not expired, by name and age; a key that cannot be read is logged, and
-        left out.
+        """Return all API keys that have not expired, in the order of their names and ages. A key that cannot
+        be read is logged, and left out.
         """
         self.redis.zremrangebyscore(keys.api_keys(), 0, system.now())
         ids = [key_id.decode(errors="replace") for key_id in self.redis.zrange(keys.api_keys(), 0, -1)]
@@ -174,20 +174,22 @@ FIXED = "gateway_api_key"
 
 
 def fixed_key(text: str) -> ApiKey:
-    """The key with the `text` of the setting ``gateway_api_key``. It may score with all models, and has no
-    other right.
+    """Make the API key whose `text` is the setting ``gateway_api_key``. It may score with all models, and has
+    no other right.
     """
     return ApiKey(id="0" * 12, name=FIXED, digest=_digest(text), created=0.0, expires=_NEVER)
 
 
 def is_same(given: str, text: str) -> bool:
-    """Whether two texts are equal. The time that this takes does not tell an attacker where they differ."""
+    """Return whether two texts are equal. The time that the comparison takes does not tell an attacker where
+    they differ.
+    """
     return hmac.compare_digest(given.encode(), text.encode())
 
 
 def is_of(key: ApiKey, text: str) -> bool:
-    """Whether a key has this text and has not expired. The time that this takes does not tell an attacker
-    where a wrong text differs.
+    """Return whether an API key has this text and has not expired. The time that the comparison takes does
+    not tell an attacker where a wrong text differs.
     """
     is_text = key.id == _id_in(text) and hmac.compare_digest(key.digest, _digest(text))
     return is_text and key.expires > system.now()

@@ -1,5 +1,5 @@
-"""Limits the pairs per minute and the requests in progress of API keys. The gateways on one server count
-together.
+"""Limits the pairs per minute and the requests in progress of API keys. The gateways on one Redis server
+count together.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Limits:
             self._leases(request.name).release(request.id)
 
     def renew(self) -> None:
-        """Renew the leases of the requests in progress; call this at shorter intervals than
+        """Renew the leases of this gateway's requests in progress; call this at shorter intervals than
         ``lease_seconds``.
         """
         names: defaultdict[str, list[str]] = defaultdict(list)
@@ -87,7 +87,7 @@ class Limits:
         return Leases(self._client, keys.api_key_requests(name), self._lease_seconds)
 
     def take_pairs(self, key: ApiKey, pairs: int) -> None:
-        """Take pairs for scoring from the bucket of the key's name.
+        """Take the pairs of a request from the token bucket that all keys with the key's name share.
 
         Raises
         ------
