@@ -1,1 +1,1 @@
-"""OpenAI's files and batches, whose requests runners score."""
+"""Files and batches in the form of OpenAI's API; runners score the requests in them."""

@@ -20,8 +20,8 @@ _BLOCK_BYTES = 1 << 20
 
 
 def files_folder(name: str) -> FilesFolder:
-    """The folder that the setting ``gateway_files`` names; raises `ConfigError` if a local one does not
-    exist.
+    """Return an object for the folder, or the object store, that the setting ``gateway_files`` names. Raises
+    `ConfigError` if a local folder does not exist.
     """
     path = as_path(name)
     if not isinstance(path, Path):
@@ -66,10 +66,14 @@ class FilesFolder:
             raise OutputError(f"the file cannot be kept: {why}") from None
 
     def expire_early(self, name: str, seconds: float) -> None:
-        """Let `sweep` delete the folder `name` this number of `seconds` earlier than if it were made now."""
+        """Let the folder `name` look as if it had been made this number of `seconds` ago, so that `sweep`
+        deletes it earlier.
+        """
 
     def read(self, place: str) -> Iterator[bytes]:
-        """The bytes at a place, in blocks; raises `FileNotFoundError` if the file does not exist."""
+        """Return the bytes of the file at `place`, in blocks. Raises `FileNotFoundError` if the file does not
+        exist.
+        """
         path = self.at(place)
         if not path.is_file():  # a store's own rules may have deleted it
             raise FileNotFoundError(path)

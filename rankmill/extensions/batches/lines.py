@@ -25,7 +25,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @cache
 def endpoints() -> Mapping[str, ScorePath]:
-    """The `ScorePath` of each URL path that a batch's requests may go to, by the URL path."""
+    """Return the URL paths that a batch's requests may go to, each with its `ScorePath`."""
     return {path.path: path for path in score_paths() if all(body.batched for body in path.bodies)}
 
 
@@ -45,8 +45,8 @@ _FIELDS = RequestLine.model_fields.keys()
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """A request in a batch's input file. ``asked`` is what it asks for; ``None`` if the body of the request
-    is wrong. ``refusal`` says why the request gets no scores, if so.
+    """A request in a batch's input file. ``asked`` is its request for scores; ``None`` if the body of the
+    request is wrong. If the request gets no scores, ``refusal`` says why.
     """
 
     number: int
@@ -65,7 +65,7 @@ class BatchRequest:
 
 
 def read_requests(path: AnyPath, endpoint: str) -> Iterator[BatchRequest]:
-    """The requests of a file, line by line.
+    """Yield the requests of a batch's input file, line by line. A request whose body is wrong has a refusal.
 
     Raises
     ------
@@ -89,7 +89,9 @@ def read_requests(path: AnyPath, endpoint: str) -> Iterator[BatchRequest]:
 
 
 def first_request(path: AnyPath, endpoint: str) -> BatchRequest:
-    """The first valid request in a file; if none is valid, the first request. Raises as `read_requests`."""
+    """Return the first valid request in a batch's input file; if none is valid, the first request. Raises as
+    `read_requests`.
+    """
     first = None
     for request in read_requests(path, endpoint):
         first = first or request
@@ -100,7 +102,8 @@ def first_request(path: AnyPath, endpoint: str) -> BatchRequest:
 
 
 def holds_requests(path: AnyPath) -> bool:
-    """Whether a file in JSON Lines has requests; otherwise it has rows to score. Only the first line is read.
+    """Return whether the lines of a JSON Lines file are requests; otherwise they are rows to score. Reads
+    only the first line.
 
     Raises
     ------
@@ -128,8 +131,8 @@ def answer(
     labels: tuple[str, ...],
     tokens: int,
 ) -> str:
-    """The line for a scored request in the batch's output file. With `labels`, each score is a list with a
-    number for each label.
+    """Make the line of a batch's output file that answers a scored request. With `labels`, each score is a
+    list with a number for each label.
     """
     scored = RequestScores(scores, model, tokens, id=_id(batch, request), created=int(created), labels=labels)
     assert request.body
@@ -137,7 +140,7 @@ def answer(
 
 
 def failure(request: BatchRequest, batch: str) -> str:
-    """The line for a refused request in the batch's file of errors."""
+    """Make the line of a batch's error file that answers a refused request."""
     assert request.refusal
     dialect = request.form.dialect
     status = dialect.status(request.refusal)

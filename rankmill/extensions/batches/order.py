@@ -44,7 +44,7 @@ class BatchOrder(WireModel):
 
     @classmethod
     def of(cls, order: FileOrder) -> Self:
-        """Read the batch from an order; raises `InputError` if it is not valid."""
+        """Read the details of a batch from a runner's order; raises `InputError` if they are not valid."""
         try:
             return cls._read(dict(order.details), "the order of a batch")
         except WireError as error:

@@ -14,7 +14,7 @@ from rankmill.jobs.contract.schema import Count, Seconds, WireModel
 from rankmill.jobs.system import system
 
 EVERYBODY = "*"
-"""The owner that stands for all owners; no key has this name."""
+"""The owner that stands for all owners of files and batches; no API key has this name."""
 
 _MOST = 10_000
 
@@ -22,7 +22,7 @@ _FILE = "file-"
 _BATCH = "batch_"
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
-"""Pattern of names of files and batches; a name with a colon would lead to other keys."""
+"""Matches the ids of files and batches. An id with a colon would lead to other Redis keys."""
 
 
 def new_file_id() -> str:
@@ -31,17 +31,17 @@ def new_file_id() -> str:
 
 
 def new_batch_id(run: str) -> str:
-    """The id of the batch that is scored by a run."""
+    """Return the id of the batch that the run with the id `run` scores."""
     return _BATCH + run
 
 
 def output_id(batch: str) -> str:
-    """The id of a batch's output."""
+    """Return the id of the file with a batch's output."""
     return f"{_FILE}{batch.removeprefix(_BATCH)}-output"
 
 
 def errors_id(batch: str) -> str:
-    """The id of the file with a batch's errors."""
+    """Return the id of the file with a batch's errors."""
     return f"{_FILE}{batch.removeprefix(_BATCH)}-errors"
 
 
@@ -49,8 +49,8 @@ class _Owned(WireModel):
     """A record with an owner, which is the name of an API key, or empty if the request had no key."""
 
     noun: ClassVar[str]
-    """The word for a record of this class in messages. A subclass also has `key`, which gives the Redis key
-    of a record, and `index`, which gives the key of the list of an owner's records.
+    """The word for a record of this class in messages to callers. A subclass also has `key`, which gives the
+    Redis key of a record, and `index`, which gives the Redis key of the list of an owner's records.
     """
 
     id: str
@@ -91,7 +91,7 @@ class BatchRecord(_Owned):
 
 
 class BatchCounts(WireModel):
-    """How many lines of a batch there are, how many have an answer, and how many have an error instead."""
+    """The number of lines in a batch, how many of them have an answer, and how many have an error instead."""
 
     total: Count
     completed: Count = 0
@@ -103,7 +103,7 @@ T = TypeVar("T", bound=WireModel)
 
 
 class BatchStore:
-    """The records of files and batches on a server.
+    """Reads and writes the records of files and batches on a Redis server.
 
     Parameters
     ----------
@@ -138,7 +138,9 @@ class BatchStore:
         return self._read(kind.key(record_id), kind) if _ID.fullmatch(record_id) else None
 
     def all(self, kind: type[R], owner: str) -> list[R]:
-        """Up to 10,000 files or batches of an owner, the latest first; unreadable records are left out."""
+        """Return the records of up to 10,000 files or batches of an owner, the latest first. Records that
+        cannot be read are left out.
+        """
         index = kind.index(owner)
         ids = [raw.decode(errors="replace") for raw in self.redis.zrange(index, 0, _MOST - 1, desc=True)]
         texts = self.redis.mget([kind.key(record_id) for record_id in ids]) if ids else []

@@ -61,7 +61,7 @@ PairsOptions = create_model("PairsOptions", __config__=ConfigDict(extra="forbid"
 
 
 class ExpiresAfter(BaseModel):
-    """How long a file is kept after it was made."""
+    """The time for which a file is kept after it was made."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -94,7 +94,7 @@ class NewBatch(BaseModel):
 
 
 class Batches:
-    """The files and batches of one server.
+    """Keeps uploaded files, and submits, shows and cancels batches, on one Redis server.
 
     Parameters
     ----------
@@ -159,8 +159,8 @@ class Batches:
         return file
 
     def find(self, kind: type[R], key: ApiKey | None, record_id: str) -> R:
-        """A file or batch that the caller may see; raises `Refusal` if it does not exist or the caller may
-        not see it.
+        """Find a file or batch by its id. Raises `Refusal` if the caller may not see it, or if it does not
+        exist.
         """
         record = self._store.find(kind, record_id)
         if record is None or not (record.owner == _owner(key) or (key and key.admin)):
@@ -287,8 +287,8 @@ class Batches:
         return after.seconds if after else most
 
     def _pairs(self, options: BaseModel, batch_id: str, place: str) -> FileRequest:
-        """The `FileRequest` to score a file of rows. Without an ``output_format`` in the options, the output
-        has the format of the input.
+        """Make the `FileRequest` that scores a batch's file of rows. Without an ``output_format`` in the
+        options, the output has the format of the input.
         """
         given = options.model_dump()
         ending = place.removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]

@@ -18,7 +18,7 @@ ENDED = frozenset({"completed", "failed", "cancelled", "expired"})
 
 
 def file_view(file: FileRecord) -> dict[str, Any]:
-    """A file as JSON."""
+    """Return a file's record as JSON in the form of OpenAI's API."""
     return {
         "id": file.id,
         "object": "file",
@@ -39,7 +39,7 @@ def batch_view(
     *,
     cancelling: bool = False,
 ) -> dict[str, Any]:
-    """A batch as JSON.
+    """Return a batch as JSON in the form of OpenAI's API.
 
     Parameters
     ----------
@@ -81,13 +81,14 @@ def batch_view(
 def page(
     latest_first: Sequence[R], shown: Any, after: str | None, limit: int, *, oldest_first: bool = False
 ) -> dict[str, Any]:
-    """A page of records as JSON, which begins after the record with the id `after`; `shown` makes the JSON of
-    a record.
+    """Return one page of a list of records as JSON. The page begins after the record whose id is `after`, or
+    at the beginning of the list. `shown` makes the JSON of a record.
 
     Raises
     ------
     Refusal
-        The list has no record `after`. A page from the beginning would make a client read the list for ever.
+        The list has no record with the id `after`. If it got the first page instead, a client would read the
+        list for ever.
     """
     records = list(reversed(latest_first)) if oldest_first else list(latest_first)
     places = [place for place, record in enumerate(records) if record.id == after]
@@ -117,8 +118,8 @@ def _state(run: FileRun | None, *, cancelling: bool) -> str:
 
 
 def _counts(run: FileRun | None, counts: BatchCounts | None) -> dict[str, int]:
-    """The counts of a batch's lines. Before the answers are counted, the share of rows that are scored gives
-    an estimate.
+    """Return how many lines a batch has, how many have an answer, and how many have an error. Before the
+    answers are counted, the share of rows that are scored gives an estimate.
     """
     rows = (run and run.rows) or 0
     total = counts.total if counts else rows

@@ -47,7 +47,9 @@ from rankmill.producer.files.workspace import OutputFile, clear_workspace
 _ROWS = 16_384
 _PAIRS = pa.schema([("line", pa.int64()), ("query", pa.string()), ("passage", pa.string())])
 _ALONE = {"texts": "text", "conversations": "messages"}
-"""The column of rows that are single texts or conversations, by the spec's field ``inputs``."""
+"""The name of the column that has a batch's rows if they are single texts or conversations, by the spec's
+field ``inputs``.
+"""
 
 _OPTION = re.compile(r"--([a-z][a-z-]*)")
 
@@ -60,7 +62,7 @@ class BatchWork:
     Parameters
     ----------
     run
-        The run; its order contains the batch.
+        The runner's run; its order describes the batch.
     store
         The store for the records of the batch's files.
     score, keep
@@ -79,7 +81,7 @@ class BatchWork:
         self._keep = keep
 
     def do(self) -> None:
-        """Score the input, and write the files.
+        """Score the batch's input file, and write the files with its answers and its errors.
 
         Raises
         ------
@@ -249,7 +251,9 @@ class BatchOrders:
             BatchWork(run, BatchStore(client, settings.of(RunnerSettings).file_run_ttl), score, keep).do()
 
     def why_failed(self, error: Exception, order: FileOrder) -> str:
-        """The reason why a batch failed, without the paths of its files, which its caller does not know."""
+        """Return the reason why a batch failed, without the paths of its files, which its caller does not
+        know.
+        """
         request = order.request
         names = dict.fromkeys(request.inputs, "the file") | {request.output or "": "the output"}
         if order.spec.model.startswith("/"):
@@ -257,8 +261,8 @@ class BatchOrders:
         return _OPTION.sub(_as_field, told(error, names))
 
     def place(self, order: FileOrder) -> OutputFile | None:
-        """The intermediate file with the scored rows of a batch of requests; ``None`` for a batch of rows,
-        whose output itself has the scores.
+        """Return the intermediate file with the scored rows of a batch of requests; ``None`` for a batch of
+        rows, whose output itself has the scores.
         """
         of_pairs = BatchOrder.of(order).endpoint is None
         return None if of_pairs else _scored_place(as_path(order.request.output or ""))
@@ -276,7 +280,7 @@ BATCHES = BatchOrders()
 
 
 def _write_for_callers(errors: Path) -> None:
-    """Rewrite a file of row errors without details about the workers."""
+    """Rewrite a batch's file of row errors without details about the workers, which callers must not see."""
     shown = errors.with_name("errors-for-callers.jsonl")
     with errors.open(encoding="utf-8") as lines, shown.open("w", encoding="utf-8") as file:
         for error in map(json.loads, lines):
@@ -298,19 +302,22 @@ def _scored_place(output: AnyPath) -> OutputFile:
 
 
 def _steps(output: AnyPath) -> tuple[AnyPath, AnyPath]:
-    """The paths of a batch's two intermediate files: the rows of its requests, and these rows with scores."""
+    """Return the paths of a batch's two intermediate files: the rows of its requests, and these rows with
+    scores.
+    """
     return output.with_name("pairs.parquet"), output.with_name("scored.parquet")
 
 
 def _labels(scored: AnyPath) -> tuple[str, ...]:
-    """The names of the labels; empty if a row has a single score."""
+    """Return the names of the labels in a file of scored rows; empty if each row has a single score."""
     every = open_reader(scored).shown_columns().names
     names = [name for name in every if name not in {*_PAIRS.names, *_ALONE.values(), _TOKENS}]
     return () if names == ["score"] else tuple(name.removeprefix("score_") for name in names)
 
 
 def _scores(scored: AnyPath) -> Iterator[tuple[object, int | None]]:
-    """Yield the score and the number of tokens of each row; with labels, the score is a list.
+    """Yield the score and the number of tokens of each row in a file of scored rows. With labels, the score
+    is a list.
 
     A row without a score has ``None`` as its score.
     """

@@ -101,8 +101,7 @@ class ServedModels:
         return model or ServedModel(name, name)
 
     def public(self, model: str) -> str:
-        """Return the name that callers use for the workers' `model`, whether or not this gateway serves it.
-        """
+        """Return the callers' name of the workers' `model`, whether or not this gateway serves it."""
         return (self._by_model.get(model) or _served(model)).name
 
     def known(self, name: str) -> str:

@@ -1,1 +1,1 @@
-"""Scores over TEI's gRPC, beside the gateway's HTTP."""
+"""Serves scores over TEI's gRPC interface, in the gateway's process."""

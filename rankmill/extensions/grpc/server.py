@@ -107,8 +107,8 @@ class GrpcServer:
         return names
 
     def _handler(self, method: MethodDescriptor) -> grpc.RpcMethodHandler[Any, Any]:
-        """The handler of a gRPC method. For ``RerankStream``, it calls `TeiServices.rerank_stream`, and so
-        on.
+        """Make the handler of a gRPC method. It calls the method of `TeiServices` with the same name in snake
+        case, such as `TeiServices.rerank_stream` for ``RerankStream``.
         """
         do = getattr(self._services, re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower())
         service = method.containing_service
@@ -210,8 +210,8 @@ async def _abort(context: _Context, note: Observation, refusal: Refusal) -> NoRe
 
 
 def _credentials(settings: GrpcSettings) -> grpc.ServerCredentials | None:
-    """The server's key and certificate; with ``gateway_grpc_client_ca``, clients need a certificate by this
-    authority. ``None`` without TLS.
+    """Read the TLS key and certificate of the gRPC server; returns ``None`` if the settings name none. With
+    the setting ``gateway_grpc_client_ca``, clients need a certificate by this authority.
     """
     files = (settings.gateway_grpc_key, settings.gateway_grpc_cert)
     if not any((*files, settings.gateway_grpc_client_ca)):

@@ -50,7 +50,9 @@ class Call:
 
 
 def _alone(answer: _Answer[M, R]) -> Callable[[TeiServices, M, Call], Awaitable[R]]:
-    """Make a method for calls with one message, from a function that answers a list of messages."""
+    """Make a method of `TeiServices` for gRPC calls with one message, from a function that answers a list of
+    messages.
+    """
 
     async def method(self: TeiServices, request: M, call: Call) -> R:
         (reply,) = await answer(self, [request], call)
@@ -60,8 +62,8 @@ def _alone(answer: _Answer[M, R]) -> Callable[[TeiServices, M, Call], Awaitable[
 
 
 def _in_turn(answer: _Answer[M, R]) -> Callable[[TeiServices, AsyncIterator[M], Call], AsyncIterator[R]]:
-    """Make a method for calls with a stream of messages, from a function that answers a list of messages. It
-    gets the messages in batches, and the replies keep the order.
+    """Make a method of `TeiServices` for gRPC calls with a stream of messages, from a function that answers a
+    list of messages. The function gets the messages in batches, and its replies keep their order.
     """
 
     async def method(self: TeiServices, requests: AsyncIterator[M], call: Call) -> AsyncIterator[R]:
@@ -83,8 +85,8 @@ class TeiServices:
     Attributes
     ----------
     most_bytes
-        Most bytes of a stream of which all messages are answered at once. A batch of messages ends when it
-        has as many.
+        A stream whose messages are all answered together may have at most this many bytes. Other streams are
+        answered in batches of messages; a batch ends when it has this many bytes.
     """
 
     def __init__(self, gateway: Gateway) -> None:
@@ -259,7 +261,7 @@ async def _batches(stream: AsyncIterable[M], most_bytes: int) -> AsyncIterator[l
 
 
 async def _gather(stream: AsyncIterable[M], most: int, most_bytes: int) -> list[M]:
-    """All messages of a stream.
+    """Read all messages of a gRPC stream into a list.
 
     Raises
     ------

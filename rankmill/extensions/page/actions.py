@@ -56,15 +56,15 @@ class _Refused(Exception):
 
 
 def admin_apps(client: redis.Redis, settings: Settings, key: str) -> dict[str, WSGIApplication]:
-    """Two WSGI apps for the admin, by path. One lists the jobs that failed or were set aside, the other
-    carries out actions.
+    """Make the two WSGI apps of the live page that need the admin's key, by path. One lists the jobs that
+    failed or were set aside; the other carries out actions on jobs, runs and workers.
 
     Parameters
     ----------
     client, settings
         A client of the server, and the settings of the process.
     key
-        The admin's key; both apps refuse requests without it.
+        The text of the setting ``page_admin_key``; both apps refuse requests without it.
     """
 
     def jobs(environ: WSGIEnvironment) -> object:
@@ -85,7 +85,8 @@ def admin_apps(client: redis.Redis, settings: Settings, key: str) -> dict[str, W
 
 
 def carry_out(client: redis.Redis, settings: Settings, action: Action) -> str:
-    """Do what rankmill's command of the action's name does; returns a sentence that says what was done.
+    """Carry out an action on a job, a run or a worker as the ``rankmill`` command of the action's name does.
+    Returns a sentence that says what was done.
 
     Raises
     ------
@@ -104,8 +105,8 @@ def carry_out(client: redis.Redis, settings: Settings, action: Action) -> str:
 
 
 def _order(client: redis.Redis, name: str, order: Literal["drain", "resume"]) -> str:
-    """Give an order to the worker with this whole name; returns a sentence. The beginning of a name is not
-    enough, because several names may have the same beginning.
+    """Tell the worker with this whole name to drain or to resume; returns a sentence that says so. The
+    beginning of a name is not enough, because several names may have the same beginning.
     """
     workers = read_cluster(client, page_size=0).workers
     named = [worker for worker in workers if worker.name == name]
@@ -120,8 +121,9 @@ def _order(client: redis.Redis, name: str, order: Literal["drain", "resume"]) ->
 
 
 def _guarded(method: str, do: Callable[[WSGIEnvironment], object], key: str) -> WSGIApplication:
-    """Make a WSGI app that takes requests of one HTTP method, with the key. It answers in JSON, with what
-    `do` returns or with an error.
+    """Make a WSGI app for requests of the HTTP method `method` that bring the admin's key `key`. The app
+    answers such a request with the JSON of the object that `do` returns. All other requests, and those for
+    which `do` raises `RankmillError` or `OSError`, get an error as JSON.
     """
 
     def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:

@@ -54,8 +54,8 @@ _HEADERS = [
     ("Referrer-Policy", "no-referrer"),
     ("Cache-Control", "no-cache"),
 ]
-"""Headers of all answers. They let the browser load only this server's files, and show the page in no frame
-of another page.
+"""Headers of all HTTP answers of the live page. They let the browser load only this server's files, and show
+the page in no frame of another page.
 """
 
 
@@ -81,7 +81,7 @@ class Rates(BaseModel):
 
 
 class History:
-    """The last ten minutes of a cluster, for the plots of the page."""
+    """Keeps the figures of a cluster's last ten minutes, for the plots of the live page."""
 
     def __init__(self) -> None:
         self._reports: dict[str, deque[WorkerReport]] = {}
@@ -117,15 +117,17 @@ class History:
 
 
 def _went_back(old: WorkerReport, new: WorkerReport) -> bool:
-    """Whether a counter has decreased, which never happens while a process lives."""
+    """Return whether a counter in a worker's `new` report is lower than in the `old` one. This never happens
+    while the worker's process lives.
+    """
     before = [getattr(old, name) for name in _GROWING] + [*old.stage_seconds, *old.latency_counts]
     after = [getattr(new, name) for name in _GROWING] + [*new.stage_seconds, *new.latency_counts]
     return any(late < early for early, late in zip(before, after, strict=True))
 
 
 def quantile(counts: Sequence[int], share: float) -> float | None:
-    """The quantile `share` of a histogram with the buckets `LATENCY_BUCKETS`, interpolated within a bucket;
-    ``None`` if the histogram is empty.
+    """Estimate a quantile of a histogram with the buckets `LATENCY_BUCKETS`, such as the median for the
+    `share` 0.5. Interpolates within a bucket. Returns ``None`` if the histogram is empty.
 
     >>> quantile([10, *[0] * 44], 0.5)
     0.005
@@ -149,7 +151,7 @@ def _quantiles(counts: Sequence[int]) -> tuple[float, float, float] | None:
 
 
 def _rates(spans: dict[str, tuple[WorkerReport, WorkerReport]]) -> Rates:
-    """The rates of all workers, from the first and the last report of each."""
+    """Compute the rates of all workers together, from the first and the last report of each worker."""
     grown = {name: pair for name, pair in spans.items() if pair[1].beat > pair[0].beat}
     if not grown:
         return Rates()
@@ -157,7 +159,9 @@ def _rates(spans: dict[str, tuple[WorkerReport, WorkerReport]]) -> Rates:
     both = list(grown.values())
 
     def growth(field: str) -> Any:
-        """By how much a counter has grown in all workers together; a list for a list of counters."""
+        """Return by how much a counter of the reports has grown in all workers together. For a list of
+        counters, this is a list.
+        """
         return np.sum(
             [np.subtract(getattr(new, field), getattr(old, field)) for old, new in both], 0
         ).tolist()
@@ -184,13 +188,14 @@ logger = logging.getLogger(__name__)
 
 
 def page_apps(client: redis.Redis, *, has_admin: bool) -> dict[str, WSGIApplication]:
-    """The WSGI apps of the page, its files and its data, by path. Starts the thread that keeps the history.
+    """Make the WSGI apps that serve the live page, its files and its data, by path. Also starts the thread
+    that keeps the figures of the last ten minutes.
 
     Parameters
     ----------
     client
-        A client from `jobs.runtime.connection.impatient`, whose commands do not wait for a server that cannot
-        serve.
+        A client from `jobs.runtime.connection.impatient`, whose commands do not wait for a Redis server that
+        cannot serve.
     has_admin
         Whether the page asks for the admin's key.
     """
@@ -215,8 +220,9 @@ def _look(client: redis.Redis, history: History) -> None:
 
 
 def _cluster_json(client: redis.Redis, history: History, has_admin: bool) -> WSGIApplication:
-    """Make a WSGI app that serves the history, and a snapshot of the cluster with the requested page of its
-    runs. If Redis cannot be read, an error replaces the snapshot.
+    """Make a WSGI app that serves the live page's data as JSON: the figures of the last ten minutes, and a
+    snapshot of the cluster with the requested page of its list of runs. If Redis cannot be read, an error
+    replaces the snapshot.
     """
 
     def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
@@ -248,7 +254,7 @@ def _file(path: Path) -> WSGIApplication:
 
 
 def respond(start: StartResponse, status: HTTPStatus, content_type: str, body: bytes) -> Iterable[bytes]:
-    """Answer a request, with the page's headers added."""
+    """Answer an HTTP request with `body`. Adds the headers that all answers of the live page have."""
     length = ("Content-Length", str(len(body)))
     start(f"{status.value} {status.phrase}", [("Content-Type", content_type), length, *_HEADERS])
     return [body]

@@ -13,7 +13,7 @@ from rankmill.jobs.runtime.settings import Settings
 
 
 class PageWatch(Watch):
-    """Adds the page at ``/``."""
+    """Adds the live page to the exporter, at the path ``/``."""
 
     def pages(self, client: redis.Redis, settings: Settings) -> Mapping[str, WSGIApplication]:
         # imported here, because these need numpy, and only the exporter calls this
