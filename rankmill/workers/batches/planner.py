@@ -41,7 +41,8 @@ def plan_batches(
     """Cut rows into batches of similar length, the longest first.
 
     Sorting keeps padding low. Cutting by padded tokens (rows times the longest row) keeps all batches about
-    equally heavy. With the longest rows first, the first batch needs the most memory.
+    equally heavy. With the longest rows first, the first batch needs the most memory. With `groups`, rows
+    come group after group instead.
 
     Parameters
     ----------
