@@ -49,10 +49,12 @@ class RunCleaner:
         hurry: bool = False,
         used: Mapping[str, Usage] = NOTHING_USED,
     ) -> Deleted | None:
-        """Delete a run and the waiting jobs of its `chunks`; in a `hurry`, this waits only for one attempt.
+        """Delete a run and the waiting jobs of its `chunks` from Redis. With `hurry`, the caller waits only
+        for one attempt.
 
         `answered` are chunks that have a result: they no longer have jobs, but their pairs may still be in
-        Redis. `used` is the usage of results, by stream entry, which is counted before the deletion.
+        Redis. `used` has the tokens and device time of results, by the results' entries in the run's stream.
+        This usage is added to the tenant's account before the deletion.
 
         Returns
         -------

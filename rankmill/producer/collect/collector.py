@@ -83,12 +83,14 @@ class UnfinishedChunk:
 
     table: pa.Table
     pairs: ChunkPairs | None = None
-    """The distinct pairs, whose rows are sent; ``None`` if all rows of the chunk are sent."""
+    """The chunk's distinct pairs; only their rows are sent to workers. ``None`` if all rows of the chunk are
+    sent.
+    """
     results: list[tuple[Piece, ChunkResult]] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
-        """Number of rows that are sent."""
+        """Number of the chunk's rows that are sent to workers."""
         return len(self.pairs.rows) if self.pairs else len(self.table)
 
 
@@ -105,12 +107,13 @@ class FinishedChunk(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """What `Collector.accept` has accepted, and what the driver must do next.
+    """The results that `Collector.accept` has accepted, and the pieces (chunks or parts of them) that the
+    driver must send next.
 
     ``taken`` are the results, with their pieces. ``halves`` are halves of pieces that may kill workers; they
     must be sent. ``unusable`` gives the reason for each piece whose result is unusable; such pieces must be
-    sent again, unless their job will write another result. ``used`` has the usage of each finished chunk, by
-    the index of the result that finished the chunk.
+    sent again, unless their job will write another result. ``used`` has the tokens and device time of each
+    finished chunk, by the index of the result that finished the chunk.
     """
 
     taken: list[tuple[Piece, ChunkResult]]
@@ -120,8 +123,9 @@ class Accepted(NamedTuple):
 
 
 class HowScored:
-    """What all chunks of a run must have in common, as the first scored chunk tells: precision, content of
-    the model, labels, and for a deterministic run whatever else decides the bits of its scores.
+    """Checks that all chunks of a run are scored like its first scored chunk: with the same precision,
+    content of the model and labels, and in a deterministic run on the same kind of device and versions
+    (`ChunkStats.kind`).
 
     Parameters
     ----------
@@ -137,14 +141,16 @@ class HowScored:
         self._labels = first.labels if first else None
 
     def news(self, stats: Iterable[ChunkStats]) -> Settled | None:
-        """How the run is scored, with what these statistics add; ``None`` if they add nothing."""
+        """Return the facts in which all chunks of the run must agree, completed from the statistics of new
+        chunks; ``None`` if these add no fact.
+        """
         settled = self.settled
         for own in map(self._of, stats):
             settled = Settled(*(before or new for before, new in zip(settled, own, strict=True)))
         return settled if settled != self.settled else None
 
     def objection(self, stats: ChunkStats) -> str | None:
-        """Why a chunk with these statistics does not belong to this run; ``None`` if it does."""
+        """Return the reason why a chunk with these statistics does not fit the run; ``None`` if it fits."""
         mine = self._of(stats)
         if mine.precision != self.settled.precision:
             return f"it is in {mine.precision}, and the run in {self.settled.precision}"
@@ -163,7 +169,7 @@ class HowScored:
 
 
 class Collector:
-    """The chunks of a run between the input and the caller.
+    """Holds the chunks of a run from when they are cut until the caller takes their scores.
 
     The number of a chunk is its first row in the input. The window limits the number of pieces without a
     result. Chunks are finished in any order but taken in input order, so a late chunk does not keep others
@@ -174,7 +180,8 @@ class Collector:
     run
         The run to which the chunks belong.
     window
-        How many pieces may be without a result.
+        Limits the pieces without a result, and the bytes of their payloads. A piece is a chunk, or a part of
+        one.
     rows
         Counts the rows that are done.
     first
@@ -185,7 +192,7 @@ class Collector:
         Known scores, perhaps empty. Rows with a known score are not sent, and neither are rows that repeat an
         earlier row of their chunk. ``None`` means that all rows are sent.
     scored
-        Rows that devices have scored in earlier runs.
+        Number of the output's rows that devices have scored in earlier runs.
     """
 
     def __init__(
@@ -201,39 +208,41 @@ class Collector:
     ) -> None:
         self.rows = rows
         self.scored = scored
-        """Rows of finished chunks that devices have scored, over all runs of an output."""
+        """Number of rows that devices have scored, in the finished chunks of all runs of an output."""
         self.how = HowScored(run.spec, first)
         self.cut = self.taken = start
-        """The first rows of the next chunk to cut, and of the next chunk to take. All rows before them are
-        already cut, or already taken.
+        """Row numbers in the input. `cut` is the first row that is not cut into a chunk yet; `taken` is the
+        first row whose scores the caller has not taken yet.
         """
         self.exhausted = False
-        """Whether all chunks are cut; the collector's user sets this."""
+        """Whether the whole input is cut into chunks. The code that cuts the input sets this."""
         self.chunk_rows = 0
         self.pieces: dict[ChunkId, Piece] = {}
-        """Pieces without a result."""
+        """The chunks, or parts of chunks, that have no result yet, by id."""
         self.answered: list[ChunkId] = []
-        """The pieces that have a result and may still be in Redis; `LiveRun.forget` deletes the pieces there,
-        and empties this list.
+        """Ids of chunks, or of parts of chunks, that have a result, but whose pairs may still be in Redis.
+        `LiveRun.forget` deletes the pairs there, and empties this list.
         """
         self.fatal: ChunkFailure | None = None
         """The failure because of which the run cannot be scored; ``None`` if no such failure has come."""
         self.most_bytes = 0
-        """About the most bytes of tables, counted before encoding, that were in Redis at the same time."""
+        """An estimate of the largest number of bytes of tables that were in Redis at the same time. The bytes
+        are those before the tables are encoded.
+        """
         self._run, self._window = run, window
         self._unfinished: dict[int, UnfinishedChunk] = {}
         self._finished: list[FinishedChunk] = []
         self._waiting: dict[int, int] = {}
-        """Number of rows of each finished chunk that is not taken yet."""
+        """Number of rows of each finished chunk that the caller has not taken yet, by the chunk's number."""
         self._reuse = reuse
         self._load = Load()
         self._payloads: dict[ChunkId, int] = {}
         self._payload_share = 1.0
-        """Bytes of payload for each byte of a table, in the pieces that were sent last."""
+        """Bytes of encoded payload for each byte of a table, in the chunks that were sent last."""
 
     @property
     def ready(self) -> bool:
-        """Whether the next chunk in input order has its result."""
+        """Whether the next chunk in input order has its result, so that the caller can take it."""
         return self.taken in self._waiting
 
     @property
@@ -247,7 +256,7 @@ class Collector:
 
     @property
     def wants_chunks(self) -> bool:
-        """Whether enough of the window is free to cut more chunks."""
+        """Whether the input has rows left to cut, and enough of the window is free for their chunks."""
         return not self.exhausted and self._window.wants_more(self._load)
 
     @property
@@ -279,7 +288,9 @@ class Collector:
         return piece
 
     def sent(self, sizes: Mapping[ChunkId, int]) -> None:
-        """Note which pieces go to Redis; `sizes` has the bytes of their payloads."""
+        """Record that chunks or parts of chunks are sent to Redis. `sizes` has the bytes of each one's
+        payload.
+        """
         for chunk, size in sizes.items():
             self._leave(self.pieces[chunk])
             self._enter(self.pieces[chunk], size)
@@ -288,7 +299,9 @@ class Collector:
         self.most_bytes = max(self.most_bytes, int(self._load.payload / self._payload_share))
 
     def news(self, results: Iterable[ChunkResult | BadResult]) -> Settled | None:
-        """`HowScored.news` for results that are not accepted yet."""
+        """Return the facts in which all chunks must agree, completed from `results` that are not accepted
+        yet; ``None`` if these add no fact (`HowScored.news`).
+        """
         scored = (result for result in results if isinstance(result, ChunkScores))
         return self.how.news(result.stats for result in scored if self._fits(result))
 
@@ -336,13 +349,14 @@ class Collector:
     def retry(
         self, reasons: Mapping[ChunkId, str], failed: Mapping[ChunkId, int]
     ) -> tuple[list[Piece], list[ChunkFailure]]:
-        """Decide which of the pieces in `reasons` to send, and which to give up. Such a piece is a new half,
-        or its last attempt has failed.
+        """Decide which chunks (or parts of chunks) without a job are sent again, and which are given up. Each
+        one in `reasons` has failed in its last attempt, or is a new half of a part that may kill workers.
 
         Parameters
         ----------
         reasons
-            For each piece, why its last attempt has failed; for a new half, a reason in case it is given up.
+            For each piece, the reason why its last attempt has failed; for a new half, the reason to state if
+            the half is given up.
         failed
             Number of failed attempts of each piece before the last one.
 
@@ -379,8 +393,8 @@ class Collector:
         return piece is not None and len(result.scores) == len(piece.table)
 
     def _objection(self, result: ChunkResult | BadResult) -> str | None:
-        """Why a result is unreadable, or does not fit its piece or the run; ``None`` if it is usable, or
-        belongs to no piece.
+        """Return the reason why a result is unreadable, or does not fit the run or the rows that were sent.
+        ``None`` if it is usable, or if no unfinished rows of the run belong to it.
         """
         if isinstance(result, BadResult):
             return result.reason
@@ -392,7 +406,7 @@ class Collector:
         return self.how.objection(result.stats)
 
     def _has_answer(self, number: int, whole: ChunkResult) -> None:
-        """Finish a chunk whose pieces have their results."""
+        """Finish chunk `number`, all of whose rows have results; `whole` is the joined result."""
         chunk = self._unfinished.pop(number)
         if chunk.pairs is None:
             part = scored_table(chunk.table, whole, row_results(whole, len(chunk.table)))
@@ -408,7 +422,9 @@ class Collector:
         self._finished.append(FinishedChunk(number, part, result))
 
     def _count(self, chunk: UnfinishedChunk) -> dict[str, Amounts]:
-        """Count the scored rows of a chunk; returns the usage of its results, by the name of the device."""
+        """Add a chunk's scored rows to `scored`; returns the tokens and device time of its results, by the
+        name of the device.
+        """
         used: dict[str, Amounts] = {}
         for _, result in chunk.results:
             if isinstance(result, ChunkScores):

@@ -29,12 +29,12 @@ from rankmill.producer.collect.sizing import AT_ONCE, WindowSize
 
 
 class DetachedRun(LiveRun):
-    """A run whose results stay in Redis.
+    """A run that any number of processes may collect, because its rows and results stay in Redis.
 
     Parameters
     ----------
     store, run
-        The store, and the run.
+        The store of runs in Redis, and the run.
     chunks
         All chunks of the run, which `submit_detached` has put into the queue.
     """
@@ -70,8 +70,8 @@ class DetachedRun(LiveRun):
         return {piece.id: self._payload(piece, self._stored_pairs(piece), carrier) for piece in pieces}
 
     def results(self, block_ms: int) -> list[tuple[str, ChunkResult | BadResult]]:
-        """The results that were not read yet, each with the id of its stream entry; waits up to `block_ms`
-        milliseconds for the first.
+        """Return the results that this process has not read yet, each with the id of its stream entry. Wait
+        up to `block_ms` milliseconds for the first.
         """
         entries = self.store.results(self.run, after=self._after, block_ms=block_ms)
         if entries:
@@ -88,8 +88,9 @@ class DetachedRun(LiveRun):
         self._after = "0"
 
     def forget(self, entries: Iterable[str], collector: Collector) -> None:
-        """Write the run's progress, and count what new results have used. The results stay, but each counts
-        only once, even if several processes collect it.
+        """Write the run's progress to Redis, and add the tokens and device time of new results to the
+        tenant's account. The results stay in Redis. Each counts only once, even if several processes collect
+        it.
         """
         is_done = collector.complete and not collector.fatal
         used = self.used_in_all(collector) if is_done else self.used
@@ -97,8 +98,8 @@ class DetachedRun(LiveRun):
         self.used = {}
 
     def count_attempts(self, pieces: list[Piece]) -> list[Piece]:
-        """Count failed attempts; returns the pieces that this process must send again. Another process that
-        collects the run sends the others.
+        """Count the failed attempt of each of `pieces`, and return those that this process must send again.
+        Another process that collects the run sends the others.
         """
         mine = self.store.count_attempts(self.run, {piece.id: piece.failed for piece in pieces})
         return [piece for piece in pieces if piece.id in mine]
@@ -113,7 +114,7 @@ class DetachedRun(LiveRun):
             self.store.delete(self.run, chunks, tell=True)
 
     def end(self, collector: Collector) -> str | None:
-        """Leave everything as it is, because others may collect the run."""
+        """Delete nothing from Redis, because other processes may collect the run."""
         return None
 
     def _stored_pairs(self, piece: Piece) -> bytes:
@@ -172,7 +173,7 @@ def submit_detached(
 
 
 def expired(run_id: str, ttl: int) -> RunExpired:
-    """The error for results that do not exist, or no longer exist."""
+    """Make the error for a detached run whose results do not exist, or no longer exist."""
     return RunExpired(
         f"there are no results of run {run_id}: they are kept for {ttl:,} s (run_ttl) after its submission, "
         "unless the run is cancelled or the server loses its data"

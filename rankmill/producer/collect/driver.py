@@ -83,13 +83,13 @@ class RunDriver:
         self.on_show: Callable[[], None] = lambda: None
         """Called after `on_wait`, to show progress to the caller."""
         self.deadline = math.inf
-        """When to stop waiting, in `time.monotonic` seconds."""
+        """When to stop waiting for results or for the server, in `time.monotonic` seconds."""
         self.scoring_since = math.inf
         """When a worker first began to score a chunk, after it had loaded the model, in `time.monotonic`
         seconds; infinite until a result has come.
         """
         self.presence: WorkerPresence | None = None
-        """Looks for workers; ``None`` means no check."""
+        """Checks that the queue has workers while the run waits for results; ``None`` means no check."""
         self._kept, self._store, self._sizing, self._window = kept, kept.store, sizing, window
         sizing.add(self.run)
         self._source = OpenTables(source, source)
@@ -104,10 +104,10 @@ class RunDriver:
         # held while results are taken, and by `cancel`, which another thread may call
         self._accepting = system.RLock()
         self._reading = system.Lock()  # held to read the source, or to close it
-        self._late = False  # whether `deadline` had passed at the last look
+        self._late = False  # whether `deadline` had passed at the last `_look_around`
         self._jobless: dict[ChunkId, str] = {}
-        """The pieces that may have no job: new halves, and pieces with an unusable result. The value is the
-        reason that is named if the piece is given up.
+        """The pieces (chunks or parts of chunks) that may have no job in Redis: new halves, and pieces with
+        an unusable result. The value is the reason to state in the piece's errors if it is given up.
         """
 
     @property
@@ -118,7 +118,7 @@ class RunDriver:
     def begin(self) -> None:
         """Store the run on the server, unless it is stored together with its first chunks."""
         if self._kept.is_brief:
-            # put off the first look at workers, because each command costs time
+            # put off the first `_look_at_workers`, because each Redis command costs time
             self._looked = system.monotonic()
             return
         with self._at_redis():
@@ -163,7 +163,8 @@ class RunDriver:
             self._close_source()
             raise
         self._spool.close()
-        if not self._kept.is_brief:  # for a brief run, `end` looks for notes, which saves a command
+        # For a brief run, `end` reads the note about wrong scores, which saves a command.
+        if not self._kept.is_brief:
             with self._at_redis():
                 self._check_notes()
         if why := self._kept.end(collector):
@@ -178,7 +179,9 @@ class RunDriver:
         return self.collector.rows.progress
 
     def row_errors(self) -> list[RowError]:
-        """The rows of a detached run that have failed so far, in order."""
+        """Collect the results that a detached run has so far, and return the errors of its rows without a
+        score, in row order.
+        """
         self.refresh()
         return sorted(self.collector.rows.errors, key=lambda error: error.row)
 
@@ -206,7 +209,7 @@ class RunDriver:
         if not self._cancelled:
             self._span.add_event("cancelled")
             self._span.end()
-        with self._accepting:  # from now on no result is accepted; `LiveRun.cancel` counts those that were
+        with self._accepting:  # no result is accepted any more; `LiveRun.cancel` counts the accepted ones
             self._cancelled = True
         self._kept.cancel({*self.collector.pieces, *self.collector.answered}, hurry=self._late)
         self._close_source()

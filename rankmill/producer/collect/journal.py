@@ -45,7 +45,9 @@ CREATE TABLE IF NOT EXISTS chunks
     (chunk INTEGER PRIMARY KEY, rows INTEGER NOT NULL, scores BLOB, about TEXT NOT NULL);
 COMMIT;
 """
-"""The tables and the format are written in one transaction, which is synced once."""
+"""SQL that creates the journal's tables and writes its format. It is one transaction, so that it is synced
+only once.
+"""
 
 _NEXT_CUT = """
 SELECT chunk, rows FROM chunks
@@ -56,7 +58,8 @@ _GET = "SELECT scores, CAST(about AS BLOB), rows FROM chunks WHERE chunk = ?"
 
 
 class Account(WireModel):
-    """The usage of an output, stored so that each result is counted once.
+    """What scoring an output has used: rows, tokens and device time. It is stored so that each result is
+    counted once for its tenant.
 
     ``scored`` is the number of rows that devices have scored. ``used`` has the usage of the latest results,
     by their entries in the last run's stream; the usage of an entry that still exists must still be counted.
@@ -69,7 +72,8 @@ class Account(WireModel):
 
 
 class Finished(WireModel):
-    """The parts of an output that are in place; the results of their rows are no longer in the journal.
+    """The part files of an output that are already at their final paths. The results of their rows are no
+    longer in the journal.
 
     ``rows`` and ``row_errors`` count over all ``parts``. ``first`` has the statistics of the run's first
     scored chunk, and ``tally`` the caller's sums over the rows of all parts.
@@ -86,7 +90,8 @@ _NONE = Finished(parts=0, rows=0, row_errors=0, first=None, tally="")
 
 
 class Journal:
-    """The results for one output, by the number of the chunk, and the manifest of what they were made from.
+    """A database file with the results for one output, by chunk number, and with the manifest: a description
+    of the inputs and options from which the output is made.
 
     Parameters
     ----------
@@ -115,8 +120,8 @@ class Journal:
         """Number of rows whose result was damaged, and was deleted."""
         with self._told():
             self._db = sqlite3.connect(place or path)
-            # otherwise SQLite writes an index into a further file before it reads what a run has left, for
-            # which a full disk has no room
+            # In this mode SQLite keeps the index of its log in memory. Otherwise it writes the index into
+            # another file before it reads what a run has left, and a full disk has no room for that file.
             self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
         try:
             self._check_format()
@@ -124,8 +129,8 @@ class Journal:
                 self._db.executescript(_TABLES)
             self.finished = self._read_state("finished", Finished) or _NONE
             self.is_in_redis = self.run is not None
-            """Whether the last run may still be in Redis; code that deletes an unfinished run there clears
-            this.
+            """Whether the last run for this output may still be in Redis. Code that deletes the run there
+            sets this to ``False``.
             """
         except BaseException:
             self.close()
@@ -137,7 +142,9 @@ class Journal:
 
     @property
     def rows(self) -> int:
-        """Number of rows in finished parts and in chunks that have a result."""
+        """Number of the output's rows that have a result: those in part files that are finished, and those in
+        this journal.
+        """
         count = """
             SELECT coalesce(sum(rows), 0) FROM chunks WHERE typeof(rows) = 'integer' AND rows BETWEEN 0 AND ?
         """
@@ -156,7 +163,7 @@ class Journal:
 
     @property
     def runs(self) -> list[str]:
-        """Ids of all runs that have made the results."""
+        """Ids of all runs whose results this journal has."""
         return (self._state("runs") or "").split()
 
     @property
@@ -198,8 +205,8 @@ class Journal:
 
     @property
     def model(self) -> str | None:
-        """What the model's name stands for in this output, such as a version in a registry; ``None`` if this
-        was not stored.
+        """Name of the model that scores this output. For an alias it is the version that the alias stood for
+        when the output was begun. ``None`` if it was not stored.
         """
         return self._state("model")
 
@@ -227,16 +234,16 @@ class Journal:
             return None
 
     def next_cut(self, start: int) -> tuple[int, int] | None:
-        """First row and number of rows of the first result at row `start` or later; ``None`` if no result
-        follows.
+        """Return the first row and the number of rows of the next chunk with a result, at row `start` or
+        later. ``None`` if no such chunk follows.
         """
         with self._at_work():
             row = self._db.execute(_NEXT_CUT, (start, MAX_CHUNK_ROWS)).fetchone()
         return row and (int(row[0]), int(row[1]))
 
     def add(self, results: Mapping[int, tuple[int, ChunkResult]], account: Account) -> None:
-        """Store results as ``{chunk: (rows, result)}``, and what must be counted; both are synced when this
-        returns.
+        """Store the `results` of chunks, given as ``{chunk: (rows, result)}``, and what the output has used
+        (`account`). Both are synced to disk when this returns.
 
         Fatal failures are not stored, and neither are results of rows in finished parts.
         """
@@ -257,7 +264,9 @@ class Journal:
         return None if why is None else _wrong(why)
 
     def finish(self, finished: Finished) -> None:
-        """Record that parts are in place, and delete the results of their rows."""
+        """Record that part files of the output are at their final paths, and delete the results of their
+        rows.
+        """
         with self._at_work():
             self._write_state("finished", finished.written())
             self._db.execute("DELETE FROM chunks WHERE chunk < ?", (finished.rows,))
@@ -313,13 +322,13 @@ class Journal:
             raise InputError(f"{error}; start over with --restart") from None
 
     def seal(self, output: str) -> None:
-        """Record the `identity` of the complete output, just before it is moved into place."""
+        """Record the `identity` of the complete output file, just before it is moved to its final path."""
         self._set_state("output", "\n".join([*self.sealed, output]))
 
     @property
     def sealed(self) -> list[str]:
-        """The identities that `seal` has recorded. If the file at the output's place has one of them, a run
-        moved the file there, but died before its end.
+        """The identities of output files that `seal` has recorded. If the file at the output's path has one
+        of them, a run moved the file there, but died before its end.
         """
         return (self._state("output") or "").splitlines()
 

@@ -1,4 +1,4 @@
-"""A run of this process, which deletes from Redis what it has collected.
+"""A run that only this process collects. Collected results are deleted from Redis.
 
 A detached run treats its results differently: see `rankmill.producer.collect.detached`.
 """
@@ -32,22 +32,24 @@ from rankmill.producer.collect.repeats import EarlierScores
 from rankmill.producer.collect.sizing import WindowSize
 
 _ENCODERS = 8
-"""Most threads that encode and compress chunks; Arrow releases Python's lock meanwhile."""
+"""At most this many threads encode and compress the chunks of a run. They run at the same time, because Arrow
+releases Python's lock meanwhile.
+"""
 
 Carrier = Callable[[int], Mapping[str, str]]
-"""Function that gets a chunk's number, and returns the chunk's trace in the form that jobs contain."""
+"""A function that gets a chunk's number, and returns the chunk's trace in the form that jobs contain."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class LiveRun:
-    """A run of this process; results that it has collected are deleted from Redis.
+    """A run that only this process collects. Collected results are deleted from Redis.
 
     Parameters
     ----------
     store, run
-        The store, and the run.
+        The store of runs in Redis, and the run.
     cleaner
         Removes the run from Redis when it has ended.
     columns
@@ -73,14 +75,16 @@ class LiveRun:
 
     def __post_init__(self) -> None:
         self.used: dict[str, dict[str, Amounts]] = {}
-        """The usage of collected results that are still in Redis, by their stream entries."""
+        """The tokens and device time of collected results that are still in Redis, by the results' entries in
+        the run's stream.
+        """
         self._entries: list[str] = []  # stream entries of collected results that are still in Redis
         self._encoders: ThreadPoolExecutor | None = None
 
     @property
     def made_by(self) -> list[str]:
-        """The runs that have made the scores; if the scores of one of these runs are wrong, so are the scores
-        of this run.
+        """Ids of the runs whose scores this run returns: its own, and with a journal also those of earlier
+        runs. If one of them has wrong scores, the scores of this run are wrong, too.
         """
         return [self.run.id]
 
@@ -88,21 +92,24 @@ class LiveRun:
         return Collector(self.run, window, RowCounter(0), reuse=reuse)
 
     def known(self, chunk: int, rows: int, counter: RowCounter) -> ChunkResult | None:
-        """The result of a chunk from an earlier run; always ``None`` for a run without a journal."""
+        """Return the result that an earlier run has stored for a chunk; always ``None`` for a run without a
+        journal.
+        """
         return None
 
     def restore(self, settled: Settled) -> None:
-        """Write the run's record and its stream of results again if the server has lost either, but not its
-        chunks. Also write `settled`, which all chunks are scored with, over what the server has.
+        """Write the run's record and its stream of results to Redis again if Redis has lost either. The run's
+        chunks are not written. Also replace the facts in which all chunks must agree, such as the precision,
+        by those in `settled`.
         """
         self.store.restore(self.run)
         if any(settled):
             self.store.settle(self.run, settled, over=True)
 
     def settle(self, news: Settled, *, is_last: bool) -> Settled:
-        """Store `news`, which is what all chunks of the run are to be scored with, unless the server already
-        has something else. Return what the server then has. With `is_last`, store nothing, because no chunk
-        follows.
+        """Store `news`, the facts in which all chunks of the run must agree, such as the precision. Facts
+        that the server already has stay. Return the facts that the server then has. With `is_last`, store
+        nothing and return `news`, because no chunk follows.
         """
         return news if is_last else self.store.settle(self.run, news)
 
@@ -114,7 +121,7 @@ class LiveRun:
         self.store.enqueue(self.run, payloads)
 
     def results(self, block_ms: int) -> list[tuple[str, ChunkResult | BadResult]]:
-        """The results that have arrived, each with the id of its stream entry; waits up to `block_ms`
+        """Return the results that have arrived, each with the id of its stream entry. Wait up to `block_ms`
         milliseconds for the first.
 
         The stream is always read from its beginning: results that were read are deleted, and a server that
@@ -123,7 +130,7 @@ class LiveRun:
         return self.store.results(self.run, after="0", block_ms=block_ms)
 
     def look_back(self) -> None:
-        """Let `results` begin again with the first result; here it always does."""
+        """Do nothing, because `results` always begins with the first result in the run's stream."""
 
     def log(self, piece: Piece, result: ChunkResult) -> None:
         """Log a result, but not its error messages, because they may contain text of the input."""
@@ -152,7 +159,9 @@ class LiveRun:
         collector.answered, self._entries, rows.errors, self.used = [], [], [], {}
 
     def count_attempts(self, pieces: list[Piece]) -> list[Piece]:
-        """Count failed attempts; returns the pieces that this process sends again."""
+        """Count the failed attempt of each of `pieces`, and return the pieces that this process must send
+        again: all of them.
+        """
         self.store.count_attempts(self.run, {piece.id: piece.failed for piece in pieces})
         return pieces
 
@@ -160,7 +169,9 @@ class LiveRun:
         """Raise `RunExpired` if the run is detached and its results are no longer kept."""
 
     def cancel(self, chunks: Collection[ChunkId], *, hurry: bool) -> None:
-        """Delete the run and its waiting chunks; in a `hurry`, this waits only for one attempt."""
+        """Delete the run and its waiting chunks from Redis. With `hurry`, the caller waits only for one
+        attempt.
+        """
         self.cleaner.remove(self.run, chunks, hurry=hurry, used=self.used)
 
     def end(self, collector: Collector) -> str | None:
@@ -170,8 +181,8 @@ class LiveRun:
         return deleted.wrong if deleted else None
 
     def used_in_all(self, collector: Collector) -> Mapping[str, Usage]:
-        """The usage of the complete run that must still be counted, including rows that no device has
-        scored.
+        """Return what the complete run has used (rows, tokens and device time) and its tenant's account does
+        not include yet. This covers rows that no device has scored.
         """
         rest = collector.rest()
         return {**self.used, END: {NO_DEVICE: rest}} if any(rest) else self.used
@@ -203,8 +214,8 @@ class LiveRun:
 
 
 class RequestRun(LiveRun):
-    """A run that is stored with its first chunks and deleted with its last result, because each command costs
-    time.
+    """A run with the priority ``request``. It is stored with its first chunks and deleted with its last
+    result, because each Redis command costs time.
     """
 
     is_brief = True
@@ -265,8 +276,8 @@ class JournaledRun(LiveRun):
         )
 
     def known(self, chunk: int, rows: int, counter: RowCounter) -> ChunkResult | None:
-        """The journal's result of a chunk; ``None`` if it has none, or a damaged one, whose rows are
-        subtracted from `counter`.
+        """Return the journal's result of a chunk; ``None`` if the journal has no result, or a damaged one.
+        The rows of a damaged result are subtracted from `counter`.
         """
         damaged = self.journal.damaged_rows
         result = self.journal.get(chunk, rows)
@@ -288,8 +299,9 @@ class JournaledRun(LiveRun):
             self.journal.is_in_redis = False
 
     def used_in_all(self, collector: Collector) -> Mapping[str, Usage]:
-        """The usage of the complete run that must still be counted. If an earlier run was complete, the rows
-        that no device has scored are already counted.
+        """Return what the complete run has used (rows, tokens and device time) and its tenant's account does
+        not include yet. If an earlier run was complete, the rows that no device has scored are already
+        counted.
         """
         account = self.journal.account
         if account.rest:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         def __arrow_c_stream__(self, requested_schema: object = None) -> object: ...
 
     class Relation(Protocol):
-        """A relation of DuckDB, whose types lack Arrow's stream interface."""
+        """A relation of DuckDB. Its type hints do not show that it supports Arrow's stream interface."""
 
         def fetchone(self) -> object: ...
 
@@ -105,16 +105,16 @@ _DATASET_ROWS = 4096
 """Number of rows of a dataset, a Polars frame or an array that are converted at a time."""
 
 CHUNK_TEXT_BYTES = 16 << 20
-"""Most bytes of text in a chunk of two rows or more, counting a repeated query in every row; long texts make
-smaller chunks.
+"""A chunk has at most this many bytes of text, unless it has only one row; so long texts make smaller chunks.
+A query that several rows repeat counts in each of them.
 """
 
 
 def rows_given(
     pairs: Pairs | None, texts: Texts | None, messages: Conversations | None, spec: SpecOptions
 ) -> tuple[Rows, SpecOptions]:
-    """The rows, which must be given as exactly one of `pairs`, `texts` and `messages`; and `spec`, with the
-    kind of these rows added.
+    """Return the rows to score, which must be given as exactly one of `pairs`, `texts` and `messages`. Also
+    return `spec`; for texts and messages, it then names this kind of rows.
 
     Raises
     ------
@@ -267,7 +267,9 @@ def _read(reader: pa.RecordBatchReader, name: str) -> Iterator[pa.Table]:
 def cut_tables(
     tables: Iterator[pa.Table], columns: tuple[str, ...], sizing: Sizing, start: int = 0
 ) -> Iterator[pa.Table]:
-    """Cut tables into others, one for each chunk; `start` is the first row's number in the input."""
+    """Cut or join `tables` into one table for each chunk. `start` is the number of their first row in the
+    input.
+    """
     waiting = size = 0
     pending: list[pa.Table] = []
     for table in tables:
@@ -312,7 +314,9 @@ def rows_of(array: np.ndarray[Any, Any], inputs: Inputs = "pairs") -> Iterator[o
 
 
 def pair_of(item: object, row: int, columns: tuple[str, ...]) -> tuple[str | None, str | None]:
-    """The query and the passage of an item; raises `InputError` if it is not a pair."""
+    """Return the query and the passage of a pair that the caller gave; raises `InputError` if `item` is not a
+    pair.
+    """
     if isinstance(item, Mapping):
         missing = [name for name in columns if name not in item]
         if missing:
@@ -324,7 +328,9 @@ def pair_of(item: object, row: int, columns: tuple[str, ...]) -> tuple[str | Non
 
 
 def row_of(item: object, row: int, columns: tuple[str, ...], inputs: Inputs) -> tuple[str | None, ...]:
-    """The texts of an item; raises `InputError` if the item is not a row of the kind `inputs`."""
+    """Return the texts of a row that the caller gave; raises `InputError` if `item` is not a row of the kind
+    `inputs`.
+    """
     if inputs == "pairs":
         return pair_of(item, row, columns)
     kind, name = inputs.removesuffix("s"), columns[0]

@@ -14,23 +14,25 @@ from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.system import system
 
 _LOOK_SECONDS = 1.0
-"""Least seconds between two looks, over all runs of a client."""
+"""All runs of a client together ask Redis at most once in this many seconds whether the queue has workers."""
 
 _WORD_SECONDS = 5.0
 _REMIND_SECONDS = 30.0
-"""Seconds without a worker until the first warning, and between two warnings."""
+"""The first warning comes after `_WORD_SECONDS` without a worker. Two warnings are at least `_REMIND_SECONDS`
+apart.
+"""
 
 logger = logging.getLogger(__name__)
 
 
 class WorkerPresence:
-    """Looks for the workers of a queue while runs wait. All runs of a client share one object, from any
-    thread.
+    """Checks whether a queue has workers while runs wait for results. All runs of a client share one object,
+    which any thread may call.
 
     Parameters
     ----------
     store, url
-        The store of the server, and its URL for messages.
+        The store of runs in Redis; and the URL of the Redis server, for messages.
     queue
         Name of the queue.
     seconds
@@ -46,8 +48,8 @@ class WorkerPresence:
         self._looking = False
 
     def check(self, since: float) -> None:
-        """Look for workers, at most once a second, for a run that has waited since `since`
-        (`time.monotonic` seconds).
+        """Check that the queue has workers, for a run that has waited for results since `since`
+        (`time.monotonic` seconds). Redis is asked at most once a second.
 
         Raises
         ------
@@ -60,14 +62,14 @@ class WorkerPresence:
             return
         if (unseen := system.monotonic() - self._looked) > _LOOK_SECONDS:
             self._looking, self._looked = True, system.monotonic()
-            # After a long time without a look, the wait begins anew: workers may have been there unseen.
+            # If the last check was long ago, the wait begins anew: workers may have been there meanwhile.
             if unseen > _WORD_SECONDS:
                 self._seen = self._looked
             try:
                 self._look()
             finally:
                 self._looking = False
-        missing = self._looked - max(self._seen, since)  # only the time up to the last look counts
+        missing = self._looked - max(self._seen, since)  # only the time up to the last check counts
         if missing > self._seconds:
             raise NoWorkers(f"{no_workers_message(self._queue, mask_url(self._url))}; waited {missing:.0f} s")
         if missing > _WORD_SECONDS:
@@ -81,7 +83,7 @@ class WorkerPresence:
                     self._store.capacity(self._queue).workers
                     or taking_workers(self._store.redis, workers.scoring)
                 )
-        except RedisUnavailable:  # a look does not wait for the server
+        except RedisUnavailable:  # a check does not wait until the server can serve
             self._seen = system.monotonic()
             return
         if workers.only_plain:

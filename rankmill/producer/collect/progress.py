@@ -10,12 +10,14 @@ from rankmill.jobs.contract.run import MAX_ERROR_CHARS, MAX_ROW_ERRORS, Progress
 from rankmill.producer.collect.scored import ScoredTable
 
 _SPEED_SECONDS = 60
-"""Seconds of progress that are remembered; the speed is computed from their later half, so that a run's slow
-beginning is soon forgotten.
+"""A run's progress is remembered for this many seconds. The speed is computed from the later half of them, so
+that a run's slow beginning is soon forgotten.
 """
 
 _STEP_SECONDS = 0.5
-"""Least seconds between two points from which the speed is computed."""
+"""A new point of a run's progress replaces the last one, unless the one before that is at least this many
+seconds old.
+"""
 
 
 class RowCounter:
@@ -28,7 +30,8 @@ class RowCounter:
     row_errors
         Number of row errors before the first call of `add`.
     most_errors
-        Most row errors that are recorded, including those of `row_errors`.
+        At most this many row errors are recorded, including those that `row_errors` counts. Further errors
+        are only counted.
     """
 
     def __init__(self, known_rows: int, row_errors: int = 0, most_errors: int = MAX_ROW_ERRORS) -> None:
@@ -53,9 +56,10 @@ class RowCounter:
         )
 
     def add(self, start: int, part: ScoredTable, *, fresh: bool = True) -> None:
-        """Count the rows of a chunk that begins at row `start` of the input.
+        """Count the rows of a chunk that begins at row `start` of the input, and record the errors of its
+        rows.
 
-        Rows that are not `fresh` are among `known_rows`.
+        With ``fresh=False``, the rows are already counted in `known_rows`, and only their errors are added.
         """
         if fresh:
             self._fresh_rows += len(part.table)
@@ -71,11 +75,13 @@ class RowCounter:
             ]
 
     def lose(self, rows: int) -> None:
-        """Subtract known rows whose result cannot be used."""
+        """Subtract this many rows from the known rows, because their stored result cannot be used."""
         self._known_rows -= rows
 
     def see(self, now: float) -> bool:
-        """Note the progress at `now` (s since 1970); returns whether it is new."""
+        """Remember the run's progress at `now` (s since 1970). Returns whether the number of rows has changed
+        since the last call.
+        """
         if self._rows == (self._points[-1][1] if self._points else self._known_rows):
             return False
         if len(self._points) > 1 and now - self._points[-2][0] < _STEP_SECONDS:

@@ -47,8 +47,8 @@ class EarlierScores:
 
     @property
     def kind(self) -> str | None:
-        """For a deterministic output, what decides the bits of its scores (`ChunkStats.kind`); else
-        ``None``.
+        """If the output is deterministic, the device, versions and precision on which the bits of its scores
+        depend, as one text (`ChunkStats.kind`); else ``None``.
         """
         return self.made.get("rankmill.kind")
 
@@ -56,7 +56,7 @@ class EarlierScores:
         return _digests([table[name] for name in self.columns])
 
     def known(self, keys: Keys) -> pa.Array:
-        """The score of each row, by the digest of the row's texts; null if the score is not known."""
+        """Look up the score of each row by the digest of the row's texts. Null if the score is not known."""
         if not len(self):
             return pa.nulls(len(keys), pa.float32())
         places = np.minimum(np.searchsorted(self._keys[:, 0], keys[:, 0]), len(self) - 1)
@@ -112,7 +112,7 @@ def _bytes(text: bytes | None) -> bytes:
 
 
 def _as_bytes(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The texts of a column of any text type, as bytes."""
+    """Convert a column of any text type to bytes."""
     kind = column.type
     return (column.cast(kind.value_type) if pa.types.is_dictionary(kind) else column).cast(pa.binary())
 
@@ -130,12 +130,13 @@ class ChunkPairs:
     known: pa.Array
 
     def select(self, table: pa.Table) -> pa.Table:
-        """The rows of the chunk's table that are sent."""
+        """Return the rows of the chunk's `table` that are sent to workers: one for each distinct pair."""
         return table.take(pa.array(self.rows))
 
     def whole(self, chunk: int, result: ChunkResult) -> ChunkScores | None:
-        """The result of all rows, for the journal; ``None`` if the worker's `result` is a failure, so that a
-        resumed run tries the chunk again.
+        """Make a result with all rows of the chunk from the worker's `result`, which has only the distinct
+        pairs. It is for the journal: ``None`` if the worker's result is a failure, so that a resumed run
+        tries the chunk again.
         """
         if not isinstance(result, ChunkScores):
             return None
@@ -143,7 +144,9 @@ class ChunkPairs:
         return ChunkScores(chunk, results.scores, results.errors, result.stats, results.tokens)
 
     def table(self, table: pa.Table, result: ChunkResult | None) -> ScoredTable:
-        """The chunk's table with its scores; `result` is ``None`` if all scores are known."""
+        """Join the chunk's `table` with the scores of all its rows. `result` has those of the distinct pairs;
+        ``None`` if all scores are known.
+        """
         return scored_table(table, result, self._row_results(result), len(table) - self.known.null_count)
 
     def _row_results(self, result: ChunkResult | None) -> RowResults:
@@ -156,7 +159,8 @@ class ChunkPairs:
 
 
 def distinct_pairs(table: pa.Table, columns: tuple[str, ...], known: pa.Array | None) -> ChunkPairs | None:
-    """The distinct pairs of a chunk; ``None`` if all of its rows must be sent.
+    """Find the distinct pairs among those rows of a chunk whose score is not known. Returns ``None`` if all
+    rows must be sent to workers.
 
     Parameters
     ----------
@@ -180,7 +184,7 @@ def distinct_pairs(table: pa.Table, columns: tuple[str, ...], known: pa.Array | 
 
 
 def _codes(column: pa.ChunkedArray) -> Numbers:
-    """A number for each row; equal texts have equal numbers."""
+    """Return a number for each text of a column; equal texts have equal numbers."""
     whole = column.combine_chunks()
     if pa.types.is_dictionary(whole.type):
         whole = whole.cast(whole.type.value_type)

@@ -29,7 +29,7 @@ class RowResults(NamedTuple):
 
 @dataclass(frozen=True)
 class ScoredTable:
-    """A part of the input with its scores.
+    """Rows of the input with their scores and errors.
 
     In each row exactly one of score and error is null. A score is a float32, or a list of a fixed number of
     them; if no row has a score, the type of ``scores`` says nothing. ``stats`` is ``None`` if no worker has
@@ -106,7 +106,9 @@ def join_results(chunk: int, results: Sequence[tuple[int, ChunkResult]]) -> Chun
 
 
 def joined_tokens(parts: Sequence[RowResults | ScoredTable]) -> pa.Array | None:
-    """Join the tokens of the rows of all `parts`; ``None`` if no part has tokens."""
+    """Join the token columns of several tables of rows. Rows of a table without tokens get null; ``None`` is
+    returned if no table has tokens.
+    """
     kinds = [part.tokens.type for part in parts if part.tokens is not None]
     if not kinds:
         return None

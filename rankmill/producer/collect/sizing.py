@@ -12,36 +12,38 @@ from rankmill.jobs.system import system
 from rankmill.producer.collect.journal import Journal
 
 MIN_CHUNKS = 32
-"""Fewest chunks in the window with ``window: auto``, once the workers' speed is known."""
+"""With ``window: auto``, the window has at least this many chunks, once the workers' speed is known."""
 
 AT_ONCE = 64
-"""Most chunks that are cut at a time."""
+"""At most this many chunks are cut and sent together."""
 
 _FIRST_CHUNKS = 8
-"""Fewest chunks in the window before a worker's speed is known. This is less than `MIN_CHUNKS`, because the
-first chunks are small, and small chunks cost time.
+"""With ``window: auto``, the window has at least this many chunks before the workers' speed is known. This is
+less than `MIN_CHUNKS`, because the first chunks are small, and small chunks cost time.
 """
 
 _AHEAD = 2
-"""With ``window: auto``, the window is this many times what the workers claim ahead."""
+"""With ``window: auto``, the window has room for this many times the pairs that the workers claim ahead."""
 
 _REFILL_SHARE = 4
-"""Chunks are submitted when 1/4 of the window is free, because several together cost less."""
+"""More chunks are submitted when 1/4 of the window is free, because sending several chunks together costs
+less.
+"""
 
 CHUNK_SECONDS = 1.0
-"""Seconds of work in a chunk with ``chunk_size: auto``, for the slowest worker. Until a worker's speed is
-known, it is estimated from the time that the worker's device took for its last result.
+"""With ``chunk_size: auto``, a chunk is about this many seconds of work for the slowest worker. Until a
+worker's speed is known, it is estimated from the time that the worker's device took for its last result.
 """
 
 REQUEST_ROWS = 64
-"""Fewest rows in a chunk of a request with ``chunk_size: auto``, because a request costs less in few
-chunks.
+"""With ``chunk_size: auto``, a chunk of a request has at least this many rows, because a request costs less
+time in few chunks.
 """
 
 MIN_ROWS, MAX_ROWS = 16, 16_384
 
 _GROWTH = 8
-"""A result makes the size of chunks at most this many times as large as it was."""
+"""With ``chunk_size: auto``, the number of rows in a chunk grows at most by this factor for each result."""
 
 _SPEED_SECONDS = 10
 """A worker's speed is that of its results in the last 10 seconds, or of the last two results if these are
@@ -49,19 +51,21 @@ older.
 """
 
 _LEAST_SECONDS = 0.5
-"""Results that came within fewer seconds than this do not tell a speed."""
+"""A worker's speed is computed only if its first and last result are at least this many seconds apart."""
 
 _TOGETHER_SECONDS = 0.25
 """A worker's results that come within this many seconds after its first one do not count for its speed,
-because most of the time for them was spent before.
+because most of the time for them was spent before the first one came.
 """
 
 _GONE_SECONDS = 30
-"""A worker without results for this many seconds no longer counts."""
+"""After this many seconds without results, a worker no longer has an effect on the size of chunks."""
 
 
 class Load(NamedTuple):
-    """The number of pieces in Redis without a result, of their rows, and of the bytes of their payloads."""
+    """What a run has in Redis without a result: the number of pieces (chunks or parts of chunks), of their
+    rows, and of the bytes of their payloads.
+    """
 
     pieces: int = 0
     rows: int = 0
@@ -72,14 +76,15 @@ class Load(NamedTuple):
 
 
 class WindowSize:
-    """How many pieces of a run may be in Redis without a result, and how many bytes their payloads may have.
+    """Limits how many pieces of a run (chunks or parts of chunks) may be in Redis without a result, and how
+    many bytes their payloads may have.
 
     Parameters
     ----------
     chunks
         The setting ``window``. With ``auto`` the window is twice what the live workers claim ahead, and at
         least `MIN_CHUNKS`. Before the workers' speed is known, the window is two chunks for each worker, and
-        at least 8 chunks; before the first look at the workers, it is `MIN_CHUNKS`.
+        at least 8 chunks; before the workers are first counted, it is `MIN_CHUNKS`.
     payload_bytes
         Bytes of payload at which the window is full, whatever the workers claim.
     sharers
@@ -94,8 +99,8 @@ class WindowSize:
         self._sharers = sharers
 
     def follow(self, capacity: QueueCapacity, chunk_rows: int, *, sized: bool) -> None:
-        """Set the window by what the workers claim ahead. Workers claim whole chunks, so one more chunk is
-        added for each worker.
+        """Set the window by the number of pairs that the workers claim ahead. Workers claim whole chunks, so
+        one more chunk is added for each worker.
 
         `sized` says whether the size of chunks already follows the workers' speed.
         """
@@ -130,7 +135,7 @@ class Sizing:
         Journals of results. If one of them has a result that begins at a chunk's first row, the chunk gets as
         many rows as the result. Any other chunk ends, at the latest, where the next result begins.
     part_rows
-        Rows of a part of the output; no chunk has rows of two parts.
+        Number of rows in each part file of the output. No chunk has rows of two files.
     """
 
     def __init__(
@@ -146,16 +151,18 @@ class Sizing:
         self._models: dict[str, int] = {}
         """The models that score the chunks, each with the fewest rows that a chunk may have."""
         self._results: dict[tuple[str, str], deque[tuple[float, int]]] = {}
-        """Times and rows of results, by model and worker."""
+        """The time and the number of rows of recent results, by model and worker."""
         self._stated: dict[tuple[str, str], float] = {}
-        """Rows of the last result for each second that the device took for it, by model and worker."""
+        """Rows of the last result divided by the seconds that the worker's device took for it, by model and
+        worker.
+        """
 
     def add(self, run: Run) -> None:
         self._models[run.spec.model] = REQUEST_ROWS if run.priority == "request" else MIN_ROWS
 
     @property
     def is_known(self) -> bool:
-        """Whether the size is set, or already follows the workers' speed."""
+        """Whether the size of chunks is set, or already follows the workers' speed."""
         return bool(self._fixed) or self._models.keys() <= self._learnt.keys()
 
     def rows_at(self, start: int) -> int:
@@ -170,7 +177,9 @@ class Sizing:
         return min(rows, self._part_rows - start % self._part_rows) if self._part_rows else rows
 
     def see(self, model: str, worker: str, rows: int, device_seconds: float = 0.0) -> None:
-        """Note a result of `worker` with `rows` rows, for which its device took `device_seconds`."""
+        """Adapt the size of the model's chunks to a result of `worker` with `rows` rows, for which the
+        worker's device took `device_seconds`.
+        """
         if self._fixed:
             return
         now = system.monotonic()
@@ -187,8 +196,8 @@ class Sizing:
             self._learnt[model] = min(max(min(*wanted, before * _GROWTH), MIN_ROWS), MAX_ROWS)
 
     def _wanted(self, whose: tuple[str, str], now: float) -> int | None:
-        """Rows of a chunk for a worker, by the worker's speed; ``None`` if the worker is gone, or its speed
-        is unknown.
+        """Return how many rows a chunk should have for a worker of a model, by the worker's speed. ``None``
+        if the worker is gone, or its speed is unknown.
         """
         results = self._results[whose]
         if now - results[-1][0] > _GONE_SECONDS:

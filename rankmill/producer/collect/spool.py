@@ -24,7 +24,9 @@ MEMORY_BYTES = 64 << 20
 """When finished chunks in memory have this many bytes, further chunks go to disk."""
 
 DISK_BYTES = 16 << 30
-"""Most bytes of the file; beyond this, the producer submits no further chunks."""
+"""The temporary file of finished chunks has at most this many bytes. When it is full, the producer submits no
+further chunks.
+"""
 
 _ABOUT = b"rankmill.about"
 """Key in a table's metadata; its value has the other facts about the chunk as JSON."""
@@ -33,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class Spool:
-    """Keeps finished chunks, by number, from `put` to `take`.
+    """Keeps the finished chunks of a run, by number, until the caller takes them.
 
     Parameters
     ----------
@@ -51,7 +53,7 @@ class Spool:
         self._disk_bytes = disk_bytes
         self._in_memory: dict[int, tuple[ScoredTable, int]] = {}
         self._on_disk: dict[int, tuple[int, int]] = {}
-        """The place in the file, and the number of bytes, of each chunk."""
+        """The position of each chunk in the temporary file and its number of bytes, by the chunk's number."""
         self._used = 0
         self._file: IO[bytes] | None = None
         self.full = False
@@ -70,8 +72,8 @@ class Spool:
         return self._used >= self._memory_bytes
 
     def has_room(self, expected: int) -> bool:
-        """Whether memory has room for `expected` more bytes; also true while less than a quarter of
-        `memory_bytes` is used.
+        """Whether memory has room for finished chunks of `expected` more bytes. Also true while less than a
+        quarter of `memory_bytes` is used.
         """
         return self._used + expected < self._memory_bytes or self._used < self._memory_bytes // 4
 
@@ -82,7 +84,7 @@ class Spool:
             self._used += size
 
     def take(self, chunk: int) -> ScoredTable:
-        """Remove and return a chunk, which must be here."""
+        """Remove and return the chunk with this number, which must be in the spool."""
         if chunk in self._in_memory:
             part, size = self._in_memory.pop(chunk)
             self._used -= size
