@@ -180,7 +180,7 @@ def _is_hidden(parts: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def _common_folder(inputs: Sequence[str]) -> Path:
-    """The common folder of all files in `inputs`, which a shell may have expanded from a glob."""
+    """Return the folder that all files in `inputs` share. A shell may have expanded the files from a glob."""
     folders = [str(Path(name).parent) for name in inputs if Path(name).is_file()]
     try:
         return Path(os.path.commonpath(folders))
@@ -189,7 +189,9 @@ def _common_folder(inputs: Sequence[str]) -> Path:
 
 
 def _partition(path: AnyPath, root: AnyPath) -> tuple[tuple[str, str | None], ...]:
-    """Columns from the names of the folders between `root` and the file, as Hive writes them."""
+    """Read columns from the names of the folders between `root` and a file, such as Hive's
+    ``date=2026-11-01``.
+    """
     folders = path.parent.parts[len(root.parts) :] if path.is_relative_to(root) else ()
     pairs = [_printable(folder).partition("=") for folder in folders if _is_partition(folder)]
     return tuple(
@@ -203,7 +205,7 @@ def _is_partition(folder: str) -> bool:
 
 
 def _printable(name: str) -> str:
-    """A file's name as text that can be encoded in UTF-8."""
+    """Replace the bytes of a file's name that are not UTF-8, so that the name can be encoded."""
     return os.fsencode(name).decode(errors="replace")
 
 

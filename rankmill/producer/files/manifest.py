@@ -67,7 +67,7 @@ def manifest(
 
 
 def content_here(model: str, cache: Path) -> str | None:
-    """The digest of the content of a model's directory; ``None`` if the model is not a directory on this
+    """Return a digest of the files in a model's directory; ``None`` if the model is not a directory on this
     host.
 
     Raises
@@ -81,7 +81,9 @@ def content_here(model: str, cache: Path) -> str | None:
 
 
 def _model_files(model: str, cache: Path) -> dict[str, str]:
-    """The files of a model's directory, each with its digest; empty if the model is not a directory."""
+    """List the files of a model's directory, each with its size and digest; empty if the model is not a
+    directory.
+    """
     with _reading(model):
         folder = model_folder(model)
         return {
@@ -117,7 +119,7 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 
 def _in_a_line(text: str) -> str:
-    """The text of a prompt, or its quoted beginning and a digest if the text is long or has line breaks."""
+    """Shorten the text of a prompt to its quoted beginning and a digest, if it is long or has line breaks."""
     if len(text) <= _LONGEST and text.isprintable():
         return text
     digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:12]

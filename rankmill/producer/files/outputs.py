@@ -82,14 +82,14 @@ class OutputFormat:
 
     @property
     def ending(self) -> str:
-        """The ending of a part, or of an output that the user did not name."""
+        """The ending of the file names of parts, and of an output that the user did not name."""
         return f".{self.kind or 'parquet'}"
 
     def part_name(self, part: OutputPart) -> str:
         return f"part-{part.number:05}-of-{part.count:05}{self.ending}"
 
     def of(self, path: AnyPath) -> Format:
-        """The format of the file at `path`.
+        """Return the format in which the output at `path` is written.
 
         Raises
         ------
@@ -133,7 +133,7 @@ class OutputFormat:
         return _id_column(schema, self.query_id, QUERY_IDS, "--query-id-column") or query
 
     def ids(self, schema: pa.Schema) -> tuple[str, str]:
-        """The columns with the ids of query and passage.
+        """Return the names of the input's columns with the ids of query and passage.
 
         Raises
         ------

@@ -58,7 +58,7 @@ class OutputPlan:
 
     @property
     def score(self) -> str:
-        """The column of scores by which rows are ranked."""
+        """Name of the column of scores, or of their mean, by which rows are ranked."""
         return self.mean.name if self.mean else self.scores[-1]
 
 

@@ -165,7 +165,7 @@ class _Piece:
             raise InputError(f"{path}: its metadata is damaged; make it again") from None
 
     def words(self, name: str) -> list[str]:
-        """The values of ``rankmill.NAME`` in the metadata, where commas separate them."""
+        """Return the values of ``rankmill.NAME`` in the file's metadata, where commas separate them."""
         return [word for word in self.about.get(f"rankmill.{name}", "").split(", ") if word]
 
 

@@ -64,7 +64,7 @@ def shard_range(rows: int, shard: Shard | None) -> tuple[int, int]:
 
 
 def cut_range(batches: Iterator[pa.RecordBatch], start: int, stop: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows from `start` to before `stop`; later batches are not read."""
+    """Yield the rows of `batches` with the numbers `start` to ``stop - 1``; later batches are not read."""
     row = 0
     while row < stop and (batch := next(batches, None)) is not None:
         first, last = max(start - row, 0), min(stop - row, len(batch))
@@ -436,7 +436,8 @@ def _with_partition(file: InputFile, survey: Survey) -> Survey:
 def _unify(
     opened: Sequence[_OpenFile], query_and_passage: Sequence[str], as_text: Collection[str]
 ) -> pa.Schema:
-    """The columns of all files, with types that fit the values in each file.
+    """Make one schema with the columns of all files, in which each column's type fits its values in every
+    file.
 
     Raises
     ------
@@ -496,7 +497,9 @@ def _common_type(
 
 
 def _text_of_column(opened_file: _OpenFile, field: pa.Field) -> pa.DataType:
-    """The type of a column that must become text; raises `InputError` if it cannot."""
+    """Return the text type of a file's column that the caller wants as text; raises `InputError` if it cannot
+    be text.
+    """
     kind = field.type
     if is_text(kind):
         return kind

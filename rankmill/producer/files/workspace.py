@@ -111,7 +111,7 @@ class PartsFolder(OutputFile):
                 delete(files, folder)
 
     def there(self) -> list[AnyPath]:
-        """All parts, and their lists of row errors."""
+        """Return the existing parts of the output, and their lists of row errors."""
         entries = self.path.iterdir() if self.path.is_dir() else ()
         return [path for path in entries if is_of_parts(path.name)]
 

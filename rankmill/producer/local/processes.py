@@ -206,7 +206,7 @@ class WorkerProcesses:
 
 
 def worker_names(environs: Sequence[Mapping[str, str]]) -> list[str]:
-    """Names of workers, made from host, accelerator and this process; equal names get numbers."""
+    """Name workers after this host, their accelerator and this process. Equal names get numbers."""
     firsts = [worker_name(_device(environ), str(os.getpid()), environ) for environ in environs]
     return [
         f"{first}-{firsts[:place].count(first) + 1}" if firsts.count(first) > 1 else first
@@ -215,7 +215,7 @@ def worker_names(environs: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _device(environ: Mapping[str, str]) -> str:
-    """The kind of device that a worker will use, for its name; this does not import PyTorch."""
+    """Guess the kind of device that a worker will use, for its name, without importing PyTorch."""
     device = environ.get("RANKMILL_DEVICE", "auto")
     if device != "auto":
         return device

@@ -55,7 +55,7 @@ class RankingSource(PairSource):
     queries, corpus
         The columns of the files of queries and of the corpus.
     limit
-        Most rows of the run to score; relevant passages that judgements add are not counted.
+        Score at most this many rows of the run. Relevant passages that judgements add are not counted.
     shard
         The part of the rows within `limit` to score; default: all.
 
@@ -203,7 +203,7 @@ def _labels(path: AnyPath) -> _Labels:
 
 
 def _present(index: TextIndex, ids: pa.Array) -> pa.StringArray:
-    """The texts of ids; an empty text becomes null, because it cannot be scored."""
+    """Look up the texts of `ids` in an index. An empty text becomes null, because it cannot be scored."""
     texts = index.take(index.find(ids))
     return pc.if_else(pc.equal(pc.utf8_trim_whitespace(texts), ""), pa.scalar(None, pa.string()), texts)
 

@@ -34,7 +34,7 @@ _USUAL: Mapping[str, Sequence[Sequence[str]]] = {
     "run_rank": [("rank", "position"), ("run_rank",)],
     "run_score": [("score", "sim", "similarity"), ("run_score",)],
 }
-"""Names that a file may have for the columns of `SCHEMA`.
+"""For each column of a ranking, the names that it may have in a file.
 
 An output of score-file also has ``run_rank`` and ``run_score``, with rank and score of the run that was
 scored. These are used only if the file has no other rank and no other score.

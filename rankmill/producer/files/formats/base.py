@@ -117,7 +117,7 @@ class Reader(Protocol):
     """
 
     def shown_columns(self) -> pa.Schema:
-        """The columns that the beginning of the file shows; in formats without types, they are text."""
+        """Read the columns that the beginning of the file shows. In formats without types, all are text."""
         ...
 
     def survey(self, *, find_nulls: bool) -> Survey:
@@ -327,5 +327,5 @@ def is_empty(path: AnyPath) -> InputError:
 
 
 def text_of(error: BaseException) -> str:
-    """The message of another library's error, in one line."""
+    """Return the message of another library's error, in one line."""
     return " ".join(str(error).split())

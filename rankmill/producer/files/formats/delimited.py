@@ -216,7 +216,7 @@ class _DelimitedReader:
 
 
 def _first_row(beginning: str, delimiter: str, *, has_quotes: bool) -> list[str] | None:
-    """The fields of the first line that is not empty; ``None`` if the line is too long."""
+    """Return the fields of a file's first line, after any empty lines; ``None`` if this line is too long."""
     lines = io.StringIO(beginning, newline="")
     quoting = csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE
     try:

@@ -227,7 +227,9 @@ def value_as_text(value: object) -> str | None:
 
 @dataclass(frozen=True)
 class _Part:
-    """The lines, the parsed records and the line numbers of consecutive rows."""
+    """Consecutive rows of a file of JSON Lines: their lines, the objects in these, and the numbers of the
+    lines.
+    """
 
     path: AnyPath
     lines: Sequence[str]
@@ -244,7 +246,9 @@ class _Part:
         return [record.get(name) for record in self.records]
 
     def values_of(self, name: str, kinds: tuple[type, ...], wanted: str) -> list[Any]:
-        """The values of the key `name`; raises `InputError` if one is neither null nor of these `kinds`."""
+        """Return the rows' values of the key `name`. Raises `InputError` if one is neither null nor of a type
+        in `kinds`; the message says which values are `wanted`.
+        """
         values = self.values(name)
         if not set(map(type, values)) <= {*kinds, type(None)}:
             place = next(at for at, value in enumerate(values) if not isinstance(value, (*kinds, type(None))))
@@ -352,7 +356,9 @@ def _present(records: Sequence[Record], wanted: set[str], *, is_uniform: bool) -
 
 
 def _type_of(values: Sequence[Any]) -> pa.DataType | None:
-    """The common type of values; ``None`` if there is none, or if it would have too many fields."""
+    """Find the Arrow type that fits all of the values. Returns ``None`` if no type does, or if it would have
+    too many fields.
+    """
     kinds = set(map(type, values)) - {type(None)}
     if not kinds:
         return pa.null()
@@ -424,7 +430,7 @@ def _holds_nothing(kind: pa.DataType) -> bool:
 
 
 def _width(kind: pa.DataType) -> int:
-    """The number of columns inside of a nested type, and one for the type itself."""
+    """Count the columns inside of a nested type, and one for the type itself."""
     return 1 + sum(_width(kind.field(place).type) for place in range(kind.num_fields))
 
 
@@ -436,7 +442,9 @@ def _array(values: Sequence[Any], kind: pa.DataType | None = None) -> pa.Array:
 
 
 def _first_bad(values: Sequence[Any], kind: pa.DataType) -> int:
-    """The index of the first value that does not fit the type `kind`; 0 if each of them fits by itself."""
+    """Return the index of the first value that does not fit the type `kind`; 0 if each of them fits by
+    itself.
+    """
     for place, value in enumerate(values):
         try:
             _array([value], kind)
@@ -574,7 +582,7 @@ def _check_depth(path: AnyPath, number: int, line: bytes) -> None:
 
 
 def _for_json(name: str, column: pa.ChunkedArray) -> list[Any]:
-    """The values of a column, for the JSON encoder. A 32-bit float becomes the 64-bit float with the same
+    """Convert a column to values for the JSON encoder. A 32-bit float becomes the 64-bit float with the same
     shortest notation, so that 0.1 stays 0.1. Raises `InputError` for text that is not valid UTF-8.
     """
     column = undictionary(column)

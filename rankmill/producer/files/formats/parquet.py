@@ -80,7 +80,7 @@ class ParquetWriter:
 
 
 def metadata_of(path: AnyPath) -> dict[str, str]:
-    """The metadata in the footer of a file; raises `InputError` if the file cannot be read."""
+    """Read the metadata in the footer of a Parquet file; raises `InputError` if the file cannot be read."""
     with _open(path) as file:
         raw = file.metadata.metadata or {}
     return {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, value in raw.items()}
@@ -116,7 +116,7 @@ def scored_rows(path: AnyPath, names: Sequence[str], option: str) -> ScoredRows:
 
 
 def _open(path: AnyPath) -> pq.ParquetFile:
-    """Open a file; Arrow verifies the checksums of pages that have them."""
+    """Open a Parquet file. Arrow will verify the checksums of those pages that have one."""
     try:
         file = pq.ParquetFile(
             open_random(path), buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True

@@ -101,9 +101,13 @@ class Quotes:
         self._outside = re.compile(rb'(?:[^"]++|(?<!%b)"|%b)*+' % (edge, field))
         self._longest = longest
         self._rest, self._at = b"\n", -1
-        """The last byte that was checked, with all bytes after it, and its place in the file."""
+        """The last byte of the file that was checked, followed by the bytes that are not checked yet, and its
+        place in the file.
+        """
         self._open: int | None = None
-        """The byte at which the open field begins; ``None`` if no field is open."""
+        """If the checked bytes end in a field in quotes, the place in the file at which this field begins;
+        otherwise ``None``.
+        """
 
     def look(self, data: bytes) -> None:
         """Check the next bytes of the file; at its end, call this with empty `data`.
@@ -147,7 +151,7 @@ def _end(pattern: re.Pattern[bytes], piece: bytes, place: int) -> int:
 
 
 def _line(path: AnyPath, place: int) -> int:
-    """The number (from 1) of the line that contains the byte at `place`."""
+    """Return the number (from 1) of the line of a file that contains the byte at `place`."""
     line, last = 1, b""
     with open_stream(path) as stream:
         while place > 0 and (data := stream.read(min(place, _PIECE_BYTES))):

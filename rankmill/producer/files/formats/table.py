@@ -16,14 +16,14 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 @cache
 def formats() -> tuple[Format, ...]:
-    """All formats, ours first; calling this imports all of them."""
+    """Import and return all installed formats of files, first rankmill's own."""
     return tuple(plugins.load_all("rankmill.formats"))
 
 
 @cache
 def of_ending(ending: str) -> Format | None:
-    """The format of an ending such as ``.csv``; ``None`` if no format has the ending. If the ending is a dot
-    and the format's name, no other format is imported.
+    """Return the format of files whose names have an ending such as ``.csv``; ``None`` if no format has the
+    ending. If the ending is a dot and the format's name, no other format is imported.
     """
     try:
         named: Format = plugins.load("rankmill.formats", ending.removeprefix("."))
@@ -33,13 +33,13 @@ def of_ending(ending: str) -> Format | None:
 
 
 def read_endings() -> str:
-    """The endings of files that can be read as pairs, for messages."""
+    """List, for a message, the endings of the names of files that can be read as pairs."""
     endings = (ending for form in formats() if form.reader for ending in form.endings)
     return ", ".join(endings) + " (text also as .gz or .zst)"
 
 
 def written_formats() -> tuple[Format, ...]:
-    """The formats in which outputs can be written."""
+    """Return the installed formats in which outputs can be written."""
     return tuple(form for form in formats() if form.writer)
 
 
@@ -62,7 +62,7 @@ def split_ending(path: AnyPath) -> tuple[str, str | None]:
 
 
 def stem(path: AnyPath) -> str:
-    """The file's name without the endings of format and compression: ``a.b`` for ``a.b.csv.gz``."""
+    """Remove the endings of format and compression from a file's name: ``a.b`` for ``a.b.csv.gz``."""
     return (path.with_suffix("") if split_ending(path)[1] else path).stem
 
 
@@ -83,8 +83,8 @@ def is_readable(path: AnyPath) -> bool:
 
 
 def check_readable(path: AnyPath) -> MakeReader:
-    """The function that makes the reader of a file; raises `InputError` if the ending of the file's name is
-    not that of a readable format.
+    """Return the function that makes the reader of a file. Raises `InputError` if the ending of the file's
+    name is not that of a readable format.
     """
     form = format_of(path)
     if form is None or form.reader is None:

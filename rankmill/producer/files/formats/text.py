@@ -59,7 +59,7 @@ def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def values_for_text(column: pa.ChunkedArray) -> list[Any]:
-    """The values of a column, with times and durations at any depth as text.
+    """Convert a column to Python values, in which times and durations are text, at any depth.
 
     Times are printed by Arrow, because Python has no times with nanoseconds, or in far years.
     """
@@ -101,7 +101,7 @@ def _iso_duration(value: int, unit: str) -> str:
 
 
 def undictionary(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
-    """The column, with plain values in place of a dictionary."""
+    """Return a column with plain values in place of a dictionary."""
     kind = column.type
     return column.cast(kind.value_type) if pa.types.is_dictionary(kind) else column
 

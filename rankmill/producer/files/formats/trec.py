@@ -126,7 +126,9 @@ def _parsed(
 def _explained(
     path: AnyPath, line: int, block: bytes, fields: Sequence[str], schema: pa.Schema, error: Exception
 ) -> InputError:
-    """The error for the first line with a wrong number of fields, or with a value of the wrong type."""
+    """Make the error for the first line of a block that has a wrong number of fields, or a value of the wrong
+    type.
+    """
     for number, text in enumerate(block.split(b"\n"), line):
         words = text.split()
         if words and len(words) != len(fields):

@@ -148,7 +148,7 @@ class ObjectLock:
         self._lock.ask(lambda store, name: store.pipe_file(name, self._content()), doing="cannot write ")
 
     def _read(self) -> dict[str, str] | None:
-        """The lock's content; ``None`` if it does not exist or is damaged."""
+        """Read from the lock who holds it. Returns ``None`` if the lock does not exist or is damaged."""
 
         def read(store: Any, name: str) -> dict[str, str] | None:
             try:
@@ -165,7 +165,7 @@ class ObjectLock:
 
 
 def _owner(folder: Path) -> str:
-    """The id of a run's folder on this host; a folder without an id gets one."""
+    """Read the id of a run's folder on this host. A folder without an id gets one."""
     file = folder / "owner"
     with suppress(FileNotFoundError):
         return file.read_text()

@@ -134,6 +134,6 @@ def _is_link(path: AnyPath) -> bool:
 
 
 def _state(path: AnyPath, place: AnyPath) -> str:
-    """The inode, size, time and digest of a file, or the size and digest of an object."""
+    """Return the inode, size, time and digest of a file, or the size and digest of an object."""
     own, digest = identity(path, place), content(path)
     return own if own == digest else f"{own} {digest}"

@@ -173,7 +173,7 @@ def is_url(name: str) -> bool:
 
 
 def object_path(url: str) -> ObjectPath:
-    """The path of an object.
+    """Make the path of an object from its URL.
 
     Raises
     ------
@@ -193,14 +193,14 @@ def object_path(url: str) -> ObjectPath:
 
 
 def as_path(name: str) -> AnyPath:
-    """The path of a file, or of an object if `name` is a URL."""
+    """Make the path of a file, or of an object if `name` is a URL."""
     if not is_url(name):
         return expanded(name)
     return Path(name.partition("://")[2]) if name.lower().startswith("file://") else object_path(name)
 
 
 def resolved(path: AnyPath) -> AnyPath:
-    """The path with links resolved; URLs have no links.
+    """Return a path with its links resolved. The path of an object has no links.
 
     Raises
     ------
@@ -228,7 +228,9 @@ def fixed_part(pattern: Pattern) -> Pattern:
 
 
 def matches(pattern: AnyPath, *, folders: bool = False) -> list[AnyPath]:
-    """The files that fit a glob, in order; on this host, `folders` asks for the folders instead."""
+    """Return the files that fit a glob, sorted by path. On this host, `folders` asks for folders instead of
+    files.
+    """
     if isinstance(pattern, Path):
         paths = map(Path, sorted(glob.glob(str(pattern), recursive=True)))  # noqa: PTH207
         return [path for path in paths if path.is_dir() == folders]
