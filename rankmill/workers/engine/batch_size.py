@@ -37,14 +37,14 @@ from rankmill.workers.host.disk_cache import digest, try_to_keep
 from rankmill.workers.models.loading import Model
 
 _MIXED_SECONDS = 4.25
-"""The rows of several chunks are put into the same batches only if scoring these chunks takes at most this
-many seconds together. So chunks end one after the other. If all processes die at once, only the scored rows
-of unfinished chunks are lost: less than 5 s of work, if a batch takes at most a second.
+"""The rows of several chunks are put into the same batches if scoring these chunks takes at most this many
+seconds together. So chunks end one after the other. If all processes die at once, only the scored rows of
+unfinished chunks are lost: less than 5 s of work, if a batch takes at most a second.
 """
 
 _LEAST_TOKENS = 512
-"""A batch of a slow model may have at least this many tokens, even if it then takes longer than wanted. Fewer
-tokens would cost speed (7% with 384 tokens, PyTorch on a CPU).
+"""The batches of a slow model are made shorter, but not below this number of tokens. Fewer tokens would cost
+speed (7% with 384 tokens, PyTorch on a CPU).
 """
 
 _FIRST_SHARE = 4

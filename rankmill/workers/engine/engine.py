@@ -90,8 +90,8 @@ class Engine:
         self.size = BatchSize(size) if isinstance(size, int) else size
         self._length_aware = length_aware
         self._fitted = model.proof.longest if model.proof else 0
-        """Number of tokens of the longest row that the engine has scored so far, which shows that such a row
-        fits into the device's memory.
+        """Number of tokens of the longest row that has fitted into the device's memory so far, in a batch of
+        this engine or when the model's scores were compared with transformers'.
         """
 
     def score(self, queries: Texts, passages: Texts | None = None) -> PairScores:

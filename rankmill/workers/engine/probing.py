@@ -21,7 +21,9 @@ from rankmill.workers.models.loading import Model
 from rankmill.workers.models.probes import SCORED, Probe, columns_of
 
 _BUDGET = 1024
-"""A batch of probes has at most this many padded tokens, except the large batches of `Probed.repeated`."""
+"""The engine cuts the probes into batches of at most this many padded tokens. `Probed` scores them in other
+batches too, which may have more.
+"""
 
 _UNLIKE = 3
 """The probes are scored in this many batches that mix short and long probes. Each probe is in one of these
