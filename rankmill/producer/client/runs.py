@@ -165,9 +165,9 @@ class RunStats:
 
     @property
     def bound(self) -> float | None:
-        """How far the workers' logits may be from the model's own; ``None`` if no worker has proven that.
-        Workers prove it with test pairs, their probes. In fp32 the bound leaves room for other rows; in other
-        precisions a few rows differ by more.
+        """The proven bound on the difference between the workers' logits and the model's own; ``None`` if a
+        chunk read so far has no proof. Workers prove it with test pairs, called probes. In fp32 the bound
+        leaves room for other rows; in other precisions a few rows differ by more.
         """
         return worst(self.bounds)
 

@@ -62,7 +62,7 @@ class RunDriver:
     source, sizing
         Tables to score, one for each chunk; and the sizes by which the source cuts them.
     window
-        How many chunks may be in Redis without a result.
+        Limits how many chunks may be in Redis without a result.
     reuse
         As in `Collector`.
     """

@@ -58,12 +58,13 @@ _GET = "SELECT scores, CAST(about AS BLOB), rows FROM chunks WHERE chunk = ?"
 
 
 class Account(WireModel):
-    """What scoring an output has used: rows, tokens and device time. It is stored so that each result is
-    counted once for its tenant.
+    """The usage of an output: rows, tokens and device time. It is stored so that each result is counted once
+    for its tenant.
 
     ``scored`` is the number of rows that devices have scored. ``used`` has the usage of the latest results,
-    by their entries in the last run's stream; the usage of an entry that still exists must still be counted.
-    ``rest`` counts the rows that no device has scored; it is ``None`` until a run is complete.
+    by their entries in the last run's stream in Redis; the usage of an entry that still exists there must
+    still be counted. ``rest`` counts the rows that no device has scored; it is ``None`` until a run is
+    complete.
     """
 
     scored: Count = 0

@@ -63,8 +63,8 @@ _GONE_SECONDS = 30
 
 
 class Load(NamedTuple):
-    """What a run has in Redis without a result: the number of pieces (chunks or parts of chunks), of their
-    rows, and of the bytes of their payloads.
+    """The load of a run on Redis: the number of pieces (chunks or parts of chunks) there without a result,
+    the number of their rows, and the bytes of their payloads.
     """
 
     pieces: int = 0

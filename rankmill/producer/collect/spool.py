@@ -29,7 +29,9 @@ further chunks.
 """
 
 _ABOUT = b"rankmill.about"
-"""Key in a table's metadata; its value has the other facts about the chunk as JSON."""
+"""Key in the metadata of a chunk's table on disk. Its value has further facts about the chunk as JSON, such
+as its statistics and worker.
+"""
 
 logger = logging.getLogger(__name__)
 
