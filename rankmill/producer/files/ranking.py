@@ -31,8 +31,8 @@ _BUFFER_BYTES = 128 << 20
 """Rows are held in memory until they have this many bytes, then they are written to disk."""
 
 _BATCH_ROWS = 8192
-"""Number of rows that are read at a time, and about the number that are ranked at a time. All rows of a query
-are ranked together.
+"""About this many rows are ranked or averaged at a time; all rows of a query are handled together. Ranked
+rows are returned in tables of at most this many.
 """
 
 _QUERY, _ROW = "\0query", "\0row"

@@ -31,8 +31,8 @@ from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import fingerprint
 
 _BATCH_ROWS = 1024
-"""About how many rows are read at a time; more would be faster, but would take more memory if texts are
-long.
+"""About this many rows of an input are read at a time. More would be faster, but would take more memory if
+texts are long.
 """
 
 _SELECT_ROWS = 65_536

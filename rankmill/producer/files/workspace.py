@@ -364,7 +364,7 @@ class Workspace:
 
 
 def clear_workspace(output: OutputFile) -> None:
-    """Delete the folder that a dead process has left beside a finished output.
+    """Delete the run's folder that a dead process has left beside a finished output.
 
     The folder stays if another process works in it.
     """

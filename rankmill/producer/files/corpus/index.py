@@ -39,8 +39,8 @@ SUFFIX = ".index.rankmill"
 _FORMAT = 2
 _SCHEMA = pa.schema({"id": pa.string(), "text": pa.string()})
 _BATCH_BYTES = 64 << 20
-"""About how many bytes of ids and texts a batch of an index has. Smaller batches would make look-ups slower,
-because each look-up visits all batches.
+"""The ids and texts of an index are stored in batches of about this many bytes. Smaller batches would make
+look-ups slower, because each look-up visits all batches.
 """
 
 logger = logging.getLogger(__name__)

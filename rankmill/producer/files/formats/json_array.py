@@ -57,8 +57,8 @@ def array_blocks(path: AnyPath, stream: pa.NativeFile, start: bytes) -> Iterator
 
 
 class _Text:
-    """Decodes a JSON file in pieces. ``text`` holds the piece that was read last, of which the parser has
-    used all characters before the index ``at``.
+    """Decodes a JSON file in pieces for its parser. ``text`` holds characters that were read from the file.
+    The parser has used those before the index ``at``.
     """
 
     def __init__(self, path: AnyPath, stream: pa.NativeFile, start: bytes) -> None:

@@ -377,8 +377,8 @@ def _type_of(values: Sequence[Any]) -> pa.DataType | None:
 
 
 def _has_truth_as_number(values: Iterable[Any], kind: pa.DataType) -> bool:
-    """Whether Arrow turns true or false into a number when it gives these values the type `kind`, at any
-    depth. It does so if other values are fractions.
+    """Whether Arrow turns true or false into a number, at any depth, when it gives `values` the type `kind`.
+    It does so if some of the values are fractions.
     """
     if pa.types.is_floating(kind):
         return bool in set(map(type, values))

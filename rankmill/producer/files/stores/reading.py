@@ -207,7 +207,9 @@ class ObjectReader(io.RawIOBase):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer as far as bytes are left; `io.BufferedReader` reads with this."""
+        """Read into a buffer until it is full or the object ends, and return the number of bytes.
+        `io.BufferedReader` calls this.
+        """
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)

@@ -88,7 +88,8 @@ class Roots:
             raise refusal(name, use)
         elif isinstance(path, Path):
             for end in range(wild + 1, len(path.parts)):
-                # otherwise a pattern could find out names of files behind a link that leads out of the roots
+                # Otherwise a pattern could find out the names of files behind a link that leads out of the
+                # allowed folders.
                 if not all(map(self._is_inside, matches(Path(*path.parts[:end]), folders=True))):
                     raise refusal(name, use)
 
