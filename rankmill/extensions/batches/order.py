@@ -11,7 +11,9 @@ from rankmill.jobs.contract.file_request import FileOrder, Name
 from rankmill.jobs.contract.schema import WireModel
 
 KIND = "batch"
-"""The kind of orders for batches; the entry point in ``rankmill.orders`` has this name."""
+"""The kind of those orders of runners that are for batches. The entry point in ``rankmill.orders`` has this
+name.
+"""
 
 
 class BatchOrder(WireModel):

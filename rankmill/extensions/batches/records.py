@@ -108,7 +108,7 @@ class BatchStore:
     Parameters
     ----------
     client
-        The server.
+        A client of the Redis server.
     ttl
         Seconds for which the record of a batch is kept after its last change (``file_run_ttl``); a file's
         record is kept until the file expires.

@@ -129,7 +129,7 @@ class Batches:
         ------
         Refusal
             The file's name does not give a format, the caller's files have too many bytes, or `after` is
-            longer than the usual time.
+            longer than ``file_run_ttl``.
         OutputError, StoreError
             As in `FilesFolder.save`.
         """

@@ -1,4 +1,4 @@
-"""The dialect of Jina."""
+"""The dialect of Jina's rerank API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dialect of vLLM."""
+"""The dialect of vLLM's server."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ ONLY_HERE = frozenset(
         "chat_template_kwargs", "max_tokens_per_query",
     }
 )  # fmt: skip
-"""Fields of requests that only vLLM has."""
+"""The names of the request fields that only vLLM's API has."""
 
 
 Instruction = Annotated[str, Field(max_length=10_000)]

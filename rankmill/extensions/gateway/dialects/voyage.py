@@ -1,4 +1,4 @@
-"""The dialect of Voyage."""
+"""The dialect of Voyage's rerank API."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Limits:
     Parameters
     ----------
     client
-        The server.
+        A client of the Redis server.
     lease_seconds
         How long a lease lasts unless it is renewed.
     """
