@@ -199,8 +199,8 @@ class ScoringWorker(RQWorker):
         return False
 
     def _finish(self) -> None:
-        """Finish all work, or only the batches in progress if asked to stop; hand back the rest, and
-        unregister.
+        """Finish all claimed work, or only the batches in progress if the worker was told to stop. Then hand
+        back the other chunks, and unregister the worker.
         """
         try:
             self._pipeline.close(finish=not self.stopping)

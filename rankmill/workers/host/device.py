@@ -75,7 +75,9 @@ def has_fp8() -> bool:
 
 
 def resolve_claim_ahead(setting: int | str, device: str) -> int:
-    """The number of pairs to claim ahead; ``auto`` means the device's value in `CLAIM_AHEAD`."""
+    """Return how many pairs a worker claims ahead: the setting's number, or for ``auto`` the device's value
+    in `CLAIM_AHEAD`.
+    """
     return setting if isinstance(setting, int) else CLAIM_AHEAD[device]
 
 

@@ -88,10 +88,11 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
 
 
 def is_kept(folder: Path, cache: Path) -> bool:
-    """Whether `folder`, in the cache folder `cache`, exists and is still as `build_once` made it.
+    """Check whether `folder`, in the cache folder `cache`, exists and is still as `build_once` made it.
 
-    If so, the folder is marked as in use; a changed folder is removed. Several threads may call `is_kept`.
-    The first call for a folder reads its files, which takes a while if they are large.
+    If so, the folder is marked as in use, and the result is true; a changed folder is removed. Several
+    threads may call `is_kept`. The first call for a folder reads its files, which takes a while if they are
+    large.
 
     Raises
     ------

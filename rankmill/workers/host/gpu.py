@@ -33,7 +33,9 @@ class Gpu(Collector):
         self._nvml: Any = None
 
     def watch(self) -> None:
-        """Begin to read the GPU; without the driver's library, the metrics stay absent."""
+        """Load the library of the GPU's driver, from which the metrics are read. Without it, they stay
+        absent.
+        """
         try:
             import pynvml
 

@@ -201,7 +201,7 @@ def count_scored(
 
 
 class _CpuUse:
-    """Number of CPU cores that this process keeps busy, measured between calls."""
+    """Measures how many CPU cores this process keeps busy, from one call of `cores` to the next."""
 
     def __init__(self) -> None:
         self._at, self._seconds = system.monotonic(), time.process_time()

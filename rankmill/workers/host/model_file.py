@@ -23,13 +23,14 @@ _MOST = 100 << 20
 """A safetensors file whose header has more bytes than this is refused, as the safetensors library does."""
 
 _FLOATS = ("F", "BF")
-"""Beginnings of the names of number formats that are loaded as float32."""
+"""Beginnings of the names of number formats in safetensors files that count as float32 when loaded."""
 
 logger = logging.getLogger(__name__)
 
 
 def commit_of(source: str | Path, revision: str | None) -> str | None:
-    """The commit that a revision on the hub names now, so that all files come from one commit.
+    """Return the commit that a revision on the hub, such as a branch, names now, so that all files of a model
+    come from one commit.
 
     If the model is a directory or cannot be found, the revision itself is returned. If the hub does not
     answer, this process uses only cached files of the hub until the next call.
@@ -107,7 +108,7 @@ def check_files(source: str | Path, revision: str | None) -> None:
 
 
 def model_file(source: str | Path, revision: str | None, name: str) -> Path | None:
-    """Path of a model's file on this disk; it is fetched if necessary.
+    """Return the path of a model's file on this host, and fetch the file if necessary.
 
     Returns ``None`` if the model does not have the file, or if the file would have to be fetched and the hub
     does not answer.
@@ -150,8 +151,8 @@ def read_json(source: str | Path, revision: str | None, name: str, kind: type[An
 
 
 def checkpoint(source: str | Path, revision: str | None) -> list[Path]:
-    """The files that contain the weights. A model on the hub has a single file, or an index that names
-    several.
+    """Return the files that contain a model's weights. A model on the hub has a single such file, or an index
+    that names several.
     """
     if isinstance(source, Path):
         return weight_files(source)

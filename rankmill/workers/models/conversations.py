@@ -128,7 +128,7 @@ def read_messages(text: str) -> Messages:
     """Read the messages of a conversation from JSON, without the keys whose values are null, and with U+FFFD
     in place of unpaired surrogates.
 
-    Tables and data sets add such keys to a message if another message has values for them.
+    Tables and data sets add keys with null values to a message if another message has values for them.
 
     Raises
     ------

@@ -277,7 +277,9 @@ def _tokenizer_facts(tokenizer: Any) -> TokenizerFacts:
 
 
 def _plain(tokenizer: Any, source: str | Path, revision: str | None) -> str | None:
-    """JSON from which a `PlainTokenizer` gives the same tokens as `tokenizer`; ``None`` if no JSON does."""
+    """Return JSON from which a `PlainTokenizer` can be made that gives the same tokens as `tokenizer`;
+    ``None`` if there is no such JSON.
+    """
     if not tokenizer.is_fast or tokenizer.truncation_side != "right" or tokenizer.split_special_tokens:
         return None
     own = _state(tokenizer.backend_tokenizer)

@@ -38,7 +38,7 @@ _KINDS = {
 
 
 class ReferenceModel:
-    """A model run by transformers, one row at a time.
+    """A model whose logits transformers computes, one row at a time.
 
     Parameters
     ----------

@@ -27,7 +27,9 @@ from rankmill.workers.models.copies import ModelCopies
 DEMO_MODEL = shipped("examples", "demo-model")
 
 _AT_ONCE_SECONDS = 0.2
-"""`Reading.goes_on` waits this many seconds for a thread that it has started."""
+"""`Reading.goes_on` waits up to this many seconds for a thread that it has started to read a model's files,
+so that a model with small files is loaded at once.
+"""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,9 @@ def directory_content(spec: ScoreSpec, cache: Path) -> str | None:
 
 
 def _content(folder: Path, spec: ScoreSpec, cache: Path) -> str:
-    """The digest of a directory's content, which must equal the spec's revision if it has one."""
+    """Return the digest of the content of a model's folder. Raises `WorkerError` if the spec's revision is
+    another digest, and `SpecError` if it is a commit on the hub.
+    """
     if spec.revision and not CONTENT.fullmatch(spec.revision):
         raise SpecError(
             f"model {spec.model} is a directory, and revision {spec.revision:.40} names a commit on the hub: "

@@ -41,8 +41,8 @@ the template may take 262,144 steps for a prompt.
 """
 
 _TIMES, _BESIDE = 4, 1 << 14
-"""A prompt has at most 4 times as many characters as `_size` counts for its messages, and 16,384 more,
-so that the prompts of a chunk's rows do not fill the memory.
+"""A chat template may make a prompt of at most 4 times as many characters as `_size` counts for the messages,
+and 16,384 more, so that the prompts of a chunk's rows do not fill the memory.
 """
 
 _FIRST_SECONDS, _PROMPT_SECONDS = 10.0, 0.02

@@ -310,8 +310,8 @@ class ChunkScorer:
         self._refusals.check(weights_key(self.spec(run)))
 
     def reads(self, run: Run) -> bool:
-        """Whether the files of the run's model are still being read, so that the model cannot be loaded yet.
-        The first call begins the reading.
+        """Return whether a thread is still reading the files of the run's model, so that the model cannot be
+        loaded yet. The first call starts this thread.
         """
         spec = self.spec(run)
         return not self._engines.has(spec) and self._reading.goes_on(spec)

@@ -1,7 +1,7 @@
 """Decides which jobs a worker claims, and which it gives away, without any I/O.
 
 Requests come before bulk work, which keeps a share of the pairs. The queue decides the order of tenants and
-runs. A worker claims no more than its part of the waiting bulk work, unless its device may soon run out of
+runs. A worker claims no more than its share of the waiting bulk work, unless its device may soon run out of
 work. A worker gives idle workers chunks that it has not started.
 """
 
@@ -27,7 +27,7 @@ worker then keeps.
 
 
 class ClaimOrder:
-    """Chooses what a worker claims next.
+    """Chooses the priority and the runs from which a worker claims its next job.
 
     Parameters
     ----------

@@ -401,7 +401,9 @@ class Claims:
             record.add(claim.run_id, claim.job.run_ttl if claim.in_redis else 0)
 
     def _ends(self, claim: ChunkClaim) -> bool:
-        """Take a claim out of `unanswered`; returns whether it was there, so that the caller must end it."""
+        """Remove a claim from `unanswered`, and return whether it was there. If it was, the caller must end
+        it, and no other thread does.
+        """
         with self._lock:
             if self.unanswered.get(claim.job.id) is not claim:
                 return False
@@ -441,7 +443,9 @@ class Claims:
 
     @contextmanager
     def _set_aside_if_damaged(self, job: ScoringJob, queue: OrderedQueue) -> Iterator[None]:
-        """Set aside a job with damaged keys, which RQ might not even be able to mark as failed."""
+        """If the ``with`` block finds that a job's keys in Redis are damaged, set the job aside, because RQ
+        might not even be able to mark it as failed.
+        """
         try:
             yield
         except (redis.RedisError, DamagedJob) as error:
@@ -459,8 +463,8 @@ def _option(error: Exception) -> str | None:
 
 
 def _is_of_the_host(error: Exception) -> bool:
-    """Whether any run with this model would fail on this host for a while, because the directory, the hub, a
-    package or memory is missing.
+    """Return whether the host is the cause of an error: any run with the same model would fail on it for a
+    while, because the model's directory, the hub, a package or memory is missing.
 
     After other errors only this run is refused: the fault may be repaired before the next run, or may not
     concern the next run's options.

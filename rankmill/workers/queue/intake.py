@@ -227,7 +227,9 @@ class Intake:
         return seen
 
     def _wait_for_any(self) -> Found | None:
-        """Wait for a job as RQ's workers do. With one queue, the job's id moves to an intermediate list."""
+        """Wait for a job at RQ's lists, as RQ's workers do. With one queue, the job's id moves to an
+        intermediate list.
+        """
         queues, connection = self._queues, cast("Any", self._worker.connection)
         with _naming(queues):
             if len(queues) == 1:

@@ -130,7 +130,7 @@ class ScoringJob(Job):
         _BEAT.run(client, [self.key], utcformat(timestamp))
 
     def retry(self, queue: Queue, pipeline: Pipeline) -> None:
-        """Retry as RQ does, but entirely within the pipeline.
+        """Schedule the job's next attempt as RQ does, but entirely within the pipeline.
 
         RQ itself writes the new status before the pipeline runs. For a job that the server has lost, this
         would make a hash that never expires.

@@ -202,7 +202,9 @@ class RQWorker(SimpleWorker):
         return True
 
     def take_name(self, device: str) -> None:
-        """Replace a name that RQ has made up by one that tells host, accelerator and process."""
+        """If RQ has made up this worker's name, replace it by one of the host, the accelerator and the
+        process.
+        """
         if not _MADE_UP.fullmatch(self.name):
             return
         name = first = worker_name(device, str(os.getpid()))
@@ -214,8 +216,8 @@ class RQWorker(SimpleWorker):
         self.name = name
 
     def claim(self, job: ScoringJob, queue: OrderedQueue) -> HeldJob | None:
-        """Begin a job in one step instead of RQ's two; ``None`` if it is gone or over, or another worker has
-        it.
+        """Claim a job for this worker and begin it, in one step instead of RQ's two; ``None`` if the job is
+        gone or over, or another worker has it.
         """
         with self.connection.pipeline() as pipe:
             execution = Execution.create(job, self.lease_seconds, pipeline=pipe, worker_name=self.name)
@@ -273,8 +275,8 @@ class RQWorker(SimpleWorker):
 
     @property
     def dequeue_timeout(self) -> int:
-        """Longest silence in seconds that RQ expects; a connection that is silent for ten seconds more counts
-        as dead.
+        """Return the longest time in seconds for which RQ expects a connection to be silent. A connection
+        that is silent for ten seconds more counts as dead.
         """
         return POLL_SECONDS
 
