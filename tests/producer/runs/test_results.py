@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -268,7 +269,7 @@ def test_a_journal_of_another_format_is_refused_in_a_line_that_names_both(tmp_pa
     path = tmp_path / "journal.db"
     Journal(path).close()
     Journal(path).close()
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("PRAGMA user_version = 7")
     with pytest.raises(InputError, match=r"journal.db has format 7, this release reads 1: .* --restart"):
         Journal(path)
