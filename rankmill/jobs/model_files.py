@@ -212,7 +212,7 @@ def _strings(content: Any) -> Iterator[str]:
 
 
 def _is_left_out(name: str) -> bool:
-    """Whether `_walk` would leave out a file of this name."""
+    """Return whether `_walk`, which lists the files of a model, would leave out a file of this name."""
     path = PurePosixPath(name)
     if path.is_absolute() or not path.parts or ".." in path.parts:
         return False

@@ -86,7 +86,7 @@ class CacheRoom(Protocol):
 
     @property
     def folder(self) -> Path:
-        """The folder, in which each extension has a folder of its own name."""
+        """The path of the cache folder, in which each extension has a folder of its own name."""
 
     def make_room(self, needed: int = 0, keep: Path | None = None) -> int:
         """Remove the folders that were unused for longest, until `needed` more bytes fit into the cache.
@@ -248,7 +248,7 @@ class ModelNames:
             return choice
 
     def answers_at_once(self, model: str) -> bool:
-        """Whether `choice` can answer without asking an extension."""
+        """Return whether `choice` can answer for this name without asking an extension."""
         kept = self._known.get(model)
         return not _may_be_owned(model) or (kept is not None and kept.is_fresh)
 

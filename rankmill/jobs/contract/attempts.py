@@ -1,4 +1,5 @@
-"""How often a chunk is tried, how long the pauses between attempts are, and which chunks are scored alone.
+"""How often a chunk is tried, how long the pauses between attempts are, and which chunks are scored with no
+other chunk beside them.
 
 A chunk has one attempt, and up to ``max_retries`` further ones after failures. When the last attempt has
 failed, a worker reports the failure (`rankmill.jobs.protocol.recovery`). The producer then splits the chunk

@@ -50,7 +50,7 @@ or the row is too long and must not be cut, the model fails, or the model's outp
 
 
 class RankmillError(Exception):
-    """Base of all expected errors.
+    """Base of the errors that rankmill raises on purpose.
 
     ``fault`` tells a worker what to do if the error occurs while it scores a chunk. The error's text escapes
     every character that a terminal would act on, because names and models' files may come from anywhere.

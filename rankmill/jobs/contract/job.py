@@ -41,7 +41,7 @@ class Payload(NamedTuple):
     pairs, rows
         The encoded rows, and their number.
     trace
-        The trace that the chunk belongs to; empty without one.
+        OpenTelemetry context of the trace that the chunk belongs to; empty without a trace.
     suspect
         Whether the chunk may kill its worker. A worker scores a suspect chunk by itself. The chunk gets only
         one attempt, so that it can be split at once; a single row gets all attempts.

@@ -58,7 +58,7 @@ class Proof(BaseModel):
         reference. If the reference is already in this precision (``own``, without 8 or 4 bits), it is the
         largest change of transformers' logits that padding causes.
     bound
-        Largest allowed difference of the probes.
+        Largest value that is allowed for ``difference`` and ``company``.
     spearman
         Rank correlation with the reference.
     wrong

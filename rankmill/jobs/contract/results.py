@@ -51,7 +51,8 @@ class ChunkStats(WireModel):
     labels
         Names of the outputs, if each row has several scores.
     bound
-        The bound of the worker's proof (`Proof.bound`); ``None`` without a proof.
+        Largest error of a score that the worker's proof of the model allows (`Proof.bound`); ``None`` without
+        a proof.
     reference
         ``own`` if the model was too large to be compared in fp32 (`Proof.reference`).
     kind

@@ -41,7 +41,7 @@ def _parse_spec(value: object) -> object:
 
 
 class Run(WireModel):
-    """A run as workers and other commands see it.
+    """The data of a run that Redis keeps for workers and other commands.
 
     ``rows`` is the number of input rows, ``None`` if the producer did not know it at the start. ``created``
     is in seconds since 1970. ``ttl`` is the expiry in seconds from the latest change to the run. ``weight``

@@ -27,13 +27,14 @@ from rankmill.jobs.contract.errors import RowFault, WireError
 from rankmill.jobs.contract.schema import FORMAT, MAX_CHUNK_ROWS, Inputs, check_format
 
 MAX_TEXT_CHARS = 1 << 22
-"""Longest text in characters. A row with a longer text is refused, not cut, because only the tokenizer knows
-where tokens end. Tokenizing a text of this length takes 10 to 30 s and 0.6 to 2.4 GB.
+"""A text of a row has at most this many characters. A row with a longer text is refused, not cut, because
+only the tokenizer knows where tokens end. Tokenizing a text of this length takes 10 to 30 s and 0.6 to 2.4
+GB.
 """
 
 MAX_CHUNK_BYTES = 64 << 20
-"""Largest payload in bytes, compressed and decompressed. This is also the most bytes of text in a chunk,
-where a repeated query counts in every row.
+"""A payload has at most this many bytes, compressed and decompressed. All texts of a chunk together also have
+at most this many bytes, and a repeated query counts in every row.
 """
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())
@@ -144,7 +145,7 @@ def decode_scores(payload: bytes) -> tuple[pa.Array, pa.Array, pa.Array | None]:
 
 
 def is_pair(item: object) -> bool:
-    """Whether an item is a query and a passage, either of which may be null."""
+    """Return whether an item is a pair: a query and a passage, either of which may be null."""
     if not isinstance(item, tuple | list) or len(item) != 2:
         return False
     return all(text is None or isinstance(text, str) for text in item)

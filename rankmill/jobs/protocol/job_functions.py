@@ -74,8 +74,8 @@ def _wrong_worker(function: str) -> tuple[Job, str]:
 
 
 def _leave_to_others(job: Job) -> bool:
-    """Let the job go back to its queue, with all of its attempts, if the queue has a ScoringWorker. Returns
-    whether it has one.
+    """Let a job go back to its queue, with all of its attempts, if the queue has a ScoringWorker. Returns
+    whether the queue has one.
     """
     has_others = bool(queue_workers(job.connection, job.origin).scoring)
     if has_others:

@@ -17,7 +17,7 @@ MAX_LISTED = 100
 """A list has at most this many entries; the oldest are dropped."""
 
 _TTL = 7 * 86400
-"""Seconds after its latest entry until a list expires."""
+"""A list expires this many seconds after its latest entry."""
 
 E = TypeVar("E", bound=WireModel)
 

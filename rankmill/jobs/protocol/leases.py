@@ -107,7 +107,9 @@ def bound_leases(client: redis.Redis, key: str, seconds: float) -> None:
 
 
 def server_time(client: redis.Redis) -> float:
-    """Seconds since 1970 by the server's clock, which is the same for all hosts."""
+    """Return the time by the Redis server's clock, in seconds since 1970. This clock is the same for all
+    hosts.
+    """
     seconds, microseconds = client.time()
     return seconds + microseconds / 1e6
 
@@ -166,7 +168,7 @@ class Renewals:
 
     @property
     def age(self) -> float:
-        """Seconds since the last renewal that reached the server."""
+        """Seconds since this process last renewed its leases on the server."""
         return system.monotonic() - self._last
 
     def renewed(self, server_now: float) -> None:
@@ -184,5 +186,7 @@ class Renewals:
 
     @property
     def others_have_lapsed(self) -> bool:
-        """Whether another process's lease that has lapsed by the server's clock may be taken."""
+        """Whether this process may take the work of another process whose lease has lapsed by the server's
+        clock.
+        """
         return system.monotonic() >= self._trusted_from

@@ -27,7 +27,7 @@ SCORE_BUCKETS = (
 """Upper bounds of the buckets of scores; they suit both probabilities and logits."""
 
 ModelName = tuple[str, str]
-"""Model and revision."""
+"""The names of a model and of its revision."""
 
 
 class _Distribution:

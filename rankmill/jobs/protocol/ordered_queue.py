@@ -213,7 +213,7 @@ class OrderedQueue(RQQueue):
 
 
 def is_bulk_job(job_id: str | bytes) -> bool:
-    """Whether a job is a chunk of a bulk run, by its id."""
+    """Return whether a job is the job of a chunk of a bulk run, which its id tells."""
     run_id = _run_of(job_id)
     return run_id is not None and priority_of(run_id) == "bulk"
 

@@ -107,8 +107,8 @@ def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> int:
 def clean_queue(
     queue: OrderedQueue, handle: FailureHandler, seconds: int, now: float, *, trusts_leases: bool
 ) -> None:
-    """Put back lost jobs, jobs of dead workers, and jobs whose pause is over. Also count the waiting jobs,
-    and delete expired entries.
+    """Put back into a queue jobs of dead workers, jobs that were taken but never begun, and jobs whose pause
+    is over. Also count the waiting jobs, and delete expired entries.
 
     A damaged job is set aside, and the others are still put back.
 

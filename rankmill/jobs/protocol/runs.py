@@ -75,7 +75,8 @@ class Deleted(NamedTuple):
 
 
 class RunStore:
-    """The runs on one Redis server; threads may share the store, as they may share its client.
+    """Reads and writes the runs on one Redis server; threads may share the store, as they may share its
+    client.
 
     Parameters
     ----------
@@ -84,8 +85,8 @@ class RunStore:
     """
 
     server_kind = "redis"
-    """The kind of server that keeps the runs. Extensions with data of their own there choose their code by
-    it.
+    """The kind of server that keeps the runs. Extensions that store data of their own on the server choose
+    their code by it.
     """
 
     def __init__(self, client: redis.Redis) -> None:

@@ -143,10 +143,11 @@ class WorkerReport(WireModel):
 
 
 class LastReport(WireModel):
-    """Why a worker stopped because it computed wrong scores; ``at`` is in seconds since 1970.
+    """The last report of a worker, which stopped because it computed wrong scores; ``at`` is in seconds since
+    1970.
 
-    ``runs`` are the runs, at most 100, that the worker has answered since its scores were last known to be
-    right.
+    ``runs`` are runs, at most 100, for which the worker has written scores since its scores were last known
+    to be right.
     """
 
     worker: str

@@ -67,7 +67,8 @@ class WaitingPool(redis.BlockingConnectionPool):
 
 
 def connect(url: str, wait_seconds: float) -> redis.Redis:
-    """Make a client for `url` after a server there has answered; parameters as in `client_for`.
+    """Make a Redis client for `url`, and check that a server answers there and is not in cluster mode. The
+    parameters are those of `client_for`.
 
     Raises
     ------
@@ -101,7 +102,7 @@ def connection_failed(url: str, error: Exception) -> ConnectionFailed | None:
 
 
 def client_for(url: str, wait_seconds: float) -> redis.Redis:
-    """Make a client for `url`, without checking that a server answers.
+    """Make a Redis client for `url`, without checking that a server answers.
 
     Parameters
     ----------

@@ -19,8 +19,8 @@ the device may be idle; with more, there is more padding, and the CPU's caches m
 """
 
 CLAIM_AHEAD = {"cpu": 2048, "cuda": 32_768, "mps": 8_192}
-"""Pairs that a worker claims ahead, by device. With fewer pairs, forwards may wait; with more, other workers
-may get too few jobs.
+"""A worker claims this many pairs ahead, by its device. With fewer pairs, forwards may wait; with more, other
+workers may get too few jobs.
 """
 
 _GPU_DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     import redis
 
 MANY_PORTS = 100
-"""Number of successive ports that a process tries, if several such processes may run on a host."""
+"""A process tries at most this many successive ports until one is free, if several such processes may run on
+a host.
+"""
 
 SERVICE_PORTS = frozenset({9807, 9809, 9810})
 """Ports of the exporter and the gateway (HTTP, gRPC), which `serve` skips when it tries successive ports."""

@@ -38,7 +38,9 @@ _ids: ContextVar[Mapping[str, str | int]] = ContextVar("ids", default={})  # noq
 
 @contextmanager
 def about(**ids: str | int) -> Iterator[None]:
-    """Add `ids` (``run``, ``chunk``, ``job``, ``worker``) to what this thread logs in the ``with`` block."""
+    """Add `ids` (``run``, ``chunk``, ``job``, ``worker``) to all lines that this thread logs in the ``with``
+    block.
+    """
     token = _ids.set({**_ids.get(), **ids})
     try:
         yield
@@ -48,7 +50,7 @@ def about(**ids: str | int) -> Iterator[None]:
 
 @contextmanager
 def about_job(job_id: str) -> Iterator[None]:
-    """Add the ids of a job, its run and its chunk to what this thread logs in the ``with`` block."""
+    """Add the ids of a job, its run and its chunk to all that this thread logs in the ``with`` block."""
     run, chunk = keys.parse_job_id(job_id) or (None, None)
     ids = {"run": run, "chunk": None if chunk is None else parent_of(chunk), "job": job_id}
     with about(**{name: value for name, value in ids.items() if value is not None}):
@@ -56,7 +58,7 @@ def about_job(job_id: str) -> Iterator[None]:
 
 
 def set_up(level: LogLevel, form: LogFormat, **ids: str | int) -> None:
-    """Make this process log to standard error; every line has `ids`.
+    """Make this process log to standard error; every line has these `ids`, such as the worker's name.
 
     Of libraries, only warnings and errors are logged. RQ's other lines are logged at level ``debug`` only,
     because they mostly repeat rankmill's own lines.

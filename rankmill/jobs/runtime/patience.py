@@ -116,7 +116,8 @@ def _is_broken(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class _Wait:
-    """How commands of the current thread wait; `look`, `most` and `until` are as in `waiting`.
+    """How Redis commands of the current thread wait for the server; `look`, `most` and `until` are as in
+    `waiting`.
 
     `value` is the size (bytes) of the largest value in a command that `sending` watches. `ask` sends the
     server a PING.
@@ -192,7 +193,9 @@ def end_of_command() -> float:
 
 
 def seconds_left() -> float:
-    """Seconds until the caller's time ends (`until` of `waiting`); infinite without such a time."""
+    """Return the seconds until the caller's time ends, which `until` of `waiting` has set; infinite without
+    such a time.
+    """
     return max(_WAIT.get().until - system.monotonic(), 0)
 
 
