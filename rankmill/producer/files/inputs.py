@@ -142,8 +142,8 @@ def without_hidden(files: Sequence[AnyPath], pattern: AnyPath) -> list[AnyPath]:
     """Return those matches of a glob that are not hidden; `files` are the matches of `pattern`.
 
     A file is hidden if its name, or the name of a folder below the fixed part of the pattern, begins with
-    ``.`` or ``_``. Two kinds of names do not count: the name of a partition's folder (``_day=1``), and a name
-    for which the pattern has a part that begins with the same character.
+    ``.`` or ``_``. There are two exceptions: the name of a partition's folder (``_day=1``) hides nothing, and
+    a name hides nothing if the part of the pattern at its place begins with the same character.
 
     Raises
     ------
@@ -164,8 +164,8 @@ def without_hidden(files: Sequence[AnyPath], pattern: AnyPath) -> list[AnyPath]:
 
 
 def _is_hidden(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether a match of a glob is hidden. `parts` are the names in its path and `pattern` those in the glob,
-    both without the folders above the glob's first wildcard.
+    """Whether a match of a glob is hidden. `parts` are the names in the path of the match, and `pattern` are
+    the names in the glob, both without the folders above the glob's first wildcard.
     """
     if "**" in pattern:
         before = pattern.index("**")
@@ -180,7 +180,9 @@ def _is_hidden(parts: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def _common_folder(inputs: Sequence[str]) -> Path:
-    """Return the folder that all files in `inputs` share. A shell may have expanded the files from a glob."""
+    """Return the lowest folder that contains all files among `inputs`, because a shell may have expanded
+    these files from one glob.
+    """
     folders = [str(Path(name).parent) for name in inputs if Path(name).is_file()]
     try:
         return Path(os.path.commonpath(folders))
@@ -210,8 +212,8 @@ def _printable(name: str) -> str:
 
 
 def _is_left_behind(path: AnyPath) -> bool:
-    """Whether an earlier score-file has left this file behind: it is in a run's folder, or its name is that
-    of a list of row errors.
+    """Whether an earlier score-file has left a file behind. True in two cases: the file is in a run's folder,
+    or the file's name is that of a list of row errors.
     """
     name = path.name.lower()
     is_list = name.endswith(".errors.jsonl") and is_output_name(name.removesuffix(".errors.jsonl"))
@@ -219,8 +221,8 @@ def _is_left_behind(path: AnyPath) -> bool:
 
 
 def _is_workspace(folder: AnyPath) -> bool:
-    """Whether a folder is the folder of a run. If the output has a known ending, the folder's name is enough;
-    otherwise the folder must have a journal.
+    """Whether a folder is the folder of a run. Its name must end like that of a run's folder. If the rest of
+    the name has the ending of an output, the name is enough; if not, the folder must have a journal.
     """
     if folder.suffix.lower() != WORKSPACE:
         return False
@@ -228,10 +230,12 @@ def _is_workspace(folder: AnyPath) -> bool:
 
 
 def _is_output(path: AnyPath, output: str | None) -> bool:
-    """Whether rankmill wrote the file as `output`, or as the output of a run whose folder still exists.
+    """Whether rankmill wrote the file as an output: as `output`, or as the output of a run whose folder still
+    exists.
 
-    A file at an output's path that rankmill did not write is an input. So the command ends with an error,
-    instead of silently leaving the file out.
+    The metadata of a Parquet file say whether rankmill wrote the file. A file in another format counts as
+    written by rankmill only if there is a run's folder for it. Any other file at an output's path is an
+    input. The command then ends with an error, instead of silently leaving the file out.
     """
     whole = resolved(path.parent if part_of(path.name) else path)
     is_named = output is not None and whole == resolved(as_path(output))
@@ -239,7 +243,7 @@ def _is_output(path: AnyPath, output: str | None) -> bool:
     if not (is_named or is_unfinished):
         return False
     if format_of(path) is not PARQUET:
-        # other formats cannot say who wrote them, because they have no place for metadata
+        # files of other formats do not say who wrote them
         return is_unfinished
     try:
         return "rankmill.version" in metadata_of(path)

@@ -1,9 +1,10 @@
 """The manifest of an output: the files, the model and the options on which its rows depend.
 
-A run is resumed only if its manifest is unchanged; otherwise the output would mix rows that were made in two
-ways. A file of the input is identified by its path, size, time of last change and a digest of its first and
-last 64 KiB. So the cost is the same for files of any size. An object in a store is identified by its path,
-size and version, or else the time of its last change. A file of the model is identified by all of its bytes.
+A run is resumed only if its manifest is unchanged. With another manifest, the output would mix rows that were
+made in two ways. A file of the input is identified by its path, size, time of last change and a digest of its
+first and last 64 KiB, so a large file takes no longer than a small one. An object in a store is identified by
+its path, its size and its version; if the store has no versions, the time of the last change stands in place
+of the version. A file of the model is identified by all of its bytes.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _PROMPTS = {"instruction", "prompt_template"}
 _LONGEST = 60
 
 _SHOWN = 3
-"""A message names at most this many differences between two manifests. There may be thousands, for instance
-if a folder of input files was moved.
+"""A message names at most this many differences between two manifests. There may be thousands of differences,
+for instance if a folder of input files was moved.
 """
 
 

@@ -43,8 +43,8 @@ def part_of(name: str) -> OutputPart | None:
 
 
 def errors_name(name: str) -> str:
-    """The name of a file's list of row errors; it begins with _ for a part, so that readers of the folder
-    skip it.
+    """The name of a file's list of row errors. The name begins with _ if the file is a part of an output, so
+    that programs that read the folder of parts skip the list.
     """
     return f"{'_' if part_of(name) else ''}{name}.errors.jsonl"
 
@@ -126,9 +126,10 @@ class OutputFormat:
         return self.top_k is not None or self.of(path) is TREC
 
     def group(self, schema: pa.Schema, query: str) -> str:
-        """Return the column that tells queries apart: the one with the queries' ids, or else `query`, the one
-        with their texts. Raises `InputError` if the column that was named for the ids is missing, if it holds
-        no plain ids, or if several columns could hold the ids.
+        """Return the column that tells queries apart: the column with the queries' ids if the input has one,
+        else the column `query` with the queries' texts. Raises `InputError` in three cases: the column that
+        the user named for the ids is missing, this column holds no plain ids, or several columns could hold
+        the ids.
         """
         return _id_column(schema, self.query_id, QUERY_IDS, "--query-id-column") or query
 
@@ -138,7 +139,8 @@ class OutputFormat:
         Raises
         ------
         InputError
-            The input has no such column, or several, or one that holds lists or objects.
+            The input has no column of ids for queries or for passages, or has several, or the column holds
+            lists or objects.
         """
         columns = []
         for option, named, usual in (
@@ -208,7 +210,8 @@ def _id_column(schema: pa.Schema, named: str | None, usual: Sequence[str], optio
 
 def option_of(made: Mapping[str, str], name: str) -> str | None:
     """Return the value of the option `name` with which an output was made. `made` are the output's metadata.
-    Returns ``None`` if the option was not set. An empty value counts as not set, unless it is an instruction.
+    Returns ``None`` if the option was not set. An empty value means that the option was not set, except for
+    the option ``instruction``.
     """
     written = made.get(f"rankmill.{name}")
     return written if written or name == "instruction" else None

@@ -30,11 +30,11 @@ from rankmill.producer.files.stores.paths import AnyPath
 class OutputPlan:
     """The columns of an output, and the order of its rows.
 
-    ``needed`` are the columns of the input that the output needs, and ``schema`` is the schema of the file.
-    ``scores`` are the names of the float32 columns of scores, which are null where a row has an error.
-    ``group`` is the column that tells queries apart if rows are ranked or scores averaged. ``passage`` is the
-    column of the passages' ids, by which equal scores of a TREC run are ranked. ``tokens`` is the int32
-    column with each row's number of tokens, if the output has one.
+    ``needed`` are the columns of the input that the output needs, and ``schema`` is the schema of the
+    output's file. ``scores`` are the names of the float32 columns of scores; a row with an error has null
+    there. ``group`` is the column that tells queries apart, or ``None`` if rows are neither ranked nor get a
+    mean of scores. ``passage`` is the column of the passages' ids, by which equal scores of a TREC run are
+    ranked. ``tokens`` is the int32 column with each row's number of tokens, if the output has one.
     """
 
     form: OutputFormat
@@ -134,7 +134,7 @@ def _check_times(source: PairSource, target: AnyPath, form: OutputFormat, kept: 
     kinds = {name: undictionaried(source.schema.field(name).type) for name in kept}
     if own.is_text:
         far, bad, way_out = far_time, "text", ".parquet"
-        # JSON Lines is the only text format with nested columns
+        # nested columns are checked only for JSON Lines, because no other text format can hold them
         fitting = [name for name, kind in kinds.items() if own is JSONL or not pa.types.is_nested(kind)]
         fitting = [name for name in fitting if not cannot_be_text(kinds[name])]
         names = [name for name in fitting if without_times(kinds[name]) != kinds[name]]

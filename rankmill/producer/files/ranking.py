@@ -126,15 +126,15 @@ class HeldRows:
             yield from self._averaged(batches, self._mean)
 
     def close(self) -> None:
-        """Close the temporary file, and ignore errors. After an error of the disk, closing tries in vain to
-        write the refused rows once more.
+        """Close the temporary file, and ignore errors. If the disk has refused rows, closing would raise the
+        error once more, because the file tries again to write these rows.
         """
         with suppress(OSError):
             self._file.close()
 
     def _spill(self) -> None:
-        """Write the rows in memory to disk, sorted by query. If no means are added, this drops rows without a
-        score, and all but the best `top_k` of these rows for each query.
+        """Write the rows in memory to disk, sorted by query. If the output has no column of means, some rows
+        are dropped: those without a score, and of the other rows all but the best `top_k` of each query.
         """
         if not self._buffer:
             return
@@ -187,7 +187,8 @@ class HeldRows:
 
     def _averaged(self, batches: Sequence[pa.RecordBatch], mean: MeanColumn) -> Iterator[pa.Table]:
         start = self._file.seek(0, os.SEEK_END)
-        # Zeros are written first: a full disk raises an error here, but not when mapped memory is written.
+        # Zeros are written first, because writing to a full disk raises an error here. Writing to mapped
+        # memory would not raise one.
         for batch in batches:
             self._file.write(bytes(np.float32().itemsize * len(batch)))
         means = np.memmap(self._file, np.float32, offset=start)
@@ -278,11 +279,11 @@ def best_first(numbers: Rows, scores: npt.NDArray[np.floating[Any]], ids: pa.Arr
     """Return the numbers of all rows, sorted by query, and within a query by score, best first. Rows without
     a score come last in their query.
 
-    Of equal scores, the passage with the larger id comes first, as in trec_eval; without `ids`, rows with
-    equal scores stay in order. `numbers` are the numbers of the rows' queries.
+    Of equal scores, the passage with the larger id comes first, as in trec_eval. If `ids` is ``None``, rows
+    with equal scores stay in order. `numbers` are the numbers of the rows' queries.
     """
     order: Rows = np.lexsort((-scores, numbers))
-    # whether a row ties with the next one
+    # for each row in this order, whether the next row has the same query and the same score
     is_tied = (np.diff(numbers[order]) == 0) & (np.diff(scores[order]) == 0)
     if ids is not None and is_tied.any():
         places = np.flatnonzero(np.r_[is_tied, False] | np.r_[False, is_tied])
@@ -306,8 +307,8 @@ def starts_of(column: pa.Array) -> Rows:
 
 
 def _means(numbers: Rows, scores: npt.NDArray[np.float32], of: Mean) -> npt.NDArray[np.float64]:
-    """Return the mean of each row's scores, or of its ranks within the query, as `of` says. A row that lacks
-    one of its scores gets NaN, and does not affect other rows.
+    """Return the mean of each row's scores, or the mean of the row's ranks within its query, as `of` says.
+    The mean is NaN for a row that lacks one of its scores; that row does not affect the means of other rows.
     """
     import pandas as pd  # slow to import
 

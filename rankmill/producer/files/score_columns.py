@@ -16,14 +16,14 @@ from rankmill.jobs.runtime.settings import Settings
 def names_of_score_columns(
     request: FileRequest, settings: Settings, ask: Callable[[], Sequence[str]]
 ) -> list[str]:
-    """Return the names of an output's columns of scores. `ask` returns the labels of the model, or none if it
-    has a single output; it is called only if ``all_labels`` is set.
+    """Return the names of an output's columns of scores. `ask` returns the labels of the model, or no labels
+    if the model has a single output. `ask` is called only if the setting ``all_labels`` is set.
 
     Raises
     ------
     InputError
-        Two models, or two columns of conversations, would have the same column of scores; or the request does
-        not name one column for each.
+        Two models, or two columns of conversations, would have the same column of scores. Or the request
+        names several columns of scores, but not one for each model or for each column of conversations.
     """
     if request.models:
         return _columns_of_models(request.score_column, request.models)

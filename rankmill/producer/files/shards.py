@@ -27,8 +27,8 @@ from rankmill.producer.files.stores.writing import whole_file
 
 _NUMBER, _OF, _WHOLE = "rankmill.shard", "rankmill.shards", "rankmill.shard_of"
 _SAME = ("rankmill.revision", "rankmill.precision", "rankmill.kind")
-"""Keys of metadata that have the same values in all shards of one output. A digest of the manifest is the
-same as well.
+"""Keys of metadata whose values must be equal in all shards of one output, except shards without rows. The
+digest of the manifest must be equal, too.
 """
 
 _BOUND, _WINDOWS = "rankmill.bound", "rankmill.windows"
@@ -165,13 +165,16 @@ class _Piece:
             raise InputError(f"{path}: its metadata is damaged; make it again") from None
 
     def words(self, name: str) -> list[str]:
-        """Return the values of ``rankmill.NAME`` in the file's metadata, where commas separate them."""
+        """Return the values in the file's metadata under the key ``rankmill.NAME``, which are separated by
+        commas.
+        """
         return [word for word in self.about.get(f"rankmill.{name}", "").split(", ") if word]
 
 
 def _in_order(paths: Sequence[AnyPath]) -> list[_Piece]:
-    """Open the shards, or parts of shards, at `paths`, and return them in order. Raises `InputError` if one
-    is missing or given twice, or if they belong to different outputs.
+    """Open the shards, or parts of shards, at `paths`, and return them in the order of the input. Raises
+    `InputError` if a shard or part is missing or given twice, or if two of the files belong to different
+    outputs.
     """
     by_place: dict[tuple[int, int], _Piece] = {}
     first: dict[str, _Piece] = {}

@@ -127,7 +127,8 @@ class ScoredFile:
     def publish(self, journal: Journal | None = None) -> None:
         """Move the file, and the list of row errors if there are any, to their final paths.
 
-        Before that, the `journal` notes the output's identity, by which the resumed run knows its own file.
+        Before the file is moved, the `journal` notes the file's `identity`, so that a resumed run recognizes
+        the file as its own.
         """
         if journal:
             journal.seal(identity(self.partial, self.path))
@@ -190,11 +191,12 @@ class ScoredFile:
 
 
 class ScoredParts:
-    """Writes rows with their scores as parts of `rows_per_part` rows; used as `ScoredFile` is.
+    """Writes rows with their scores as parts (files) of `rows_per_part` rows each. Use the object as a
+    `ScoredFile`.
 
-    When a part is in place, the journal notes this and forgets the scores of its rows, so that a resumed run
-    begins after the last part. If the process dies before the journal notes a part that is in place, the part
-    is made again under the same name, with the same scores.
+    When a part is in place, the journal notes the part and forgets the scores of its rows, so that a resumed
+    run begins after the last part. If the process dies after a part is in place and before the journal notes
+    the part, a resumed run makes the part again, under the same name and with the same scores.
 
     Parameters
     ----------
@@ -209,7 +211,7 @@ class ScoredParts:
     metadata
         Returns the metadata of a part.
     tally
-        Returns the caller's sums over the rows so far, which the journal keeps.
+        Returns the sums that the caller keeps over the rows so far, to be noted in the journal.
     """
 
     def __init__(
@@ -246,8 +248,8 @@ class ScoredParts:
         return self._file
 
     def write(self, part: ScoredTable) -> None:
-        """Append the rows of a chunk, which must belong to one part. A part that is full is published, except
-        the last one, which waits for `publish`.
+        """Append the rows of a chunk, all of which must belong to one part. When a part is full, it is moved
+        to its place, except the last part, which waits for `publish`.
         """
         assert self._file is not None
         before = self._file.row_errors
@@ -275,7 +277,7 @@ class ScoredParts:
     ) -> None:
         if self._file:
             self._file.__exit__(kind, error, trace)
-        # some parts may have rows from before the change, and some from after it
+        # delete all parts: together they may have rows from before and from after the change of the input
         if isinstance(error, InputChanged):
             self._folder.clear(self._record)
         elif error and self._done:

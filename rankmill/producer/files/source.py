@@ -38,7 +38,8 @@ texts are long.
 _SELECT_ROWS = 65_536
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
-"""If all values of a column from folders' names have this form, the column has numbers; otherwise text."""
+"""A column that is made from folders' names has integers if all of its values match this pattern, else text.
+"""
 
 _AS_USUAL = ReadOptions()
 
@@ -85,7 +86,8 @@ class PairSource(ABC):
     carries
         Whether the column `ROW` can be read, which has rows as they are in their files.
     taken
-        For a run: which columns were read for ids and texts, in words, by the option that names the files.
+        For a ranking: descriptions of the columns that were read for ids and texts, by the option that names
+        the files.
     """
 
     columns: TextColumns
@@ -107,8 +109,8 @@ class PairSource(ABC):
         """Open an iterator over the shard's rows from its row `start` on, in order, with a table for each
         chunk.
 
-        A table has the columns that workers get, and the columns `names`; ``None`` means all columns of the
-        input. A thread reads ahead as soon as the first table is asked for.
+        A table has the columns that workers get, and the columns `names`. If `names` is ``None``, a table has
+        all columns of the input. When the first table is asked for, a thread begins to read ahead.
 
         Raises
         ------
@@ -131,8 +133,8 @@ class PairSource(ABC):
             _check_file_unchanged(file.path, before)
 
     def explain(self, part: ScoredTable) -> ScoredTable:
-        """Return the scored rows with errors that say more, such as which id is missing. By default, return
-        them unchanged.
+        """Return the scored rows with messages of errors that say more, for instance which id is missing. The
+        base class returns the rows unchanged.
         """
         return part
 
@@ -213,7 +215,9 @@ class FileSource(PairSource):
                 raise _changed(path, f"{opened_file.survey.rows:,} rows", f"{count:,} rows")
 
     def _conform(self, batch: pa.RecordBatch, schema: pa.Schema, file: InputFile) -> pa.RecordBatch:
-        """Convert a batch of `file`, which may lack columns or have narrower types, to `schema`."""
+        """Convert a batch of `file` to `schema`. The batch may lack columns of `schema`, or have narrower
+        types.
+        """
         if not file.partition and not self._as_text and batch.schema.equals(schema):
             return batch
         constant = dict(file.partition)
@@ -234,8 +238,8 @@ class FileSource(PairSource):
         return pa.record_batch(columns, schema=schema)
 
     def _rows_of(self, rows: pa.Array, constant: Mapping[str, str | None]) -> pa.Array:
-        """Return the column `ROW`, with each row as its file has it. But columns that the caller wants as
-        text become text, and columns from the names of folders are added.
+        """Return the column `ROW`, with each row as its file has it, except for two changes: columns that the
+        caller wants as text become text, and columns from the names of folders are added.
         """
         if not constant and not self._as_text:
             return rows
@@ -263,9 +267,9 @@ class FileSource(PairSource):
 class _ReadAhead(Iterator[pa.RecordBatch]):
     """Reads `batches` ahead in a thread, which saves time because Arrow decodes without Python's lock.
 
-    An exception is raised when the caller asks for the batch whose reading failed. This is not a generator:
-    when the garbage collector closes a generator, it would have to wait for the thread. If nobody calls
-    `close`, the thread ends by itself.
+    If reading a batch fails, the exception is raised when the caller asks for that batch. If nobody calls
+    `close`, the thread ends by itself. This class is not a generator, because a generator that the garbage
+    collector closes would have to wait for the thread.
     """
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
@@ -471,8 +475,8 @@ def _unify(
 def _common_type(
     name: str, having_it: Sequence[tuple[_OpenFile, pa.Field]], *, is_text_asked: bool
 ) -> tuple[pa.DataType, bool]:
-    """Return the type for a column of several files, and whether this is text because no other type fits all
-    values.
+    """Return the type of a column that several files have, and whether the column becomes text only because
+    no other type fits all values.
     """
     partitions = [dict(opened_file.file.partition) for opened_file, _ in having_it]
     if all(name in partition for partition in partitions) and not is_text_asked:
@@ -483,7 +487,7 @@ def _common_type(
         kinds = [_text_of_column(opened_file, field) for opened_file, field in having_it]
     if (common := unified(kinds)) is not None:
         return common, False
-    # Columns of a file without types can be read as text.
+    # If one of the files has no types of its own (such as CSV), try to read the column as text in all files.
     if not all(opened_file.survey.typed for opened_file, _ in having_it):
         with suppress(InputError):
             kinds = [_text_of_column(opened_file, field) for opened_file, field in having_it]
@@ -497,8 +501,8 @@ def _common_type(
 
 
 def _text_of_column(opened_file: _OpenFile, field: pa.Field) -> pa.DataType:
-    """Return the text type of a file's column that the caller wants as text; raises `InputError` if it cannot
-    be text.
+    """Return the type of text in which a file's column is read if the caller wants the column as text. Raises
+    `InputError` if the column cannot be read as text.
     """
     kind = field.type
     if is_text(kind):
@@ -510,8 +514,8 @@ def _text_of_column(opened_file: _OpenFile, field: pa.Field) -> pa.DataType:
 
 
 def _to_ask_for(survey: Survey, schema: pa.Schema) -> pa.Schema:
-    """Return the columns for which to ask a file's reader: those of `schema` that the file has. If the reader
-    can convert columns, they have the types of `schema`; otherwise they have the file's own types.
+    """Return the columns for which to ask a file's reader: those of `schema` that the file has. The columns
+    have the types of `schema` if the reader can convert columns, and otherwise the file's own types.
     """
     own = dict(zip(survey.schema.names, survey.schema, strict=True))
     if survey.as_asked:

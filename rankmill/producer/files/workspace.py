@@ -36,8 +36,8 @@ _OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}
 
 
 class OutputFile:
-    """The place of an output that is one file; the file is replaced as a whole, so it never mixes two
-    runs.
+    """The place of an output that is one file. The file is replaced as a whole, so an output never has rows
+    of two runs.
     """
 
     def __init__(self, path: AnyPath) -> None:
@@ -45,7 +45,9 @@ class OutputFile:
 
     @property
     def lock(self) -> AnyPath:
-        """The object that locks an output in a store. It is beside the output, or in the folder of parts."""
+        """The path of the object that locks an output in a store. The lock of a file is beside the file, and
+        the lock of a folder of parts is in the folder.
+        """
         return self.path.with_name(f"_{self.path.name}{WORKSPACE}")
 
     def taken(self, journal: Journal) -> AnyPath | None:
@@ -59,13 +61,14 @@ class OutputFile:
         return None if own else self.path
 
     def check(self, journal: Journal) -> None:
-        """Raise `InputError` if a part of the output is missing that the journal lists. An output that is a
-        single file has no parts, so this does nothing.
+        """Raise `InputError` if the journal lists a part of the output that does not exist. An output that is
+        a single file has no parts, so nothing is checked.
         """
 
     def clear(self, record: OutputRecord | None) -> None:
-        """Delete an earlier run's parts of the output, so that a new run does not mix them with its own.
-        Raises `RunnerError` if the new run would replace or delete a file that is not in `record`.
+        """Delete the parts of the output that an earlier run has made, so that the new run does not mix them
+        with its own parts. With a `record`, raise `RunnerError` if a file that the new run would replace or
+        delete is not in the record. An output that is a single file is checked, but not deleted.
         """
         if record:
             record.check(self.there())
@@ -86,8 +89,8 @@ class PartsFolder(OutputFile):
     def taken(self, journal: Journal) -> AnyPath | None:
         """Return the path of a part that the journal's run cannot have made; ``None`` if no such part exists.
 
-        The run may have made one more part than the journal knows: the process may have died before the
-        journal noted the part.
+        The run may have made one part more than the journal lists, if the process died before the journal
+        noted that part.
         """
         own = journal.finished.parts + 1 if journal.rows else 0
         parts = {path: part for path in self.there() if (part := part_of(path.name))}
@@ -120,10 +123,14 @@ class Workspace:
     """The folder ``OUTPUT.rankmill/``, which holds the journal, and the output while it is being written.
 
     Use the object as a context manager, and call `begin` in the block. The end of the block deletes the
-    folder, except in three cases. Scored rows of an earlier run are kept if `begin` has not returned. Scored
-    rows are also kept if an error other than `InputChanged` ends the run; a note on the error says so, except
-    on `WrongScores`. After an error, a folder without scored rows is kept as long as its journal names a run
-    that could not be deleted from Redis.
+    folder, except in four cases:
+
+    - `begin` has not returned, and the folder has scored rows of an earlier run.
+    - An error other than `InputChanged` ends the block, and the folder has scored rows. A note on the error
+      says that the rows are kept, unless the error is `WrongScores`.
+    - The folder has no scored rows, but one of its journals names a run that may still be in Redis; and an
+      error ends the block, or `begin` has not returned.
+    - The folder, its lock or a journal was removed or replaced during the block.
 
     Parameters
     ----------
@@ -136,8 +143,8 @@ class Workspace:
     models
         The number of models that score the output; each has a journal.
     made
-        Returns whether another process has made the output since the caller looked; called after the output
-        was locked.
+        Returns whether another process has made the output since the caller looked for an output. Called when
+        this process has the lock.
 
     Raises
     ------
@@ -171,7 +178,7 @@ class Workspace:
         self._force = force
         self.folder = workspace_of(target)
         self.resumes = False
-        """Whether an earlier run in this folder has the same manifest, so that it is resumed."""
+        """Whether the folder has an earlier run with the same manifest, which is then resumed."""
         self.record = OutputRecord(target) if confined() else None
         """The record of the files that runners have written at the output's place; ``None`` unless this
         process is confined. A confined process may replace only these files.
@@ -190,7 +197,8 @@ class Workspace:
                     raise self._just_made()
                 self.journals = [stack.enter_context(self._open_journal(at)) for at in range(self._models)]
                 self.journal = self.journals[0]
-                # The journal is empty if a process died before its run began, or while it removed the folder.
+                # A journal without a manifest shows that a process died before its run began, or while it
+                # removed the folder.
                 self._is_new = self._is_new or not any(journal.manifest for journal in self.journals)
                 self._check_output()
             except BaseException:
@@ -276,7 +284,9 @@ class Workspace:
 
     @property
     def rows(self) -> int:
-        """The number of rows that have a result; with several models, the largest of their numbers."""
+        """The number of rows that have a result. If the output has several models, return the largest of the
+        models' numbers.
+        """
         return max(journal.rows for journal in self.journals)
 
     def _journal_path(self, at: int) -> Path:
@@ -301,8 +311,8 @@ class Workspace:
         return closing(journal)
 
     def _unwritable(self, error: OSError) -> RankmillError:
-        """The error to raise: `OutputError` for a fault of the disk, after which the same command can
-        continue; otherwise `InputError`.
+        """Make the error to raise for an error of the system. A fault of the disk, after which the same
+        command can continue, becomes an `OutputError`; any other error becomes an `InputError`.
         """
         kind = OutputError if error.errno in _OF_THE_DISK else InputError
         return kind(f"cannot write {self._target}: {error.strerror or error}")
@@ -347,7 +357,8 @@ class Workspace:
             self.record.check(self._output.there())
         wrong = next(filter(None, (journal.wrong for journal in self.journals)), None)
         if self._restart or ((changed or wrong) and not rows):
-            # The first journal is restarted last, because only its manifest is compared.
+            # The first journal is restarted last, because only the manifest of the first journal is compared
+            # later.
             for journal in reversed(self.journals):
                 journal.restart(manifest)
         elif wrong:

@@ -140,17 +140,18 @@ class _Shared:
 _shared: dict[str, _Shared] = {}
 _shared_lock = system.Lock()
 _MODELS = 8
-"""Number of models that workers of a shared cluster keep if memory allows, because a process may compare
-several.
+"""Number of models that a worker of a shared cluster keeps loaded if memory allows, because a process may
+compare several models.
 """
 
 
 @contextlib.contextmanager
 def shared_cluster(settings: Settings) -> Iterator[tuple[EmbeddedCluster, str]]:
-    """Yield an embedded cluster and its URL. Callers in this process share a cluster if their settings of
-    workers are equal. The cluster ends with its last user.
+    """Yield an embedded cluster and the URL of its server. Callers in this process share a cluster if their
+    settings for workers are equal. The cluster ends when the last of these callers leaves the block.
 
-    The workers first load the model of the first user. A forked child has its own clusters.
+    The workers first load the model of the caller for whom the cluster was started. A forked child process
+    starts clusters of its own.
 
     Raises
     ------

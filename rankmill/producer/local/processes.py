@@ -18,13 +18,13 @@ from rankmill.jobs.system import Backoff, system
 _EARLY_DEATH_SECONDS = 30
 _BACKOFF = Backoff(first=0.25, longest=2.0)
 _MAX_EARLY_DEATHS = 3
-"""A worker that dies this many times in a row, each time within `_EARLY_DEATH_SECONDS` after its start, is
-not started again; `_record_death` decides which deaths count.
+"""A worker that dies early this many times in a row is not started again. A death is early within
+`_EARLY_DEATH_SECONDS` after the start, if `_record_death` counts the death.
 """
 
 _AWAY_SECONDS = 1
-"""A death does not count as early if returning the worker's jobs takes this many seconds: then Redis could
-not serve, which may have ended the worker.
+"""A death does not count as early if it takes this many seconds to return the dead worker's jobs to the
+queue. Redis could not serve during these seconds, which may have ended the worker.
 """
 
 
@@ -41,8 +41,8 @@ class LocalWorker:
     name: str
     environ: dict[str, str]
     is_added: bool = False
-    """Whether the worker was added to others on the same accelerator. If it dies repeatedly or refuses to
-    start, it is not started again, and the others continue.
+    """Whether the worker was added to other workers on the same accelerator. If an added worker dies
+    repeatedly or refuses to start, it is not started again, and the other workers continue.
     """
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
@@ -52,7 +52,9 @@ class LocalWorker:
 
     @property
     def rq_name(self) -> str:
-        """Name of the current process in RQ, which needs a new name for each process."""
+        """Name of the worker's current process in RQ. Each process has a name of its own, because RQ needs a
+        new name for each process.
+        """
         return f"{self.name}.{self.deaths + 1}" if self.deaths else self.name
 
     @property
@@ -115,9 +117,9 @@ class WorkerProcesses:
         """Start every worker that is not running; a worker that has died is started after a pause. Returns a
         worker that must not be started again, or ``None``.
 
-        The returned worker refuses to start, dies repeatedly at its start, or has given up waiting for Redis.
-        In the first two cases, a worker from `add_beside` is not returned. It is never started again, and the
-        other workers continue.
+        A worker is returned in three cases: it refuses to start, dies repeatedly at its start, or has given
+        up waiting for Redis. But a worker from `add_beside` is returned only if it has given up waiting for
+        Redis. In the other two cases it is never started again, and the other workers continue.
 
         Raises
         ------
@@ -183,8 +185,8 @@ class WorkerProcesses:
         # took too much memory.
         own_fault = self._hand_on(worker) == 0 and code != -signal.SIGKILL
         own_fault = own_fault and system.monotonic() - died < _AWAY_SECONDS
-        # But each early death of a worker that was added counts. This worker may be what takes too much
-        # memory, and chunks must not lose their retries by it.
+        # But each early death of a worker that was added counts. The added worker may be the process that
+        # takes too much memory, and chunks must not use up their retries on such deaths.
         early = (own_fault or worker.is_added) and died - worker.started < _EARLY_DEATH_SECONDS
         worker.deaths += 1
         worker.early_deaths = worker.early_deaths + 1 if early else 0
@@ -225,7 +227,9 @@ def _device(environ: Mapping[str, str]) -> str:
 
 
 def server_environ(url: str) -> dict[str, str]:
-    """Environment variables that connect ``rq`` to the server; unlike options, ``ps`` hides them."""
+    """Return environment variables that connect ``rq`` to the server. Options would do the same, but ``ps``
+    shows options to everybody.
+    """
     return {"RQ_REDIS_URL": url, "RQ_CONNECTION_CLASS": "rankmill.Connection"}
 
 

@@ -25,19 +25,23 @@ single reading of a GPU's use says little.
 """
 
 _BUSY = 0.9
-"""If a GPU computes for this share of the time, the GPU is the limit, not its workers."""
+"""If a GPU computes for at least this share of the time, no process is added, because the GPU is the limit
+and not its workers.
+"""
 
 _MAY_WAIT = 0.05
-"""If a worker waits for work for a larger share of the time than this, it has too little work."""
+"""If one of a GPU's workers waits for work for a larger share of the time than this, no process is added,
+because there is too little work.
+"""
 
 _GAIN = 1.05
-"""A further process is added only if the last one has raised the pairs per second of the GPU's workers to at
-least this many times the number before.
+"""A further process is added to a GPU that has several only if the last added process has raised the pairs
+per second of all the GPU's workers to at least this many times the earlier number.
 """
 
 _ROOM = 0.9
-"""Share of a GPU's memory that all processes together may take. A new process is expected to take as much as
-each of the present ones.
+"""Share of a GPU's memory that all processes together may take. The memory of a new process is estimated as
+the mean memory of the present processes.
 """
 
 _MOST = 4
@@ -107,14 +111,14 @@ class SharedGpu:
         self._speed_before = 0.0
         """Pairs per second when a process was last added."""
         self._count = 0
-        """Number of the GPU's workers after the last one was added. Fewer workers show that this one died
-        repeatedly or refused to start.
+        """Number of the GPU's workers after the last worker was added. If there are fewer workers now, the
+        added worker has died repeatedly or refused to start.
         """
         self._is_full = False
 
     def see(self, given: Mapping[str, WorkerReport | None]) -> str | None:
-        """Take the latest reports of the GPU's workers, by name. Returns the reason why another worker is
-        worth its cost, or ``None`` if it is not.
+        """Take the latest reports of the GPU's workers, by name. If another worker is worth its cost, return
+        the reason in words, otherwise ``None``.
         """
         reports = {name: report for name, report in given.items() if report is not None}
         speed = self._speed(reports) if len(reports) == len(given) else None
@@ -138,8 +142,9 @@ class SharedGpu:
         return f"the host needs {host:.0f} µs for a pair, the device {device:.0f}"
 
     def _speed(self, reports: Mapping[str, WorkerReport]) -> float | None:
-        """Return the pairs per second of all workers since their previous reports; ``None`` if a worker had
-        too little work, has loaded a model, or has not written a new report.
+        """Return the pairs per second of all of the GPU's workers since their previous reports. Returns
+        ``None`` if one of the workers had too little work, has loaded a model, or has not written a new
+        report.
         """
         total = 0.0
         for name, report in reports.items():

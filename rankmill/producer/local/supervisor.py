@@ -47,9 +47,9 @@ seconds for the server.
 def supervise(queue: str, environs: Sequence[Mapping[str, str]], *, share_gpus: bool) -> None:
     """Start the server and the workers, and restart workers that die.
 
-    The function returns when standard input closes, when the server dies, or if it does not start. It also
-    ends if SIGTERM arrives, by the exception that `main` raises then. In each case, it kills the server and
-    the workers.
+    The function returns in three cases: standard input closes, the server dies, or the server does not start.
+    If SIGTERM arrives, the function ends with the exception that `main` raises then. In each of these cases,
+    the function kills the server and the workers.
 
     Parameters
     ----------
@@ -128,8 +128,8 @@ def _given_up(directory: Path, worker: LocalWorker) -> str:
 
 def _sharing(processes: WorkerProcesses, url: str | None) -> Callable[[], None]:
     """Make a function that adds a worker if a GPU waits for its workers. Call `_sharing` only after the
-    server and the workers were started, because it imports redis-py, which would double the time of their
-    start.
+    server and the workers were started. It imports redis-py, which would double the time until they are
+    started.
     """
     if url is None or not any(worker.gpu for worker in processes.workers):
         return lambda: None
@@ -189,7 +189,8 @@ def _server_program() -> Path:
 
 
 def _answers(path: Path, server: subprocess.Popen[bytes]) -> bool:
-    """Wait for the server's first answer; ``False`` if it ended or did not answer in time.
+    """Wait for the server's first answer. Returns ``False`` if the server has ended or does not answer in
+    time.
 
     This does not use redis-py, whose import would double this process's start.
     """
@@ -226,8 +227,8 @@ def _emit(**event: Any) -> None:
 
 
 def _last_words(directory: Path, name: str) -> str:
-    """The last message in the log of a worker or of the server. If a Python error ended the process, this is
-    the error.
+    """Return the last message in the log of a worker or of the server. If a Python error has ended the
+    process, the last message is that error.
     """
     log = (directory / f"{name}.log").read_text(errors="replace")
     lines = [line.strip() for line in log.splitlines() if line.strip()]
@@ -240,8 +241,8 @@ def _last_words(directory: Path, name: str) -> str:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """The types of errors that are reported in one line; called only after an error, because this imports
-    redis-py.
+    """Return the types of errors that are reported in one line. Call this only after an error, because the
+    function imports redis-py.
     """
     from redis import RedisError
 

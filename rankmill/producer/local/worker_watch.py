@@ -15,7 +15,7 @@ from rankmill.producer.local.embedded import EmbeddedCluster
 
 _STEPS: tuple[Doing, ...] = ("proving", "loading")
 """Steps of a worker before its first scores. If workers are at different steps, `WorkerWatch.doing` tells the
-first in this order.
+step that comes first here.
 """
 
 _LOOK_SECONDS = 1.0
@@ -70,8 +70,8 @@ class WorkerWatch:
             self._note(queue_workers(self._client, self._queue).scoring)
 
     def doing(self) -> str:
-        """Return, in words, what the workers do before their first scores. Their reports are read from Redis
-        at most once a second.
+        """Return, in words, what the workers do before their first scores. The workers' reports are read from
+        Redis at most once a second.
         """
         if not self._names:
             return "starting the worker" if self._cluster else "waiting for a worker"

@@ -1,4 +1,4 @@
-"""Writes texts, judgements and rankings of ir_datasets into Parquet files and keeps these for later
+"""Writes texts, judgements and rankings of ir_datasets into Parquet files, and keeps the files for later
 commands.
 """
 
@@ -35,9 +35,10 @@ _T = TypeVar("_T")
 
 
 def source_path(name: str, part: DatasetPart) -> AnyPath:
-    """Return the path of the file or object `name`, or of the file with a part of the dataset ``irds:NAME``.
+    """Return the path of the file or object `name`. For the name of a dataset, ``irds:NAME``, return the path
+    of a file with the `part` of the dataset.
 
-    The first command that uses a part of a dataset writes this file into the user's cache folder.
+    The first command that uses a part of a dataset writes the part into a file in the user's cache folder.
 
     Raises
     ------

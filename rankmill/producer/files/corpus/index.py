@@ -128,11 +128,13 @@ def on_disk(
     on_duplicate: OnDuplicate = "error",
     fields: TextFields = CORPUS,
 ) -> TextIndex:
-    """Open the index of a corpus if it was made from the same files with the same options, else make one.
+    """Open the index of a corpus. If there is no index that was made from the same files with the same
+    options, make one.
 
-    Ids that occur twice are treated as in `in_memory`. The index is beside the first file, or in the user's
-    cache folder if the file's folder cannot be written or is in an object store. A confined process also uses
-    the cache folder, because others could put an index or a link beside the file.
+    Ids that occur twice are treated as in `in_memory`. A new index is written beside the first file, except
+    in three cases: the file's folder cannot be written, the file is in an object store, or the process is
+    confined (others could put an index or a link beside the file). The index is then in the user's cache
+    folder.
 
     Raises
     ------

@@ -48,8 +48,8 @@ class RankingSource(PairSource):
     fingerprints
         The `fingerprint` of each of ``files.all``.
     allow_missing
-        Whether an id that is in no file becomes a row error; otherwise it ends the command before any work. A
-        null text and an empty query become row errors in any case.
+        Whether a pair with an id that no file contains becomes a row error; if not, such an id ends the
+        command before any row is scored. A null text and an empty query become row errors in any case.
     on_duplicate
         What to do with an id that has two texts in the queries or the corpus.
     queries, corpus
@@ -104,7 +104,7 @@ class RankingSource(PairSource):
         super().__init__(files.all, marks, rows, shard)
 
     def select(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
-        """See `PairSource.select`; only columns of the ranking can be selected."""
+        """See `PairSource.select`; the columns of texts, ``query`` and ``passage``, cannot be selected."""
         wanted = list(names)
         return (batch.select(wanted) for batch in self._ids())
 
@@ -177,7 +177,7 @@ class RankingSource(PairSource):
         texts = _present(self._queries, queries.dictionary)
         is_there = pc.is_valid(texts).take(queries.indices)
         places = pc.if_else(is_there, queries.indices, pa.scalar(None, pa.int32()))
-        # nulls are in the indices, because a dictionary in Parquet cannot contain null
+        # a query without a text is null in the indices, because a dictionary in Parquet cannot contain null
         query = pa.DictionaryArray.from_arrays(places, pc.fill_null(texts, ""))
         rows = self._corpus.find(batch["doc_id"])
         for row in range(0, len(batch), _ROWS_AT_ONCE):
@@ -242,7 +242,8 @@ def _best(
     ranks = batch["run_rank"].to_numpy(zero_copy_only=False).astype(np.float64)
     by_score = best_first(numbers, scores, batch["doc_id"])
     by_rank = best_first(numbers, -ranks, None)
-    # The rows of a query have the same places in both orders, so each query can take its rows from either.
+    # Both orders have the rows of a query at the same places, so each query can be ordered by its scores or
+    # by its ranks.
     order = np.where(has_scores[by_score], by_score, by_rank)
     places = np.arange(len(batch)) - np.repeat(starts, sizes)
     kept = np.sort(order[places < depth])

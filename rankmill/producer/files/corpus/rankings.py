@@ -36,8 +36,8 @@ _USUAL: Mapping[str, Sequence[Sequence[str]]] = {
 }
 """For each column of a ranking, the names that it may have in a file.
 
-An output of score-file also has ``run_rank`` and ``run_score``, with rank and score of the run that was
-scored. These are used only if the file has no other rank and no other score.
+An output of score-file that scored a run also has ``run_rank`` and ``run_score``, the rank and the score in
+that run. These two columns are used only if the file has no other column of ranks or of scores, respectively.
 """
 
 _RELEVANCE: Sequence[Sequence[str]] = [("relevance",), ("rel", "label", "score")]
@@ -63,7 +63,9 @@ _THREE = LineFormat(
     (),
     _RANKING.kinds,
 )
-"""A run with three fields on a line, read to find out whether the last field holds ranks or scores."""
+"""Form of a run with three fields on a line, in which a reader finds out whether the last field is rank or
+score.
+"""
 
 _QRELS = LineFormat(
     pa.schema({"query_id": pa.string(), "doc_id": pa.string(), "relevance": pa.int64()}),
@@ -76,9 +78,10 @@ _QRELS = LineFormat(
 def read_ranking(path: AnyPath) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a ranking in order, as batches of `SCHEMA`.
 
-    In text, tabs or spaces separate the fields. Without a header, a line has the six fields of TREC; or query
-    and passage, and after these nothing, the rank, the score, or both (`_third_field` tells rank from score).
-    A row of JSON or Parquet may hold lists of passages, ranks and scores.
+    In text, tabs or spaces separate the fields. Without a header, a line has the six fields of TREC, or else
+    two to four fields: query and passage, perhaps followed by the rank, by the score, or by the rank and the
+    score. If there are three fields, `_third_field` tells a rank from a score. A row of JSON or Parquet may
+    hold lists of passages, ranks and scores.
 
     Raises
     ------
@@ -126,8 +129,8 @@ def read_table(path: AnyPath) -> pa.Table:
 
 
 def column_of(path: AnyPath, names: Sequence[str], *usual: Sequence[str]) -> str:
-    """Return which of a file's columns (`names`) has a usual name. `usual` are sequences of such names; names
-    of an earlier sequence are preferred.
+    """Return the name of the column, among a file's columns `names`, that has a usual name. `usual` are
+    sequences of usual names; names of an earlier sequence are preferred.
 
     Raises
     ------
@@ -234,8 +237,9 @@ def _named(path: AnyPath, names: Sequence[str]) -> Mapping[str, str]:
 
 
 def _fields(path: AnyPath, words: Sequence[str]) -> Sequence[str]:
-    """Return the names of the fields on each line of a ranking, if its first line (`words`) is a header or
-    has three fields. Otherwise return an empty sequence: then the number of fields tells their names.
+    """Return the names of the fields on each line of a ranking whose first line (`words`) is a header or has
+    three fields. For any other first line, return an empty sequence: the number of fields on a line then
+    tells the names of the fields.
     """
     if words and words[0].lower() in QUERY_IDS:
         roles = {column: name for name, column in _named(path, words).items()}
@@ -247,8 +251,8 @@ def _third_field(path: AnyPath) -> str:
     """Name the third field of a run, ``run_rank`` or ``run_score``: ranks are whole numbers that rise within
     each query.
 
-    The file is read in blocks. Rows of a query are compared if they are in one block, or follow each other.
-    If the file has only one block, and no query has two rows, whole numbers are ranks.
+    The file is read in blocks. Rows of a query are compared if the rows are in one block, or follow each
+    other. Whole numbers are also taken for ranks if the file has only one block and no query has two rows.
 
     Raises
     ------

@@ -42,9 +42,10 @@ _ROWS = 16_384
 class TextFields:
     """Names the columns with the ids and the texts of queries, or of a corpus.
 
-    A column that is not named is guessed if it is the only one with a known name. The last of ``texts`` is
-    the text; the values of the others go before it, separated by spaces, unless they are empty. ``columns``
-    are all columns of CSV or TSV without a header.
+    A column that the caller does not name is guessed: it must be the only column with a known name. If
+    ``texts`` names several columns, the last one has the text. The values of the other columns go before the
+    text, separated by spaces; empty values are left out. ``columns`` are all columns of CSV or TSV without a
+    header.
     """
 
     side: Side
@@ -64,7 +65,8 @@ class TextFields:
         Raises
         ------
         InputError
-            The file lacks a column, or has none of the known names, or several.
+            The file lacks a column that the caller named. Or the caller did not name a column, and the file
+            has no column with a known name, or several.
         """
         is_json = format_of(path) in {JSON, JSONL}  # later records may have names that the first one lacks
         for option, name in (("id", self.id), *(("text", text_name) for text_name in self.texts)):
@@ -133,8 +135,9 @@ def taken_fields(path: AnyPath, fields: TextFields) -> TextFields | None:
 
 
 def taken(paths: Sequence[AnyPath], fields: TextFields) -> dict[str, str]:
-    """Describe in words the columns of ids and texts that `read_texts` reads from the files `paths`. The key
-    of the description is the option that names these files (``queries`` or ``corpus``).
+    """Describe in words the columns of ids and texts that `read_texts` reads from the files `paths`. The
+    result is a dictionary with one item, whose key is the option that names the files (``queries`` or
+    ``corpus``).
     """
     columns = dict.fromkeys(str(of_file) for path in paths if (of_file := taken_fields(path, fields)))
     return {fields.side: "; ".join(columns)}
@@ -154,8 +157,9 @@ def _joined(before: Sequence[pa.Array], text: pa.Array) -> pa.Array:
 
 
 def _open(path: AnyPath, fields: TextFields) -> tuple[TextFields, Iterator[pa.RecordBatch]] | None:
-    """Open a file of texts. Return the names of its columns of ids and texts, which are found at the
-    beginning of the file, and an iterator over the rows of these columns; ``None`` for an empty file.
+    """Open a file of texts. Return a pair: the names of the file's columns of ids and texts, which are found
+    at the beginning of the file, and an iterator over the rows of these columns. Return ``None`` for an empty
+    file.
     """
     options = ReadOptions(way_out="write the texts as Parquet", names=fields.columns)
     form = format_of(path)

@@ -27,10 +27,11 @@ NOT_UTF8 = "not valid UTF-8; convert the file first, for example: iconv -f latin
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 ROW = "\0"
-"""Name of a column that has each row as the file has it, such as a line of JSON; only some readers have this
+"""Name of a column that has each row as the file has it, such as a line of JSON. Only some readers have this
 column.
 
-`ROW` followed by a column's name stands for that column as text; values that are not strings become JSON.
+The name `ROW` followed by the name of another column stands for that other column as text; values that are
+not strings become JSON.
 """
 
 
@@ -69,13 +70,13 @@ class TextColumns:
 class ReadOptions:
     """How to read a file.
 
-    ``delimiter`` is the character between two fields of CSV and TSV, or its name; with ``None`` it is
-    detected in CSV, and is a tab in TSV. ``lists`` are columns to unroll: a row becomes one row for each
-    item. ``max_field_mib`` is the most MiB of a field in quotes of CSV and TSV (``None`` means
-    `MAX_FIELD_MIB`). A row may have as many MiB, or `MAX_FIELD_MIB` if that is more. ``way_out`` tells the
-    user what to do about a longer field or row. ``names`` are the columns of CSV or TSV without a header.
-    ``typed`` says whether columns of JSON get types; otherwise all but ``lists`` are text. ``messages`` are
-    columns of conversations.
+    ``delimiter`` is the character between two fields of CSV and TSV, or its name. If it is ``None``, the
+    delimiter of CSV is detected, and that of TSV is a tab. ``lists`` are columns to unroll: a row becomes one
+    row for each item. ``max_field_mib`` is the largest number of MiB in a field in quotes of CSV and TSV
+    (``None`` means `MAX_FIELD_MIB`). A row may have as many MiB as a field, but at least `MAX_FIELD_MIB`.
+    ``way_out`` is advice to the user about a field or row that is too long. ``names`` are the columns of CSV
+    or TSV without a header. ``typed`` says whether columns of JSON get types; if not, all columns but
+    ``lists`` are text. ``messages`` are columns of conversations.
     """
 
     delimiter: str | None = None
@@ -93,8 +94,8 @@ class Survey:
     ``None`` if no such row was found.
 
     ``typed`` says whether the format has types. ``as_asked`` says whether the reader converts columns to the
-    types that the caller asks for; such a reader also has the column `ROW`. ``mixed`` are columns that become
-    text, or lists of text, because no other type fits all values.
+    types that the caller asks for; a reader that does has the column `ROW`, too. ``mixed`` are columns that
+    become text, or lists of text, because no other type fits all values.
     """
 
     schema: pa.Schema
@@ -113,7 +114,7 @@ class Reader(Protocol):
     InputError
         From any method: the file is damaged. The message names the file and, if known, column and row.
     StoreError, RunnerError
-        From any method: as `open_stream` raises these.
+        From any method: the store does not serve, or this process may not read the file.
     """
 
     def shown_columns(self) -> pa.Schema:
@@ -122,8 +123,8 @@ class Reader(Protocol):
 
     def survey(self, *, find_nulls: bool) -> Survey:
         """Find the schema and the number of rows of the file. With `find_nulls`, also find the first row with
-        a null in a text column (``first_null``), even if this takes another read. Raises an error if the data
-        that are read for this are damaged.
+        a null in a text column (``first_null``), even if the file must be read once more to find it. Raises
+        an error if the bytes that are read are damaged.
         """
         ...
 
@@ -257,8 +258,8 @@ def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Convert Arrow's string views and binary views in a batch, at any depth, to plain text and bytes. Polars
     writes views, and Arrow cannot take rows of them.
 
-    A dictionary of texts stays one, but without a null among its texts, because Parquet cannot hold that
-    null. Other dictionaries become plain values.
+    A dictionary of texts stays a dictionary, but a null among its texts is removed, because Parquet cannot
+    hold that null. All other dictionaries become plain values.
     """
     schema = plain_schema(batch.schema)
     columns = map(_plain_column, batch.columns, schema.types)
@@ -287,13 +288,13 @@ def _without_view(kind: pa.DataType) -> pa.DataType:
 
 
 def undictionaried(kind: pa.DataType) -> pa.DataType:
-    """The type `kind`, or the type of its values if it is a dictionary."""
+    """Return the type of a dictionary's values if `kind` is a dictionary, else `kind` itself."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def mapped_type(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """Apply `change` to all types inside of a struct, a map or a list, and return the new type. For any other
-    type, return what `change` makes of the type itself.
+    """Apply `change` to all types inside of a struct, a map or a list, and return the new type. If `kind` has
+    no types inside, return ``change(kind)``.
     """
 
     def mapped(field: pa.Field) -> pa.Field:

@@ -50,8 +50,8 @@ row must fit into a block.
 """
 
 _BEGINNING_BYTES = 1 << 20
-"""The delimiter and the header of a file are found in its first bytes, at most this many. These bytes must
-contain the whole header.
+"""At most this many bytes of the beginning of a file are read to find the delimiter and the header. The whole
+header must be among these bytes.
 """
 
 _MAX_COLUMNS = 10_000
@@ -137,8 +137,9 @@ class _DelimitedReader:
             yield pa.RecordBatch.from_pylist([], schema=reader.schema)
             yield from reader
         except (pa.ArrowException, OSError) as error:
-            # Arrow raises this error without reading to the end: read on, because `formats.quotes` may find
-            # wrong quotes, which explain it better.
+            # Arrow raises this error without reading to the end. The rest is read here, because
+            # `formats.quotes` may find wrong quotes, and its error explains the cause better than Arrow's
+            # error.
             if self._has_quotes and "Empty CSV file" in str(error):
                 with self._open() as stream:
                     while stream.read(block_bytes):
@@ -180,7 +181,8 @@ class _DelimitedReader:
 
     def _is_header(self, first: Sequence[str], given: Sequence[str]) -> bool:
         """Whether the file's first row is a header, although the caller has named the columns (`given`). A
-        header has all of the given names, or the name of a text column at the place of that column.
+        first row counts as a header in two cases: it has all of the given names, or it has the name of a text
+        column at the place of that column.
         """
         same = {
             name for name, field in zip(given, first, strict=False) if field.casefold() == name.casefold()
@@ -235,12 +237,13 @@ class CsvReader(_DelimitedReader):
         return True
 
     def _usual_delimiter(self, beginning: str) -> str:
-        """Detect the delimiter of a CSV file: the first one that fits, or else the one that gives the most
-        fields.
+        """Detect the delimiter of a CSV file: the first delimiter that fits. If no delimiter fits, return the
+        one that splits the first row into the most fields.
 
-        A delimiter fits if the header then has all columns of texts or conversations; or several columns, if
-        the caller names none of these. If the caller gives names for all columns of the file, a delimiter
-        fits if the first row has as many fields as there are names.
+        If the caller gives names for all columns of the file, a delimiter fits if the first row has as many
+        fields as there are names. If the caller gives no such names, but names columns of texts or
+        conversations, a delimiter fits if the header has all of these columns. If the caller names no columns
+        at all, a delimiter fits if the header has several columns.
         """
         wanted = {*self._texts, *self._options.messages}
         rows = {

@@ -96,7 +96,7 @@ class ArrowReader:
 def _batches(file: pa.NativeFile, is_file: bool, options: pa.ipc.IpcReadOptions) -> Iterator[pa.RecordBatch]:
     opened = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(file, options=options)
     for batch in map(opened.get_batch, range(opened.num_record_batches)) if is_file else opened:
-        # otherwise Arrow would follow the offsets of a damaged file to any place in memory
+        # without this check, Arrow would follow the offsets of a damaged file to any place in memory
         batch.validate(full=True)
         yield batch
     if not is_file:
@@ -107,8 +107,8 @@ def _batches(file: pa.NativeFile, is_file: bool, options: pa.ipc.IpcReadOptions)
 
 
 class ArrowWriter:
-    """Writes an Arrow file, compressed with zstd. `close` ignores its metadata, because an Arrow file has
-    them in its schema, which is written first.
+    """Writes an Arrow file, compressed with zstd. The metadata that `close` gets are ignored, because an
+    Arrow file has its metadata in the schema, which is written first.
 
     Columns with dictionaries are written as plain values, because a file has one dictionary for all rows.
     """

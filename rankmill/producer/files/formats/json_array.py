@@ -57,8 +57,8 @@ def array_blocks(path: AnyPath, stream: pa.NativeFile, start: bytes) -> Iterator
 
 
 class _Text:
-    """Decodes a JSON file in pieces for its parser. ``text`` holds characters that were read from the file.
-    The parser has used those before the index ``at``.
+    """Decodes a JSON file piece by piece for a parser. ``text`` holds characters that were read from the
+    file. ``at`` is the index of the first of these characters that the parser has not used yet.
     """
 
     def __init__(self, path: AnyPath, stream: pa.NativeFile, start: bytes) -> None:
@@ -138,7 +138,9 @@ def _item(path: AnyPath, text: _Text, decoder: json.JSONDecoder, number: int) ->
 
 
 def _in_one_line(raw: str, value: Any) -> str:
-    """Put an item into one line; it is encoded anew only if a string in it has a control character."""
+    """Put an item of a JSON array into one line. If a string in the item has a control character, the item is
+    encoded anew.
+    """
     try:
         _STRICT.raw_decode(raw)  # raises an error if a string contains a control character
     except ValueError:

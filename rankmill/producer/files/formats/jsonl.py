@@ -82,8 +82,8 @@ class JsonlReader:
     """Reads JSON Lines, or an array of objects in a .json file, whose items count as lines.
 
     A column is converted to the type that the caller asks for. In a column of text, strings stay as they are,
-    and other values become their JSON, but the texts to score must be strings. The column `ROW` holds the
-    lines.
+    and other values become JSON. But in the columns of texts to score, all values must be strings or null.
+    The column `ROW` holds the lines.
     """
 
     def __init__(self, path: AnyPath, texts: Sequence[str], options: ReadOptions) -> None:
@@ -262,15 +262,17 @@ class _Part:
 
 
 class _Columns:
-    """Finds the columns of a file of JSON Lines from its rows, and the columns' types unless the caller wants
-    text.
+    """Finds the columns of a file of JSON Lines, and the type of each column, by reading the file's rows. A
+    column for which the caller wants text has the type text.
     """
 
     def __init__(self, path: AnyPath, texts: Sequence[str], options: ReadOptions) -> None:
         self.types: dict[str, pa.DataType] = {}
         self.mixed: set[str] = set()
         self.unsure: set[str] = set()
-        """Nested columns whose type was widened; earlier values may not fit the new type."""
+        """Nested columns whose type was widened after values had been read; those values may not fit the new
+        type.
+        """
         self._path, self._texts, self._options = path, texts, options
         self._seen: set[tuple[str, ...]] = set()
         self._largest: dict[str, int] = {}
@@ -292,8 +294,8 @@ class _Columns:
                 self._narrow(name, values)
 
     def check(self, part: _Part) -> None:
-        """Turn each nested column of `unsure` into text whose values in these rows do not fit its widened
-        type.
+        """Check the nested columns of `unsure` with these rows. A column becomes text if its values in these
+        rows do not fit the column's widened type.
         """
         for name in list(self.unsure):
             try:
@@ -308,12 +310,12 @@ class _Columns:
                 self._mix(name)
 
     def has_type(self, name: str) -> bool:
-        """Whether the type of a column is found from its values; otherwise it is text."""
+        """Whether the type of a column is found from the column's values. If not, the column is text."""
         return (self._options.typed or name in self._options.lists) and name not in self._texts
 
     def _narrow(self, name: str, values: Sequence[Any]) -> None:
-        """Widen the type of the column `name` so that it also fits `values`; if no type does, turn the column
-        into text.
+        """Widen the type of the column `name` so that the type also fits `values`. If no type does, turn the
+        column into text.
         """
         before, new = self.types[name], _type_of(values)
         if new is not None and pa.types.is_integer(new):
@@ -328,7 +330,7 @@ class _Columns:
         self.types[name] = both
 
     def _mix(self, name: str) -> None:
-        """Turn a column into text, or into lists of text if it is to be unrolled."""
+        """Turn a column into text. A column that is to be unrolled becomes lists of text."""
         self.types[name] = pa.list_(pa.string()) if name in self._options.lists else pa.string()
         self.mixed.add(name)
         self.unsure.discard(name)
@@ -356,8 +358,8 @@ def _present(records: Sequence[Record], wanted: set[str], *, is_uniform: bool) -
 
 
 def _type_of(values: Sequence[Any]) -> pa.DataType | None:
-    """Find the Arrow type that fits all of the values. Returns ``None`` if no type does, or if it would have
-    too many fields.
+    """Find the Arrow type that fits all of the values. Returns ``None`` if no type fits, or if the type would
+    have too many fields.
     """
     kinds = set(map(type, values)) - {type(None)}
     if not kinds:
@@ -377,8 +379,8 @@ def _type_of(values: Sequence[Any]) -> pa.DataType | None:
 
 
 def _has_truth_as_number(values: Iterable[Any], kind: pa.DataType) -> bool:
-    """Whether Arrow turns true or false into a number, at any depth, when it gives `values` the type `kind`.
-    It does so if some of the values are fractions.
+    """Whether `values` hold true or false where the type `kind`, at any depth, has floating-point numbers.
+    Arrow would silently turn true and false into numbers there.
     """
     if pa.types.is_floating(kind):
         return bool in set(map(type, values))
@@ -402,7 +404,7 @@ def _unified(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 
 def unified(kinds: Sequence[pa.DataType]) -> pa.DataType | None:
-    """A type that fits the values of all `kinds`; ``None`` if no type does."""
+    """Return a type that fits the values of all types in `kinds`; ``None`` if no type does."""
     if len(set(kinds)) > 1:  # Arrow cannot unify a dictionary with plain values
         kinds = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in kinds]
     try:
@@ -515,9 +517,9 @@ def _plain_batch(block: bytes, schema: pa.Schema, most: int) -> pa.RecordBatch |
     """Parse the rows of a block with Arrow, in half of the time that Python's json would take. Returns
     ``None`` if Arrow cannot be used for this block.
 
-    Use this only for columns of which Python has already read all values, because Arrow is less strict.
-    Python must parse a block with more than `most` rows, and a block that Arrow refuses because it has lone
-    surrogates, repeated keys, or control characters in strings.
+    Use this only for columns of which Python's json has already read all values, because Arrow is less
+    strict. Arrow cannot be used for a block with more than `most` rows, or for a block that Arrow refuses
+    because it has lone surrogates, repeated keys, or control characters in strings.
     """
     fields = pa.schema([field for field in schema if field.name != ROW])
     try:

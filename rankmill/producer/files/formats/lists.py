@@ -40,8 +40,8 @@ class ListReader:
         return self._inner.shown_columns()
 
     def survey(self, *, find_nulls: bool) -> Survey:
-        """See `Reader.survey`; first `inner` surveys the file, then the lists are read to count the rows that
-        they make.
+        """See `Reader.survey`. The reader `inner` surveys the file. Then the lists are read, to count the
+        rows into which the lists are unrolled.
         """
         plain = [name for name in self._texts if name not in self._lists]
         inner = self._inner.survey(find_nulls=False)

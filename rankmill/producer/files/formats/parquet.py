@@ -88,7 +88,9 @@ def metadata_of(path: AnyPath) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """Schema, number of rows and batches of columns of an earlier output; batches can be read only once."""
+    """Columns of an earlier output: their schema, the number of rows, and the rows in batches. The batches
+    can be read only once.
+    """
 
     schema: pa.Schema
     rows: int
@@ -96,8 +98,8 @@ class ScoredRows:
 
 
 def scored_rows(path: AnyPath, names: Sequence[str], option: str) -> ScoredRows:
-    """Read the columns `names` of an earlier output of score-file. An error names the `option` of the command
-    that needs the columns.
+    """Read the columns `names` of an earlier output of score-file. Messages of errors name the `option` of
+    the command that needs the columns.
 
     Raises
     ------

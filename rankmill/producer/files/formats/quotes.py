@@ -83,14 +83,15 @@ class Misquoted(Exception):
 
 
 class Quotes:
-    """Checks the quotes of a CSV file, which is given to `look` a piece at a time.
+    """Checks the quotes of a CSV file. The file is given to `look` a piece (some bytes) at a time.
 
     Parameters
     ----------
     delimiter
         The character between two fields.
     longest
-        The largest number of bytes that a field in quotes may have. It must not be less than that of a piece.
+        The largest number of bytes that a field in quotes may have. No piece that is given to `look` may be
+        longer.
     """
 
     def __init__(self, delimiter: str, longest: int) -> None:
@@ -101,12 +102,12 @@ class Quotes:
         self._outside = re.compile(rb'(?:[^"]++|(?<!%b)"|%b)*+' % (edge, field))
         self._longest = longest
         self._rest, self._at = b"\n", -1
-        """The last byte of the file that was checked, followed by the bytes that are not checked yet, and its
-        place in the file.
+        """Two values: the last checked byte of the file with the bytes after it, which are not checked yet,
+        and the place of that last checked byte in the file.
         """
         self._open: int | None = None
-        """If the checked bytes end in a field in quotes, the place in the file at which this field begins;
-        otherwise ``None``.
+        """The place in the file at which a field in quotes begins, if the checked bytes end inside of that
+        field; otherwise ``None``.
         """
 
     def look(self, data: bytes) -> None:

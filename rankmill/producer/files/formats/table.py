@@ -23,7 +23,7 @@ def formats() -> tuple[Format, ...]:
 @cache
 def of_ending(ending: str) -> Format | None:
     """Return the format of files whose names have an ending such as ``.csv``; ``None`` if no format has the
-    ending. If the ending is a dot and the format's name, no other format is imported.
+    ending. If the ending is a dot and a format's name, only that format is imported.
     """
     try:
         named: Format = plugins.load("rankmill.formats", ending.removeprefix("."))

@@ -40,8 +40,8 @@ def read_lines(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the lines of a file in order, as batches of ``lines.schema``; missing columns are null.
 
-    `fields_of` gets the words of the first line, and may return the names of the fields; if it returns none,
-    their number tells the names.
+    `fields_of` is called with the words of the first line, and may return the names of the fields. If
+    `fields_of` returns no names, the number of fields on the line tells the names.
 
     Raises
     ------

@@ -15,19 +15,21 @@ from rankmill.producer.files.stores.paths import AnyPath, ObjectPath
 from rankmill.producer.files.stores.places import is_in_repository
 
 BEAT_SECONDS = 5.0
-"""Seconds after which the holder of a lock writes the lock again."""
+"""Seconds between two writes of a lock by its holder, which show that the holder is alive."""
 
 LEASE_SECONDS = 20.0
-"""Seconds after which an unchanged lock is free, because its holder has died or lost the store."""
+"""Seconds after which a lock that does not change counts as free, because its holder has died or lost the
+store.
+"""
 
 logger = logging.getLogger(__name__)
 
 
 def lock_in_store(lock: AnyPath, output: AnyPath, folder: Path) -> ObjectLock | None:
-    """Make the lock of an output in an object store. Returns ``None`` for a file of this host, which a lock
-    in the run's folder protects.
+    """Make the lock of an output in an object store. Returns ``None`` for an output on this host, because the
+    lock in the run's folder protects such an output.
 
-    An output in a repository of the Hugging Face Hub does not get a lock either, because each write of the
+    Returns ``None`` for an output in a repository of the Hugging Face Hub, too, because each write of the
     lock would be a commit that stays.
     """
     if isinstance(lock, ObjectPath) and not is_in_repository(lock):
@@ -48,8 +50,8 @@ class ObjectLock:
     output
         The output that is locked, for messages.
     folder
-        The run's folder on this host. A command that continues a killed one in the same folder gets the lock
-        at once.
+        The run's folder on this host. If a command was killed, another command with the same folder gets the
+        lock immediately.
 
     Raises
     ------
@@ -86,8 +88,8 @@ class ObjectLock:
                 self._lock.unlink(missing_ok=True)
 
     def check(self) -> None:
-        """Raise `OutputBusy` if another host has taken the lock; it may do so when this host has not written
-        the lock for long.
+        """Raise `OutputBusy` if another host has taken the lock. Another host may take the lock if this host
+        has not written the lock for `LEASE_SECONDS`.
         """
         if self._other is not None:
             raise OutputBusy(
@@ -96,8 +98,8 @@ class ObjectLock:
             )
 
     def _watch(self, first: dict[str, str]) -> None:
-        """Watch another host's lock, whose content was `first`. Return when it is gone, or after
-        `LEASE_SECONDS` without a change; raise `OutputBusy` if it changes.
+        """Watch another host's lock, whose content was `first`. Return when the lock is gone, or when it has
+        not changed for `LEASE_SECONDS`. Raise `OutputBusy` if the lock changes.
         """
         logger.warning("host %s has begun %s; looking whether it still works", first["host"], self._output)
         until = system.monotonic() + LEASE_SECONDS
@@ -131,8 +133,8 @@ class ObjectLock:
         return json.dumps(holder).encode()
 
     def _create(self) -> bool:
-        """Write the lock if it does not exist; returns whether it was written. If the store cannot write on
-        this condition, nothing is written.
+        """Write the lock if it does not exist, and return whether it was written. Nothing is written if the
+        store cannot write an object on the condition that it does not exist.
         """
 
         def create(store: Any, name: str) -> bool:

@@ -56,10 +56,11 @@ class OutputRecord:
                 )
 
     def note(self, files: Mapping[AnyPath, Path]) -> None:
-        """Note the state that files will have at their places (the keys of `files`), before they are moved.
+        """Note the state that files will have at their final places (the keys of `files`). Call this before
+        the files are moved.
 
-        The new record is first written in the run's folder, if that exists, so that it is removed with the
-        folder if this process dies.
+        If the run's folder exists, the new record is written there first and then moved. A record that is
+        left unfinished because the process died is then removed with the run's folder.
         """
         recorded = self._read()
         for path, partial in files.items():
@@ -67,8 +68,9 @@ class OutputRecord:
         self._write(recorded)
 
     def seal(self, run_id: str, *made: str) -> None:
-        """Note the run's outcome (the texts `made`) before its output is moved into place, because the server
-        may lose the end of the run. Raises `OutputError` if the record cannot be written.
+        """Note the outcome of the run `run_id` (the texts `made`), because the Redis server may lose the end
+        of the run. Call this before the output is moved into place. Raises `OutputError` if the record cannot
+        be written.
         """
         with as_output_error(self._record):
             self._write({**self._read(), _SEAL: [run_id, *made]})
@@ -90,7 +92,7 @@ class OutputRecord:
                     file.flush()
                     system.fsync(descriptor)
                 os.replace(name, self._record.name, src_dir_fd=folder, dst_dir_fd=above)
-                # otherwise, after a power failure, a part could be in its folder and its record be lost
+                # without this, a power failure could lose the record but leave a part in its folder
                 system.fsync(above)
             except BaseException:
                 with suppress(OSError):
@@ -99,8 +101,8 @@ class OutputRecord:
 
     @contextmanager
     def _opened(self, above: int) -> Iterator[int]:
-        """Open the run's folder, which is in the open folder `above`. Yields `above` itself if the run's
-        folder does not exist.
+        """Open the run's folder, which is in the open folder `above`, and yield its descriptor. If the run's
+        folder does not exist, yield `above`.
         """
         try:
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -114,8 +116,8 @@ class OutputRecord:
             os.close(folder)
 
     def _read(self) -> dict[str, list[str]]:
-        """Read the record of the output's files from disk; empty if it does not exist, is not this user's, or
-        is damaged.
+        """Read the record of the output's files from disk. Returns an empty record if the file does not
+        exist, belongs to another user, or is damaged.
         """
         try:
             descriptor = os.open(self._record, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

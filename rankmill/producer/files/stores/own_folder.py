@@ -40,8 +40,8 @@ def close(descriptor: int) -> None:
 class OwnFolder:
     """Opens a folder of this user without following a link; the folder is made if it does not exist.
 
-    The folder belongs to this process's user. From now on no other user may write in it, so its files stay as
-    they are checked here. Call `close` at the end.
+    The folder belongs to this process's user, and is made writable only for that user. So the files in it,
+    which are checked when the folder is opened, stay as they are. Call `close` at the end.
 
     Parameters
     ----------
@@ -98,8 +98,8 @@ class OwnFolder:
         return descriptor
 
     def watch(self, path: Path, status: os.stat_result | None = None) -> None:
-        """Remember which file is at `path`, so that `check` notices if it is removed or replaced. `status`
-        identifies the file; by default, it is the one that is there now.
+        """Remember which file is at `path`, so that `check` notices if the file is removed or replaced.
+        `status` identifies the file; by default, the file that is at `path` now is remembered.
         """
         status = status or path.lstat()
         self._watched[path] = status.st_dev, status.st_ino
@@ -123,7 +123,9 @@ class OwnFolder:
             os.unlink(name, dir_fd=self._descriptor)
 
     def remove(self) -> None:
-        """Remove the folder that was opened, with its files, even if its path leads elsewhere by now."""
+        """Remove the folder that was opened, with its files, even if the folder's path leads to another
+        folder by now.
+        """
         shutil.rmtree(".", ignore_errors=True, dir_fd=self._descriptor)
         os.rmdir(self.path.name, dir_fd=self._above)
 

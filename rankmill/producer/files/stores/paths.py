@@ -67,8 +67,8 @@ def guard(check: Guard) -> None:
 class ObjectPath(PurePosixPath):
     """The path of an object in a store, such as ``s3://bucket/key``.
 
-    Some methods have the names of methods of `pathlib.Path` and ask the store, so that code can take an
-    `AnyPath`.
+    Some methods ask the store. These methods have the names of methods of `pathlib.Path`, so that code can
+    take an `AnyPath`, which is either kind of path.
     """
 
     @property
@@ -89,8 +89,9 @@ class ObjectPath(PurePosixPath):
         return self.parts[0].removesuffix(":")
 
     def ask(self, question: Callable[[Any, str], T], seconds: float = LOOK_SECONDS, doing: str = "") -> T:
-        """Call `question` with the store and the object's name in it, and wait if the store is away. If
-        `question` fails, the message begins with `doing`.
+        """Call `question` with the store and the object's name in the store, and return the answer. The call
+        is repeated while the store fails, for up to `seconds`. If `question` fails for good, the message of
+        the error begins with `doing`.
 
         Raises
         ------
@@ -127,11 +128,11 @@ class ObjectPath(PurePosixPath):
     def names(
         self, question: Callable[[Any, str], Iterable[str]], above: ObjectPath | None = None
     ) -> list[ObjectPath]:
-        """Ask the store for the names of objects in the folder `above` (default: this path), and return their
-        paths. `question` is called with the store and this path's name in it.
+        """Call `question` with the store and this path's name in it, and return the paths of the objects that
+        `question` names. All of these objects must be in the folder `above` (default: this path).
 
-        The store may spell the folder in another way. The returned paths begin with `above` as the caller
-        spells it.
+        The store may spell the name of the folder in another way than the caller. The returned paths begin
+        with `above` as the caller spells it.
         """
         above = above or self
         names = self.ask(
@@ -250,8 +251,8 @@ def below(folder: AnyPath) -> list[AnyPath]:
 
 
 def workspace_of(output: AnyPath) -> Path:
-    """The folder of the run that makes `output`: beside a file, or in the user's state folder for an
-    object.
+    """The folder of the run that makes `output`. It is beside an output on this host, and in the user's state
+    folder for an output in a store.
     """
     if isinstance(output, Path):
         return output.with_name(output.name + WORKSPACE)
@@ -261,7 +262,8 @@ def workspace_of(output: AnyPath) -> Path:
 
 
 def patiently(subject: object, action: Callable[[], T], seconds: float) -> T:
-    """Call `action` and return its result. While the store fails, the call is repeated after growing pauses.
+    """Call `action` and return the result. While the store fails, `action` is called again after pauses that
+    become longer.
 
     Raises
     ------
@@ -288,8 +290,8 @@ def patiently(subject: object, action: Callable[[], T], seconds: float) -> T:
                 raise StoreError(f"{subject}: no permission ({_reason(error)})") from None
             if isinstance(error, _LASTING) or type(error).__name__ in _LASTING_NAMES:
                 raise InputError(f"{subject}: {_reason(error)}") from None
-            # The time is counted from the first failure, because an upload may take longer than this and
-            # still succeed.
+            # The time is counted from the first failure, not from the call, because an upload may take longer
+            # than `seconds` and still succeed.
             deadline = min(deadline, system.monotonic() + seconds)
             if system.monotonic() > deadline:
                 raise StoreError(f"{subject}: the store does not serve: {_reason(error)}") from None

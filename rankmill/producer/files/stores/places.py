@@ -22,7 +22,7 @@ def check_writable(path: AnyPath) -> None:
         return
     if not path.parent.is_dir():
         raise InputError(f"{path.parent}: no such directory to write the output to")
-    # Both are checked: the run's own folder is made beside the output, also if this is a folder of parts.
+    # The parent is checked even if the output is a folder of parts, because the run's folder is made there.
     for place in (path.parent, path):
         if place.is_dir() and not os.access(place, os.W_OK):
             raise InputError(f"{place} is not writable; name another place with -o")
@@ -83,8 +83,9 @@ def _check_container(path: ObjectPath) -> None:
 
 
 def _container(path: ObjectPath) -> ObjectPath:
-    """Return the path of an object's bucket, or of its repository on the Hugging Face Hub. The names of
-    repositories begin with their kind, except those of models.
+    """Return the path of an object's bucket, or of its repository on the Hugging Face Hub. The path of a
+    repository of datasets, spaces, kernels or buckets has one name more (``datasets/…``) than that of a
+    model.
     """
     if path.protocol != "hf":
         return ObjectPath(*path.parts[:2])

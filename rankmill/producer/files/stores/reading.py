@@ -68,8 +68,8 @@ def is_empty_here(path: AnyPath) -> bool:
 
 
 def check_not_empty(path: AnyPath, size: int, *others: AnyPath) -> None:
-    """Raise `InputError` if the size of a file is 0; `others` are further empty files, which the message
-    counts.
+    """Raise `InputError` if the `size` of the file `path` is 0. `others` are further files that are empty;
+    the message says how many.
     """
     if not size:
         more = f", as {len(others)} more have" if others else ""
@@ -79,8 +79,8 @@ def check_not_empty(path: AnyPath, size: int, *others: AnyPath) -> None:
 
 
 def open_random(path: AnyPath) -> Path | pa.NativeFile:
-    """Check a file or an object, and return it as a path or an open file that Arrow can read in any order.
-    Raises the errors of `open_stream`.
+    """Check a file or an object, and return what Arrow can read in any order: the path of a file, or an
+    opened object. Raises the errors of `open_stream`.
     """
     if isinstance(path, ObjectPath):
         check_not_empty(path, path.about()["size"])

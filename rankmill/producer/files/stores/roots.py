@@ -61,8 +61,8 @@ class Roots:
         }
 
     def allow(self, path: AnyPath, use: Use) -> bool:
-        """Whether a path may be read or written. With links resolved, it must be in one of the allowed
-        folders or URLs, and neither hidden there nor in a run's folder.
+        """Whether a path may be read or written. The path, with its links resolved, must be in one of the
+        allowed folders or URLs. It must not be hidden there, and must not be in a run's folder.
         """
         place = resolved(path)
         return any(_is_within(place, root) and not _is_hidden(place, root) for root in self._roots[use])
@@ -88,8 +88,8 @@ class Roots:
             raise refusal(name, use)
         elif isinstance(path, Path):
             for end in range(wild + 1, len(path.parts)):
-                # Otherwise a pattern could find out the names of files behind a link that leads out of the
-                # allowed folders.
+                # All folders that the beginning of the pattern matches must be allowed. A pattern could find
+                # out the names of files through a link that leads out of the allowed folders.
                 if not all(map(self._is_inside, matches(Path(*path.parts[:end]), folders=True))):
                     raise refusal(name, use)
 
@@ -101,8 +101,8 @@ class Roots:
         self._roots["read"].append(folder)
 
     def allow_look(self, path: ObjectPath) -> bool:
-        """Whether a store may be asked about an object. The object must be below one of the allowed URLs,
-        even if it is hidden there (such as a run's lock), or above one of them (such as a bucket).
+        """Whether a store may be asked about an object. The object must be below one of the allowed URLs, or
+        above one of them (such as a bucket). It may be hidden, such as a run's lock.
         """
         roots = [root for some in self._roots.values() for root in some]
         return any(_is_within(path, root) or _is_within(root, path) for root in roots)
@@ -127,8 +127,8 @@ def confined() -> Roots | None:
 
 
 def check_opened(descriptor: int, path: Path, use: Use) -> None:
-    """Raise `RunnerError` if the open file `descriptor` may not be used. It was opened at `path`, which was
-    checked before, but may have led elsewhere by then.
+    """Raise `RunnerError` if the open file `descriptor` may not be used. The file was opened at `path`, which
+    was checked before; but `path` may have led to another file when it was opened.
     """
     roots = confined()
     if roots and not roots.allow(_path_of(descriptor), use):
@@ -157,10 +157,10 @@ def opened_folder(folder: Path, target: Path | None = None, below: str = "") -> 
 
 
 def held(descriptor: int, path: Path) -> Path:
-    """A path that always leads to the open folder `descriptor`. The folder was opened at `path`, which may
-    lead elsewhere later.
+    """Return a path that always leads to the open folder `descriptor`. The folder was opened at `path`, but
+    `path` may lead to another folder later.
 
-    If the process is not confined, or the system has no such paths, this returns `path`.
+    Returns `path` if the process is not confined, or if the system has no path that leads to an open folder.
     """
     status = os.fstat(descriptor)
     stays = (f"/proc/self/fd/{descriptor}", f"/.vol/{status.st_dev}/{status.st_ino}")  # on Linux, on macOS
@@ -230,13 +230,15 @@ def _is_within(path: AnyPath, root: AnyPath) -> bool:
 
 
 def _is_hidden(path: AnyPath, root: AnyPath) -> bool:
-    """Whether a path below the folder or URL `root` is hidden there, or is in the folder of a run."""
+    """Whether a path below the folder or URL `root` is hidden (a name below `root` begins with a dot), or is
+    in the folder of a run.
+    """
     return any(part[0] == "." or part.endswith(WORKSPACE) for part in path.parts[len(resolved(root).parts) :])
 
 
 def _is_plain(path: ObjectPath) -> bool:
-    """Whether every library reads the URL in the same way: it contains no other URL (``::``) and no encoded
-    dots.
+    """Whether every library understands the URL in the same way. Such a URL contains neither another URL
+    (``::``) nor ``.`` or ``..`` as a name, plain or encoded.
     """
     parts = unquote(str(path)).replace("\\", "/").split("/")
     return "::" not in str(path) and not {".", ".."} & set(parts)

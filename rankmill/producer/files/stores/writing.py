@@ -29,8 +29,8 @@ _WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "oss", "memory"
 """Schemes of the URLs of stores in which an object appears only when its upload is complete."""
 
 _IN_PIECES = {"s3", "s3a"}
-"""Schemes of the URLs of stores to which s3fs uploads an object in pieces. Their size and number are set in
-`_send`, because by default s3fs holds ten pieces of 50 MiB in memory.
+"""Schemes of the URLs of stores to which s3fs uploads an object in pieces. `_send` sets the size of the
+pieces and how many are sent at a time, because by default s3fs holds ten pieces of 50 MiB in memory.
 """
 
 _PIECE_BYTES, _MOST_PIECES = 16 << 20, 10_000
@@ -136,7 +136,9 @@ def as_output_error(path: AnyPath) -> Iterator[None]:
 
 @contextmanager
 def _private_folder(target: AnyPath) -> Iterator[Path]:
-    """Make a folder beside `target`, or in the system's folder for an object, for the ``with`` block."""
+    """Yield a new folder, which is removed at the end of the block. The folder is beside `target`, or in the
+    system's folder for temporary files if `target` is an object.
+    """
     if not isinstance(target, Path):
         with temporary_folder("rankmill-upload-") as temporary:
             yield temporary
@@ -223,7 +225,7 @@ def content(path: AnyPath) -> str:
 
 
 def sync(path: Path) -> None:
-    """Sync a file to disk; for a folder, the list of its files."""
+    """Sync a file to disk. If `path` is a folder, sync the list of the files in it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         system.fsync(descriptor)
