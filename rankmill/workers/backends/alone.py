@@ -93,7 +93,8 @@ def _lanes(count: int) -> Executor:
     for waiting in [lanes.submit(all_started.wait) for _ in range(count)]:
         waiting.result()
     if torch := sys.modules.get("torch"):
-        torch.set_num_threads(threads())  # threads that begin later use this many; the lanes keep 1
+        # for threads that begin later; the threads of `lanes`, which compute rows, keep 1
+        torch.set_num_threads(threads())
     return lanes
 
 
@@ -102,7 +103,7 @@ def _without_help() -> None:
     load a model.
     """
     if torch := sys.modules.get("torch"):
-        # at its first call PyTorch sets a default number, which must not replace the 1
+        # the first call makes PyTorch set a default number of threads, which would replace a 1 set before
         torch.get_num_threads()
         torch.set_num_threads(1)
 

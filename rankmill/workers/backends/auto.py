@@ -88,9 +88,9 @@ def choose_backend(
     On a CPU ``auto`` measures speeds, and never chooses int8. On a GPU ``auto`` takes the first of `backends`
     that can run the model, and fp32 only if no other precision is possible.
 
-    The precision ``int8`` means the first kind of int8 that a backend has. If the speeds of a backend's kinds
-    are measured, it means a kind that is enough faster than the backend and precision that ``auto`` would
-    choose. If no kind is fast enough, the choice of ``auto`` is returned.
+    The precision ``int8`` means the first of a backend's kinds of int8, unless the speeds of the kinds are
+    measured. If the speeds are measured, ``int8`` means a kind that is enough faster than the backend and
+    precision that ``auto`` would choose. If no kind is fast enough, the choice of ``auto`` is returned.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def choose_backend(
     cache
         Cache folder, for the measured speeds.
     plain
-        As in `BackendKind.obstacle`.
+        Whether the model is a sequence classifier of transformers with one output.
     without
         Pairs of backend and precision that are not to be used, because they score this model wrongly or
         cannot run it.

@@ -244,7 +244,7 @@ class BackendKind:
     preference
         Where ``auto`` does not measure speeds, it tries backends with low numbers first.
     extra
-        The extra of rankmill that installs `packages`; empty if the backend's own package does.
+        The extra of rankmill that installs `packages`. Empty if the package with the backend installs them.
     precisions
         Supported precisions, by device.
     load
@@ -254,7 +254,7 @@ class BackendKind:
     added
         Further packages that a precision needs, by precision.
     for_tests
-        Devices on which ``auto`` does not take the backend, because it is far slower there than others.
+        Devices on which ``auto`` does not take the backend, because other backends are far faster there.
     register
         Adds model types that transformers lacks; called before a model's config is read.
     families
@@ -274,8 +274,8 @@ class BackendKind:
         How the backend rounds to 8 and 4 bits. Transformers' model is rounded in this way too, to find out
         how far rounded scores may be off (`rankmill.workers.engine.proving`).
     int8
-        Returns the names of the ways to compute in 8 bits that this CPU supports (kinds of int8). ``int8``
-        means the first one unless speeds are measured.
+        Returns the names of the ways to compute in 8 bits that this CPU supports (kinds of int8). The
+        precision ``int8`` means the first kind, unless the speeds of the kinds are measured.
     concurrent
         Whether several threads may call `Backend.submit` at the same time; each computes in its own thread.
     lacks

@@ -30,24 +30,24 @@ from rankmill.workers.batches.layout import check_counts
 from rankmill.workers.host.model_file import check_files, check_headers, checkpoint, read_json
 
 _MODULES = 20
-"""A model is refused if its config describes more than this many modules for each tensor of its checkpoint,
-and 1,000 more. Usual models have one or two for each tensor.
+"""A config may describe up to 1,000 modules, and this many more for each tensor of the checkpoint. A model
+with more modules is refused. Usual models have one or two modules for each tensor.
 """
 
 _BUFFERS_BESIDE = 1 << 26
-"""A model is refused if its config describes buffers of more than twice as many numbers as its checkpoint
-has, and this many more. Some buffers are not saved but computed, such as masks.
+"""The buffers that a config describes may have this many numbers, and two more for each number in the
+checkpoint. A model with larger buffers is refused. Some buffers, such as masks, are not saved but computed.
 """
 
 _BUFFERS = ("position_ids", "token_type_ids")
-"""Names of tensors that old releases of transformers saved with the weights. They are buffers, so a model
-that lacks them is not refused as another architecture.
+"""Names of buffers that old releases of transformers saved with the weights. A checkpoint with such a buffer
+is not refused, even if the model does not have the buffer.
 """
 
 
 def check_size(kind: Any, source: str | Path, revision: str | None, config: Any) -> None:
-    """Refuse a config that describes a far larger model than the checkpoint, before memory is allocated, and
-    refuse weights from the hub whose headers are damaged.
+    """Refuse a config that describes a far larger model than the checkpoint, before memory is allocated.
+    Weights from the hub are also refused if the headers of their files are damaged.
 
     Raises
     ------
@@ -79,7 +79,7 @@ def check_size(kind: Any, source: str | Path, revision: str | None, config: Any)
 
 
 _PACKED = 16
-"""A number of a quantized checkpoint holds at most this many weights."""
+"""In a quantized checkpoint, at most this many weights are packed into one number."""
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def check_names(source: str | Path, model: Any, report: dict[str, Any]) -> None:
     Parameters
     ----------
     source
-        As in `load_config`.
+        Directory or hub id, for the messages of errors.
     model
         The model from transformers, which fills missing weights with random numbers.
     report
@@ -166,8 +166,8 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def own_memory(module: Any) -> Any:
-    """Copy a module's weights into memory of its own. Until then they are mapped from a file that may be
-    overwritten.
+    """Copy a module's weights into memory of the process. Weights that are only mapped from a file would
+    change if the file were overwritten.
     """
     for tensor in (*module.parameters(), *module.buffers()):
         tensor.data = tensor.data.clone()
@@ -221,8 +221,8 @@ def is_language_model(config: Any) -> bool:
 
 
 def _other_architecture(config: Any) -> str | None:
-    """Return the entry of a config that describes another architecture than transformers would build from it;
-    ``None`` if no entry does.
+    """Return an entry of a config that shows that the model is of another architecture than transformers
+    would build; ``None`` if the config has no such entry.
     """
     kind = config.model_type
     native = {
@@ -255,14 +255,17 @@ def load_pretrained(kind: Any, source: str | Path, revision: str | None, config:
     kind
         ``AutoModel`` or another of transformers' Auto classes.
     source, revision
-        As in `load_config`.
+        Directory or hub id, and the branch, tag or commit on the hub.
     config
         From `load_config`.
 
     Raises
     ------
-    SpecError, WorkerError
-        The weights do not fit the config; or as in `check_size`.
+    SpecError
+        The weights do not fit the config, the config describes a far larger model than the checkpoint, or a
+        file from the hub is damaged.
+    WorkerError
+        A model of the hub does not fit into the memory of this host.
     MemoryError
         The model does not fit into the memory of this machine.
     OSError, ValueError

@@ -67,7 +67,7 @@ busy.
 
 _BUSY_SECONDS = 3600
 """New workers use the speeds that were measured on a busy machine for this many seconds, and then measure
-again. They do not measure at once, because that takes seconds: it imports every backend.
+again. They do not measure when they start, because a measurement imports every backend and takes seconds.
 """
 
 Combination = tuple[str, str]

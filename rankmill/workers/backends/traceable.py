@@ -68,7 +68,7 @@ bf16.
 
 
 class Traceable(nn.Module):
-    """A module from ids, mask and, if the model has them, types to logits ``[rows]``.
+    """A module that computes logits ``[rows]`` from token ids, mask and, if the model has types, types.
 
     The classifier gets a finished attention mask. Transformers' own code for the mask depends on the values
     of `mask`, and a trace cannot contain such code.

@@ -105,8 +105,8 @@ class PackedInput:
 
 @contextmanager
 def packing(model: Any) -> Iterator[None]:
-    """Switch a transformers model to the attention over packed rows within the ``with`` block. It then takes
-    the argument ``packed`` and makes no attention mask.
+    """Switch a transformers model to the attention over packed rows within the ``with`` block. There the
+    model takes the argument ``packed`` and makes no attention mask.
     """
     config = model.config
     before = config._attn_implementation

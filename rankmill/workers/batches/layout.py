@@ -28,7 +28,7 @@ _OUTPUTS = {"classifier": "logits", "chain": "last_hidden_state", "causal": "log
 _KNOWN = frozenset({"Dense", "Dropout", "LayerNorm", "LogitScore", "Normalize", "Pooling"})
 _FOLLOWED = frozenset(
     {"transformer_task", "modality_config", "module_output_name", "processing_kwargs", "max_seq_length"}
-    | {"unpad_inputs", "query_length", "document_length"}  # these settings do not concern pairs or scores
+    | {"unpad_inputs", "query_length", "document_length"}  # three that do not concern pairs or scores
 )
 """Settings of sentence-transformers' module Transformer that rankmill follows or may ignore. A model is
 refused if it sets another one.
@@ -99,7 +99,7 @@ def read_layout(source: str | Path, revision: str | None, config: Any) -> ModelL
     Parameters
     ----------
     source, revision
-        As in `rankmill.workers.backends.base.ModelFiles`.
+        Directory or hub id, and the commit on the hub or the digest of the directory's content.
     config
         The model's config, from transformers.
 

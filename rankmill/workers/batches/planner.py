@@ -53,8 +53,8 @@ def plan_batches(
     max_batch
         A batch has at most this many rows.
     length_aware
-        Whether to sort by length; otherwise rows keep their order, which serves to measure what sorting
-        gains.
+        Whether to sort by length. Unsorted rows keep their order, `groups` are ignored, and batches have more
+        padding. Sorting is switched off only to measure what sorting gains.
     groups
         A number for each row, shape ``[n]``. Rows with equal numbers share a prefix and follow each other,
         the longest first; rows with number 0 share nothing.
@@ -138,14 +138,15 @@ class WaitingRows(Generic[Owner]):
         """Add the rows of `work`, with their lengths in tokens. The limits of a batch hold for all rows that
         are cut into batches from now on, also for those of earlier works.
 
-        With `mixed_batches`, only works that together make at most that many batches are cut together, the
-        oldest first; younger works wait until fewer than two batches are left. So works end one after the
-        other, with more padding.
+        By default, all waiting works are cut together, which gives the least padding. With `mixed_batches`,
+        works are cut together only if they make at most that many batches, the oldest first. Younger works
+        wait until fewer than two batches are left, so the oldest works end sooner.
 
         With `whole`, works are cut one by one, so that a work can be given away until one of its rows is
         taken.
 
-        `groups` and `packed` are as in `plan_batches`.
+        `groups` are the numbers of rows that share a prefix, and `packed` says that batches have no padding
+        (`plan_batches`).
         """
         count = np.size(lengths)
         if not count:
@@ -185,8 +186,8 @@ class WaitingRows(Generic[Owner]):
             yield self.take()
 
     def _cut_next(self) -> None:
-        """Cut the oldest waiting work into batches if few batches are left. Cut further works together with
-        it, as long as all make at most `mixed_batches` batches (`add`).
+        """Cut the oldest waiting work into batches if few batches are left. Further works are cut together
+        with the waiting batches as long as all make at most `mixed_batches` batches (`add`).
         """
         while self._behind:
             few = len(self._batches) < self._ahead

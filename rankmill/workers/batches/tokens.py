@@ -214,7 +214,7 @@ def put_together(parts: Sequence[tuple[Tokens, Rows]], pad_id: int) -> Batch:
 
 
 class BatchPiece(NamedTuple):
-    """Some rows of a batch, which one stream of a device computes as a batch of their own."""
+    """A piece of a batch: some rows, which one stream of a device computes as a separate batch."""
 
     rows: Rows
     batch: Batch
@@ -284,8 +284,8 @@ def _even(lengths: list[int], pieces: int) -> list[int]:
 
 
 def _filled(lengths: list[int], tokens: int) -> list[int]:
-    """Return how many rows each piece of a batch gets if it takes rows until it has `tokens` padded tokens;
-    at least one.
+    """Return how many rows each piece of a batch gets if a piece may have `tokens` padded tokens. A piece has
+    at least one row. `lengths` begin with the longest row.
     """
     sizes, start = [], 0
     while start < len(lengths):

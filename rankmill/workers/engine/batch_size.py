@@ -37,9 +37,10 @@ from rankmill.workers.host.disk_cache import digest, try_to_keep
 from rankmill.workers.models.loading import Model
 
 _MIXED_SECONDS = 4.25
-"""The rows of several chunks are put into the same batches if scoring these chunks takes at most this many
-seconds together. So chunks end one after the other. If all processes die at once, only the scored rows of
-unfinished chunks are lost: less than 5 s of work, if a batch takes at most a second.
+"""The rows of several chunks are put into the same batches only if scoring these chunks takes at most this
+many seconds together. Further chunks wait, so that the first chunks end soon and their scores are stored. If
+the worker dies, the scored rows of unfinished chunks are lost. Scoring them took less than 5 s, if a batch
+takes at most a second.
 """
 
 _LEAST_TOKENS = 512
@@ -52,8 +53,8 @@ _FIRST_SHARE = 4
 
 _FEWEST = 4
 """Rows for at least this many batches are sorted and cut into batches together, because with fewer rows a
-batch would have more padding. More are cut together only if rows are padded, and once the time of a batch is
-known.
+batch would have more padding. Packed rows are cut together for exactly this many batches, and so are the
+first rows of a model, whose speed is not known yet.
 """
 
 _LATEST = 20
@@ -77,13 +78,16 @@ budget as long as that is faster and a batch takes at most `_BATCH_SECONDS`.
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 12
 _LIMIT_SECONDS = 5
-"""In each round, the search for a token budget runs a batch of every budget. It ends after `_LEAST_ROUNDS`
-rounds if the speeds are steady. Otherwise it ends after `_LIMIT_SECONDS` or `_MOST_ROUNDS` rounds.
+"""In each round, the search for a token budget runs a batch of every budget. The search ends in three cases:
+the speeds are steady after `_LEAST_ROUNDS` or more rounds, `_LIMIT_SECONDS` are over after two or more
+rounds, or `_MOST_ROUNDS` rounds are done.
 """
 
 _AS_GOOD = 0.97
-"""The speed of a token budget counts as equal to the best if it is at least this share of it. The smaller
-budget is then better, because its batches have less padding and requests wait less.
+"""A token budget counts as equal to the fastest if its speed is at least this share of the fastest speed, or
+a smaller share if the speeds are noisy. Of equal budgets the first one, with which the model began, is kept.
+If the first one is slower, the smallest is chosen, because small batches have less padding and requests wait
+less.
 """
 
 _STEADY = 0.03
@@ -171,9 +175,10 @@ class BatchSize:
         return min(self.token_budget, max(round(_BATCH_SECONDS * median(self._speeds)), _LEAST_TOKENS))
 
     def mixed_batches(self, tokens: int, *, packed: bool = False) -> int:
-        """Return for how many batches of `tokens` tokens rows are sorted and cut into batches together.
+        """Return how many batches of `tokens` tokens are made at once, from rows that are sorted together.
 
-        For `packed` rows, which have no padding, the number is `_FEWEST`.
+        The number is `_FEWEST` in two cases: the rows are `packed` and need no padding, or the model's speed
+        is not known yet.
         """
         if packed or not self._speeds:
             return _FEWEST
@@ -375,8 +380,8 @@ def _choose(speeds: dict[int, list[float]], first: int) -> tuple[int, float]:
     """Choose a token budget by the speeds that each budget had in several rounds. Also returns the largest
     `_noise` of a budget.
 
-    `first` is chosen if its speed counts as equal to the best speed. If it does not, the smallest budget
-    whose speed does is chosen.
+    `first` is chosen if its speed counts as equal to the best speed (`_AS_GOOD`). If `first` is slower, the
+    smallest budget whose speed counts as equal to the best is chosen.
     """
     best = {budget: max(rounds) for budget, rounds in speeds.items()}
     noise = max(_noise(rounds) for rounds in speeds.values())

@@ -111,7 +111,7 @@ class EngineCache:
         cached = self._cached[key]
         self._cached.move_to_end(key)
         cached.used = system.monotonic()
-        options = spec.model_copy(update={"revision": None})  # the engines of `cached` all have its revision
+        options = spec.model_copy(update={"revision": None})  # all engines of `cached` have one revision
         engine = cached.engines.pop(options, None) or self._make(cached.loaded.model(spec))
         cached.engines[options] = engine  # so that the latest engine is last
         if len(cached.engines) > _ENGINES:
@@ -168,7 +168,8 @@ class EngineCache:
         Raises
         ------
         SpecError
-            As in `get`; or a `WorkerError` if the memory does not suffice.
+            The model cannot be loaded. The error is a `WorkerError` if another worker may be able to load the
+            model, for example because the memory of this worker does not suffice.
         DeviceLost
             The device failed.
         """
@@ -231,9 +232,10 @@ class EngineCache:
         return [spec.model_copy(update={"inputs": "pairs", **no_score, **form}) for form in forms]
 
     def _key(self, spec: ScoreSpec) -> WeightsKey:
-        """Return the key of a spec's weights in the cache. Weights that were loaded for a spec without a
-        revision have a key without a revision; a spec that names the revision of these weights gets this key
-        too.
+        """Return the key of a spec's weights in the cache.
+
+        Weights that were loaded for a spec without a revision have a key without a revision. A spec that
+        names their revision gets the same key, so that the weights are not loaded again.
         """
         key = weights_key(spec)
         plain = (key[0], None, *key[2:])

@@ -67,10 +67,10 @@ class Engine:
     size
         The size of batches; a number ``n`` means ``BatchSize(n)``.
     length_aware
-        As in `rankmill.workers.batches.planner.plan_batches`.
+        Whether to sort rows by length before they are cut into batches.
     way
-        How rows share a forward; ``None`` means the way that passed when the model's scores were compared
-        with transformers', if they were.
+        How rows share a forward. By default, rows share forwards in the way that passed when the model's
+        scores were compared with transformers'. A model without such a comparison has no fixed way.
     counted
         Whether the worker's metrics count the pairs that the engine scores.
     """
@@ -115,8 +115,9 @@ class Engine:
             self.finish(flight)
 
     def queue(self, work: Work, waiting: WaitingRows[Work], *, whole: bool = False) -> None:
-        """Add the rows of `work` to `waiting`, which cuts them into batches by this engine's limits; `whole`
-        is as in `WaitingRows.add`.
+        """Add the rows of `work` to `waiting`, which cuts rows into batches by this engine's limits.
+
+        With `whole`, works are cut one by one, so that a work can be removed until one of its rows is taken.
         """
         groups, packed = self._groups(work.tokens), self.model.backend.packs
         budget = self.size.tokens(share_prefixes=groups is not None)
@@ -208,9 +209,11 @@ class Engine:
 
     @property
     def must_prove(self) -> bool:
-        """Whether `prove` must be called now, because the probes were last scored `PROVE_SECONDS` ago, or
-        `ERROR_SECONDS` if a batch has failed since then. ``False`` for a model whose scores were never
-        compared with transformers'.
+        """Whether `prove` must be called now, to score the model's probes again.
+
+        True in two cases: the probes were last scored more than `PROVE_SECONDS` ago, or a batch has failed
+        since then and they were last scored more than `ERROR_SECONDS` ago. Always false for a model whose
+        scores were never compared with transformers'.
         """
         probes = self.model.last_probes
         seconds = system.monotonic() - probes.at
@@ -250,8 +253,8 @@ class Engine:
             self._run_again(parts, [np.arange(start, end)])
 
     def _recover(self, parts: list[Part], error: Exception) -> None:
-        """Cut a failed batch into halves and run them, until all pieces fit into memory and every failing row
-        is found.
+        """Cut a failed batch into halves and run the halves. Halves that fail are cut again, until all pieces
+        fit into memory and every failing row is found.
         """
         if isinstance(error, OutOfMemory):
             self._shrink(parts)
@@ -325,8 +328,10 @@ class Engine:
 
 
 class ScoresChanged(DeviceLost):
-    """A model's probes (pairs with known scores) have wrong scores now. They had right ones when the model
-    was loaded, or in smaller batches.
+    """A model's probes (pairs with known scores) have wrong scores, though they passed when the model was
+    loaded.
+
+    There are two cases: the probes were scored again later, or in larger batches than before.
     """
 
     def __init__(self, model: Model, figures: str) -> None:

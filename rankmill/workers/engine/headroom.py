@@ -144,8 +144,9 @@ class Headroom:
     """Learns how much memory the batches of a model need, and tells which batch fits.
 
     The weight of a batch is its number of padded tokens, times a factor that grows with the length of its
-    rows. A batch is expected to need memory in proportion to its weight, at the rate of the heaviest batches
-    so far, or of lighter ones that needed more. Only the thread that runs forwards uses this object.
+    rows. A batch is expected to need memory in proportion to its weight. The memory for a unit of weight is
+    that of the heaviest batches so far; lighter batches count instead if they needed more memory. Only the
+    thread that runs forwards uses this object.
 
     Parameters
     ----------
@@ -158,10 +159,10 @@ class Headroom:
         self._floor = 0
         """Bytes in use while no batch is in progress, such as those of the model."""
         self._weight = self._heaviest = 0.0
-        """Total weight of the batches in progress, and its highest value since none was in progress."""
+        """Total weight of the batches in progress, and the highest total since no batch was in progress."""
         self._known_weight, self._known_bytes = 0.0, 0
-        """The greatest total weight of batches in progress so far, and the bytes that they needed beside the
-        model. Batches of less weight that needed more bytes replace both figures.
+        """The greatest total weight of batches in progress so far, and the bytes that these batches needed in
+        addition to the model. Lighter batches that needed more bytes replace both figures.
         """
         self._said = float("-inf")
 

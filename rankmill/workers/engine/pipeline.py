@@ -26,7 +26,7 @@ from rankmill.workers.models.loading import Model
 _WAIT_SECONDS = 5
 
 _LOOK_SECONDS = 1
-"""A thread that waits until all work is scored checks every so many seconds whether the worker must stop."""
+"""Seconds between two checks whether the worker must stop, while a thread waits for all work to be scored."""
 
 _ENOUGH_BATCHES = 2
 
@@ -77,11 +77,11 @@ class PriorityTurns:
         return self._ahead > 0
 
     def took(self, kind: str, pairs: int) -> None:
-        """Record that a batch of `kind` (``request`` or ``bulk``) with this many `pairs` was taken to be
-        scored.
+        """Record that a batch with this many `pairs` was taken to be scored. `kind` is ``request`` or
+        ``bulk``.
 
-        The number of pairs that one kind may be ahead of the other is limited. So a kind that was absent for
-        a long time does not get many batches in a row.
+        Requests that were absent for a long time do not get many batches in a row afterwards, and neither
+        does bulk work: the pairs that one of the two may be ahead of the other are limited.
         """
         if kind == "request":
             self._ahead = min(self._ahead + pairs, max(self._part, pairs))
@@ -153,7 +153,7 @@ class Pipeline:
     def put(
         self, engine: Engine, work: Work, answer: Answer, priority: Priority = "bulk", *, whole: bool = False
     ) -> None:
-        """Let `engine` score `work`; then `answer` is called in the writing thread.
+        """Let `engine` score `work`. After the last row is scored, `answer` is called in the writing thread.
 
         With `whole`, works are cut into batches one by one, so that `withdraw` can remove bulk work until its
         first rows are being scored.
@@ -171,16 +171,16 @@ class Pipeline:
             self._changed.notify_all()
 
     def drop(self, work: Work, answer: Answer) -> None:
-        """Remove the rows of `work` that wait to be scored, and call `answer` instead of the answer given to
-        `put`. If no row waits, nothing happens.
+        """Remove the rows of `work` that wait to be scored, and call `answer` in place of the function that
+        `put` was given. If no row waits, nothing happens.
         """
         with self._changed:
             if self._remove(work):
                 self.answer(answer)
 
     def withdraw(self, work: Work) -> bool:
-        """Remove bulk work from the pipeline if none of its rows is scored or being scored; its answer is not
-        called. Returns whether the work was removed.
+        """Remove bulk work from the pipeline if none of its rows is scored or being scored. Returns whether
+        the work was removed. The answer of removed work is not called.
         """
         with self._changed:
             return work in self._whole() and self._remove(work)
@@ -274,8 +274,8 @@ class Pipeline:
         return system.monotonic() - since > limit
 
     def close(self, finish: bool) -> None:
-        """Stop the threads, after all work if `finish`, otherwise after the batches in progress. The answers
-        of work that is scored by then are still called.
+        """Stop the threads. With `finish`, all work is scored first; without `finish`, only the batches in
+        progress are. Before the threads stop, the answers of all scored work are called.
         """
         with self._changed:
             self._closed = True
@@ -291,7 +291,7 @@ class Pipeline:
             while self.step():
                 pass
         except ScoresChanged as error:
-            # after all earlier answers: their scores may be wrong too, so `changed` must know their runs
+            # `changed` is called after all earlier answers, to know the runs whose scores may be wrong too
             self.answer(partial(self.changed, error.model, str(error)))
 
     def step(self, *, wait: bool = True) -> bool:
@@ -349,8 +349,8 @@ class Pipeline:
             return lane, parts
 
     def _next_lane(self) -> tuple[int, Priority]:
-        """Return the key of the engine and priority whose rows are scored next: of those with the priority
-        whose turn it is, the one that has waited longest.
+        """Return the key of the engine and priority whose rows are scored next. The priority is the one whose
+        turn it is, if it has rows; of its engines, the one that has waited longest is next.
         """
         first: dict[Priority, tuple[int, Priority]] = {}
         for key in self._lanes:

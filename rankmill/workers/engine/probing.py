@@ -21,18 +21,18 @@ from rankmill.workers.models.loading import Model
 from rankmill.workers.models.probes import SCORED, Probe, columns_of
 
 _BUDGET = 1024
-"""The engine cuts the probes into batches of at most this many padded tokens. `Probed` scores them in other
-batches too, which may have more.
+"""The engine cuts the probes into batches of at most this many padded tokens. `Probed` also scores the probes
+in batches that it makes itself, and these batches may have more tokens.
 """
 
 _UNLIKE = 3
 """The probes are scored in this many batches that mix short and long probes. Each probe is in one of these
-batches, except the longest one and those that are scored beside it.
+batches, except the longest probe and `_BESIDE_LONGEST` others, which share one more batch.
 """
 
 _BESIDE_LONGEST = 2
-"""The longest probe is scored in a batch with this many others. They are few, because in a padded batch each
-of them costs as much as the longest.
+"""The longest probe is scored in a batch with this many others. The number is small, because in a padded
+batch each other probe costs as much as the longest.
 """
 
 _ALIKE = 2
@@ -47,7 +47,8 @@ and used.
 
 _ALONE = 8
 """At least this many probes of short and middle lengths (all, if there are fewer) are also scored in batches
-of one row, as requests are. In batches with longer rows, these probes get the most padding.
+of one row, as requests are. These probes are chosen because they get the most padding in batches with longer
+rows.
 """
 
 _MIDDLE = 4
@@ -55,7 +56,8 @@ _MIDDLE = 4
 """
 
 _FEW = 8
-"""A large batch of short rows repeats this many different probes, and so does one of rows of middle lengths.
+"""In a large batch, this many of the shortest probes are repeated. In another large batch, up to this many of
+the longest probes of short and middle lengths are repeated.
 """
 
 _SHARE = 4
@@ -101,10 +103,12 @@ class Probed:
         The first set has the batches that the engine plans. The second has batches of very different lengths,
         and the third has some short probes by themselves. If all rows of a batch must be equally long, one
         more set has batches of such rows. If rows share prefixes, one more set has a batch of rows that begin
-        alike. In the last set, the planned batches have their rows in the other order. If rows are packed,
-        there are several such sets, with the rows in the other order and in the planned order by turns.
+        alike. In the last set, the batches of the first set have their rows in the reverse order. If rows are
+        packed, more sets follow, so that `_PACKED_AGAIN` sets have the batches of the first set, with their
+        rows alternately in the reverse order and in the planned order.
 
-        `time` is told how long the batches take, and that `then` more seconds follow.
+        `time` estimates how long the proof of the model's scores takes. `then` is the number of seconds that
+        the proof takes after these batches.
         """
         tokens = self._tokens
         order = np.argsort(-tokens.lengths, kind="stable")

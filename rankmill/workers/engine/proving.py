@@ -2,8 +2,9 @@
 
 The worker's logits for some pairs, the probes (`probing`), are compared with those of transformers' model
 (`models/reference.py`). There are several ways in which rows can share a forward. If one way does not pass,
-the next is tried; in the last, only rows of equal lengths share a forward. A deterministic model has a single
-way. If no way passes, another backend or precision is tried.
+the next way is tried; in the last way, only rows of equal lengths share a forward. A deterministic model has
+a single way, in which each row has a forward of its own. If no way passes, another backend or precision is
+tried.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ from rankmill.workers.models.probes import SCORED, over_the_limit, scored_length
 
 _FLOOR, _PART = 1e-4, 1e-5
 """In a proof, the worker's logits may always differ from transformers' by `_FLOOR`, and by `_PART` times the
-largest logit. This holds only if the worker scores in fp32, or if the model is too large to be run in fp32
-for comparison.
+largest logit, if the worker scores in fp32. The same is allowed in other precisions if the model is too large
+to be run in fp32 for comparison.
 """
 
 _SCORE_PART = 1e-6
-"""From the same logits, the worker and transformers must make scores that differ by at most this number, or
-by this share of the largest score if that is more.
+"""From the same logits, the worker and transformers must make scores that differ by at most this share of the
+largest score. A largest score below 1 counts as 1.
 """
 
 _TIMES = 2.0
@@ -65,8 +66,8 @@ the CPU. The model then runs on the worker's device, in its precision.
 """
 
 _CHOSEN = 16
-"""A proof selects at most this many of a model's outputs by their name and by their number, to check their
-scores.
+"""A proof checks the scores of at most this many of a model's outputs one by one. Each of these outputs is
+selected by its name and by its number, as specs can do, unless the name or number is ambiguous.
 """
 
 _LONGEST = 160
@@ -101,12 +102,13 @@ class Own(BaseModel, frozen=True, extra="forbid"):
     logits
         Logits ``[probes, outputs]``.
     scores
-        Scores ``[probes, outputs]`` for each activation that a spec may name; the model's own is missing if
-        torch lacks it.
+        Scores ``[probes, outputs]`` for each activation that a spec may name. The model's own activation is
+        missing if torch lacks this activation.
     labels
         Names of the outputs.
     tokens
-        Digests of the token ids of the scored probes, then of those over the limit.
+        Digests of the token ids of the scored probes, and then of the probes that are longer than the model's
+        limit.
     longest
         Tokens of the longest scored probe.
     drift
@@ -154,16 +156,20 @@ def load_proven(
     """Load a model, and compare its scores with those from transformers. If an earlier worker of this host
     has stored a proof of these scores, use this proof instead.
 
-    The parameters are as in `rankmill.workers.models.loading.load`; `on_proof` is called when the model is
-    loaded, and again when more is known of how long a new proof takes. The model uses the first backend,
-    precision and way of sharing forwards (`Way`) whose scores pass.
+    The model uses the first backend, precision and way of sharing forwards (`Way`) whose scores pass. All
+    parameters but `on_proof` are those of `rankmill.workers.models.loading.load`. `on_proof` is called with
+    an estimate of the time for a new proof: first when the model is loaded, and again when the estimate
+    changes.
 
     Raises
     ------
-    SpecError, MemoryError, OutOfMemory, DeviceLost
-        As in `load`; a `SpecError` also if transformers' logits are not numbers.
+    SpecError
+        The model cannot be loaded on any worker, or transformers' logits are not numbers.
     WorkerError
-        As in `load`, or no backend, precision and way has passed; the message then has the figures of all.
+        Another worker may be able to load the model, or the scores pass with no backend, precision and way.
+        If no scores pass, the message has the figures of all attempts.
+    MemoryError, OutOfMemory, DeviceLost
+        The memory does not suffice, or the device failed.
     """
     failed: list[Proof] = []
     without: set[Combination] = set()
@@ -213,7 +219,8 @@ class Proving:
     folder
         The cache folder.
     on_proof
-        As in `load_proven`; also called at once.
+        Called with an estimate of the time for a new proof: first when this object is made, and again when
+        the estimate changes.
     """
 
     def __init__(
@@ -285,12 +292,12 @@ class Proving:
         return proof
 
     def batch(self, way: Way, rows: int, tokens: int) -> Proof | None:
-        """Compare the scores in batches of this many rows and padded tokens, or somewhat more, with
-        transformers. Returns the proof, which then includes such batches, or ``None`` if it included them
-        before.
+        """Score the probes in batches of up to `rows` rows and `tokens` padded tokens, or somewhat more, and
+        compare the scores with transformers'. Returns the proof, which then includes such batches. If the
+        proof already includes them, nothing is scored, and ``None`` is returned.
 
-        The proof is stored in this host's cache even if it does not hold; then no worker of this host scores
-        in this way.
+        The new proof is stored in this host's cache even if it does not hold. Workers of this host that load
+        the model later then do not score in this way.
         """
         assert self._proof
         if rows <= self._proof.rows and tokens <= self._proof.tokens:
@@ -333,8 +340,11 @@ class Proving:
 
     def _read(self, way: Way) -> bool:
         """Read the proof of the model's scores that an earlier worker has stored on this host. Returns
-        whether it is used: everything that it depends on (`_about`) must still be the same. A proof that was
-        made with too little memory for fp32 is not used if the memory suffices now.
+        whether this proof is used.
+
+        A proof is used only if everything that the proof depends on (`_about`) is still the same. A proof
+        that was made with too little memory to run transformers' model in fp32 is not used if the memory
+        suffices now.
         """
         if strangers(self.folder, self.folder.parent):
             return False
@@ -525,12 +535,17 @@ class Proving:
         return size > _LARGEST or size > free_memory() // 2
 
     def asked(self, *, large: bool) -> tuple[Own, float]:
-        """Run transformers' model, and return its results for the probes, in fp32 on the CPU. If the model is
-        too `large` for that, it runs on the worker's device, in its precision (bf16 for 8 and 4 bits).
+        """Run transformers' model, and return its results for the probes and the error of the worker's
+        precision.
 
-        Also returns the error of the worker's precision: how much the results change if the model runs in
-        this precision on the worker's device. If a large model already runs so, the error is how much padding
-        changes the results.
+        The results are those in fp32 on the CPU. If the model is too `large` for fp32, the results are those
+        in the worker's precision on the worker's device, or in bf16 if the worker's precision has 8 or 4
+        bits.
+
+        The error is the largest change of the logits if the model runs once more, in the worker's precision
+        on the worker's device. There are two exceptions, in which the model would only repeat the same run.
+        For a `large` model in a precision of more than 8 bits, the error is the largest change of the logits
+        by padding. For a smaller model in fp32 on the CPU, the error is 0.
         """
         # this module imports torch, which is not needed if the proof is in the cache
         from rankmill.workers.models.reference import ReferenceModel
@@ -568,8 +583,8 @@ class Proving:
             model.close()
 
     def _theirs(self, model: Any, tokens: list[dict[str, list[int]]], *beside: Any) -> Logits:
-        """Compute transformers' logits ``[probes, outputs]``, with each probe by itself or, if `beside` names
-        a longer one, in a batch with that; NaN for a probe without tokens.
+        """Compute transformers' logits ``[probes, outputs]``; NaN for a probe without tokens. Each probe is
+        computed by itself, or in a batch with the longer probe `beside` if that is given.
         """
         places = [place for place, row in enumerate(tokens) if row["input_ids"]]
         costs = [sum(len(row["input_ids"]) for row in (tokens[place], *beside)) for place in places]

@@ -22,13 +22,13 @@ from rankmill.workers.models.probes import LONGEST, OF_SPECS, Probe, columns_of,
 from rankmill.workers.models.reference_tokens import ReferenceTokens, own_tokenizer
 
 _KEPT = 1000
-"""A host stores which of a model's specs get right tokens, for at most this many specs. Beyond them, the
-oldest are forgotten.
+"""A host stores the specs of a model that get right tokens, and at most this many of them. Beyond this
+number, the oldest specs are forgotten.
 """
 
 _OTHERS = {"model", "revision", "precision", "activation", "label", "all_labels", "deterministic"}
-"""Fields of a spec that need no comparison of tokens: they change no tokens, or the proof of the model covers
-them.
+"""Fields of a spec that need no comparison of tokens. Some of these fields change no tokens; for the others,
+the proof of the model's scores covers the tokens.
 """
 
 
@@ -57,7 +57,8 @@ class SpecCheck:
 
     def __call__(self, spec: ScoreSpec, model: Model) -> None:
         """Tokenize probes with the options of a spec, and compare the tokens with transformers'. Does nothing
-        if such tokens were compared before, by this check or by the model's proof.
+        if the spec asks for tokens instead of scores, or if tokens with the same options were compared
+        before: by this check on this host, or by the proof of the model's scores.
 
         Raises
         ------

@@ -20,7 +20,7 @@ Texts = Sequence[str | None]
 
 _MOST_FOUND = MAX_CHUNK_BYTES // 2
 """The results of a chunk whose rows ask for tokens have at most this many bytes, because a larger payload
-could not be read. Rows beyond it get an error.
+could not be read. A row whose result would exceed this limit gets an error.
 """
 
 
@@ -89,8 +89,8 @@ class Work:
     found: list[str | None] | None = None
 
     def pairs_in(self, rows: Rows) -> int:
-        """Return the number of pairs whose first window is among `rows`. A pair that was not cut into windows
-        has one row.
+        """Return the number of pairs whose first window is among `rows`. A pair has a row for each window of
+        its passage, and one row if the passage was not cut into windows.
         """
         if not self.scored.windows:
             return len(rows)
@@ -194,8 +194,8 @@ def _fitting(model: Model, part: Rows, tokens: Tokens, scored: PairScores) -> tu
 
 
 def bisect(rows: Rows, run: Callable[[Rows], None], broken: Callable[[int, str], None]) -> None:
-    """Call `run` with the rows. If it raises, call it with each half of them, and so on. A row with which
-    `run` fails by itself is given to `broken`, with the reason.
+    """Call `run` with `rows`. If `run` raises an error, call `run` with each half of the rows, and cut halves
+    that fail again. If `run` fails with a single row, `broken` is called with this row and the reason.
 
     A `SpecError`, which concerns the whole model, and `DeviceLost` are not caught.
     """

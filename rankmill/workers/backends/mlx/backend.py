@@ -26,8 +26,8 @@ scale.
 """
 
 _FINENESS = 16
-"""The numbers of rows and tokens in a batch are rounded up by at most one part in this many, so that MLX
-compiles a model for only a few shapes.
+"""The number of rows and the number of tokens in a batch are each rounded up, so that MLX compiles a model
+for only a few shapes. Each number grows by less than 1/16.
 """
 
 
@@ -182,7 +182,7 @@ class _Classifier(nn.Module):  # type: ignore[misc]
             # In these families a padding token, which a text may name, has no position of its own.
             counted = (ids != padding).astype(mx.int32)
             places = mx.cumsum(counted, axis=1) * counted + padding
-        # The rounded length may exceed the number of positions; beyond the last one is only padding.
+        # The rounded length may exceed the number of positions. Only padding lies beyond the last position.
         end = self.positions.weight.shape[0] - 1
         hidden = self.words(ids) + self.positions(mx.minimum(places, end))
         if "types" in self:

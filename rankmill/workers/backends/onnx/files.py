@@ -68,8 +68,8 @@ def export(module: Any, example: Mapping[str, Any], output: str, file: Path) -> 
     """Write a PyTorch module as an ONNX file for any number of rows and tokens. `example` has inputs of the
     module by name, with which it is traced.
 
-    PyTorch has another exporter, which does not trace. It takes 5 to 10 times as long and needs another
-    package.
+    PyTorch's newer exporter, which does not trace, is not used: it takes 5 to 10 times as long and needs
+    another package.
     """
     import torch
 

@@ -59,5 +59,5 @@ KIND = BackendKind(
     # is rounded more coarsely, with one scale for a whole row. If it were rounded in groups, the allowed
     # difference would be too small: two ways to round in groups differ by more than twice the error of each.
     rounding=Rounding(weights=ROW, inputs=ROW),
-    int8=lambda: ("int8-128", "int8-64"),  # not the kinds with bf16: not every CPU has bf16
+    int8=lambda: ("int8-128", "int8-64"),  # no kind with bf16, which not every CPU has
 )

@@ -44,7 +44,7 @@ class TorchBackend(Backend):
         self.device = device
         self.precision = precision
         self.depth = 2 if device == "cuda" else 1
-        # cuDNN's attention makes a new plan for each shape of a batch, and the batch would wait for it
+        # cuDNN's attention makes a plan for each new shape of a batch, and the batch would wait for the plan
         if device == "cuda":
             torch.backends.cuda.enable_cudnn_sdp(False)
         cast_all_but_head(network, DTYPES[precision], network.heads)

@@ -42,8 +42,8 @@ any time, and the recording would delay other forwards too much.
 """
 
 _AS_GOOD = 1.02
-"""A CUDA graph is kept if it takes less than this many times as long as the forward without it. It may be
-slower, because it saves the host all launches.
+"""A CUDA graph is kept if it takes less than this many times as long as the forward without a graph. A graph
+that is a little slower is kept too, because it saves the host the launches of the forward.
 """
 
 logger = logging.getLogger(__name__)

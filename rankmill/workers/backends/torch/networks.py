@@ -59,9 +59,11 @@ def load_network(files: ModelFiles) -> Network:
 
     Raises
     ------
-    SpecError, WorkerError
-        As in `load_pretrained`, or the model's parts do not fit each other, or nothing names a language
-        model's answers.
+    SpecError
+        The files are damaged, the weights do not fit the config, the config is not supported, the model's
+        parts do not fit each other, or nothing names a language model's answers.
+    WorkerError
+        A model of the hub does not fit into the memory of this host.
     MemoryError
         The model does not fit into the memory of this machine.
     OSError, ValueError
@@ -109,12 +111,13 @@ class Network(nn.Module):
     """
 
     def prepare_packing(self) -> bool:
-        """Prepare the network for the method `packed`. Returns whether rows may be packed, if the scores turn
-        out to be right.
+        """Prepare the network for the method `packed`. Returns whether packed rows (end to end without
+        padding) are possible.
 
-        Rows may be packed if transformers says that the model runs with Flash Attention. Such a model passes
-        to its attention everything that the attention depends on. `rankmill.workers.backends.torch.ways`
-        compares the scores afterwards.
+        Packed rows are possible if transformers says that the model runs with Flash Attention, and if the
+        model's last layer is found. A model that runs with Flash Attention passes to its attention everything
+        that the attention depends on. The scores of packed rows are compared later
+        (`rankmill.workers.backends.torch.ways`).
         """
         told = ("_supports_flash_attn", "_supports_attention_backend")
         return all(getattr(self.model, name, False) for name in told) and self._unpack_at_the_end()

@@ -88,8 +88,8 @@ class PackedRows:
             Index of the token that each score reads; ``None`` means the first token of each row.
         first_position
             Position of a row's first token in families whose positions begin after the id of padding;
-            ``None`` in other families, where it is 0. In the former, a padding token has position
-            `first_position` - 1, and is not counted.
+            ``None`` in other families, where it is 0. Unless `first_position` is ``None``, a padding token
+            has position `first_position` - 1, and is not counted.
         """
         return cls(
             ids=rows.ids,

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 _EXACT = 1e-4
 """In fp32 on a CPU, the logits of packed rows may differ from those of padded rows by this share of the
-largest logit (of 1 if that is smaller).
+largest logit. A largest logit below 1 counts as 1.
 """
 
 _CLOSE = {"fp16": 0.05, "bf16": 0.25, "fp8": 0.5}
-"""On a GPU, the logits of packed rows may differ from those of padded rows by this share of the largest logit
-(of 1 if that is smaller), by precision. Later, `rankmill.workers.engine.proving` also compares the scores
-with those from transformers.
+"""For each precision on a GPU: the logits of packed rows may differ from those of padded rows by this share
+of the largest logit. A largest logit below 1 counts as 1. Later, `rankmill.workers.engine.proving` also
+compares the scores with those from transformers.
 """
 
 _SHORT = (5, 1, 23, 9)
@@ -147,6 +147,6 @@ def _random(network: Network, lengths: Ids) -> Batch:
 
 def _alike(logits: Logits, expected: Logits, bound: float) -> bool:
     """Return whether `logits` are numbers that differ from `expected` by at most the share `bound` of the
-    largest expected logit (of 1 if that is smaller).
+    largest expected logit. A largest logit below 1 counts as 1.
     """
     return bool(np.abs(logits - expected).max() <= bound * np.abs(expected).max(initial=1.0))
