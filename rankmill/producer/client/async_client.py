@@ -144,14 +144,16 @@ class AsyncScoringRun(Generic[RowScore]):
     @property
     def id(self) -> str:
         """The run's id, as in logs and Redis keys. Other processes attach to a detached run by this id. If
-        the model is an alias for several versions, this has an id for each version, with commas between them.
+        the model is an alias for several versions, this text has an id for each version that scores rows,
+        separated by commas.
         """
         return self._run.id
 
     @property
     def model(self) -> str:
-        """Name of the model that scores the run. For an alias, it is the version that the alias stood for, or
-        all of the alias's versions with commas between them.
+        """Name of the model that scores the run. If the run names an alias, this is the version for which the
+        alias stood when the run began. For an alias of several versions, this has the name of each version
+        that scores rows, separated by commas.
         """
         return self._run.model
 
@@ -179,8 +181,8 @@ class AsyncScoringRun(Generic[RowScore]):
 
     @property
     def found(self) -> Sequence[str | None]:
-        """For a run that asks for tokens, not scores: the answer for each row read so far, a `TokensFound` as
-        JSON.
+        """The tokens of each row read so far, as the JSON of a `TokensFound`. This list is only filled for a
+        run that asks workers for tokens instead of scores.
         """
         return self._run.found
 
@@ -324,7 +326,7 @@ class AsyncClient:
         await self._client.store.end()
 
     async def _open(self) -> None:
-        """Check whether a server answers, unless an earlier call has found that it does."""
+        """Check that the Redis server answers. After a check that succeeded, do not check again."""
         loop = asyncio.get_running_loop()
         if self._opening is None or (self._opening.done() and _failed(self._opening)):
             self._opening = loop.create_task(self._probe())

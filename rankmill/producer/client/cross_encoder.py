@@ -327,7 +327,7 @@ class CrossEncoder:
             As in `predict`.
         """
         check_top_k(top_k)
-        if isinstance(documents, str):  # otherwise its characters would be the documents
+        if isinstance(documents, str):  # each character would be scored as a document
             raise InputError(f"documents are one string, {documents!r:.80}; give a list of them")
         activation_fn = _older(older, activation_fn, "activation_fct")
         _refuse_entries("rank", older, _OLDER_OF_RANK, _OF_CALLS)
@@ -360,10 +360,11 @@ class CrossEncoder:
 
     @property
     def max_length(self) -> Any:
-        """The limit on a pair's tokens, also called ``max_seq_length``; assign ``None`` for the model's own
-        limit.
+        """The largest number of tokens of a pair, also called ``max_seq_length``. Assign ``None`` to use the
+        model's own limit.
 
-        To return the model's own limit, transformers loads the tokenizer, as for `tokenizer`.
+        If no limit is set, reading this attribute returns the model's own limit. For that, transformers loads
+        the tokenizer; the errors are those of `tokenizer`.
         """
         length = self._spec.get("max_length", self.client.settings.max_length)
         return int(length or self.tokenizer.model_max_length)
@@ -451,7 +452,7 @@ class CrossEncoder:
         return self
 
     def start_multi_process_pool(self, target_devices: object = None) -> dict[str, Any]:
-        """Return a pool without processes. None is needed, because workers score the pairs."""
+        """Return a pool without processes. Processes are not needed here, because workers score the pairs."""
         return {"input": None, "output": None, "processes": []}
 
     def stop_multi_process_pool(self, pool: object) -> None:
@@ -474,7 +475,9 @@ class CrossEncoder:
         )
 
     def __reduce__(self) -> Any:
-        """Pickle the object; a copy elsewhere uses the same server, which must be reachable from there."""
+        """Pickle the object. A copy in another process uses the same server, so that process must be able to
+        reach the server.
+        """
         settings = self.client.settings.model_copy(update={"redis_url": self.client.url})
         kept = {name: value for name, value in vars(self).items() if name not in ("client", "_files")}
         kept |= {"_spec": dict(self._spec), "prompts": dict(self.prompts)}
@@ -571,8 +574,8 @@ def _settings(options: Mapping[str, Any]) -> Settings:
 
 
 def _older(options: dict[str, Any], value: Any, *names: str) -> Any:
-    """Return an argument's value, or take it out of `options` if it is given there under an older name;
-    raises `ConfigError` if both are given.
+    """Return an argument's value. If `options` has the argument under one of its older `names`, remove that
+    entry and return the entry's value. Raises `ConfigError` if the argument is given under two names.
     """
     for name in names:
         if name in options:
@@ -628,8 +631,8 @@ def _activation_name(function: Callable[[Any], Any] | None) -> str | None:
 
 
 def _state(loaded: Any) -> str:
-    """Return a text that describes a loaded tokenizer or config. If the text differs from an earlier one, the
-    object was changed. Some changes do not show in the text.
+    """Return a text that describes a loaded tokenizer or config. If two texts of the same object differ, the
+    object was changed in between. Some changes do not show in the text.
     """
     return f"{loaded!r} {getattr(loaded, 'chat_template', None)!r}"
 

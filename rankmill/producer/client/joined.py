@@ -40,7 +40,7 @@ def start_each(
     start
         `Client.start`.
     models
-        For each run, the options that only it has, such as its model and its journal.
+        For each run, the options that differ from run to run, such as the model and the journal.
     apart
         Whether the first run scores only the first column, the second run only the second, and so on.
     tables, columns, sizing, options
@@ -138,7 +138,8 @@ def version_of(name: str, versions: Mapping[str, float], query: str | None) -> s
     """Choose the version of model `name` that scores `query`, by the share of each version in `versions`.
     With the same shares, a query always gets the same version; the order of `versions` does not matter.
 
-    If the lowest or the highest version gets a larger share, it keeps all queries that it had.
+    If the first or the last version, in natural order of the names, gets a larger share, that version keeps
+    all queries that it had before.
     """
     text = f"{name}\0{query or ''}".encode(errors="replace")
     at = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) / 2**64
@@ -166,15 +167,15 @@ def rows_by_version(
 
 
 def split_run(table: pa.Table, rows: Sequence[RowNumbers], runs: Sequence[ScoringRun]) -> ScoringRun:
-    """Make one run of several `runs`, each of which scores some rows of `table`; `rows` has their row
-    numbers. All scores come together, when all of these runs have ended.
+    """Make one run of several `runs`, each of which scores some rows of `table`. `rows` has the row numbers
+    that each of `runs` scores. The joined run yields all scores together, when all of `runs` have ended.
     """
     read: list[list[ScoredTable]] = [[] for _ in runs]
 
     def tables(readers: Sequence[Iterator[ScoredTable]]) -> Iterator[ScoredTable]:
         for mine, kept in zip(readers, read, strict=True):
             for part in mine:
-                kept.append(part)  # a wait that is resumed needs the parts already read
+                kept.append(part)  # after a timeout, the next call needs the parts that were already read
         parts = [part for kept in read for part in kept]
         read[:] = [[] for _ in runs]
         if not parts:

@@ -165,9 +165,10 @@ class RunStats:
 
     @property
     def bound(self) -> float | None:
-        """The proven bound on the difference between the workers' logits and the model's own; ``None`` if a
-        chunk read so far has no proof. Workers prove it with test pairs, called probes. In fp32 the bound
-        leaves room for other rows; in other precisions a few rows differ by more.
+        """The proven bound on the difference between the workers' logits and the model's own. Workers prove
+        the bound on probes, which are test pairs. In fp32 the bound leaves room for rows that differ more
+        than the probes. In other precisions, a few rows may differ by more than the bound. ``None`` if a
+        chunk read so far has no proof.
         """
         return worst(self.bounds)
 
@@ -245,21 +246,23 @@ class ScoringRun(Generic[RowScore]):
         self.labels: tuple[str, ...] = ()
         """With ``all_labels``, the label of each of a row's scores. Empty until a scored chunk was read."""
         self.found: list[str | None] = []
-        """For a run that asks for tokens, not scores: the answer for each row read so far, a `TokensFound` as
-        JSON.
+        """The tokens of each row read so far, as the JSON of a `TokensFound`. This list is only filled for a
+        run that asks workers for tokens instead of scores.
         """
 
     @property
     def id(self) -> str:
         """The run's id, as in logs and Redis keys. Other processes attach to a detached run by this id. If
-        the model is an alias for several versions, this has an id for each version, with commas between them.
+        the model is an alias for several versions, this text has an id for each version that scores rows,
+        separated by commas.
         """
         return ",".join(driver.run.id for driver in self._drivers)
 
     @property
     def model(self) -> str:
-        """Name of the model that scores the run. For an alias, it is the version that the alias stood for, or
-        all of the alias's versions with commas between them.
+        """Name of the model that scores the run. If the run names an alias, this is the version for which the
+        alias stood when the run began. For an alias of several versions, this has the name of each version
+        that scores rows, separated by commas.
         """
         return ",".join(driver.run.spec.model for driver in self._drivers)
 
@@ -307,8 +310,8 @@ class ScoringRun(Generic[RowScore]):
         return f"run {self.id}, {self.model}: {as_html(self.progress, self.rows)}"
 
     def wait(self, timeout: float | None = None, *, show_progress: bool | None = None) -> RunStats:
-        """Wait for the end of the run, and return `stats`. A later call of `scores` returns the scores at
-        once. Parameters and errors are those of `scores`.
+        """Wait for the end of the run, and return `stats`. After that, `scores` returns the scores without
+        waiting. Parameters and errors are those of `scores`.
         """
         self.scores(timeout, show_progress=show_progress)
         return self.stats
@@ -384,8 +387,8 @@ def joined(runs: Sequence[ScoringRun[Any]], join: Join) -> ScoringRun[Any]:
 
 @contextmanager
 def cancelled_on_error(runs: Sequence[ScoringRun[Any]]) -> Iterator[None]:
-    """Cancel all of `runs` if the ``with`` block raises an error. If the error is a `StillWaiting`, it then
-    says that the runs are cancelled.
+    """Cancel all of `runs` if the ``with`` block raises an error. A `StillWaiting` error is replaced by one
+    whose message says that the runs are cancelled.
     """
     try:
         yield
@@ -403,7 +406,7 @@ def read_together(
     """Wait for the scores of each of several runs over the same tables, as `ScoringRun.scores` does."""
     deadline = math.inf if timeout is None else system.monotonic() + timeout
     drivers = [driver for run in runs for driver in run._drivers]
-    first = runs[0]  # its progress is shown for all runs
+    first = runs[0]  # the progress bar shows only the first run, because all runs have the same rows
     try:
         with shown(lambda: first._seen, first.rows, show_progress) as look:
             for driver in drivers:

@@ -13,8 +13,8 @@ from rankmill.jobs.contract.run import Progress
 from rankmill.jobs.system import system
 
 _FIRST_SECONDS = 0.5
-"""A run's progress bar shows figures only after this many seconds. A run that ends earlier shows none, unless
-the caller asks for a bar.
+"""A run's progress bar is first drawn after this many seconds. For a run that ends earlier, the bar is drawn
+only at the end, and only if the caller asks for a bar.
 """
 
 _EVERY_SECONDS = 0.2
@@ -23,7 +23,9 @@ Draw = Callable[[Progress], None]
 
 
 def in_notebook() -> bool:
-    """Whether this code runs in a cell of Jupyter; this does not import IPython, which Jupyter has loaded."""
+    """Whether this code runs in a cell of Jupyter. IPython is not imported for this check, because Jupyter
+    has already loaded IPython.
+    """
     ipython: Any = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 

@@ -69,13 +69,13 @@ if TYPE_CHECKING:
 
 
 _DETACHED_ROWS = 256
-"""Number of rows in a chunk of a detached run with ``chunk_size: auto``. It is fixed, because no producer
-measures the workers' speed for such a run.
+"""Number of rows in a chunk of a detached run with ``chunk_size: auto``. The number is fixed, because no
+producer measures the workers' speed for a detached run.
 """
 
 _SHADOWS = 8
-"""Shadow models score at most this many runs of a client at the same time. Further runs are not scored by
-their shadow models. A shadow model scores the same queries as the run's model, but its scores are dropped.
+"""A shadow model scores the same rows as a run's own model, but its scores are dropped. Shadow models score
+at most this many runs of a client at the same time; further runs are scored only by their own models.
 """
 
 _SHADOW_SECONDS = 300.0
@@ -84,8 +84,8 @@ logger = logging.getLogger(__name__)
 
 
 def settings_of(settings: Settings | None, options: Mapping[str, Any]) -> Settings:
-    """Return `settings` if they are given. Otherwise load them, with the values in `options`. Raises
-    `ConfigError` if both are given.
+    """Return `settings`, or if they are ``None``, load the settings with the values in `options`. Raises
+    `ConfigError` if both `settings` and `options` are given.
     """
     if settings is None:
         return load_settings(options)
@@ -210,15 +210,16 @@ class Client:
         self.note_durability()
 
     def note_durability(self) -> None:
-        """Read the settings by which the Redis server keeps data, and log a warning if they could lose data
-        of any run.
+        """Read the settings by which the Redis server keeps its data. Log a warning for each setting because
+        of which the server could lose data of any run.
         """
         self.durability = self.store.durability()
         warn_of_risks(self.durability, self.url, "every run")
 
     def _warn_of_losses(self) -> None:
-        """Log a warning if the settings of the Redis server could lose a run that is stored only there. An
-        embedded server, which ends with this process, needs no warning.
+        """Log a warning for each setting because of which the Redis server could lose a run that is stored
+        only in Redis, as a detached run is. Log nothing for an embedded server, because that server ends with
+        this process anyway.
         """
         if self._cluster is None:
             warn_of_risks(self.durability, self.url, "only in Redis")
@@ -269,8 +270,8 @@ class Client:
         on_wait
             Called again and again while the producer waits for results or for the server.
         journal, reuse
-            A journal that stores results, and scores of an earlier output. Chunks that the journal has and
-            pairs with an earlier score are not scored.
+            A journal, which stores the run's results; and the scores of an earlier output. Workers score
+            neither chunks whose results the journal already has nor pairs with a score in the earlier output.
         deadline, sharers
             When to stop waiting for results or for the server, in `time.monotonic` seconds; and the number of
             runs that share the window, as in `WindowSize`.
@@ -388,7 +389,7 @@ class Client:
         ConfigError
             A model is named twice, or no model is named.
         InputError
-            Also if a model is an alias for several versions.
+            The rows are not valid (see `submit`), or a model is an alias for several versions.
         RunTimeout, NoWorkers
             Not all scores came in time, or no worker listens on the queue; all runs are then cancelled.
         """
@@ -417,7 +418,7 @@ class Client:
         `InputError` if `passages` are one string, and `ConfigError` if `top_k` is not a positive whole number
         or a passage has several scores.
         """
-        if isinstance(passages, str):  # otherwise its characters would be the passages
+        if isinstance(passages, str):  # each character would be scored as a passage
             raise InputError(f"passages are one string, {passages!r:.80}; give a list of them")
         check_top_k(top_k)
         scores = self.score([(query, passage) for passage in passages], timeout=timeout, **spec)
@@ -484,8 +485,8 @@ class Client:
             Chunks of a ``request`` come before those of ``bulk`` runs, in queues and in workers. By default a
             run is a ``request`` for up to 256 rows, and ``bulk`` for more or an unknown number.
         detached
-            Put all rows into Redis at once, so that the run no longer needs this process. Any process can
-            fetch the scores with `attach`, until `run_ttl` seconds after this call.
+            Put all rows into Redis before this call returns, so that the run no longer needs this process.
+            Any process can fetch the scores with `attach`, until `run_ttl` seconds after this call.
         spec
             Fields of `ScoreSpec`, such as ``model``, that replace the client's settings for this run.
 
@@ -610,7 +611,7 @@ class Client:
         options: dict[str, Any] = {**spec, "priority": priority, "deadline": deadline, "tenant": tenant}
         if choice and not choice.only:
             return self._start_split(choice, pairs, columns, **options)
-        if choice:  # the alias may stand for another version a moment later
+        if choice:  # fix the version now: the alias may soon stand for another
             options["model"] = choice.only
         return self._start(pairs, columns, **options)
 
@@ -639,8 +640,9 @@ class Client:
         tenant: Tenant | None,
         **spec: Any,
     ) -> ScoringRun:
-        """Start a run of each version of an alias (`choice`) that gets rows of `pairs`. If the alias has a
-        shadow, a model whose scores are dropped, start a run of that model too.
+        """Start a run for each version of an alias (`choice`) that gets rows of `pairs`. If the alias has a
+        shadow, a model whose scores are dropped, `_start_shadow` scores the rows with that model too, except
+        in a run that asks for tokens.
         """
         inputs, columns = self._kind(columns, spec)
         tables = [*cut_pairs(pairs, columns, Sizing(MAX_CHUNK_ROWS), inputs)]

@@ -1,4 +1,4 @@
-"""Removes ended runs from Redis, at once, or in the background while Redis cannot serve."""
+"""Removes ended runs from Redis. If Redis cannot serve, a background thread removes the runs later."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ class RunCleaner:
         hurry: bool = False,
         used: Mapping[str, Usage] = NOTHING_USED,
     ) -> Deleted | None:
-        """Delete a run and the waiting jobs of its `chunks` from Redis. With `hurry`, the caller waits only
-        for one attempt.
+        """Delete a run and the waiting jobs of its `chunks` from Redis. With `hurry`, the first attempt is
+        not repeated while the caller waits.
 
-        `answered` are chunks that have a result: they no longer have jobs, but their pairs may still be in
-        Redis. `used` has the tokens and device time of results, by the results' entries in the run's stream.
-        This usage is added to the tenant's account before the deletion.
+        `answered` are chunks that have a result. Such chunks have no jobs any more, but the pairs of such
+        chunks may still be in Redis. `used` has the tokens and device time of results, by the results'
+        entries in the run's stream; before the deletion, these amounts are added to the tenant's account.
 
         Returns
         -------
-        The result of `RunStore.delete`; ``None`` if the run will be deleted later, unless this process ends
-        first.
+        The result of `RunStore.delete`. ``None`` if Redis could not serve: a background thread will then try
+        again, as long as this process lives.
 
         Raises
         ------

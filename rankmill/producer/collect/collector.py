@@ -41,8 +41,8 @@ logger = logging.getLogger(__name__)
 class Piece:
     """The rows that one job scores: all rows of a chunk, or a part of them.
 
-    ``failed`` counts the failed attempts. A ``suspect`` piece is half of a piece whose worker died, so it may
-    kill its worker, too.
+    ``failed`` counts the failed attempts. ``suspect`` means that the piece may kill its worker, because the
+    piece is half of a larger one whose worker died.
     """
 
     id: ChunkId
@@ -97,8 +97,9 @@ class UnfinishedChunk:
 class FinishedChunk(NamedTuple):
     """A chunk with its scores, and the ``result`` to write to the journal.
 
-    ``result`` is ``None`` if nothing is to be written: the journal already has the result, all scores are
-    those of an earlier output, or a failed chunk is to be tried again when the run is resumed.
+    ``result`` is ``None`` if nothing is to be written. There are three cases: the journal already has the
+    result; all scores are those of an earlier output; or the chunk failed, and only some of its rows were
+    sent to workers. In the last case, a resumed run tries the chunk again.
     """
 
     number: int
@@ -142,7 +143,7 @@ class HowScored:
 
     def news(self, stats: Iterable[ChunkStats]) -> Settled | None:
         """Return the facts in which all chunks of the run must agree, completed from the statistics of new
-        chunks; ``None`` if these add no fact.
+        chunks. ``None`` if the statistics add no fact.
         """
         settled = self.settled
         for own in map(self._of, stats):
@@ -299,14 +300,14 @@ class Collector:
         self.most_bytes = max(self.most_bytes, int(self._load.payload / self._payload_share))
 
     def news(self, results: Iterable[ChunkResult | BadResult]) -> Settled | None:
-        """Return the facts in which all chunks must agree, completed from `results` that are not accepted
-        yet; ``None`` if these add no fact (`HowScored.news`).
+        """Return the facts in which all chunks of the run must agree, completed from `results` that are not
+        accepted yet. ``None`` if `results` add no fact (see `HowScored.news`).
         """
         scored = (result for result in results if isinstance(result, ChunkScores))
         return self.how.news(result.stats for result in scored if self._fits(result))
 
     def accept(self, results: Iterable[ChunkResult | BadResult], now: float) -> Accepted:
-        """Accept results that came at `now` (s since 1970), and note the chunks that they finish."""
+        """Accept results that came at `now` (s since 1970), and finish the chunks that have all results."""
         taken: list[tuple[Piece, ChunkResult]] = []
         fresh: list[Piece] = []
         unusable: dict[ChunkId, str] = {}
@@ -321,7 +322,7 @@ class Collector:
                 continue
             piece = self.pieces.pop(result.chunk, None)
             if piece is None:
-                continue  # a second result for a piece, or the result of no piece of this run
+                continue  # the piece already has a result, or is not of this run
             self._leave(piece)
             self.answered.append(piece.id)
             if isinstance(result, ChunkFailure) and result.fatal:
@@ -349,8 +350,9 @@ class Collector:
     def retry(
         self, reasons: Mapping[ChunkId, str], failed: Mapping[ChunkId, int]
     ) -> tuple[list[Piece], list[ChunkFailure]]:
-        """Decide which chunks (or parts of chunks) without a job are sent again, and which are given up. Each
-        one in `reasons` has failed in its last attempt, or is a new half of a part that may kill workers.
+        """Decide which pieces (chunks or parts of chunks) without a job are sent, and which are given up. A
+        piece in `reasons` is of one of two kinds: its last attempt has failed, or it is a new half of a piece
+        whose worker died.
 
         Parameters
         ----------
@@ -393,8 +395,8 @@ class Collector:
         return piece is not None and len(result.scores) == len(piece.table)
 
     def _objection(self, result: ChunkResult | BadResult) -> str | None:
-        """Return the reason why a result is unreadable, or does not fit the run or the rows that were sent.
-        ``None`` if it is usable, or if no unfinished rows of the run belong to it.
+        """Return the reason why a result cannot be used: it is unreadable, or does not fit the run or the
+        rows that were sent. ``None`` in two cases: the result can be used, or the run does not wait for it.
         """
         if isinstance(result, BadResult):
             return result.reason
@@ -433,8 +435,8 @@ class Collector:
         return used
 
     def rest(self) -> Amounts:
-        """Count the rows of the complete run that no device has scored: rows without a score, and rows that
-        took a known score or that of an equal row.
+        """Count the rows of the complete run that no device has scored. ``failed`` counts rows without a
+        score. ``cached`` counts rows whose score comes from an earlier output or from an equal row.
         """
         failed = self.rows.progress.row_errors
         return Amounts(cached=max(self.cut - self.scored - failed, 0), failed=failed)

@@ -1,6 +1,7 @@
 """Detached runs, all of whose rows are in Redis; any number of processes may collect the results.
 
-Rows and results stay in Redis until they expire. All processes decide about a detached run in the same way.
+Rows and results stay in Redis until they expire. All processes that collect a detached run read the same
+results, and so decide in the same way which results count and which chunks have failed.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class DetachedRun(LiveRun):
     def __init__(self, store: RunStore, run: Run, chunks: DetachedChunks) -> None:
         super().__init__(store, run, RunCleaner(store), ())
         self._chunks = dict(chunks.chunks)
-        self._after = "0"  # the entry of the stream after which reading continues
+        self._after = "0"  # id of the last entry that was read from the stream
 
     def collector(self, window: WindowSize, reuse: EarlierScores | None) -> Collector:
         """Make the run's collector: all chunks are already cut, and their tables have no columns."""
@@ -61,8 +62,8 @@ class DetachedRun(LiveRun):
             self.store.unlist(self.run)
 
     def settle(self, news: Settled, *, is_last: bool) -> Settled:
-        """Return `news`. Nothing is stored, because every process that collects the run sees the same first
-        result.
+        """Return `news`, the facts in which all chunks of the run must agree. Nothing is stored: every
+        process that collects the run finds the same facts, because it reads the same first result.
         """
         return news
 
@@ -82,15 +83,15 @@ class DetachedRun(LiveRun):
         """Log nothing, because every process that collects the run would log the same."""
 
     def look_back(self) -> None:
-        """Read results again from the first one, because a server that lost results may give new ones lower
-        numbers.
+        """Begin again with the first result. A server that lost its data may give new results lower numbers
+        than those that this process has read, so reading on would miss new results.
         """
         self._after = "0"
 
     def forget(self, entries: Iterable[str], collector: Collector) -> None:
         """Write the run's progress to Redis, and add the tokens and device time of new results to the
-        tenant's account. The results stay in Redis. Each counts only once, even if several processes collect
-        it.
+        tenant's account. The results stay in Redis. A result is added to the account only once, even if
+        several processes collect it.
         """
         is_done = collector.complete and not collector.fatal
         used = self.used_in_all(collector) if is_done else self.used
@@ -109,7 +110,7 @@ class DetachedRun(LiveRun):
             raise expired(self.run.id, self.run.ttl)
 
     def cancel(self, chunks: Collection[ChunkId], *, hurry: bool) -> None:
-        """Delete the run and its waiting chunks, and tell all processes that collect it."""
+        """Delete the run and its waiting chunks, and tell all processes that collect the run."""
         with redis_errors():
             self.store.delete(self.run, chunks, tell=True)
 
@@ -162,7 +163,7 @@ def submit_detached(
                 raise InputError("there are no pairs to score")
             submitted = DetachedChunks(chunks=tuple(chunks))
             store.write_chunks(run, submitted)
-            store.unlist(run)  # otherwise the run would be listed as unfinished until it expires
+            store.unlist(run)  # no producer would remove the run from the list of unfinished runs
         except BaseException:
             if chunks:
                 store.delete(run, [first for first, _ in chunks])

@@ -58,9 +58,11 @@ class RunDriver:
     Parameters
     ----------
     kept
-        A run of this process, or a detached run; it decides what becomes of results in Redis.
+        The run to drive: a run that only this process collects, or a detached run. The run's class decides
+        what becomes of results in Redis.
     source, sizing
-        Tables to score, one for each chunk; and the sizes by which the source cuts them.
+        The source yields the tables to score, one for each chunk. `sizing` has the sizes by which the source
+        cuts the tables.
     window
         Limits how many chunks may be in Redis without a result.
     reuse
@@ -118,7 +120,7 @@ class RunDriver:
     def begin(self) -> None:
         """Store the run on the server, unless it is stored together with its first chunks."""
         if self._kept.is_brief:
-            # put off the first `_look_at_workers`, because each Redis command costs time
+            # Put off the first call of `_look_at_workers`, because each Redis command costs time.
             self._looked = system.monotonic()
             return
         with self._at_redis():
@@ -163,7 +165,8 @@ class RunDriver:
             self._close_source()
             raise
         self._spool.close()
-        # For a brief run, `end` reads the note about wrong scores, which saves a command.
+        # A worker leaves a note if scores are wrong. For a brief run, `end` reads that note together with its
+        # deletion of the run, which saves a command.
         if not self._kept.is_brief:
             with self._at_redis():
                 self._check_notes()
@@ -186,8 +189,8 @@ class RunDriver:
         return sorted(self.collector.rows.errors, key=lambda error: error.row)
 
     def refresh(self) -> None:
-        """Collect the results that a detached run has so far. Do nothing for other runs, because they
-        continue only while they are read.
+        """Collect the results that a detached run has so far. Do nothing for other runs, because other runs
+        only continue while the caller reads them.
         """
         if self.is_detached and not self.collector.complete:
             self._check_cancelled()
@@ -203,8 +206,8 @@ class RunDriver:
                 self._send(fresh)
 
     def cancel(self) -> None:
-        """Cancel the run and remove its waiting chunks from the queue; all processes that collect a detached
-        run are told.
+        """Cancel the run and remove its waiting chunks from the queue. If the run is detached, tell all
+        processes that collect the run.
         """
         if not self._cancelled:
             self._span.add_event("cancelled")
@@ -215,7 +218,9 @@ class RunDriver:
         self._close_source()
 
     def _close_source(self) -> None:
-        """Close the run's source; if another thread reads it now, that thread closes it."""
+        """Close the run's source. If another thread is reading the source now, leave it to that thread to
+        close the source.
+        """
         if self._reading.acquire(blocking=False):
             try:
                 self._source.close()
@@ -277,7 +282,7 @@ class RunDriver:
         if now - self._looked < self._patrol_seconds and not just_known:
             return
         self._looked, self._sized = now, sized
-        with suppress(RedisUnavailable), waiting(most=0):  # without waiting for the server
+        with suppress(RedisUnavailable), waiting(most=0):  # if the server cannot serve, skip this look
             if window.follows_workers:
                 capacity = self._store.capacity(self.run.queue)
                 window.follow(capacity, self.collector.chunk_rows, sized=sized)
@@ -288,16 +293,17 @@ class RunDriver:
     def _check_notes(self) -> None:
         """End the run if a worker has left a note that scores are wrong.
 
-        The note stays for other processes that collect the run or continue the file.
+        The note stays on the server, for other processes that collect the run or continue the run's output
+        file.
         """
         if why := self._store.wrong(self._kept.made_by):
-            self._check_existence()  # a run that was also cancelled ends as cancelled
+            self._check_existence()  # raises RunCancelled if the run was cancelled, too
             self._give_up()
             raise self._kept.wrong(why)
 
     def _give_up(self) -> None:
-        """Cancel the run, which has failed or has wrong scores. A detached run stays, so that each process
-        that collects it finds this out for itself.
+        """Cancel the run, because it has failed or has wrong scores. Do not cancel a detached run: each
+        process that collects the run must be able to see the reason.
         """
         if not self.is_detached:
             self.cancel()
@@ -314,7 +320,7 @@ class RunDriver:
         self._settle([result for _, result in entries])
         accepted = self._accept(entries)
         self._kept.forget([entry for entry, _ in entries], self.collector)
-        if self._cancelled:  # by another thread: delete what was written since
+        if self._cancelled:  # meanwhile, by another thread: delete what this thread has written
             self.cancel()
         self._jobless |= {half.id: "it was lost" for half in accepted.halves}
         self._jobless |= {
@@ -368,18 +374,21 @@ class RunDriver:
         if count := self._store.put_back(self.run, [piece for piece in pieces if piece not in {*missing}]):
             logger.warning("Redis has lost lists of the queue: %d chunks are put back", count)
         self._kept.look_back()
-        self._collect(0)  # if a missing job has just ended, its result is there now
+        self._collect(0)  # a missing job may have just ended and left a result
         missing = [piece for piece in missing if piece in self.collector.pieces]
         if lost := [piece for piece in missing if piece not in reasons]:
             logger.warning("Redis has lost %d chunks", len(lost))
         self._retry({piece: reasons.get(piece, "it was lost") for piece in missing})
 
     def _retry(self, reasons: Mapping[ChunkId, str]) -> None:
-        """Submit pieces that have no job. A piece without an attempt left fails with its reason."""
+        """Submit the pieces in `reasons`, which have no job. A piece that has no attempt left fails with its
+        reason.
+        """
         if not reasons:
             return
         again, given_up = self.collector.retry(reasons, self._store.failed_attempts(self.run))
-        # written like a worker's result, so that all processes that collect the run read it
+        # A failure is written to Redis like a worker's result, so that all processes that collect the run
+        # read it.
         for failure in given_up:
             self._store.write_result(self.run, failure)
         again = self._kept.count_attempts(again) if again else []
@@ -393,7 +402,7 @@ class RunDriver:
         try:
             self._kept.enqueue(payloads)
         finally:
-            if self._cancelled:  # by another thread: delete what was written since
+            if self._cancelled:  # meanwhile, by another thread: delete what this thread has written
                 self.cancel()
         for piece in pieces:
             with about(chunk=piece.chunk, job=keys.job_id(self.run.id, piece.id)):
@@ -409,7 +418,7 @@ class RunDriver:
 
     @property
     def _patrol_seconds(self) -> float:
-        """Seconds from one check of the run to the next. They grow while no result comes, so that many
+        """Seconds from one check of the run to the next. The pause grows while no result comes, so that many
         waiting producers do not burden the server.
         """
         quiet = _PATROL_SHARE * self._seconds_since(self._heard)

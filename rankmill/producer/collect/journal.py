@@ -121,8 +121,9 @@ class Journal:
         """Number of rows whose result was damaged, and was deleted."""
         with self._told():
             self._db = sqlite3.connect(place or path)
-            # In this mode SQLite keeps the index of its log in memory. Otherwise it writes the index into
-            # another file before it reads what a run has left, and a full disk has no room for that file.
+            # In this mode SQLite keeps the index of its log in memory. In its usual mode, SQLite writes the
+            # index to another file before it reads the results of an earlier run, and a full disk has no room
+            # for that file.
             self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
         try:
             self._check_format()
@@ -206,8 +207,8 @@ class Journal:
 
     @property
     def model(self) -> str | None:
-        """Name of the model that scores this output. For an alias it is the version that the alias stood for
-        when the output was begun. ``None`` if it was not stored.
+        """Name of the model that scores this output; ``None`` if no name was stored. If the output's model is
+        an alias, this is the version for which the alias stood when the output was begun.
         """
         return self._state("model")
 

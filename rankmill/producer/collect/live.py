@@ -98,9 +98,9 @@ class LiveRun:
         return None
 
     def restore(self, settled: Settled) -> None:
-        """Write the run's record and its stream of results to Redis again if Redis has lost either. The run's
-        chunks are not written. Also replace the facts in which all chunks must agree, such as the precision,
-        by those in `settled`.
+        """Write the run's record and its stream of results to Redis again if Redis has lost one of them, but
+        do not write the run's chunks. In any case, replace the facts in Redis in which all chunks must agree,
+        such as the precision, by those in `settled`, unless `settled` has no fact.
         """
         self.store.restore(self.run)
         if any(settled):
@@ -108,8 +108,8 @@ class LiveRun:
 
     def settle(self, news: Settled, *, is_last: bool) -> Settled:
         """Store `news`, the facts in which all chunks of the run must agree, such as the precision. Facts
-        that the server already has stay. Return the facts that the server then has. With `is_last`, store
-        nothing and return `news`, because no chunk follows.
+        that the server already has are not replaced. Returns the facts that the server has after that. With
+        `is_last`, store nothing and return `news`, because no further chunk has to agree.
         """
         return news if is_last else self.store.settle(self.run, news)
 
@@ -147,8 +147,8 @@ class LiveRun:
     def keep(self, results: Mapping[int, tuple[int, ChunkResult]], scored: int) -> None:
         """Store the results of finished chunks if the run has a journal.
 
-        `results` has for each chunk, by its number, the number of rows and the result. `scored` is as in
-        `Collector`.
+        `results` has the number of rows and the result of each chunk, by the chunk's number. `scored` is the
+        number of the output's rows that devices have scored.
         """
 
     def forget(self, entries: Iterable[str], collector: Collector) -> None:
@@ -159,30 +159,32 @@ class LiveRun:
         collector.answered, self._entries, rows.errors, self.used = [], [], [], {}
 
     def count_attempts(self, pieces: list[Piece]) -> list[Piece]:
-        """Count the failed attempt of each of `pieces`, and return the pieces that this process must send
-        again: all of them.
+        """Count the failed attempt of each of `pieces`. Return all `pieces`, because no other process sends
+        them again.
         """
         self.store.count_attempts(self.run, {piece.id: piece.failed for piece in pieces})
         return pieces
 
     def check_existence(self) -> None:
-        """Raise `RunExpired` if the run is detached and its results are no longer kept."""
+        """Do nothing here. For a detached run, raise `RunExpired` if Redis no longer keeps the run."""
 
     def cancel(self, chunks: Collection[ChunkId], *, hurry: bool) -> None:
-        """Delete the run and its waiting chunks from Redis. With `hurry`, the caller waits only for one
-        attempt.
+        """Delete the run and its waiting chunks from Redis. With `hurry`, the first attempt is not repeated
+        while the caller waits.
         """
         self.cleaner.remove(self.run, chunks, hurry=hurry, used=self.used)
 
     def end(self, collector: Collector) -> str | None:
-        """Delete the complete run; returns why its scores are wrong, if a worker has said so."""
+        """Delete the complete run. If a worker has found that scores of the run are wrong, return the reason;
+        else ``None``.
+        """
         used = self.used_in_all(collector)
         deleted = self.cleaner.remove(self.run, [], answered=collector.answered, used=used)
         return deleted.wrong if deleted else None
 
     def used_in_all(self, collector: Collector) -> Mapping[str, Usage]:
-        """Return what the complete run has used (rows, tokens and device time) and its tenant's account does
-        not include yet. This covers rows that no device has scored.
+        """Return the usage (rows, tokens and device time) of the complete run that its tenant's account does
+        not include yet. The rows that no device has scored are part of this usage.
         """
         rest = collector.rest()
         return {**self.used, END: {NO_DEVICE: rest}} if any(rest) else self.used
@@ -214,8 +216,8 @@ class LiveRun:
 
 
 class RequestRun(LiveRun):
-    """A run with the priority ``request``. It is stored with its first chunks and deleted with its last
-    result, because each Redis command costs time.
+    """A run with the priority ``request``. Such a run is stored together with its first chunks, and deleted
+    together with its last results, because each Redis command costs time.
     """
 
     is_brief = True
@@ -291,17 +293,18 @@ class JournaledRun(LiveRun):
 
     def cancel(self, chunks: Collection[ChunkId], *, hurry: bool) -> None:
         used: Mapping[str, Usage] = self.used
-        # If a signal came between collecting and storing results, `used` has results that the journal lacks.
-        # They are scored again, so only the journal's account counts.
+        # If a signal came between collecting and storing results, `used` includes results that the journal
+        # does not have. Those results are scored again, so only the usage in the journal's account is counted
+        # here.
         with suppress(InputError, OutputError):  # a run must end even if the journal cannot be read
             used = self.journal.account.used
         if self.cleaner.remove(self.run, chunks, hurry=hurry, used=used):
             self.journal.is_in_redis = False
 
     def used_in_all(self, collector: Collector) -> Mapping[str, Usage]:
-        """Return what the complete run has used (rows, tokens and device time) and its tenant's account does
-        not include yet. If an earlier run was complete, the rows that no device has scored are already
-        counted.
+        """Return the usage (rows, tokens and device time) of the complete run that its tenant's account does
+        not include yet. The rows that no device has scored are part of this usage, unless an earlier run for
+        the output was complete: such a run has already counted them.
         """
         account = self.journal.account
         if account.rest:
@@ -310,8 +313,8 @@ class JournaledRun(LiveRun):
         return super().used_in_all(collector)
 
     def wrong(self, why: str) -> WrongScores:
-        """Mark the journal, so that no run continues it; returns the error that says why its scores are
-        wrong.
+        """Mark the journal as wrong, so that no run continues the journal. Returns the error to raise; `why`
+        is the reason why the scores are wrong.
         """
         return self.journal.distrust(why)
 
@@ -325,7 +328,9 @@ def live_run(
     *,
     row_tokens: bool = False,
 ) -> LiveRun:
-    """Make a run of this process; parameters as in `LiveRun` and, with a `journal`, `JournaledRun`."""
+    """Make a run that only this process collects. The parameters are those of `LiveRun`. If a `journal` is
+    given, the run's results are also stored in this journal.
+    """
     if journal:
         return JournaledRun(store, run, cleaner, columns, journal=journal, row_tokens=row_tokens)
     kind = RequestRun if run.priority == "request" else LiveRun

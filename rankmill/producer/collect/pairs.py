@@ -191,8 +191,8 @@ def _check_columns(schema: pa.Schema, columns: tuple[str, ...], inputs: Inputs =
 
 
 class _Tables(NamedTuple):
-    """Tables of one schema, which can be read once. ``opened`` is the source to close after that, if there is
-    one.
+    """Tables of one schema, which can be read once. ``opened`` is the source to close after reading, or
+    ``None``.
     """
 
     schema: pa.Schema
@@ -267,8 +267,8 @@ def _read(reader: pa.RecordBatchReader, name: str) -> Iterator[pa.Table]:
 def cut_tables(
     tables: Iterator[pa.Table], columns: tuple[str, ...], sizing: Sizing, start: int = 0
 ) -> Iterator[pa.Table]:
-    """Cut or join `tables` into one table for each chunk. `start` is the number of their first row in the
-    input.
+    """Cut or join `tables` into one table for each chunk. `start` is the number in the input of the first row
+    of `tables`.
     """
     waiting = size = 0
     pending: list[pa.Table] = []
@@ -353,7 +353,7 @@ def _tables_from(
     pairs: Iterable[tuple[str | None, ...]], columns: tuple[str, ...], sizing: Sizing
 ) -> Iterator[pa.Table]:
     part: list[tuple[str | None, ...]] = []
-    size = 0  # in characters; repeated texts count, because Arrow stores a copy in each row
+    size = 0  # characters of all rows of `part`; Arrow stores a repeated text once for each row
 
     def table() -> pa.Table:
         texts = [_texts([pair[side] for pair in part]) for side in range(len(columns))]

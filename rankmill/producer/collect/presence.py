@@ -62,14 +62,15 @@ class WorkerPresence:
             return
         if (unseen := system.monotonic() - self._looked) > _LOOK_SECONDS:
             self._looking, self._looked = True, system.monotonic()
-            # If the last check was long ago, the wait begins anew: workers may have been there meanwhile.
+            # If the last check was long ago, the wait begins anew, because workers may have come and gone
+            # since that check.
             if unseen > _WORD_SECONDS:
                 self._seen = self._looked
             try:
                 self._look()
             finally:
                 self._looking = False
-        missing = self._looked - max(self._seen, since)  # only the time up to the last check counts
+        missing = self._looked - max(self._seen, since)  # the time after the last check does not count
         if missing > self._seconds:
             raise NoWorkers(f"{no_workers_message(self._queue, mask_url(self._url))}; waited {missing:.0f} s")
         if missing > _WORD_SECONDS:

@@ -1,5 +1,5 @@
-"""Counts the finished rows of a run, and collects the reasons of rows without a score; a producer publishes
-both.
+"""Counts the finished rows of a run, and collects the errors of rows without a score. A producer writes the
+count and the errors to Redis.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from rankmill.jobs.contract.run import MAX_ERROR_CHARS, MAX_ROW_ERRORS, Progress
 from rankmill.producer.collect.scored import ScoredTable
 
 _SPEED_SECONDS = 60
-"""A run's progress is remembered for this many seconds. The speed is computed from the later half of them, so
-that a run's slow beginning is soon forgotten.
+"""A run's progress is remembered for this many seconds. The speed is computed from the later half of that
+time, so that a run's slow beginning is soon forgotten.
 """
 
 _STEP_SECONDS = 0.5
-"""A new point of a run's progress replaces the last one, unless the one before that is at least this many
-seconds old.
+"""If the last but one of the remembered points of a run's progress is younger than this many seconds, a new
+point replaces the last point. If the last point but one is older, the new point is added.
 """
 
 

@@ -134,9 +134,9 @@ class ChunkPairs:
         return table.take(pa.array(self.rows))
 
     def whole(self, chunk: int, result: ChunkResult) -> ChunkScores | None:
-        """Make a result with all rows of the chunk from the worker's `result`, which has only the distinct
-        pairs. It is for the journal: ``None`` if the worker's result is a failure, so that a resumed run
-        tries the chunk again.
+        """Make the chunk's result for the journal, with all rows of the chunk, from the worker's `result`,
+        which has only the distinct pairs. ``None`` if `result` is a failure, so that nothing is stored, and a
+        resumed run tries the chunk again.
         """
         if not isinstance(result, ChunkScores):
             return None
@@ -144,8 +144,8 @@ class ChunkPairs:
         return ChunkScores(chunk, results.scores, results.errors, result.stats, results.tokens)
 
     def table(self, table: pa.Table, result: ChunkResult | None) -> ScoredTable:
-        """Join the chunk's `table` with the scores of all its rows. `result` has those of the distinct pairs;
-        ``None`` if all scores are known.
+        """Join the chunk's `table` with the scores of all its rows. `result` has the scores of the distinct
+        pairs that were sent to a worker; ``None`` if no pair was sent, because all scores are known.
         """
         return scored_table(table, result, self._row_results(result), len(table) - self.known.null_count)
 
@@ -174,7 +174,7 @@ def distinct_pairs(table: pa.Table, columns: tuple[str, ...], known: pa.Array | 
     for codes in others:
         pairs = pairs * (int(codes.max(initial=0)) + 1) + codes
     unknown = np.flatnonzero(np.asarray(pc.is_null(known)))
-    found = np.asarray(pa.array(pairs[unknown]).dictionary_encode().indices)  # numbered as they appear
+    found = np.asarray(pa.array(pairs[unknown]).dictionary_encode().indices)  # in order of appearance
     rows = unknown[np.diff(np.maximum.accumulate(found), prepend=-1) > 0]
     if len(rows) == len(table):
         return None

@@ -33,10 +33,10 @@ class ScoredTable:
 
     In each row exactly one of score and error is null. A score is a float32, or a list of a fixed number of
     them; if no row has a score, the type of ``scores`` says nothing. ``stats`` is ``None`` if no worker has
-    scored any of the rows. It is also ``None`` if several runs have scored them; ``parts`` then has the
-    tables of these runs. ``attempts`` is the most attempts that any of the rows needed. ``worker`` names one
-    of the workers (empty if unknown). ``reused`` is the number of rows with the score of an earlier output.
-    ``tokens`` are as in `RowResults`. For a detached run, the table has no columns.
+    scored any of the rows. It is also ``None`` if several runs have scored the rows; in this case, ``parts``
+    has the tables of those runs. ``attempts`` is the most attempts that any of the rows needed. ``worker``
+    names one of the workers (empty if unknown). ``reused`` is the number of rows with the score of an earlier
+    output. ``tokens`` are as in `RowResults`. For a detached run, the table has no columns.
     """
 
     table: pa.Table
@@ -68,7 +68,8 @@ def scored_table(
 def row_results(result: ChunkResult, rows: int, kind: pa.DataType | None = None) -> RowResults:
     """Turn the result of a chunk of `rows` rows into scores and errors of its rows.
 
-    If the chunk failed, all scores are null; `kind` is then their type, by default float32.
+    If the chunk failed, all scores are null. `kind` is the Arrow type of such null scores, by default
+    float32.
     """
     if isinstance(result, ChunkScores):
         return RowResults(result.scores, result.errors, result.tokens)

@@ -18,8 +18,8 @@ AT_ONCE = 64
 """At most this many chunks are cut and sent together."""
 
 _FIRST_CHUNKS = 8
-"""With ``window: auto``, the window has at least this many chunks before the workers' speed is known. This is
-less than `MIN_CHUNKS`, because the first chunks are small, and small chunks cost time.
+"""With ``window: auto``, the window has at least this many chunks before the workers' speed is known. The
+number is less than `MIN_CHUNKS`, because the first chunks are small, and each small chunk costs time.
 """
 
 _AHEAD = 2
@@ -162,7 +162,9 @@ class Sizing:
 
     @property
     def is_known(self) -> bool:
-        """Whether the size of chunks is set, or already follows the workers' speed."""
+        """Whether the size of chunks is already known. True in two cases: ``chunk_size`` is a number, or the
+        size already follows the workers' speed.
+        """
         return bool(self._fixed) or self._models.keys() <= self._learnt.keys()
 
     def rows_at(self, start: int) -> int:

@@ -51,8 +51,9 @@ class Line:
     """Sends the Redis commands of many tasks over one connection.
 
     A system call costs more than a small command. So the commands of tasks that run at the same time share
-    one write and few reads, and the commands of a single task do not wait. If a task is cancelled, its call
-    is not sent, or its replies are dropped; other tasks do not notice.
+    one write and few reads, and the commands of a single task do not wait. If a task is cancelled before its
+    call is sent, the call is not sent. If a task is cancelled later, the replies to its call are dropped.
+    Other tasks do not notice a cancellation.
 
     Parameters
     ----------
@@ -112,7 +113,7 @@ class Line:
                     if not call.replies.done():
                         call.replies.set_result(replies)
         except BaseException as error:
-            # otherwise another command would get the outstanding replies
+            # An open connection would give the outstanding replies to another command.
             await connection.disconnect(nowait=True)
             if isinstance(error, TimeoutError):
                 raise redis.TimeoutError("it does not answer") from error
@@ -150,7 +151,7 @@ class LoopRedis(redis.Redis):
 
     def __init__(self, url: str, wait_seconds: float) -> None:
         self._patience = LoopPatience(wait_seconds)
-        pool = pool_for(url, self._patience)  # only reads and checks the options: makes no connection
+        pool = pool_for(url, self._patience)  # reads and checks the options, but does not connect
         super().__init__(connection_pool=pool)
         connections = loop_pool(pool)
         self.loop_client = redis.asyncio.Redis.from_pool(connections)
@@ -169,7 +170,7 @@ class LoopRedis(redis.Redis):
 
     def read_reply(self, reply: Any, command: Command, options: dict[str, Any]) -> Any:
         """Convert a server's reply to `command` into what redis-py's synchronous client returns."""
-        options.pop("keys", None)  # redis-py adds it for its own cache
+        options.pop("keys", None)  # redis-py adds ``keys`` for its own cache
         callbacks: Any = self.response_callbacks
         return callbacks[command[0]](reply, **options) if command[0] in callbacks else reply
 
@@ -207,8 +208,9 @@ class LoopRedis(redis.Redis):
         return self._patience.call_with_retry(lambda: wait(in_time()), self._reconnect)
 
     def _reconnect(self, error: redis.RedisError) -> None:
-        """Close idle connections if a server replies with an error: after a failover, they may lead to a
-        server that is no longer the master. redis-py itself closes a connection that breaks.
+        """Close idle connections if a server replies with an error, because after a failover these
+        connections may belong to a server that is no longer the master. Connections that break are closed by
+        redis-py itself.
         """
         if isinstance(error, redis.ResponseError):
             wait(self.loop_client.connection_pool.disconnect(inuse_connections=False))

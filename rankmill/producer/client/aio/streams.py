@@ -31,9 +31,9 @@ class Streams:
     """Reads the result streams of many runs with one command, and gives the entries of each stream to the
     task that waits for that run. A second task that waits for the same run sends its own command.
 
-    A run may begin to wait while a command for other runs waits. Then this reader adds an entry to its bell,
-    a stream that each of its commands also reads. So the waiting command returns, and the next command reads
-    the new run's stream too.
+    A task may begin to wait for a run while the command for other runs is still waiting. To end that command
+    early, the reader adds an entry to its bell, a stream of its own that each of its commands also reads. The
+    next command then reads the new run's stream too.
 
     Parameters
     ----------
@@ -57,7 +57,8 @@ class Streams:
         """Return the entries of `stream` that follow the entry with the id `after`. Wait up to `seconds` for
         the first one, and return an empty list if none comes.
         """
-        # A second task that waits for this run may have read up to another entry: it sends its own command.
+        # A second task that waits for the same run sends a command of its own, because it may have read up to
+        # a different entry than the first task.
         if stream in self._waiting:
             return _found(await self._client.xread({stream: after}, block=math.ceil(1000 * seconds)))
         future: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
@@ -107,13 +108,13 @@ class Streams:
     async def _ring(self) -> None:
         try:
             async with self._client.pipeline(transaction=False) as pipe:
-                # This process numbers the entries. A server that lost its data would number entries by
-                # its clock, which may be behind the last number.
+                # This process numbers the bell's entries, so that the numbers always increase. A server
+                # numbers entries by its clock; after a loss of data, the clock may be behind the last number.
                 pipe.xadd(self._bell, {"run": 1}, id=str(next(self._rings)), maxlen=1)
                 pipe.expire(self._bell, _BELL_SECONDS)
                 await pipe.execute()
         except redis.RedisError:
-            pass  # the waiting command then fails as well
+            pass  # the command that waits for results fails as well
 
 
 def _found(reply: Any) -> Found:
