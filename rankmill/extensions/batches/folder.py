@@ -43,8 +43,8 @@ class FilesFolder:
         return self.path.joinpath(*place.split("/"))
 
     def make(self, name: str) -> None:
-        """Make the folder `name` inside this one, and sync it to the disk; raises `OutputError` if this
-        fails.
+        """Make the folder `name` inside this folder, and sync the new entry to the disk. Raises `OutputError`
+        if the folder cannot be made or synced.
         """
 
     def save(self, source: BinaryIO, place: str) -> None:
@@ -66,8 +66,8 @@ class FilesFolder:
             raise OutputError(f"the file cannot be kept: {why}") from None
 
     def expire_early(self, name: str, seconds: float) -> None:
-        """Let the folder `name` look as if it had been made this number of `seconds` ago, so that `sweep`
-        deletes it earlier.
+        """Set the folder `name`'s time of change to `seconds` ago, so that `sweep` deletes the folder earlier
+        by this number of seconds.
         """
 
     def read(self, place: str) -> Iterator[bytes]:
@@ -85,8 +85,8 @@ class FilesFolder:
         record_of(target).unlink(missing_ok=True)
 
     def sweep(self, is_known: Callable[[str], bool], seconds: float) -> None:
-        """Delete the folder of each file or batch if it is older than `seconds`, and `is_known` is false for
-        its name.
+        """Delete the folders of files and batches that are older than `seconds`. A folder is kept if
+        `is_known` is true for the folder's name.
         """
 
 

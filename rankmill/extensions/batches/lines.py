@@ -45,8 +45,8 @@ _FIELDS = RequestLine.model_fields.keys()
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """A request in a batch's input file. ``asked`` is its request for scores; ``None`` if the body of the
-    request is wrong. If the request gets no scores, ``refusal`` says why.
+    """A request in a batch's input file. ``asked`` is the request for scores that the body makes; ``None`` if
+    the body is wrong. If the request gets no scores, ``refusal`` says why.
     """
 
     number: int
@@ -89,8 +89,13 @@ def read_requests(path: AnyPath, endpoint: str) -> Iterator[BatchRequest]:
 
 
 def first_request(path: AnyPath, endpoint: str) -> BatchRequest:
-    """Return the first valid request in a batch's input file; if none is valid, the first request. Raises as
-    `read_requests`.
+    """Return the first request with a valid body in a batch's input file. If no request has a valid body,
+    returns the file's first request.
+
+    Raises
+    ------
+    WrongFile
+        A line up to the returned request is not a request for `endpoint`, or repeats a ``custom_id``.
     """
     first = None
     for request in read_requests(path, endpoint):
@@ -102,13 +107,13 @@ def first_request(path: AnyPath, endpoint: str) -> BatchRequest:
 
 
 def holds_requests(path: AnyPath) -> bool:
-    """Return whether the lines of a JSON Lines file are requests; otherwise they are rows to score. Reads
-    only the first line.
+    """Return whether the lines of a batch's JSON Lines file are requests: true for requests, false for rows
+    to score. Reads only the first line that is not blank.
 
     Raises
     ------
     WrongFile
-        The first line is neither a request nor a row, or the file has no lines.
+        That line is too long or is not a JSON object, or all lines are blank.
     """
     for number, raw in _lines(path):
         try:
@@ -131,8 +136,8 @@ def answer(
     labels: tuple[str, ...],
     tokens: int,
 ) -> str:
-    """Make the line of a batch's output file that answers a scored request. With `labels`, each score is a
-    list with a number for each label.
+    """Make the line of a batch's output file that answers a scored request. If there are `labels`, each score
+    is a list with a number for each label.
     """
     scored = RequestScores(scores, model, tokens, id=_id(batch, request), created=int(created), labels=labels)
     assert request.body

@@ -11,8 +11,8 @@ from rankmill.jobs.contract.file_request import FileOrder, Name
 from rankmill.jobs.contract.schema import WireModel
 
 KIND = "batch"
-"""The kind of those orders of runners that are for batches. The entry point in ``rankmill.orders`` has this
-name.
+"""The field ``kind`` in a runner's order, if the order is to carry out a batch. The entry point in
+``rankmill.orders`` by which runners find `BatchOrders` has the same name.
 """
 
 
@@ -25,7 +25,8 @@ class BatchOrder(WireModel):
     endpoint
         Path of the API to which each line of the input is a request; ``None`` if the input has rows to score.
     owner
-        Name of the API keys that own the batch; empty if it was submitted without a key.
+        The owner of the batch, who is also the owner of the batch's input file: the name of API keys, or
+        empty if the input file was uploaded without a key.
     model, asked
         The model, and the other fields of the spec, that every line must ask for.
     default

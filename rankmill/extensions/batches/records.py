@@ -46,7 +46,9 @@ def errors_id(batch: str) -> str:
 
 
 class _Owned(WireModel):
-    """A record with an owner, which is the name of an API key, or empty if the request had no key."""
+    """A record with an owner, which is the name of an API key or an empty text. All callers without a key
+    share the records whose owner is the empty text.
+    """
 
     noun: ClassVar[str]
     """The word for a record of this class in messages to callers. A subclass also has `key`, which gives the

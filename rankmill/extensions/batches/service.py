@@ -77,7 +77,7 @@ class NewFile(BaseModel):
 
 class NewBatch(BaseModel):
     """The body of a request that submits a batch. OpenAI's API does not have the fields ``model`` and
-    ``pairs``; they count only if the file has rows to score, not requests.
+    ``pairs``. These two fields count only if the file has rows to score, not requests.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -128,10 +128,10 @@ class Batches:
         Raises
         ------
         Refusal
-            The file's name does not give a format, the caller's files have too many bytes, or `after` is
-            longer than ``file_run_ttl``.
+            The end of the file's name does not give a format. With this file, the caller's files would have
+            too many bytes. Or `after` is longer than ``file_run_ttl``.
         OutputError, StoreError
-            As in `FilesFolder.save`.
+            The file cannot be written.
         """
         seconds = self._seconds("expires_after[seconds]", after)
         ending = next((suffix for suffix in _ENDINGS if name.lower().endswith(suffix)), None)
@@ -159,8 +159,8 @@ class Batches:
         return file
 
     def find(self, kind: type[R], key: ApiKey | None, record_id: str) -> R:
-        """Find a file or batch by its id. Raises `Refusal` if the caller may not see it, or if it does not
-        exist.
+        """Find the record of a file or batch by its id. Raises `Refusal` if there is no record with this id,
+        or if the caller may not see the record.
         """
         record = self._store.find(kind, record_id)
         if record is None or not (record.owner == _owner(key) or (key and key.admin)):

@@ -87,8 +87,8 @@ def page(
     Raises
     ------
     Refusal
-        The list has no record with the id `after`. If it got the first page instead, a client would read the
-        list for ever.
+        The list has no record with the id `after`. The first page is not sent instead, because a client that
+        gets the first page again would read the list for ever.
     """
     records = list(reversed(latest_first)) if oldest_first else list(latest_first)
     places = [place for place, record in enumerate(records) if record.id == after]
@@ -119,7 +119,8 @@ def _state(run: FileRun | None, *, cancelling: bool) -> str:
 
 def _counts(run: FileRun | None, counts: BatchCounts | None) -> dict[str, int]:
     """Return how many lines a batch has, how many have an answer, and how many have an error. Before the
-    answers are counted, the share of rows that are scored gives an estimate.
+    answers are written, the number of lines with an answer is estimated from the share of the run's rows that
+    are scored.
     """
     rows = (run and run.rows) or 0
     total = counts.total if counts else rows

@@ -1,7 +1,7 @@
 """Carries out a batch in a runner: scores its rows as score-file does, and writes the output and the errors.
 
-Each step leaves a complete file in the batch's folder, or leaves nothing. If a runner dies, the next one
-takes the remaining steps.
+Each step leaves a complete file in the batch's folder, or leaves nothing. If a runner dies, the next runner
+takes only the steps whose files are missing.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from rankmill.producer.files.workspace import OutputFile, clear_workspace
 _ROWS = 16_384
 _PAIRS = pa.schema([("line", pa.int64()), ("query", pa.string()), ("passage", pa.string())])
 _ALONE = {"texts": "text", "conversations": "messages"}
-"""The name of the column that has a batch's rows if they are single texts or conversations, by the spec's
-field ``inputs``.
+"""The name of the column with a batch's rows, by the spec's field ``inputs``, for rows that are single texts
+or conversations. Rows of other batches are pairs.
 """
 
 _OPTION = re.compile(r"--([a-z][a-z-]*)")
@@ -86,8 +86,8 @@ class BatchWork:
         Raises
         ------
         WrongFile
-            A line is not a request, or asks for another model or other options than the first line; or the
-            file has changed since its rows were read.
+            A line is not a request. A line asks for another model or other options than the first line. Or
+            the file has changed since its rows were read.
         """
         if self._batch.endpoint is None:
             self._score(self._request, self._keep_scored)
@@ -117,7 +117,7 @@ class BatchWork:
         self._keep(outcome, output.partial, output.path)
 
     def _note_scored(self, output: ScoredFile | None, outcome: RunOutcome) -> None:
-        """Note that all rows of a batch of requests are scored, before its answers are written."""
+        """Note that all rows of a batch of requests are scored. The batch's answers are written later."""
         self._outcome = outcome
         self._keep(outcome)
 
@@ -192,8 +192,8 @@ class BatchWork:
         return BatchCounts(total=completed + failed, completed=completed, failed=failed)
 
     def _scored(self, scored: AnyPath, endpoint: str) -> Iterator[tuple[BatchRequest, list[object], int]]:
-        """Yield each request with the scores of its rows and their number of tokens. If a row has no score,
-        the request has a refusal.
+        """Yield each request of the batch, with the scores of the request's rows and the number of tokens of
+        all these rows. If one of the rows has no score, the request has a refusal.
         """
         reasons = _reasons(_errors_of(scored))
         row, results = 0, _scores(scored)
@@ -251,8 +251,8 @@ class BatchOrders:
             BatchWork(run, BatchStore(client, settings.of(RunnerSettings).file_run_ttl), score, keep).do()
 
     def why_failed(self, error: Exception, order: FileOrder) -> str:
-        """Return the reason why a batch failed, without the paths of its files, which its caller does not
-        know.
+        """Return the reason why a batch failed, in words for the caller. The caller does not know the paths
+        of the batch's files, so other words stand for these paths.
         """
         request = order.request
         names = dict.fromkeys(request.inputs, "the file") | {request.output or "": "the output"}
@@ -261,8 +261,8 @@ class BatchOrders:
         return _OPTION.sub(_as_field, told(error, names))
 
     def place(self, order: FileOrder) -> OutputFile | None:
-        """Return the intermediate file with the scored rows of a batch of requests; ``None`` for a batch of
-        rows, whose output itself has the scores.
+        """Return the intermediate file with the scored rows of a batch of requests. Returns ``None`` for a
+        batch of rows, which needs no intermediate file: the batch's output has the scored rows.
         """
         of_pairs = BatchOrder.of(order).endpoint is None
         return None if of_pairs else _scored_place(as_path(order.request.output or ""))
@@ -316,10 +316,9 @@ def _labels(scored: AnyPath) -> tuple[str, ...]:
 
 
 def _scores(scored: AnyPath) -> Iterator[tuple[object, int | None]]:
-    """Yield the score and the number of tokens of each row in a file of scored rows. With labels, the score
-    is a list.
-
-    A row without a score has ``None`` as its score.
+    """Yield the score and the number of tokens of each row in a file of scored rows. A score is a number, or
+    a list with a number for each label if the file has labels. The score is ``None`` for a row that could not
+    be scored.
     """
     labels = _labels(scored)
     names = [f"score_{label}" for label in labels] or ["score"]

@@ -41,8 +41,9 @@ def make_app(gateway: Gateway, *, is_loopback: bool = False) -> FastAPI:
     gateway
         The gateway's parts.
     is_loopback
-        Whether the gateway listens on a loopback address. If so, or if the setting ``gateway_hosts`` names
-        hosts, requests whose Host header has an unknown name are refused (`KnownHosts`).
+        Whether the gateway listens on a loopback address. `KnownHosts` refuses requests whose Host header has
+        an unknown name in two cases: if `is_loopback` is true, and if the setting ``gateway_hosts`` names
+        hosts.
     """
     own = gateway.own
 

@@ -19,15 +19,16 @@ from rankmill.jobs.contract.errors import OutputError
 from rankmill.jobs.system import system
 
 READ_SECONDS = 60.0
-"""A JSON body or a gRPC message must arrive within this many seconds; otherwise its request is refused. A
-client that sends nothing must not take up one of the ``gateway_requests`` for longer.
+"""A JSON body or a gRPC message must arrive within this many seconds; otherwise its request is refused. The
+gateway has only ``gateway_requests`` requests in progress at a time, and a client that sends nothing must not
+be one of them for longer.
 """
 
 _PACE_SECONDS = 60.0
 _LEAST_SPEED = 16 << 10
-"""An upload that stays slower than this speed, in bytes per second, is refused. Each upload begins with
-`_PACE_SECONDS` seconds for which it may wait for bytes. Each received byte adds 1 / `_LEAST_SPEED` seconds,
-but never to more than `_PACE_SECONDS` in all.
+"""An upload that stays slower than `_LEAST_SPEED` bytes per second is refused. At first, the gateway may
+wait `_PACE_SECONDS` seconds for an upload's bytes. Each second of waiting is subtracted from these seconds,
+and each received byte adds 1 / `_LEAST_SPEED` seconds, up to `_PACE_SECONDS`.
 """
 
 _BODIES = 8
@@ -77,8 +78,8 @@ class RequestBody:
         Raises
         ------
         Refusal
-            The body is too large, is not plain JSON by its headers, or does not arrive completely and in
-            time; or too many large bodies are in progress.
+            The request's headers do not announce plain JSON. The body is too large. The body does not arrive
+            completely and in time. Or the bodies of all requests in memory are too large together.
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
@@ -119,7 +120,7 @@ class RequestBody:
 
 def parse(raw: bytes) -> JsonObject:
     """Return the JSON object that a request's body contains. Raises `Refusal` if `read_json` cannot read the
-    body, or if it is not an object.
+    body, or if the body is another JSON value than an object.
     """
     try:
         value = read_json(raw)
@@ -133,8 +134,8 @@ def parse(raw: bytes) -> JsonObject:
 class UploadedBody:
     """Reads an upload piece by piece, without keeping it in memory. Make it in the request's event loop.
 
-    An upload that stops or arrives too slowly is refused. The time that the gateway takes between two reads
-    does not count.
+    An upload that stops or arrives too slowly is refused. Only the time that the gateway waits for bytes
+    counts, not the time that the gateway takes between two reads.
 
     Parameters
     ----------
@@ -183,13 +184,13 @@ class UploadedBody:
         return message
 
     def read(self, size: int) -> bytes:
-        """Read at most `size` bytes; returns no bytes at the end. Call `read` in a thread without the event
-        loop.
+        """Read at most `size` bytes; returns no bytes at the end. Call `read` in a thread, not in the
+        event loop.
 
         Raises
         ------
         Refusal
-            The body is too large, or does not arrive in time, or the connection was closed.
+            The body is too large or arrives too slowly, or the client has closed the connection.
         """
         while not self._rest and not self._is_whole:
             message = asyncio.run_coroutine_threadsafe(self.receive(), self._loop).result()
@@ -212,8 +213,8 @@ async def uploaded(request: Request, most: int) -> AsyncIterator[tuple[UploadFil
     Raises
     ------
     Refusal
-        The file has more than `most` bytes or does not arrive completely and in time, or the body is not a
-        form with a file for a batch.
+        The file has more than `most` bytes. The file does not arrive completely and in time. Or the body is
+        not a form with a file for a batch.
     OutputError
         The file cannot be written, for instance on a full disk.
     """

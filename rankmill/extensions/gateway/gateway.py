@@ -189,8 +189,8 @@ class Gateway:
         return next(addition for addition in self.additions if isinstance(addition, kind))
 
     async def identify(self, note: Observation, headers: Mapping[str, str]) -> ApiKey | None:
-        """Find the valid API key in a request's headers, and set its name in `note`. Returns ``None`` without
-        one. Raises `Refusal` if the request needs a key and has none that is valid.
+        """Find the valid API key in a request's headers, and set the key's name in `note`. If the request has
+        no valid key, returns ``None``, or raises `Refusal` if the request needs a key.
         """
         key = await self.admission.identify(key_text(headers))
         if key:
@@ -198,13 +198,14 @@ class Gateway:
         return key
 
     def require(self, key: ApiKey | None, right: Right) -> None:
-        """Check that a caller has a right besides scoring.
+        """Check that a caller may do more than score: that the caller's key has the right `right`. If
+        requests need no key only because there are no keys, a caller without a key has all rights.
 
         Raises
         ------
         Refusal
-            The key lacks the right; or there is no key, because the gateway is open to everyone
-            (``gateway_open``).
+            The key lacks the right. Or the caller has no key, and requests need none because the gateway is
+            open to everyone (``gateway_open``).
         """
         if not (getattr(key, right) if key else self._needed == "if there are any"):
             raise Refusal("forbidden", _RIGHTS[right])

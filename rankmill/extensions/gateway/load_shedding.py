@@ -1,4 +1,4 @@
-"""Refuses requests if the gateway has too many, or if the workers would need too long for those that wait."""
+"""Refuses requests if too many are in progress, or if the workers would need too long for all that wait."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MOST_RETRY = 60
 
 _AT_FIRST = 2048
 """Before the workers' speed is known, the requests in progress may together have at most this many pairs. A
-request beyond that is refused, unless no other is in progress.
+request that would exceed this number is refused, unless no other request is in progress.
 """
 
 _ENOUGH_TOKENS = 10_000
@@ -46,8 +46,9 @@ requests correct them.
 """
 
 _TELLING_CHARS = 50_000
-"""If a request with at least this many characters has more tokens for each character than expected, its
-figure replaces the running mean. Scripts other than Latin can have four times as many tokens as English.
+"""If a request with at least this many characters has more tokens for each character than the running mean,
+the request's tokens for each character replace the running mean. The mean may be far too low for a script
+other than Latin, which can have four times as many tokens as English.
 """
 
 _SHARE = 0.05
@@ -56,8 +57,8 @@ of a pair.
 """
 
 _REPORT_SECONDS = 60.0
-"""For this number of seconds after a scored request, the gateway's model counts as loaded, even if no worker
-has reported that it is.
+"""For this number of seconds after a request was scored with the gateway's model, the model counts as loaded
+if there is a worker, even if no worker has reported the model as loaded.
 """
 
 _OUTCOMES: dict[Kind, Outcome] = {
@@ -96,8 +97,9 @@ class LoadShedder:
     workers
         Number of workers of the queue that take work.
     unready
-        The reason why a request for the gateway's model would have to wait, in one line; ``None`` if a live
-        worker has or had the model.
+        The reason why a request for the gateway's model would have to wait, in one line. ``None`` in two
+        cases: a live worker has the model, or has had the model; or there is a worker, and this gateway has
+        scored a request with the model in the last minute.
     """
 
     def __init__(self, settings: Settings, client: redis.Redis) -> None:
@@ -111,8 +113,8 @@ class LoadShedder:
         self._tokens_per_char = _TOKENS_PER_CHAR
         self._tokens_per_pair = _TOKENS_PER_PAIR
         self._reported: float | None = None
-        """Mean tokens of a pair in the workers' reports; ``None`` as soon as this gateway has scored a
-        request.
+        """Mean tokens of a pair in the workers' reports. ``None`` before the first report, and again as soon
+        as this gateway has scored a request.
         """
         self._has_scored = False
         self._taken = 0
@@ -125,7 +127,8 @@ class LoadShedder:
         self.workers = 0
         self.unready: str | None = "the workers have not been looked at yet"
         self._able: set[str] = set()
-        """Names of live workers that have or had the gateway's model; those that had it can load it again."""
+        """Names of live workers that have the gateway's model, or have had the model and can load it again.
+        """
         self._scored = -math.inf
         """The time (monotonic) when this gateway last scored a request with its own model."""
         self._counts, self._counts_since = Counter[Outcome](), system.monotonic()
@@ -141,7 +144,7 @@ class LoadShedder:
         ------
         Refusal
             The gateway is ``overloaded``: too many requests are in progress, or the workers need too long for
-            those that wait.
+            the waiting requests.
         """
         try:
             self._check_room()
@@ -181,8 +184,8 @@ class LoadShedder:
         Raises
         ------
         Refusal
-            The gateway is ``overloaded``: the workers would need too long for this request and those before
-            it.
+            The gateway is ``overloaded``: the workers would need too long for this request and the requests
+            before this one.
         """
         tokens = self._tokens_per_char * chars
         if self._reported:
@@ -200,10 +203,11 @@ class LoadShedder:
             self._pairs_taken -= pairs
 
     def _check(self, tokens: int, pairs: int) -> None:
-        """Raise `Refusal` if the workers would take too long for a request and those before it. If there are
-        none before it, the request is never refused.
+        """Raise `Refusal` if the workers would take too long for a request and the requests before it. A
+        request is never refused if no other request is before it.
 
-        Before the workers' speed is known, the requests in progress may have `_AT_FIRST` pairs together.
+        While the workers' speed is not known, the number of pairs decides: the request is refused if it and
+        the requests in progress would together have more than `_AT_FIRST` pairs.
         """
         if self._speed is None:
             if self._pairs_taken and self._pairs_taken + pairs > _AT_FIRST:
@@ -230,8 +234,8 @@ class LoadShedder:
         if tokens and chars:
             self._has_scored, self._reported = True, None
             more = tokens / chars - self._tokens_per_char
-            # If there are fewer tokens than expected, long texts may have been cut, so the request counts
-            # little.
+            # A request with fewer tokens than expected counts little in the mean: its long texts may have
+            # been cut.
             share = min(chars / _TELLING_CHARS, 1.0) if more > 0 else 0.0
             self._tokens_per_char += max(share, _SHARE) * more
             self._tokens_per_pair += _SHARE * (tokens / pairs - self._tokens_per_pair)
@@ -273,8 +277,8 @@ class LoadShedder:
         metrics.backlog.set(self.backlog_seconds)
 
     def _why_unready(self, reports: Mapping[str, WorkerReport | None]) -> str | None:
-        """Return the reason why a request for the gateway's model would have to wait; ``None`` if a live
-        worker has or had the model.
+        """Return the reason why a request for the gateway's model would have to wait; ``None`` in the two
+        cases that the attribute `unready` names.
         """
         settings = self._settings
         live = {name: report for name, report in reports.items() if not (report and report.drained)}
@@ -297,8 +301,8 @@ def _without_version(model: str) -> str:
 
 def speed(reports: list[WorkerReport]) -> float | None:
     """Return how many tokens all workers together compute in a second; ``None`` if the speed of no worker is
-    known, or all workers are drained. A worker with few tokens so far counts as fast as the mean of the
-    others.
+    known, or all workers are drained. A worker that has computed fewer than `_ENOUGH_TOKENS` tokens counts as
+    fast as the mean of the workers whose speed is known.
     """
     speeds = [
         report.tokens / report.stage_seconds[_FORWARD]

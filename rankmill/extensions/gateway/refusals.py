@@ -75,10 +75,11 @@ KINDS: dict[Kind, Words] = {
     "timeout": Words(504, "DEADLINE_EXCEEDED", (RunTimeout,)),
     "unavailable": Words(503, "UNAVAILABLE", (RankmillError,)),
 }
-"""The statuses of each kind of refusal. A dialect may have another HTTP status. The gRPC status is TEI's if
-TEI knows the kind.
+"""The statuses and the classes of errors of each kind of refusal. A dialect may have another HTTP status. The
+gRPC status is TEI's if TEI knows the kind.
 
-An error is of the first kind that names its class or a base of its class.
+The order of the kinds matters: the kind of an error is the first one here that lists the error's class, or a
+base of this class.
 """
 
 logger = logging.getLogger(__name__)
@@ -221,8 +222,9 @@ def _kind(error: RankmillError) -> Kind:
 
 
 def told(error: Exception, names: Mapping[str, str]) -> str:
-    """Return the message that a caller gets about an error: the error's own message or, if callers must not
-    see it, a general sentence. The error's own message is then logged. `names` is as in `refusal_of`.
+    """Return the message that a caller gets about an error. This is the error's own message if callers may
+    see that message. If not, this is a general sentence, and the error's own message is logged. `names` has
+    private paths and URLs, each with the text that the caller sees in its place.
     """
     whole = message = " ".join("; ".join([str(error), *getattr(error, "__notes__", [])]).split())
     if isinstance(error, WrongFile):

@@ -27,8 +27,9 @@ ONE_LABEL = "LABEL_0"
 class ScoreRequest:
     """A request for scores.
 
-    ``queries`` is one text for all passages, or one text for each passage. With ``None``, each passage is a
-    row by itself, and ``inputs`` in ``spec`` says what it is: a text, a conversation, or a `TokensAsked`.
+    ``queries`` is one text for all passages, or one text for each passage. If ``queries`` is ``None``, each
+    passage is a row by itself, and ``inputs`` in ``spec`` says what the passages are: texts, conversations,
+    or `TokensAsked`.
     ``model`` is ``None`` for the gateway's own model. ``spec`` has those fields of `ScoreSpec` that the
     request sets.
     """
@@ -55,8 +56,8 @@ def alone(texts: Sequence[str], model: str | None, spec: Mapping[str, str | int 
 
 
 def encoding(texts: Sequence[TokensAsked], model: str | None = None) -> ScoreRequest:
-    """Make a request for the tokens of texts, or for the texts of token ids. Raises `Refusal` if it has more
-    than `MOST_ENCODED` characters and ids.
+    """Make a request for the tokens of texts, or for the texts of token ids. Raises `Refusal` if the texts
+    have more than `MOST_ENCODED` characters and ids.
     """
     size = sum(text.size for text in texts)
     if size > MOST_ENCODED:
@@ -66,17 +67,19 @@ def encoding(texts: Sequence[TokensAsked], model: str | None = None) -> ScoreReq
 
 
 def within(settings: Settings, spec: Mapping[str, str | int | None]) -> SpecFields:
-    """Return the spec's fields that a request sets, without those that this gateway does not let it choose.
+    """Return the spec's fields that a request sets, without fields that this gateway does not let requests
+    choose. These fields depend on the setting ``long``, which may split long texts into windows:
 
-    If the setting ``long`` splits long texts into windows, a request cannot choose ``long``; with ``split``,
-    it cannot choose the labels either. A request with a conversation can, because conversations are never
-    split.
+    - With ``split-mean``, a request cannot choose ``long``.
+    - With ``split``, a request can choose neither ``long`` nor the labels.
+
+    A request with conversations can choose all fields, because conversations are never split.
 
     Raises
     ------
     Refusal
-        The request asks for longer pairs than the setting ``max_length`` allows. Or it asks for all labels,
-        but the gateway splits long texts and scores only one label.
+        The request asks for longer pairs than the setting ``max_length`` allows. Or the request asks for all
+        labels, but with ``split`` the gateway scores only the label that the setting ``label`` names.
     """
     most, wanted = settings.max_length, spec.get("max_length")
     if most is not None and isinstance(wanted, int) and wanted > most:
@@ -93,8 +96,8 @@ def within(settings: Settings, spec: Mapping[str, str | int | None]) -> SpecFiel
 
 @dataclass(frozen=True)
 class RequestScores:
-    """The scores of a request, in input order. A score is a number, or, with ``labels``, a list with a number
-    for each label.
+    """The scores of a request, in input order. If ``labels`` has the names of the model's labels, a score
+    is a list with a number for each label. If ``labels`` is empty, a score is one number.
 
     ``tokens`` is the number of computed tokens without padding. ``created`` is in seconds since 1970.
     ``seconds`` is the time from the submission to the last score. ``work_seconds`` is the time that the

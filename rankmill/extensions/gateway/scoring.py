@@ -34,8 +34,8 @@ _ANY_MODEL = "*"
 """The entry of the setting ``gateway_models`` that lets requests name any model."""
 
 _OF_THE_CALLER = frozenset({"max_length", "instruction", "max_passage_tokens"})
-"""Fields of a spec whose values may not fit the model. If a run fails because of one of them, and the request
-set it, the error is the caller's.
+"""Fields of a spec whose values may not fit the model. If a run fails because of a field that the request has
+set, the error is the caller's.
 """
 
 
@@ -49,8 +49,9 @@ class ServedModel(NamedTuple):
 class ServedModels:
     """The models that requests may ask for.
 
-    An entry ``NAME=MODEL`` of the setting ``gateway_models`` gives a model the name that callers use. In an
-    entry without ``NAME=``, the name is the model itself, or the last part of its path if it is a directory.
+    An entry ``NAME=MODEL`` of the setting ``gateway_models`` gives a model the name that callers use. For an
+    entry without ``NAME=``, callers use the entry itself as the name. If this entry is the path of a
+    directory, callers use only the last part of the path.
 
     Raises
     ------
@@ -101,12 +102,14 @@ class ServedModels:
         return model or ServedModel(name, name)
 
     def public(self, model: str) -> str:
-        """Return the callers' name of the workers' `model`, whether or not this gateway serves it."""
+        """Return the name by which callers know the model that workers call `model`, even if this gateway
+        does not serve the model.
+        """
         return (self._by_model.get(model) or _served(model)).name
 
     def known(self, name: str) -> str:
-        """Return the workers' name of the model that callers call `name`; `name` itself if there is no such
-        model.
+        """Return the workers' name of the model that callers call `name`. Returns `name` itself if no served
+        model has this name.
         """
         return self._named[name].model if name in self._named else name
 
@@ -155,7 +158,7 @@ class Scoring:
         self.load = load
         self.contracts: dict[str, Mapping[str, str]] = {}
         """Facts about how each served model's latest scores were made, such as the precision, by the model's
-        name for workers. Only requests by `score` count.
+        name for workers. Only `score` writes these facts; a request by `begin` alone does not.
         """
         self._about: TokensFound | None = None
         self._told = 0.0
@@ -169,7 +172,7 @@ class Scoring:
         Raises
         ------
         Refusal, RankmillError
-            As `score`.
+            The question to a worker fails, for one of the reasons for which `score` raises these errors.
         """
         async with self._asking:
             if self._about is None or system.monotonic() - self._told > _ABOUT_SECONDS:
@@ -179,7 +182,8 @@ class Scoring:
             return self._about
 
     async def score(self, request: ScoreRequest, key: ApiKey | None) -> RequestScores:
-        """Score a request. If this fails or the task is cancelled, the request's run is cancelled, too.
+        """Score a request. If the scoring fails or its task is cancelled, the request's run is cancelled,
+        too.
 
         Raises
         ------
@@ -197,8 +201,9 @@ class Scoring:
 
     @asynccontextmanager
     async def begin(self, request: ScoreRequest, key: ApiKey | None) -> AsyncIterator[SubmittedRequest]:
-        """Admit a request, submit its rows, and yield the submitted request. Raises as `score`, on entry and
-        from the ``with`` block.
+        """Admit a request, submit its rows, and yield the submitted request. If the ``with`` block fails, the
+        request's run is cancelled. On entry and at the end of the block, raises the errors that `score`
+        raises.
         """
         served = self.served.resolve(request.model)
         spec = within(self.settings, request.spec)
@@ -267,8 +272,9 @@ class Scoring:
 
 @dataclass(frozen=True)
 class RowScores:
-    """Scores of consecutive rows; the first of them is row `first` of the request. ``errors`` has the reason
-    for each row without a score, whose score is NaN; it may also name rows before `first`.
+    """Scores of consecutive rows of a request, which begin with row `first`. A row without a score has NaN as
+    its score, and ``errors`` has the reason by the row's number. ``errors`` may also name rows before
+    `first`.
     """
 
     first: int
@@ -286,8 +292,8 @@ class SubmittedRequest:
     seconds
         The scores must arrive within this many seconds.
     name
-        The model's name in the answer. With ``None``, it is the run's name for the model: if the request
-        named an alias, this is the version.
+        The model's name in the answer. With ``None``, the answer has the run's name for the model, which has
+        the version in place of an alias that the request named.
     began
         The time of submission, by `time.perf_counter`; ``None`` means now.
     encodes
@@ -338,8 +344,8 @@ class SubmittedRequest:
             ) from None
 
     def result(self, scores: list[Any]) -> RequestScores:
-        """Make the result of the request from the `scores` of all its rows, in order. Also adds them to the
-        metrics of the model's versions.
+        """Make the result of the request from the `scores` of all its rows, in order. Also adds the scores to
+        the metrics of the model's versions.
 
         Raises
         ------
@@ -370,12 +376,12 @@ class SubmittedRequest:
         return [TokensFound.read_json(raw, f"what was found of text {row}") for row, raw in enumerate(rows)]
 
     async def scores(self) -> RequestScores:
-        """Wait for all scores, and return the result.
+        """Wait for all scores of the request, and return its result.
 
         Raises
         ------
         Refusal
-            As `result`.
+            A row has no score, or lacks the tokens that were asked for.
         RankmillError
             The run fails, the scores do not arrive in time, or the workers or the server are away for too
             long.

@@ -31,9 +31,11 @@ closed. For a connection's first request, the time begins with the connection.
 
 
 def keys_needed(hosts: Sequence[str], *, is_open: bool, has_keys: Callable[[], bool]) -> KeysNeeded:
-    """Decide when requests to a gateway that listens on the addresses `hosts` need API keys: always if other
-    hosts can reach one of these addresses, otherwise only if there are any keys. An open gateway never needs
-    keys.
+    """Decide when requests to a gateway that listens on the addresses `hosts` need API keys.
+
+    - An open gateway (`is_open`) never needs keys.
+    - A gateway with an address that other hosts can reach always needs keys.
+    - A gateway that only this host can reach needs keys if any keys exist.
 
     Raises
     ------
@@ -54,8 +56,9 @@ def keys_needed(hosts: Sequence[str], *, is_open: bool, has_keys: Callable[[], b
 
 
 class _LimitedHttp(H11Protocol):
-    """uvicorn's connection, with three changes: it is closed if the head of a request does not arrive in
-    time, it never upgrades to another protocol, and a wrong request during an answer closes it.
+    """uvicorn's connection, with three changes. The connection never upgrades to another protocol. The
+    connection is closed if the head of a request does not arrive in time. And the connection is closed if a
+    wrong request comes while an answer is being sent.
     """
 
     _waiting: asyncio.TimerHandle | None = None
@@ -113,7 +116,8 @@ class _Server(uvicorn.Server):
         self._begin = begin
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        # This announces the address. Signals are handled already, so a process that reads it may send one.
+        # `_begin` announces the address. Signals are handled already, so a process that reads the address may
+        # send a signal at once.
         await self._begin()
         await super().startup(sockets)
 

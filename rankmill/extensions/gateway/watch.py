@@ -23,7 +23,9 @@ _SPAN_SECONDS = 30
 """Gateways count in spans of this number of seconds; the counts of the last two spans are shown."""
 
 _SHARE = 0.01
-"""If more than this share of the requests was refused for overload, or failed, the cluster has a fault."""
+"""The cluster has a fault if more than this share of the requests failed. The cluster also has a fault if
+more than this share was refused for overload.
+"""
 
 _FAULTS: tuple[tuple[Outcome, str, str, str], ...] = (
     (

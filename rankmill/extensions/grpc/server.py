@@ -59,14 +59,14 @@ class GrpcServer:
         self._stopping: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int) -> int:
-        """Listen at `host` and `port`, and serve in the background. With port 0, any free one is taken.
+        """Listen at `host` and `port`, and serve in the background. With port 0, any free port is taken.
         Returns the port.
 
         Raises
         ------
         ConfigError
-            The process cannot listen at the address, or a certificate or its key is missing or cannot be
-            read.
+            The process cannot listen at the address. The settings name a file for TLS, but lack the
+            certificate or its key. Or a file for TLS cannot be read.
         """
         self._server = grpc.aio.server(
             options=[
@@ -84,8 +84,8 @@ class GrpcServer:
         return bound_port
 
     def stop(self) -> asyncio.Task[None]:
-        """Take no more calls. The returned task ends when no call is in progress any more, or
-        ``gateway_stop_seconds`` are over.
+        """Take no more calls. The returned task waits until no call is in progress any more, but at most
+        ``gateway_stop_seconds``.
         """
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop())
@@ -114,8 +114,8 @@ class GrpcServer:
         service = method.containing_service
         route, scores = f"/{service.full_name}/{method.name}", service.name != "Info"
 
-        # A method with a single request message takes it as a stream of one. Otherwise gRPC would wait for
-        # the message before the call is admitted.
+        # gRPC is told that every method takes a stream, even a method with a single request message. For a
+        # single message, gRPC would wait for the message before the call is admitted.
         async def one(requests: AsyncIterator[Any], context: _Context) -> Any:
             async with self._call(context, route, scores=scores) as call:
                 return await do(requests if method.client_streaming else await _only(requests), call)

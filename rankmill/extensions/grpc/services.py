@@ -85,8 +85,8 @@ class TeiServices:
     Attributes
     ----------
     most_bytes
-        A stream whose messages are all answered together may have at most this many bytes. Other streams are
-        answered in batches of messages; a batch ends when it has this many bytes.
+        The number of bytes that a stream may have if all its messages are answered together. Other streams
+        are answered in batches of messages, and a batch ends as soon as the batch has this many bytes.
     """
 
     def __init__(self, gateway: Gateway) -> None:
@@ -240,7 +240,8 @@ def _metadata(scored: RequestScores, *rows: _Row) -> tei.Metadata:
 async def _batches(stream: AsyncIterable[M], most_bytes: int) -> AsyncIterator[list[M]]:
     """Yield the messages of a stream in order, in batches of up to 256.
 
-    A batch ends if the next message does not arrive within 2 ms, or when it has `most_bytes` or more.
+    A batch ends in three cases: it has 256 messages; it has `most_bytes` or more; or the next message does
+    not arrive within 2 ms.
     """
     messages = aiter(stream)
     coming = asyncio.ensure_future(anext(messages, None))

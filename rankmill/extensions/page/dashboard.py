@@ -117,8 +117,9 @@ class History:
 
 
 def _went_back(old: WorkerReport, new: WorkerReport) -> bool:
-    """Return whether a counter in a worker's `new` report is lower than in the `old` one. This never happens
-    while the worker's process lives.
+    """Return whether a counter in a worker's `new` report is lower than in the worker's `old` report.
+    Counters never fall while a worker's process lives, so true means that another process has the worker's
+    name now.
     """
     before = [getattr(old, name) for name in _GROWING] + [*old.stage_seconds, *old.latency_counts]
     after = [getattr(new, name) for name in _GROWING] + [*new.stage_seconds, *new.latency_counts]
@@ -159,8 +160,8 @@ def _rates(spans: dict[str, tuple[WorkerReport, WorkerReport]]) -> Rates:
     both = list(grown.values())
 
     def growth(field: str) -> Any:
-        """Return by how much a counter of the reports has grown in all workers together. For a list of
-        counters, this is a list.
+        """Return by how much a counter of the reports has grown in all workers together. If `field` is a list
+        of counters, returns a list with the growth of each counter.
         """
         return np.sum(
             [np.subtract(getattr(new, field), getattr(old, field)) for old, new in both], 0
@@ -168,8 +169,8 @@ def _rates(spans: dict[str, tuple[WorkerReport, WorkerReport]]) -> Rates:
 
     real, padded, seconds = growth("tokens"), growth("padded_tokens"), growth("stage_seconds")
     counts = np.array(growth("latency_counts"))
-    # A worker scores while it reports. So it may already count a chunk as a request's, and not yet among all
-    # chunks.
+    # A report may count a chunk among the chunks of requests, and not yet among all chunks, because the
+    # worker goes on scoring while it writes the report.
     requests = np.minimum(growth("request_latency_counts"), counts)
     busy = sum(seconds)
     return Rates(

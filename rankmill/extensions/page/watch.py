@@ -16,7 +16,7 @@ class PageWatch(Watch):
     """Adds the live page to the exporter, at the path ``/``."""
 
     def pages(self, client: redis.Redis, settings: Settings) -> Mapping[str, WSGIApplication]:
-        # imported here, because these need numpy, and only the exporter calls this
+        # imported here, because these modules need numpy, and only the exporter calls this method
         from rankmill.extensions.page.actions import admin_apps
         from rankmill.extensions.page.dashboard import page_apps
 

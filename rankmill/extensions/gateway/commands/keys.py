@@ -29,7 +29,7 @@ class KeyOptions(options.CommandOptions):
     models: Annotated[tuple[str, ...], Field(title="NAME")] = Field((), alias="model")
     """A model that the key may use, with all its versions; repeat the option for several.  [default: all]"""
     pairs_per_minute: options.Number | None = None
-    """The key's limit of pairs a minute, which may all come at once; batches do not count.
+    """The key's limit of pairs a minute, which one request may use up; batches do not count.
     [default: no limit]
     """
     requests_at_once: options.Number | None = None
@@ -81,7 +81,7 @@ def list_keys(settings: Settings, as_json: bool) -> None:
 @click.argument("wanted", metavar="KEY...", nargs=-1, required=True)
 @options.settings("redis_url")
 def revoke(wanted: tuple[str, ...], settings: Settings) -> None:
-    """Delete keys at once; requests and batches in progress are finished.
+    """Delete keys immediately; requests and batches in progress are finished.
 
     KEY is the id of one key, or the name of all keys to delete.
     """

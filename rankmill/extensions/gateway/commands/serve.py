@@ -42,7 +42,7 @@ class ServeOptions(options.CommandOptions):
     grpc_address: Annotated[str, Field(title="TEXT")] | None = None
     """HOST or HOST:PORT to listen on for gRPC.  [default: none, no gRPC]"""
     port: Annotated[int, Field(ge=0, le=65535)] | None = None
-    """Port to listen on; with 0, any free one."""
+    """Port to listen on; 0 means any free port."""
     is_open: bool = Field(False, alias="open")
     """Serve everyone who reaches the address, without a key."""
 

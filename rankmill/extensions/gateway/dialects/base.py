@@ -31,7 +31,7 @@ T = TypeVar("T", bound=BaseModel)
 
 _KIND = re.compile(r"constrained-str|TextDocument|str|int|float|bool|(list|dict)\[.*")
 """Matches the names of types in the ``loc`` of a pydantic error. If a field allows several types, pydantic
-adds such a name, which the request does not have.
+adds the name of the type that it has tried, although the request has no field of this name.
 """
 
 
@@ -73,8 +73,8 @@ class Dialect:
         The activation function that makes the scores, unless a body asks for another. With ``None``, the
         gateway's setting ``activation`` decides.
     long
-        The spec's field ``long`` (what happens to pairs that are too long), unless a body asks for something
-        else; with ``None``, the gateway's setting decides.
+        The spec's field ``long``, which says what happens to pairs that are too long, unless a body sets this
+        field. With ``None``, the gateway's setting ``long`` decides.
     """
 
     name: str
@@ -175,7 +175,7 @@ class ScorePath:
         The classes of the bodies that the path takes.
     dialect
         The dialect that the path belongs to. Its `scale` and its `long` apply to all bodies of the path, also
-        to those of other dialects. Errors have its form until the body has been read.
+        to those of other dialects. An error before the body has been read has this dialect's form.
     choose
         Chooses the body's class for a JSON object; ``None`` if the path takes only one class.
     options
@@ -251,8 +251,8 @@ def read_as(kind: type[T], sent: JsonObject) -> T:
 
 
 def wrong_field(errors: Sequence[Mapping[str, Any]]) -> Refusal:
-    """Make the refusal of a request in which pydantic has found errors. It names only the error of the most
-    deeply nested field.
+    """Make the refusal of a request in which pydantic has found errors. The message names only
+    one error: that of the most deeply nested field.
     """
     first = max(errors, key=lambda problem: len(problem["loc"]))
     parts = [str(part) for part in first["loc"]]
@@ -263,8 +263,8 @@ def wrong_field(errors: Sequence[Mapping[str, Any]]) -> Refusal:
 def ranking(
     scores: RequestScores, top: int | None = None, documents: Sequence[object] | None = None
 ) -> list[JsonObject]:
-    """Return the `top` best results of a request as JSON, best first; with ``None``, all results. Each has
-    its document if `documents` are given.
+    """Return the `top` best results of a request as JSON, best first; with ``None``, all results. If
+    `documents` are given, each result has its document.
     """
     return [
         {"index": place, "relevance_score": score} | ({"document": documents[place]} if documents else {})

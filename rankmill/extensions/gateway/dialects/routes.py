@@ -51,14 +51,15 @@ def check_owner(owner: str | None) -> None:
 def score_paths(owner: str | None = None) -> tuple[ScorePath, ...]:
     """Return all paths of the gateway that take texts to score or to tokenize.
 
-    Each dialect also has all its paths below its prefix ``/NAME``. Without the prefix, a path that several
-    dialects have and `SHARED_PATHS` lacks belongs to the first of them.
+    Each dialect also has all its paths below its prefix ``/NAME``. Several dialects may have the same path
+    without a prefix. If `SHARED_PATHS` lacks this path, the path belongs to the first of these dialects in
+    the order of `bodies`.
 
     Parameters
     ----------
     owner
-        Name of a dialect that gets all its paths without the prefix, even those that other dialects have,
-        too. With ``None``, the paths in `SHARED_PATHS` belong to the dialects named there.
+        Name of a dialect that gets all its paths without the prefix, even paths that other dialects also
+        have. With ``None``, each path in `SHARED_PATHS` belongs to the dialect that `SHARED_PATHS` names.
     """
     paths = dict(SHARED_PATHS)
     for body in bodies():
@@ -77,8 +78,9 @@ def score_paths(owner: str | None = None) -> tuple[ScorePath, ...]:
 
 
 def certain(path: str, owner: str | None) -> str:
-    """Return `path` with the prefix of the dialect `owner`, if this dialect has the path; otherwise `path`
-    itself. What a path with a prefix means does not depend on the setting ``gateway_dialect``.
+    """Return `path` with the prefix ``/NAME`` of the dialect `owner`, if this dialect has the path; return
+    `path` itself if not. Use this for a path that is stored: the setting ``gateway_dialect`` may change what
+    a path without a prefix means, but not what a path with a prefix means.
     """
     owned = f"/{owner}{path}"
     return owned if any(each.path == owned for each in score_paths()) else path
@@ -90,7 +92,8 @@ def _by_path() -> dict[str, Dialect]:
 
 
 def dialect_at(path: str) -> Dialect:
-    """Return the dialect in which errors at a path are answered. It is the dialect that the path belongs to,
-    or the one that the path's prefix names, or else `SHARED`. The path need not exist.
+    """Return the dialect in which errors at a path are answered. For a path of a dialect, this is the dialect
+    that the path belongs to. For an unknown path, this is the dialect that the path's prefix ``/NAME`` names;
+    without such a prefix, this is `SHARED`.
     """
     return _by_path().get(path) or dialects().get(path.lstrip("/").partition("/")[0]) or SHARED

@@ -55,8 +55,9 @@ class SharedRerankV1(JinaRerank):
 
 
 def _rerank(body: JsonObject) -> type[Body]:
-    """Choose the class of a body for ``/rerank``. Only TEI has ``texts``. infinity's client always sends one
-    of two fields that vLLM does not have.
+    """Choose the class of a body for ``/rerank``. A body with ``texts``, or without ``documents``, is TEI's.
+    A body with ``return_documents`` or ``raw_scores`` is infinity's: infinity's client always sends one of
+    these fields, and vLLM's API has neither. Any other body is vLLM's.
     """
     if "texts" in body or "documents" not in body:
         return TeiRerank

@@ -209,8 +209,8 @@ def no_prompt(name: str) -> Refusal:
 
 
 def simple_tokens(text: str, tokens: TokensFound) -> list[JsonObject]:
-    """Return the tokens of `text` in TEI's JSON form. ``start`` and ``stop`` are a token's places in the
-    text, in bytes of UTF-8; special tokens have none.
+    """Return the tokens of `text` in TEI's JSON form. ``start`` and ``stop`` say where a token begins and
+    ends in the text, in bytes of UTF-8. For special tokens, ``start`` and ``stop`` are null.
 
     Raises
     ------

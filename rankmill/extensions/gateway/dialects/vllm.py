@@ -255,8 +255,8 @@ class VllmClassify(VllmTextOptions, _VllmBody):
         return alone(texts or [], self.model, spec)
 
     def _check(self) -> None:
-        """Raise `Refusal` unless the body has either ``input`` or ``messages``, or if an option would change
-        the text that the model reads.
+        """Raise `Refusal` in two cases: if the body has both or neither of ``input`` and ``messages``, and if
+        an option would change the text that the model reads.
         """
         if (self.input is None) == (self.messages is None):
             raise wrong("input", "give either input or messages")

@@ -21,8 +21,8 @@ connection.
 """
 
 _UNREAD = frozenset({"too_large", "no_key", "media_type", "overloaded", "gone", "slow"})
-"""Kinds of refusals that may come before the request's body has been read. The connection is closed after
-such an answer.
+"""Kinds of refusals that may come before the request's body has been read. After an answer with one of these
+refusals, the connection is closed: the client's next bytes might be the rest of the body.
 """
 
 
@@ -45,8 +45,8 @@ def event(name: str, data: object) -> bytes:
 
 
 class Stream(StreamingResponse):
-    """An HTTP answer that is sent in pieces. The exit stack `ends` is closed when the answer ends, even after
-    an error.
+    """An HTTP answer that is sent in pieces. The exit stack `ends` holds what the request uses until the
+    answer ends. The stack is closed when the answer ends, even after an error.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Stream(StreamingResponse):
 
 def event_stream(events: AsyncGenerator[bytes], ends: AsyncExitStack) -> Stream:
     """Make an HTTP answer that sends each of the server-sent `events` as soon as it is made. The exit stack
-    `ends` is closed when the answer ends.
+    `ends` holds what the request uses, and is closed when the answer ends.
     """
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return Stream(_with_comments(events), ends, headers, "text/event-stream")
@@ -100,9 +100,9 @@ async def _with_comments(events: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
 def download(
     pieces: Iterator[bytes], ends: AsyncExitStack, headers: Mapping[str, str], media_type: str
 ) -> Stream:
-    """Make an HTTP answer that sends a file in pieces. The exit stack `ends` is closed before the last piece
-    is sent: the client may send its next request as soon as it has this piece, and the download must no
-    longer count as in progress.
+    """Make an HTTP answer that sends a file in pieces. The exit stack `ends`, by which the download counts as
+    in progress, is closed before the last piece is sent. With the last piece, the client may send its next
+    request, and the download must no longer count.
     """
 
     async def until_ended() -> AsyncIterator[bytes]:

@@ -90,8 +90,8 @@ def _wants_events(request: Request) -> bool:
 async def _events(
     gateway: Gateway, note: Observation, run: SubmittedRequest, body: Body, ends: AsyncExitStack
 ) -> AsyncGenerator[bytes]:
-    """Yield a request's scores as server-sent events: ``scores`` for each chunk, then ``result`` or
-    ``error``.
+    """Yield a request's scores as server-sent events: an event ``scores`` for each chunk and a last event
+    ``result``. If the request fails, the last event is ``error``.
     """
     values: list[object] = []
     try:

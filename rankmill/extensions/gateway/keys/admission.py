@@ -29,7 +29,7 @@ MOST_WAIT = 5.0
 FOR_ADMINS = "this needs a key for admins"
 
 _LOOK_SECONDS = 5.0
-"""Seconds between two reads of all API keys from Redis; the keys decide who may read metrics."""
+"""Seconds between two reads of all API keys from Redis. The keys are kept to decide who may read metrics."""
 
 _LOOK_AGAIN_SECONDS = 1.0
 """If a caller with an unknown key wants metrics, all keys are read again, but at most once in this number of
@@ -72,13 +72,13 @@ class Admission:
         self._looked = -math.inf
 
     async def identify(self, text: str | None) -> ApiKey | None:
-        """Find the API key with this text. Returns ``None`` if there is no such key, and requests need no
-        key.
+        """Find the API key with this text. If no valid key has this text, or the text is missing, returns
+        ``None`` if requests need no key.
 
         Raises
         ------
         Refusal
-            Requests need a key, and this one is unknown or missing.
+            Requests need a key, and the text is missing, or no valid key has this text.
         """
         if text and self._fixed and is_same(text, self._fixed):
             return fixed_key(self._fixed)
@@ -128,11 +128,12 @@ class Admission:
         """Find the API key of a caller that wants to read metrics. Returns ``None`` if the caller has no key,
         and needs none.
 
-        Metrics name the holders of all keys. So if the server has keys, only an admin's key is enough. If the
-        server has none, ``gateway_api_key`` is enough, and is needed only if requests need a key.
+        If the Redis server has API keys, the caller needs an admin's key, because metrics name the holders of
+        all keys. If the server has no keys, the key in the setting ``gateway_api_key`` is enough, and the
+        caller needs this key only if requests need a key.
 
-        A key that was valid when `look` last read the keys is accepted without asking the server. So metrics
-        can be read even while the server does not answer.
+        An admin's key that was valid when `look` last read the keys is accepted without asking the server.
+        This lets an admin read metrics even while the server does not answer.
 
         Raises
         ------

@@ -72,8 +72,8 @@ class ApiKey(WireModel):
     weight: Weight = 1.0
 
     def may_use(self, *names: str) -> bool:
-        """Return whether the key may use the model that has these names. It may if `models` is ``None``, or
-        has one of the names, with or without the name's ``@VERSION`` or ``@ALIAS``.
+        """Return whether the key may use the model that has these names. True in two cases: `models` is
+        ``None``; or `models` has one of the names, as it stands or without its ``@VERSION`` or ``@ALIAS``.
         """
         allowed = {*names, *(name.partition("@")[0] for name in names)}
         return self.models is None or not allowed.isdisjoint(self.models)
@@ -111,7 +111,7 @@ class KeyStore:
         return text, key
 
     def find(self, text: str) -> ApiKey | None:
-        """Find the API key with this text. Returns ``None`` if it does not exist or has expired.
+        """Find the API key with this text. Returns ``None`` if the key does not exist or has expired.
 
         Raises
         ------

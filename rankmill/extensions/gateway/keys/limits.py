@@ -30,9 +30,9 @@ class CountedRequest:
 class Limits:
     """Counts the pairs and the requests in progress of all keys of a name.
 
-    Pairs are taken from a token bucket. A full bucket has a minute's pairs, which may all be taken at once,
-    and it fills with time. Each counted request holds a lease. The leases of a dead gateway expire, so its
-    requests no longer count.
+    Pairs are taken from a token bucket, which fills within a minute. A full bucket has as many pairs as the
+    key may score in a minute, and one request may take all of them. Each counted request in progress
+    holds a lease. The leases of a dead gateway expire, and then the dead gateway's requests no longer count.
 
     Parameters
     ----------
@@ -92,7 +92,8 @@ class Limits:
         Raises
         ------
         Refusal
-            The bucket has too few pairs now (``busy``), or even a full bucket has too few (``too_large``).
+            The bucket now has fewer pairs than the request (``busy``). Or the request has more pairs than a
+            full bucket (``too_large``).
         """
         most = key.pairs_per_minute
         if most is None or not pairs:
