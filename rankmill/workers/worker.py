@@ -155,7 +155,7 @@ class ScoringWorker(RQWorker):
         except (RankmillError, redis.RedisError, DeviceLost) as error:
             logger.critical("the worker cannot go on: %s", error)
             if isinstance(error, DeviceLost):
-                self.stop()  # the rows that wait cannot be scored, and are handed back
+                self.stop()  # the chunks that wait cannot be scored, and are handed back
             raise SystemExit(os.EX_CONFIG if isinstance(error, ConfigError) else 1) from None
         finally:
             self._finish()
@@ -190,7 +190,7 @@ class ScoringWorker(RQWorker):
             if drained:
                 self._orders.wait(POLL_SECONDS)
             elif not wait:
-                system.sleep(_READING_SECONDS)  # because a model's files are still being read
+                system.sleep(_READING_SECONDS)  # claimed chunks wait while a model's files are read
             else:
                 self._engines.unload_idle()
                 self._orders.warm_again()
@@ -287,15 +287,15 @@ class ScoringWorker(RQWorker):
             self._tell("")
 
     def _tell(self, doing: Doing, words: Callable[[], str] = str) -> None:
-        """Send a heartbeat at once that says what this worker does, in the text that `words` returns. Later
-        heartbeats call `words` again.
+        """Send a heartbeat immediately that says what this worker does, in the text that `words` returns.
+        Each later heartbeat calls `words` again.
         """
         self._doing, self._doing_words = doing, words
         self._orders.news.set()
 
     def _tell_proof(self, spec: ScoreSpec, time: ProofTime) -> None:
-        """Say in the heartbeats that the scores of the spec's model are being proven, and how long that takes
-        once this is known.
+        """Say in the heartbeats that the scores of the spec's model are being proven. As soon as the expected
+        duration of the proof is known, say the duration too.
         """
         self._tell("proving", lambda: f"proving {self._where(spec)}, once on each host{time}")
         if str(time):

@@ -88,11 +88,10 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
 
 
 def is_kept(folder: Path, cache: Path) -> bool:
-    """Check whether `folder`, in the cache folder `cache`, exists and is still as `build_once` made it.
+    """Return whether `folder`, in the cache folder `cache`, exists and is still as `build_once` made it.
 
-    If so, the folder is marked as in use, and the result is true; a changed folder is removed. Several
-    threads may call `is_kept`. The first call for a folder reads its files, which takes a while if they are
-    large.
+    An unchanged folder is marked as in use; a changed folder is removed. Several threads may call `is_kept`.
+    The first call for a folder reads all of the folder's files, which takes a while if the files are large.
 
     Raises
     ------
@@ -114,8 +113,8 @@ def is_kept(folder: Path, cache: Path) -> bool:
 
 
 def try_to_keep(file: Path, values: dict[str, Any], name: str) -> None:
-    """Write a JSON file into the cache folder. If that fails, log that `name`, which says what the file has,
-    is not kept.
+    """Write a JSON file into the cache folder. If the file cannot be written, log this and go on; `name` says
+    in the log what the file contains.
     """
     try:
         write_json(file, values)
@@ -152,10 +151,11 @@ class _Entry:
 
 
 def make_room(kept: Iterable[KeptFolder], limit: int, *, needed: int = 0, keep: Path | None = None) -> int:
-    """Remove cached folders, those unused for longest first, until the other folders of `kept` and `needed`
-    more bytes take at most `limit` bytes.
+    """Remove folders of `kept` (cached folders), those unused for longest first, until the folders that are
+    left take at most `limit` bytes together with `needed` more bytes.
 
-    A folder that a process has locked is not removed, nor is the folder `keep`, whose own bytes do not count.
+    A folder that a process has locked is not removed. The folder `keep` is not removed either, and its bytes
+    do not count.
 
     Returns
     -------
@@ -193,7 +193,7 @@ def _remove(entry: _Entry) -> bool:
             if held is None:
                 return False
         gone = entry.folder.with_name(f".removed-{system.unique_id()}")
-        entry.folder.rename(gone)  # in one step, so that no reader finds half of it
+        entry.folder.rename(gone)  # in one step, so that no reader finds half of the folder
         shutil.rmtree(gone)
     except FileNotFoundError:
         return True

@@ -33,8 +33,8 @@ class Gpu(Collector):
         self._nvml: Any = None
 
     def watch(self) -> None:
-        """Load the library of the GPU's driver, from which the metrics are read. Without it, they stay
-        absent.
+        """Load the library of the GPU's driver, from which the GPU's metrics are read. If the library cannot
+        be loaded, log this and report no metrics of the GPU.
         """
         try:
             import pynvml
@@ -82,8 +82,8 @@ class Gpu(Collector):
 
 
 def _cuda() -> Any:
-    """PyTorch's CUDA module if this process uses it, otherwise ``None``. The result is ``None`` also while
-    PyTorch is being imported, because parts are missing then.
+    """PyTorch's CUDA module if this process uses CUDA, otherwise ``None``. While another thread imports
+    PyTorch, parts of PyTorch are missing, and the result is ``None``.
     """
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     return cuda if hasattr(cuda, "is_initialized") and cuda.is_initialized() else None

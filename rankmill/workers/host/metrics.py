@@ -208,8 +208,8 @@ class _CpuUse:
         self._cores: float | None = None
 
     def cores(self) -> float | None:
-        """Return the mean number of busy CPU cores since the last measurement. Within half a second of that,
-        the last result is returned again.
+        """Return the mean number of busy CPU cores since the last measurement. If the last measurement was
+        less than half a second ago, return its result again; ``None`` if nothing was measured yet.
         """
         at, seconds = system.monotonic(), time.process_time()
         if at - self._at >= 0.5:

@@ -85,9 +85,11 @@ _NAMING = ("config.json", "tokenizer_config.json", "modules.json", "model.safete
 def check_files(source: str | Path, revision: str | None) -> None:
     """Refuse a model with an adapter, and a model on the hub that names files of this host.
 
-    Whether transformers applies an adapter depends on what is installed. If a model on the hub names files of
-    this host, its commit does not say what it computes. For a directory, `rankmill.jobs.model_files` checks
-    the names.
+    The scores of such models do not depend on the model alone. Whether transformers applies an adapter
+    depends on what is installed on a host. If a model on the hub names files of this host, the model's commit
+    does not say what the model computes.
+
+    For a directory, `rankmill.jobs.model_files` checks the names.
 
     Raises
     ------

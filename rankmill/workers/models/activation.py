@@ -70,8 +70,8 @@ _OWN: dict[str, Activation] = {"Identity": lambda logits: logits, "Sigmoid": _si
 
 
 def _of_torch(name: str, outputs: int) -> Activation | None:
-    """Make a function from logits to scores of a class of `torch.nn`. Returns ``None`` if there is no class
-    `name`, or if it does not map logits of this many `outputs` to scores.
+    """Make a function that turns logits into scores with the class `name` of `torch.nn`. Returns ``None`` if
+    `torch.nn` has no such module class, or if the class cannot be applied to logits of `outputs` outputs.
     """
     import torch
 
@@ -87,6 +87,6 @@ def _of_torch(name: str, outputs: int) -> Activation | None:
     try:
         module = kind().eval()
         apply(np.zeros((3, outputs), np.float32))
-    except Exception:  # for example, the class needs arguments
+    except Exception:  # for example, the class cannot be made without arguments
         return None
     return apply

@@ -82,8 +82,9 @@ class ConversationTokenizer:
         return sharing(in_a_row(self._ids(chats)), [json.dumps(chat[:-1]) for chat in chats])
 
     def _finds_texts_in_lists(self, plain: list[int]) -> bool:
-        """Return whether the chat template also reads contents that are lists of texts. It does if the first
-        pair of `PROBES`, given in such lists, gets the same tokens as without them, `plain`.
+        """Return whether the chat template also reads a message's content that is a list of texts. To find
+        out, the first pair of `PROBES` is tokenized with each text in a list; the tokens must be `plain`,
+        those of the same pair without lists.
         """
         lists = [{**message, "content": [_part(message["content"])]} for message in exchange(*PROBES[0])]
         with suppress(Exception):  # an error of Jinja, or one that the template raises
@@ -128,7 +129,8 @@ def read_messages(text: str) -> Messages:
     """Read the messages of a conversation from JSON, without the keys whose values are null, and with U+FFFD
     in place of unpaired surrogates.
 
-    Tables and data sets add keys with null values to a message if another message has values for them.
+    A key whose value is null says nothing: tables and data sets add a key to all messages if one message has
+    a value for the key.
 
     Raises
     ------
@@ -137,7 +139,7 @@ def read_messages(text: str) -> Messages:
     """
     try:
         messages = json.loads(text)
-        if "\\u" in text:  # an escape can be half of a character, which no tokenizer takes
+        if "\\u" in text:  # an escape can be half of a character, and tokenizers refuse halves
             messages = json.loads(str(mended(json.dumps(messages, ensure_ascii=False))))
     except ValueError:
         raise ValueError("a conversation is a list of messages in JSON, and this is not JSON") from None

@@ -64,8 +64,9 @@ class ModelCopies:
 
     def make_room(self, needed: int = 0, keep: Path | None = None) -> int:
         """Remove copies of models and converted models from the cache folder, those unused for longest first,
-        until `needed` more bytes fit into it. Returns the number of bytes that still do not fit. Parameters
-        are as in `CacheRoom.make_room`. If the cache has no limit, nothing is removed.
+        until `needed` more bytes fit into the cache folder. Returns the number of bytes that still do not
+        fit. Parameters are as in `CacheRoom.make_room`. If the settings set no limit for the cache folder,
+        nothing is removed.
         """
         return 0 if self._limit is None else make_room(self._kept(), self._limit, needed=needed, keep=keep)
 

@@ -29,7 +29,8 @@ from rankmill.workers.host.model_file import model_file
 from rankmill.workers.models.tokenizer import Joiner, sample_pairs
 
 _VERSION = 3
-"""Version of the files in which a model's description is cached; it is increased when their content changes.
+"""Version of the format of the files in which a model's description is cached. A change of the format must
+increase this version.
 """
 
 _FACTS, _TOKENIZER = "facts.json", "tokenizer.json"
@@ -82,7 +83,7 @@ class Description:
     cache
         Folder in which facts about the tokenizer are kept; ``None`` if they are not kept.
     copy
-        Digest of the description's cached files; empty if it is not cached.
+        Digest of the description's cached files; empty if the description is not cached.
     lock
         A thread must hold this lock while it tokenizes. A tokenizer of transformers keeps its limit of length
         as state, and two threads use it: the forward's thread scores probes while the main thread prepares
@@ -109,15 +110,15 @@ class Description:
 
     @cached_property
     def joiner(self) -> Joiner | None:
-        """The `Joiner` that tokenizes each distinct text of pairs only once. ``None`` if pairs would get
-        other tokens than from the model's own tokenizer.
+        """The `Joiner` that tokenizes each distinct text of pairs only once. ``None`` if a pair would get
+        other tokens from a `Joiner` than from the model's own tokenizer.
         """
         return Joiner.of(self.tokenizer, self.cache)
 
     @cached_property
     def joiner_alone(self) -> Joiner | None:
-        """The `Joiner` for texts that are scored by themselves. ``None`` if they would get other tokens than
-        from the model's own tokenizer.
+        """The `Joiner` for texts that are scored by themselves. ``None`` if a text would get other tokens
+        from a `Joiner` than from the model's own tokenizer.
         """
         return Joiner.of(self.tokenizer, self.cache, alone=True)
 
@@ -158,7 +159,7 @@ class PlainTokenizer:
         max_length: int = 0,
         **_: Any,
     ) -> Encoded:
-        """Tokenize pairs ``[n]``, or single texts; they are cut only if `truncation` is given."""
+        """Tokenize pairs ``[n]``, or single texts ``[n]``; texts are cut only if `truncation` is given."""
         if truncation is None:
             self.backend_tokenizer.no_truncation()
         else:
@@ -233,7 +234,7 @@ def read(source: str | Path, revision: str | None, cache: Path | None = None) ->
     config = load_config(source, revision)
     layout = read_layout(source, revision, config)
     tokenizer = AutoTokenizer.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
-    # transformers makes a tokenizer even without its files
+    # transformers makes a tokenizer even if the tokenizer's files are missing
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         raise SpecError(f"the tokenizer in {source} knows no words: are its files missing?")
     most = getattr(config.get_text_config(), "vocab_size", None)

@@ -1,12 +1,15 @@
 """Fast tokenizer libraries, which replace Hugging Face's if they are proven to give the same ids.
 
-Hugging Face's tokenizer costs at least 90 µs of CPU for a pair, so a GPU waits for it. `nanotoken` (for
-WordPiece) and `fastokens` (for byte pairs) cost a twentieth of that, but are young. So each tokenizer is
-proven: a thread compares the two libraries. For a GPU the proof begins when the model is loaded, and for a
-CPU when tokenizing has taken as long as a proof does. The result is kept in the cache folder for all workers
-of this host. A text with an unproven character goes to Hugging Face's tokenizer, and a sample of all texts
-goes to both libraries. The first difference, in any process of this host, ends the use of the fast library
-for this tokenizer.
+Hugging Face's tokenizer costs at least 90 µs of CPU for a pair, and a GPU waits for the tokens. The fast
+libraries, `nanotoken` (for WordPiece) and `fastokens` (for byte pairs), cost a twentieth of that, but are
+young. A model's tokenizer is therefore proven before a fast library replaces it: a thread compares the ids of
+the fast library with those of Hugging Face's tokenizer. For a GPU the proof begins when the model is loaded,
+and for a CPU when tokenizing has taken as long as a proof does. The result is kept in the cache folder for
+all workers of this host.
+
+After the proof, a text with an unproven character still goes to Hugging Face's tokenizer, and a sample of all
+texts goes to both tokenizers. The first difference, in any process of this host, ends the use of the fast
+library for this tokenizer.
 """
 
 from __future__ import annotations
@@ -50,15 +53,15 @@ compare the ids. That costs 0.4 µs per text on average.
 
 _ATTEMPTS = 3
 """If this many proofs of a fast tokenizer library have begun and none has ended, the library is not used,
-because it probably crashes.
+because the library probably crashes the workers.
 """
 
 _CACHED_WORDS = 1 << 18
 """Number of words that nanotoken remembers, in two tables with about 64 bytes for each word."""
 
 _RECIPE = 1
-"""Version of the proof that compares tokenizer libraries. It is increased when the proof compares more, so
-that this host compares them again.
+"""Version of the proof that compares a fast tokenizer library with Hugging Face's. A proof that compares more
+gets a higher version, so that each host proves its tokenizers again.
 """
 
 logger = logging.getLogger(__name__)
@@ -111,8 +114,8 @@ class FastTexts:
         return news
 
     def settle(self) -> bool:
-        """Compare the fast tokenizer library with Hugging Face's and wait for the result, unless
-        `begin_proof` begins no proof. Returns whether the fast library is in use.
+        """Wait for a proof of the fast tokenizer library, if `begin_proof` begins one. Returns whether the
+        fast library is in use after the proof.
         """
         if proof := self.begin_proof():
             proof.join()
@@ -193,7 +196,7 @@ class FastTexts:
     def begin_proof(self) -> threading.Thread | None:
         """Start a thread that compares the fast tokenizer library with Hugging Face's, and return the thread.
         Returns ``None`` if no thread starts, for example because another process of this host is comparing
-        them, or because the result is already stored.
+        the libraries, or because the result of a proof is already stored.
         """
         if self._missing:
             logger.warning(

@@ -74,7 +74,7 @@ class Model:
     short_passages: ShortPassages | None = None
     """Cuts passages to the spec's ``max_passage_tokens``; ``None`` if the spec does not set it."""
     windows: Windows | None = None
-    """Cuts long passages into windows; ``None`` if they are truncated or refused."""
+    """Cuts long passages into windows; ``None`` if long passages are truncated or refused."""
     refused_over: int | None = None
     """A row with more tokens than this gets an error instead of a score. ``None`` if longer rows are cut or
     split.
@@ -95,8 +95,9 @@ class Model:
     prove_again: Callable[[], Proof] | None = None
     """Scores the probes (the pairs of the proof) again, and returns a new proof of the model's scores."""
     prove_batch: Callable[[int, int], Proof | None] | None = None
-    """Scores batches with the given numbers of rows and padded tokens, and compares the scores with those of
-    transformers. Returns the proof, which then includes such batches, or ``None`` if it included them before.
+    """Scores batches of at least a given size (rows, padded tokens), and compares the scores with those of
+    transformers. Returns a new proof, which includes batches up to this size, or ``None`` if the proof of the
+    model already included this size.
     """
     last_probes: LastProbes = field(default_factory=LastProbes)
     inputs: Inputs = "pairs"
@@ -282,8 +283,8 @@ def _scores(spec: ScoreSpec, description: Description) -> Activation:
 
 
 def _row_by_row(function: Activation) -> Activation:
-    """Make a function that applies `function` to one row at a time, because a library may use other
-    instructions for the end of an array than for the rest.
+    """Make a function that applies `function` to one row at a time, so that a row's bits do not depend on
+    other rows. A library may use other instructions for the end of an array than for the rest.
     """
     return lambda logits: np.concatenate([function(logits[row : row + 1]) for row in range(len(logits))])
 
@@ -332,7 +333,7 @@ def _load_backend(choice: BackendChoice, files: ModelFiles, device: str) -> Back
 @contextmanager
 def one_line(spec: ScoreSpec) -> Iterator[None]:
     """Turn errors of other libraries into a `SpecError` of one line, because every chunk of the model would
-    fail here.
+    fail with the same error.
 
     Errors of rankmill, of memory and of the device pass unchanged.
     """

@@ -1,9 +1,9 @@
 """Defines the probes: the pairs that a worker scores to prove that a model's scores are those of
 transformers.
 
-Some are short, long, empty, equal or over the model's limit, and they are in many scripts. For a model of
-single texts, the passages are the probes. For a reward model, a probe is a question and its answer; in some
-probes other messages come first.
+Some probes are short, long, empty, equal or over the model's limit, and the probes are in many scripts. For a
+model of single texts, only a probe's passage is scored. For a reward model, a probe is a question and an
+answer; in some probes, other messages precede the question.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from rankmill.jobs.contract.schema import Inputs
 from rankmill.workers.models.conversations import Messages, exchange
 
 LONGEST = 512
-"""Probes that are scored are cut to at most this many tokens, except with BigBird (`scored_length`). Of
-longer pairs the tokens are compared, but not the scores.
+"""Probes that are scored are cut to at most this many tokens, except with BigBird (`scored_length`). For
+pairs with more tokens, only the tokens are compared with those of transformers.
 """
 
 _TEXT = (

@@ -29,8 +29,9 @@ class PromptTokenizer:
     """Puts pairs into a chat template, and tokenizes the result.
 
     The two texts are messages with the roles ``query`` and ``document``; an instruction is a message with the
-    role ``system``. A prompt that is too long is cut at one side, and its last tokens are replaced by those
-    that follow the passage. The model needs the last tokens to answer.
+    role ``system``. A prompt that is too long is cut at one side. The last tokens of the cut prompt are
+    replaced by the tokens that the template writes after the passage, because the model needs these to
+    answer.
 
     Parameters
     ----------
@@ -45,7 +46,7 @@ class PromptTokenizer:
     structured
         Whether the template reads contents as lists.
     options
-        Other variables of the template.
+        Values of the template's other variables, by name.
     side
         The side at which prompts are cut; ``None`` leaves it to the tokenizer's files.
     texts
@@ -132,7 +133,7 @@ class PromptTokenizer:
 
     def _fills_without_instruction(self) -> bool:
         """Remove this tokenizer's instruction, and return whether the prompt template can be filled without
-        it. The instruction is not restored, because the caller raises an error.
+        the instruction. The caller raises an error in either case, so the instruction is not restored.
         """
         self._instruction = ""
         try:

@@ -48,8 +48,8 @@ class ReferenceTokens:
             self._tokenizer.truncation_side = spec.truncation_side
 
     def __call__(self, probe: Probe, max_length: int) -> Row:
-        """Tokenize a probe. A null probe gets no ids. A conversation with earlier messages gets none if the
-        chat template refuses such messages.
+        """Tokenize a probe. Two kinds of probes get no ids: a null probe, and a conversation with earlier
+        messages if the chat template refuses the conversation.
         """
         if probe.is_null:
             return {"input_ids": []}
@@ -82,8 +82,8 @@ class ReferenceTokens:
         return {"input_ids": ids, "attention_mask": [1] * len(ids)}
 
     def beginning(self, passage: str) -> str:
-        """Cut the end of a passage that has more tokens than the spec's ``max_passage_tokens``, and return
-        the rest.
+        """Return a passage without its end if the passage has more tokens than the spec's
+        ``max_passage_tokens``, and otherwise the whole passage.
         """
         most = self._spec.max_passage_tokens
         while most:

@@ -60,8 +60,8 @@ _ITERATE = frozenset({
     "length", "list", "map", "max", "min", "reject", "rejectattr", "reverse", "select", "selectattr",
     "slice", "sort", "sum", "unique",
 })  # fmt: skip
-"""Jinja's filters, and methods of texts, whose arguments may be of any type, because they do not turn
-arguments into text.
+"""Jinja's filters, and methods of texts, whose arguments may be of any type, because these filters and
+methods do not turn arguments into text.
 """
 
 _ADD_UP = frozenset({"join", "sum"})
@@ -157,7 +157,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     @classmethod
     def like(cls, environment: Environment) -> BoundedEnvironment:
-        """Make a bounded environment from another one; in it nothing writes random text or the date."""
+        """Make a bounded environment from another environment. A template of the bounded environment gets no
+        filter or function for random text, and a fixed date instead of today's.
+        """
         bounded: Any = environment.overlay()
         bounded.__class__ = cls
         bounded.finalize, bounded.template_class = bounded.written, BoundedTemplate
@@ -176,8 +178,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     @pass_context
     def step(self, context: Context, text: int) -> None:
-        """Count a step of a loop or macro; `text` is the number of characters of the template's own text in
-        it.
+        """Count a step of a loop or macro. `text` is the number of characters of the template's own text in
+        the loop's or macro's body.
         """
         self._meter.spend(_STEP + text)
 
@@ -212,7 +214,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return self.binop_table[operator](left, right)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        method = getattr(__obj, "__wrapped__", __obj)  # because the sandbox wraps str.format
+        method = getattr(__obj, "__wrapped__", __obj)  # the sandbox wraps str.format
         text = getattr(method, "__self__", None)
         if isinstance(text, str):
             named = [value for name, value in kwargs.items() if not name.startswith("_")]

@@ -107,8 +107,8 @@ class ShortPassages:
     def _beginning(self, passage: str, spans: Sequence[tuple[int, int]]) -> str:
         """Cut a passage so that the result, tokenized by itself, has at most `most` tokens.
 
-        By itself, a beginning may have more tokens than within its passage, because one character can be
-        several tokens.
+        The result may end before the passage's token `most`, and may be empty, because a beginning by itself
+        may have more tokens than within the whole passage: one character can be several tokens.
         """
         for kept in range(self._most, 0, -1):
             short = passage[: spans[kept - 1][1]]
@@ -145,8 +145,8 @@ def tokenize_pairs(
 class Joiner:
     """Tokenizes each distinct text of pairs only once, and gives the same tokens as the model's tokenizer.
 
-    The token ids of pairs are then joined in numpy. Making Python objects for each pair would be slower, also
-    with more threads.
+    Numpy joins the texts' token ids into those of pairs. Making Python objects for each pair would be slower,
+    even with more threads.
 
     Parameters
     ----------
@@ -225,15 +225,16 @@ class Joiner:
 
     def _join(self, texts: Tokens, pairs: Ids, truncated: Ids, side: Side) -> Tokens:
         """Make the token ids of pairs by inserting tokens of `texts` at the placeholders of a pair's pattern.
-        `pairs` has the indices of each pair's texts, and `truncated` says how many tokens of each are
-        inserted; both are ``[2, n]``, or ``[1, n]`` for single texts.
+        `pairs` has the indices of each pair's texts, and `truncated` has the number of tokens that are
+        inserted for each text. The shape of `pairs` and of `truncated` is ``[2, n]``, or ``[1, n]`` for
+        single texts.
 
         The first tokens of each text are inserted, or the last ones if the left side is cut.
         """
         width, count = len(self._pattern), pairs.shape[1]
         numbers = np.concatenate([self._pattern, texts.ids])
         offsets = np.concatenate([np.arange(width), width + texts.offsets])
-        # `which` numbers the pieces: first the tokens of the pattern, then the texts
+        # `which` numbers the pieces of a row, each a token of the pattern or a text: the pattern's come first
         which = np.tile(np.arange(width), (count, 1))
         which[:, self._places] = width + pairs.T
         lengths = np.ones_like(which)
@@ -289,9 +290,9 @@ def single_texts(tokenizer: Any) -> Tokenizer:
 
 
 def texts_with_places(tokenizer: Any, option: str, wanted: str) -> Tokenizer:
-    """Make a tokenizer of single texts that tells where each token is in its text (`single_texts`). If that
-    is not possible, raise a `SpecError` about the spec's field `option`; `wanted` names the feature for its
-    message.
+    """Make a tokenizer of single texts that tells where each token is in its text (`single_texts`). If this
+    tokenizer cannot be made, raise a `SpecError` about the spec's field `option`; the error's message names
+    the feature `wanted`.
     """
     try:
         return single_texts(tokenizer)

@@ -26,7 +26,8 @@ text with any other code point never goes to the fast library.
 
 _MOST_DIFFERENT = 256
 """If more characters than this get other ids from the fast tokenizer library than from Hugging Face's, the
-fast library is not used. Otherwise these characters count as not proven.
+fast library is not used. If fewer characters differ, only texts with a differing character do not go to the
+fast library. A differing character of ASCII ends the use of the fast library by itself.
 """
 
 _CONTEXTS = ("{0}", "a{0}b{0}{0}1", "e{0}\u0301 .{0} A")
@@ -111,7 +112,9 @@ def _agree(slow: Tokenizer, fast: FastEncode, texts: list[str]) -> npt.NDArray[n
 
 
 def _with_added(slow: Tokenizer) -> Iterator[str]:
-    """Make texts that contain the added tokens of a tokenizer, which it finds before anything else."""
+    """Make texts that contain the added tokens of a tokenizer. A tokenizer finds added tokens in a text
+    before it cuts the text into words.
+    """
     for added in list(slow.get_added_tokens_decoder().values())[:_MOST_DIFFERENT]:
         content = added.content
         yield from (content, f"a{content}b", f"a {content} b", f"{content}{content}", f" {content[:-1]}")

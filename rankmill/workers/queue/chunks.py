@@ -74,8 +74,8 @@ class ChunkClaim:
     """
 
     in_redis: ClassVar[bool] = True
-    """Whether the chunk's run is stored in Redis, with its progress; the run of a job that contains its pairs
-    is not.
+    """Whether the chunk's run, with the run's progress, is stored in Redis. If a job contains its pairs
+    itself, no run is stored for the job.
     """
 
     held: HeldJob
@@ -145,10 +145,11 @@ class ChunkClaim:
 
     def settle(self, run: Run, rows: int, mine: Settled) -> Settled:
         """Agree with the other workers on the precision and the model's content with which all chunks of a
-        run are scored. The first worker decides for all; `mine` is what this worker would use. `rows` is the
-        number of the chunk's rows.
+        run are scored, and return what was agreed. The run's first worker decides for all workers; `mine` is
+        what this worker would use. `rows` is the number of the chunk's rows.
 
-        A request of one chunk needs no agreement, because no other chunk could be scored differently.
+        For a request of one chunk, `mine` is returned without asking Redis: no other chunk could be scored
+        differently.
         """
         if self.priority == "request" and (self.chunk, rows) == (0, run.rows):
             return mine
@@ -201,7 +202,9 @@ class PairsClaim(ChunkClaim):
         return self.held.is_wanted()
 
     def finish(self, result: ChunkResult | None) -> None:
-        """End the job; RQ then does the rest, such as starting jobs that depend on it."""
+        """End the job with its result through RQ, which also starts jobs that depend on this job. Without a
+        result, only remove the record that this worker holds the job.
+        """
         try:
             if isinstance(result, ChunkScores) and not self.held.asks_the_same():
                 self.fail(
@@ -238,13 +241,14 @@ class PairsClaim(ChunkClaim):
 
 
 class WrongTokens(Exception):
-    """A fast tokenizer library has given wrong ids; none of its tokens may be scored."""
+    """A fast tokenizer library has given wrong ids; no tokens of this library may be scored."""
 
 
 class ChunkScorer:
     """Scores chunks of any run with this process's models.
 
-    What happens to a chunk after an error depends on the error's `Fault`, except after `WrongTokens`.
+    What happens to a chunk after an error depends on the error's `Fault`. `WrongTokens` is an exception:
+    after this error the worker hands back all chunks and stops.
 
     Parameters
     ----------
@@ -304,8 +308,8 @@ class ChunkScorer:
             try:
                 claim.run = run = run.model_copy(update={"spec": self._pinned(run.spec)})
             except WorkerError as error:
-                # A `WorkerError` would refuse a model, but the name stands for none yet. A `SpecError`
-                # refuses only the run.
+                # A `SpecError` refuses only this run. A `WorkerError` would refuse all runs of a model, and
+                # it is not known for which model the name stands.
                 raise SpecError(str(error)) from None
         self._refusals.check(weights_key(self.spec(run)))
 
@@ -394,12 +398,11 @@ class ChunkScorer:
         return self._settled.get(run.id, run.spec)
 
     def _engine(self, claim: ChunkClaim, run: Run, rows: int) -> Engine:
-        """Return the engine that scores a run, with the precision and the model's content that are used for
-        all chunks of the run.
+        """Return the engine that scores a run, with the precision and the model's content on which the run's
+        workers have agreed. The run's first worker decides both.
 
-        The first worker settles precision and content for the whole run. If a chunk is tried again, what was
-        settled is read again: the server may have lost it, and another worker may have settled something else
-        since.
+        This worker remembers the agreement, and reads it from Redis again when a chunk is tried again. In the
+        meantime the server may have lost the agreement, and another worker may have made a different one.
         """
         if attempt(run, claim.job) > 1:
             self._settled.pop(run.id, None)
@@ -418,8 +421,8 @@ class ChunkScorer:
             try:
                 engine = self._engines.get(spec)
             except WorkerError as error:
-                # A `SpecError` refuses only this run: other runs of the model may have settled on what this
-                # host has.
+                # A `SpecError` refuses only this run. For other runs of the model, the workers may have
+                # agreed on the precision and the content that this host has.
                 raise SpecError(str(error)) from None
             own = engine.model.backend.precision
             if settled.precision not in {None, own}:

@@ -65,8 +65,8 @@ class ClaimOrder:
 
     @property
     def last(self) -> bool:
-        """Whether fewer jobs wait than there are workers. If so, another worker may soon be idle and get
-        chunks that this one has claimed.
+        """Whether fewer jobs wait than there are workers. If fewer wait, another worker may soon be idle and
+        get chunks that this worker has claimed. Always false for a single worker.
         """
         return self._workers > 1 and self._waiting < self._workers
 
@@ -102,7 +102,7 @@ class ClaimOrder:
         """
         priorities: list[Priority] = ["request"] if requests < self._claim_ahead else []
         most: float = self._claim_ahead
-        if self._workers > 1:  # a single worker may take everything, and pads less if it mixes more
+        if self._workers > 1:  # a single worker may take all: more chunks in a batch, less padding
             most = min(most, self._waiting * self._chunk_pairs / self._workers)
         if not bulk or hungry or bulk < most:
             priorities.insert(0 if self._turns.bulk_is_next else len(priorities), "bulk")
@@ -112,8 +112,8 @@ class ClaimOrder:
 def chunks_to_give(unstarted: Sequence[int], pending: int, idle: int) -> int:
     """Return how many of its unstarted chunks a worker gives to idle workers, beginning with the last chunk.
 
-    Each idle worker gets one chunk and begins it at once. So a chunk is given away only once, unless its new
-    worker ends.
+    Each idle worker gets one chunk. An idle worker begins the chunk immediately, and a worker gives away only
+    chunks that it has not begun, so a chunk is not passed on from worker to worker.
 
     Parameters
     ----------

@@ -55,10 +55,11 @@ logger = logging.getLogger(__name__)
 
 
 class ModelQueue:
-    """Holds claimed chunks whose scoring waits, because loading their model would evict another model.
+    """Holds claimed chunks whose scoring waits, in two cases: loading the chunk's model would evict another
+    model, or a thread is still reading the files of the chunk's model.
 
-    The chunks wait until several of one model can begin together; otherwise two models would evict each other
-    job by job. A chunk also waits here while the files of its model are read.
+    Chunks of one model begin together. If each chunk began when it was claimed, two models would evict each
+    other job by job.
     """
 
     def __init__(self) -> None:
@@ -79,12 +80,14 @@ class ModelQueue:
         return claims
 
     def take(self, more_to_come: Callable[[], bool], reading: Callable[[Run], bool]) -> list[ChunkClaim]:
-        """Remove and return the claims of the model that has waited longest; return none while it is better
-        to wait for more claims.
+        """Remove and return all claims of one model: the model of the oldest ready claim. A claim is ready if
+        the files of its model are not being read any more (`reading`).
 
-        A claim is ready if the files of its model are not being read any more (`reading`). None is returned
-        while more jobs wait in the queues (`more_to_come`), unless `GROUP` claims of any models are ready, or
-        the oldest ready claim has waited `GROUP_SECONDS`.
+        The result is empty in two cases:
+
+        - No claim is ready.
+        - More jobs wait in the queues (`more_to_come`), fewer than `GROUP` claims of any models are ready,
+          and the oldest ready claim has waited less than `GROUP_SECONDS`.
         """
         ready = [(model, claim) for model, claim in self._waiting if claim.run and not reading(claim.run)]
         if not ready:
@@ -205,7 +208,9 @@ class Claims:
                     self._pipeline.drain()
 
     def begin_put_aside(self) -> None:
-        """Let the chunks that `ModelQueue` holds for one model be scored, if they need not wait longer."""
+        """Begin to score the chunks of one model that wait in the `ModelQueue`, if `ModelQueue.take` returns
+        any.
+        """
         for claim in self._put_aside.take(self._more_to_come, self._scorer.reads):
             with (
                 about_job(claim.job.id),
@@ -231,9 +236,10 @@ class Claims:
         return [by_work[work] for work in self._pipeline.unstarted() if work in by_work]
 
     def hand_back_unstarted(self) -> None:
-        """Hand back all jobs that wait for another model (`ModelQueue`), and all bulk jobs of which no row is
-        scored or being scored, so that they keep their order in the queue. Other requests stay with this
-        worker, because they are scored soon.
+        """Hand back all jobs that wait in the `ModelQueue`, and all bulk jobs of which no row is scored or
+        being scored. The last job is handed back first, so that the jobs keep their order in the queue.
+        Requests that do not wait in the `ModelQueue` stay with this worker, because these requests are scored
+        soon.
         """
         for claim in reversed(self._put_aside.empty()):
             self.hand_back(claim.job.id)
@@ -281,13 +287,14 @@ class Claims:
             self._begin(claim)
 
     def _begin(self, claim: ChunkClaim) -> None:
-        """Let the chunk of a claim be scored and then answered. If no producer waits for the scores any more,
-        the job ends at once. Raises `DeviceLost`, after which the job has a failed attempt.
+        """Put the chunk of a claim into the pipeline, to be scored and then answered. If no producer waits
+        for the scores any more, the job ends without a result. If the device is lost, a failed attempt of the
+        job is recorded, and `DeviceLost` is raised.
         """
         try:
             self._scorer.begin(claim, partial(self._answer_scored, claim), whole=self._order.last)
         except WrongTokens as error:
-            self.hand_back_all()  # so that none of these claims is answered
+            self.hand_back_all()  # so that no claim is answered with scores of wrong tokens
             self._pipeline.answer(partial(self._stop, [self._fast], f"a tokenizer library gave {error}"))
             return
         except Exception as error:
@@ -332,8 +339,9 @@ class Claims:
             self._fail(claim, error)
 
     def _refuse(self, claim: ChunkClaim, error: Exception) -> str | None:
-        """Refuse a claim's run, or all runs with its model, for a while, because this worker cannot score it.
-        Returns why no live worker can score the run; ``None`` if one may.
+        """Refuse a claim's run for a while, because this worker cannot score the run. If the host is the
+        cause (`_is_of_the_host`), refuse all runs with the run's model. Returns why no live worker can score
+        the run; ``None`` if a live worker may be able to.
         """
         run, reason, key = claim.run, str(error), ("run", claim.run_id)
         if not isinstance(error, StillRefused):
@@ -392,7 +400,7 @@ class Claims:
                 logger.warning("the run cannot be scored: %s", result.message)
 
     def _remember(self, claim: ChunkClaim) -> None:
-        """Remember the run of a claim whose scores were written, in case they turn out to be wrong."""
+        """Remember the run of a claim whose scores were written, in case the scores turn out to be wrong."""
         assert claim.engine
         for record in (
             self._unproven.setdefault(loaded_as(claim.engine.model), Answered()),
@@ -401,8 +409,8 @@ class Claims:
             record.add(claim.run_id, claim.job.run_ttl if claim.in_redis else 0)
 
     def _ends(self, claim: ChunkClaim) -> bool:
-        """Remove a claim from `unanswered`, and return whether it was there. If it was, the caller must end
-        it, and no other thread does.
+        """Remove a claim from `unanswered`, and return whether the claim was in `unanswered`. If true, the
+        caller must end the claim, and no other thread does. If false, the claim has ended already.
         """
         with self._lock:
             if self.unanswered.get(claim.job.id) is not claim:
@@ -439,7 +447,7 @@ class Claims:
         self._store.leave_notes({run: ttl for run, ttl in runs.items() if ttl}, why)
         self.wrong = LastReport(worker=self._worker.name, at=system.now(), reason=why, runs=named)
         self._worker.stop()
-        self.hand_back_all()  # not only by the main thread, which may be loading a model
+        self.hand_back_all()  # not left to the main thread, which may be loading a model
 
     @contextmanager
     def _set_aside_if_damaged(self, job: ScoringJob, queue: OrderedQueue) -> Iterator[None]:
@@ -458,15 +466,15 @@ class Claims:
 
 
 def _option(error: Exception) -> str | None:
-    """The field of the spec that the error is about; ``None`` if it is about none."""
+    """The field of the spec that the error is about; ``None`` if the error is about no field."""
     return error.option if isinstance(error, SpecError | RunFailed) else None
 
 
 def _is_of_the_host(error: Exception) -> bool:
-    """Return whether the host is the cause of an error: any run with the same model would fail on it for a
-    while, because the model's directory, the hub, a package or memory is missing.
+    """Return whether the host is the cause of an error, because the model's directory, the hub, a package or
+    memory is missing. After such an error, the worker refuses all runs with the same model for a while.
 
-    After other errors only this run is refused: the fault may be repaired before the next run, or may not
-    concern the next run's options.
+    After any other error, the worker refuses only this run. The next run of the model may have other options,
+    or the fault may be repaired before the next run begins.
     """
     return isinstance(error, WorkerError) or isinstance(error.__cause__, OSError | ImportError | MemoryError)

@@ -132,9 +132,10 @@ class LastResort:
 
 
 def stop_without_supervisor() -> None:
-    """If another process keeps this worker running, stop as on SIGTERM when that process ends.
+    """If this worker has a supervisor (the process that started this worker, and keeps it running), stop as
+    on SIGTERM when the supervisor ends.
 
-    Otherwise nothing would stop this worker, or start it again.
+    Without the supervisor, nothing would stop this worker, or start it again after a crash.
     """
     if os.environ.get(SUPERVISED):
         system.Thread(target=_wait_for_its_end, name="supervisor", daemon=True).start()

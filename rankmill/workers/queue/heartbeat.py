@@ -95,7 +95,7 @@ class WorkerHeartbeat(Periodic):
 
     def _report_state(self) -> None:
         """Write the worker's report to Redis and read operators' orders to the worker, in one round trip. If
-        Redis refuses a part, log that and go on.
+        Redis refuses a command, log the first refusal and go on.
         """
         worker = self._worker
         with worker.connection.pipeline() as pipe:
@@ -114,8 +114,8 @@ class WorkerHeartbeat(Periodic):
         self._renewals.renewed(self._server_now)
 
     def _end_if_wedged(self) -> None:
-        """End the worker's process if a forward, a load or a tokenizer hangs; otherwise the leases of its
-        jobs would be renewed forever.
+        """End the worker's process if a forward, a load or a tokenizer hangs. A hanging process that went on
+        would renew the leases of its jobs forever.
         """
         if self._wedged():
             logger.critical("a batch, or a model's load, takes far too long; ending this worker")
@@ -155,8 +155,8 @@ class WorkerHeartbeat(Periodic):
         """Shorten the lock for cleaning a queue, so that it ends when the next lease of a job lapses. Any
         worker can then recover that job at its next heartbeat.
 
-        Otherwise the job would wait for this worker, which may be dead by then, or whose next heartbeat may
-        come later than that of others.
+        If the lock outlasted the lease, the job would wait for this worker's next heartbeat. Another worker's
+        heartbeat may come earlier, and this worker may be dead by then.
         """
         connection: Any = self._worker.connection
         for _, ends in connection.zrange(queue.started_job_registry.key, 0, 0, withscores=True):

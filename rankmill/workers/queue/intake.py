@@ -126,8 +126,8 @@ class Intake:
         return self._worker.queues_in_turn
 
     def claim_next(self, *, wait: bool) -> bool:
-        """Claim the next job; returns whether there was one. If `wait` is true, and the worker may claim jobs
-        of all priorities, wait up to `POLL_SECONDS` for a job.
+        """Claim the next job; returns whether a job was claimed. If no job waits, `wait` is true, and the
+        worker may claim jobs of all priorities, wait up to `POLL_SECONDS` for a job.
 
         If Redis refuses to look into a queue and `wait` is true, log this, wait `POLL_SECONDS` and return
         ``False``.
@@ -191,8 +191,8 @@ class Intake:
         """Take a job of one of the priorities `kinds` from the queues. If no job waits, give unstarted jobs
         of this worker to idle workers.
 
-        Jobs of runs that this worker has lately refused are taken only if no others wait, and those of
-        `ClaimOrder.left_alone` are not taken.
+        Jobs of runs in `ClaimOrder.left_alone` are not taken. Jobs of runs in `ClaimOrder.refused_lately` are
+        taken only if no jobs of other runs wait.
         """
         alone, lately = self._order.left_alone, self._order.refused_lately
         for runs in (lately, alone) if lately != alone else (alone,):
@@ -213,8 +213,8 @@ class Intake:
     def _look(
         self, kinds: list[Priority], willing: bool, waits: bool, alone: list[str]
     ) -> list[tuple[OrderedQueue, Taken]]:
-        """Ask one queue after another for a job, until one gives a job. Returns the queues that were asked,
-        each with its reply. If a job was taken, it is in the last reply.
+        """Ask one queue after another for a job, until a queue gives a job. Returns the queues that were
+        asked, each with its reply. Only the last reply can have a job.
         """
         idle = willing and not self._claims.unanswered
         seen: list[tuple[OrderedQueue, Taken]] = []
@@ -227,8 +227,9 @@ class Intake:
         return seen
 
     def _wait_for_any(self) -> Found | None:
-        """Wait for a job at RQ's lists, as RQ's workers do. With one queue, the job's id moves to an
-        intermediate list.
+        """Wait up to `POLL_SECONDS` for a job at RQ's lists, as RQ's workers do, and remove the job's id from
+        its list. If the worker has one queue, the job's id moves to the queue's intermediate list; Redis
+        cannot do that for several lists.
         """
         queues, connection = self._queues, cast("Any", self._worker.connection)
         with _naming(queues):
@@ -250,8 +251,8 @@ class Intake:
             self._claims.withdraw(claim)
 
     def wait_for_room(self) -> None:
-        """Wait up to `POLL_SECONDS` until the worker may claim more jobs. If it may claim requests already, a
-        request that comes also ends the wait.
+        """Wait up to `POLL_SECONDS` until the worker may claim jobs of one more priority than at the last
+        `claim_next`. If the worker may claim requests, a request that comes ends the wait too.
         """
         if "request" in self._room:
             self._bell.listen()

@@ -81,7 +81,9 @@ class Refusals:
         return tuple(entry.reason for entry in list(self._refused.values()) if now < entry.until)
 
     def seconds(self, reason: str) -> float:
-        """Return the seconds until no model or run is refused for this reason any more."""
+        """Return the seconds until the last refusal with this `reason` ends, of any model or run. The result
+        is at most 0 if no model or run is refused for this `reason` now.
+        """
         now = system.monotonic()
         entries = [entry for entry in list(self._refused.values()) if entry.reason == reason]
         return max((entry.until - now for entry in entries), default=0.0)

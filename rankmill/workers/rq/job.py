@@ -101,7 +101,7 @@ class ScoringJob(Job):
 
     @property
     def run_ttl(self) -> int:
-        """The run's expiry in seconds, by the job's ``failure_ttl``, or a day if that is not positive."""
+        """The run's expiry in seconds: the job's ``failure_ttl`` if that is positive, and a day otherwise."""
         ttl = int(self.failure_ttl or 0)
         return ttl if ttl > 0 else DAY
 
@@ -110,7 +110,7 @@ class ScoringJob(Job):
         """Seconds allowed to fetch and tokenize: the job's timeout, or `BASE_TIMEOUT` if the job contains its
         pairs.
 
-        A model's load has a limit of its own, and stops this clock.
+        The time in which a model is loaded does not count, because loading has a limit of its own.
         """
         return BASE_TIMEOUT if self.has_pairs else int(self.timeout or 0)
 
@@ -224,15 +224,16 @@ class HeldJob:
         return status not in {None, JobStatus.CANCELED.value.encode()}
 
     def asks_the_same(self) -> bool:
-        """Return whether the job in Redis still asks for what this worker has read: someone may have enqueued
-        another job with the same id since. True also if the job is gone. Raises `DamagedJob`.
+        """Return whether the job in Redis still asks for the same as the job that this worker has read. False
+        if someone has enqueued another job with the same id. True if the job is gone. Raises `DamagedJob`.
         """
         connection: Any = self.job.connection
         data = connection.hget(self.job.key, "data")
         return data is None or unpacked(data) == self.job.data
 
     def hand_back(self) -> None:
-        """Put the job back into its queue, in one transaction; this does not count as an attempt.
+        """Put the job back into its queue, in one transaction. A job that is put back does not use up an
+        attempt.
 
         The job is then the next one of its run, and the run gets its turn back.
         """
@@ -284,14 +285,16 @@ class HeldJob:
         self._move(end)
 
     def fail_for_good(self, error: Exception) -> None:
-        """Record the last attempt as RQ does, with all consequences, such as for jobs that depend on this
-        one.
+        """Record the last attempt as failed, as RQ does. RQ also does all that follows from the failure, for
+        example for jobs that depend on this job.
         """
         let_expire(self.job)
         self._worker._finalize_failure(self.job, self.queue, self._execution, _told(error))
 
     def succeed(self, value: object) -> None:
-        """End the job as RQ does; try again if RQ raises because a connection broke while it watched keys."""
+        """End the job as RQ does. If the connection breaks while RQ watches keys, RQ raises an error, and
+        `succeed` tries again.
+        """
         while True:
             try:
                 self._worker._finalize_success(self.job, self.queue, self._execution, value)

@@ -34,8 +34,8 @@ from rankmill.jobs.system import system
 from rankmill.workers.rq.job import HeldJob, ScoringJob
 
 POLL_SECONDS = 1
-"""A worker waits at most this many seconds for a job, or until it may claim more; then it checks whether it
-must stop.
+"""A worker that waits, for a job or until it may claim more jobs, checks at least once in this many seconds
+whether it must stop.
 """
 
 _SUSPENSION_SECONDS = 1
@@ -202,8 +202,8 @@ class RQWorker(SimpleWorker):
         return True
 
     def take_name(self, device: str) -> None:
-        """If RQ has made up this worker's name, replace it by one of the host, the accelerator and the
-        process.
+        """If RQ has made up this worker's name, replace the name by one that says the host, the accelerator
+        and the process.
         """
         if not _MADE_UP.fullmatch(self.name):
             return
@@ -255,8 +255,8 @@ class RQWorker(SimpleWorker):
         worker_registration.register(self)
 
     def renew_leases(self) -> None:
-        """Renew the worker's record and the leases of its jobs; if a renewal fails, the others are still
-        tried.
+        """Renew the worker's record and the leases of its jobs. If Redis refuses to renew one lease, the
+        other leases are still renewed.
         """
         self.heartbeat()
         for execution in list(self.executions.values()):
@@ -333,8 +333,9 @@ class RQWorker(SimpleWorker):
     def _await_name(self) -> None:
         """If a killed worker had this name, wait until it counts as dead, and delete its record.
 
-        RQ would keep the record for some minutes. The worker counts as dead when its report and its leases
-        expire; then others get its jobs. If the report is renewed or has no expiry, raise a `ConfigError`.
+        The killed worker counts as dead when its report expires. Its record must be deleted, because RQ would
+        keep the record for some minutes. If the report is renewed or has no expiry, a running worker has the
+        name, and a `ConfigError` is raised.
         """
         connection: Any = self.connection
         before = math.inf
@@ -362,8 +363,8 @@ class RQWorker(SimpleWorker):
             logger.warning("Redis refuses a part of the worker's end: %s", error)
 
     def unsubscribe(self) -> None:
-        """Unsubscribe from RQ's commands as RQ does, but first tell the thread that listens to end. Otherwise
-        the thread would wait for one more message.
+        """Unsubscribe from RQ's commands as RQ does, but stop the listening thread first. RQ's own order
+        leaves this thread waiting for one more message.
         """
         if self.pubsub_thread:
             self.pubsub_thread.stop()
