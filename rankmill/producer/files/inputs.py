@@ -255,8 +255,9 @@ def receive_stdin(folder: Path) -> tuple[InputFile, str]:
     """Write standard input to a file in `folder`, because the input is read more than once. Return this file,
     and a digest of its content.
 
-    The file gets the ending of its format, which the first bytes tell: Parquet, Arrow, JSON, or otherwise
-    text with delimiters. Text may be compressed with gzip or zstd.
+    The first bytes of the input tell its format: Parquet, Arrow, or JSON. Any other input is taken for text
+    with delimiters. The name of the file gets the ending of the format. Text may be compressed with gzip or
+    zstd.
 
     Raises
     ------

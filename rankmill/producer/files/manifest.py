@@ -105,8 +105,8 @@ def _reading(model: str) -> Iterator[None]:
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Describe in words how the manifest `now` differs from the manifest `before`; empty if it does not
-    differ.
+    """Describe in words how the manifest `now` differs from the manifest `before`. Returns an empty text if
+    the manifests do not differ.
     """
     changed = [
         f"{name} was {before[name]} and is {now[name]}"

@@ -252,8 +252,8 @@ class Repeats:
             self._file.flush()
 
     def first(self, again: Callable[[], Iterable[pa.RecordBatch]]) -> Ids | None:
-        """Return the ids of a row if an earlier row has the same ids; ``None`` if all rows differ. `again`
-        reads all rows once more.
+        """Return the ids of a row whose ids an earlier row has, too. Returns ``None`` if all rows
+        have different ids. `again` is called to read all rows once more.
         """
         with self._file as file:
             keys = np.memmap(file, np.int64) if file.tell() else np.zeros(0, np.int64)

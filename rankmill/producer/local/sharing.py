@@ -52,7 +52,8 @@ _WAIT = STAGES.index("wait")
 class GpuSharing:
     """Adds worker processes for those GPUs of this host that wait for their workers to prepare batches.
 
-    If an added worker dies repeatedly or refuses to start, its GPU never gets another one.
+    If an added worker dies repeatedly or refuses to start, no further worker is ever added for this worker's
+    GPU.
 
     Parameters
     ----------

@@ -48,8 +48,8 @@ class WorkerWatch:
         return len(self._names)
 
     def check_queue(self) -> None:
-        """Count the queue's workers before a run begins; raises `InputError` if all of them are workers that
-        cannot score. An embedded cluster is not checked.
+        """Count the queue's workers before a run begins. Raises `InputError` if the queue has workers, but
+        none of them is a ScoringWorker. An embedded cluster is not checked.
         """
         if self._cluster:
             return

@@ -108,8 +108,9 @@ class _DelimitedReader:
         return Survey(schema, *count_rows(batches, self._texts), typed=False)
 
     def _stream(self, types: _Types) -> Iterator[pa.RecordBatch]:
-        """Yield the columns of `types` that the file has. If it has none of them, yield its first column, by
-        which rows can be counted. The first batch has no rows.
+        """Yield the rows of the file in batches, with those columns of `types` that the file has. If the file
+        has no column of `types`, the batches have the file's first column, by which rows can be counted. The
+        first batch has no rows.
         """
         names = self._columns
         wanted = [name for name in names if name in types] or names[:1]

@@ -66,8 +66,9 @@ class ArrowReader:
 
     @contextmanager
     def _open(self, wanted: Sequence[str]) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
-        """Open the Arrow file. Yields its schema, and an iterator over its batches with the `wanted` columns,
-        or with its first column if it has none of these.
+        """Open the Arrow file. Yields two values: the schema of the file, and an iterator over the batches of
+        the file with the `wanted` columns. If the file has no `wanted` column, the batches have the first
+        column.
         """
         try:
             source = open_random(self._path)

@@ -118,7 +118,7 @@ def _item(path: AnyPath, text: _Text, decoder: json.JSONDecoder, number: int) ->
         text.next()
         try:
             value, end = decoder.raw_decode(text.text, text.at)
-            if end < len(text.text) or not text.more():  # otherwise the item may be half of a number
+            if end < len(text.text) or not text.more():  # at the end, an item may be half of a number
                 break
             continue
         except json.JSONDecodeError as error:

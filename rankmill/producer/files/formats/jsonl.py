@@ -304,7 +304,7 @@ class _Columns:
                 self._mix(name)
 
     def finish(self) -> None:
-        """Turn columns that Parquet could not hold into text."""
+        """Turn into text those columns that Parquet could not hold."""
         for name, kind in list(self.types.items()):
             if _holds_nothing(kind):
                 self._mix(name)
@@ -444,8 +444,8 @@ def _array(values: Sequence[Any], kind: pa.DataType | None = None) -> pa.Array:
 
 
 def _first_bad(values: Sequence[Any], kind: pa.DataType) -> int:
-    """Return the index of the first value that does not fit the type `kind`; 0 if each of them fits by
-    itself.
+    """Return the index of the first value that does not fit the type `kind`. Returns 0 if each value alone
+    fits.
     """
     for place, value in enumerate(values):
         try:

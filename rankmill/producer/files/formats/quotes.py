@@ -135,7 +135,7 @@ class Quotes:
                     "closing quote missing",
                     is_long=True,
                 )
-            if place + 1 >= len(piece):  # if the piece ends with a quote, the next one may begin with another
+            if place + 1 >= len(piece):  # the next piece may begin with the second of two quotes
                 break
             if piece[place + 1] not in self._edges:
                 raise Misquoted(self._open, _BEHIND)

@@ -59,8 +59,8 @@ def is_in_repository(path: ObjectPath) -> bool:
 
 
 def _check_container(path: ObjectPath) -> None:
-    """Check that an object's bucket, or its repository on the Hugging Face Hub, exists, if this process may
-    look.
+    """Check that an object's bucket, or its repository on the Hugging Face Hub, exists. If this process has
+    no right to ask whether it exists, the check passes.
 
     Raises
     ------

@@ -187,8 +187,8 @@ def delete(files: Iterable[AnyPath], folder: AnyPath) -> None:
 
 
 def clear_unfinished(folder: AnyPath) -> None:
-    """Delete all unfinished files in a folder of this host; raises as `opened_folder`. Call this only when no
-    process writes there.
+    """Delete all unfinished files in a folder of this host. Raises the errors of `opened_folder`. Call this
+    only when no process writes in the folder.
     """
     if isinstance(folder, Path):
         with opened_folder(folder, folder) as opened:
