@@ -152,8 +152,8 @@ class Gateway:
     own
         The gateway's own settings.
     redis, plain_redis
-        Two clients of the server. The commands of `redis` wait in the event loop. Those of `plain_redis` are
-        for threads, and fail soon if the server does not answer.
+        Two clients of the server. The commands of `redis` wait in the event loop. The commands of
+        `plain_redis` are for threads, and fail soon if the server does not answer.
     names
         Private paths and URLs, each with the text that callers see in its place; extensions add their own.
     """

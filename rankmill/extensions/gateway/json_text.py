@@ -10,8 +10,8 @@ from pydantic_core import from_json
 
 _HUGE = re.compile(rb"[eE]\+?\d{3}|\d{210}")
 """Matches every JSON text with a number above 1.8e308. A number above 1.8e308 has an exponent of at least
-three digits, or at least 210 digits before the point. Some smaller numbers have these, too, so some texts
-match without a number above 1.8e308.
+three digits, or at least 210 digits before the point. Some smaller numbers have this form, too, so some
+texts match without a number above 1.8e308.
 """
 
 

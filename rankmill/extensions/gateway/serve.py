@@ -150,7 +150,7 @@ def serve(
     app
         The application, made by `make_app`.
     at
-        Host and port to listen on; port 0 is any free one.
+        Host and port to listen on; port 0 means any free port.
     on_start
         Called with each address, including those of extensions, as soon as clients can connect.
 

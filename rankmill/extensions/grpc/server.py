@@ -1,5 +1,5 @@
-"""The gRPC server, with health, reflection and TLS. It admits and counts calls as the gateway does HTTP
-requests.
+"""The gRPC server, with health, reflection and TLS. Calls are admitted and counted as the gateway admits and
+counts HTTP requests.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class GrpcServer:
         return names
 
     def _handler(self, method: MethodDescriptor) -> grpc.RpcMethodHandler[Any, Any]:
-        """Make the handler of a gRPC method. It calls the method of `TeiServices` with the same name in snake
-        case, such as `TeiServices.rerank_stream` for ``RerankStream``.
+        """Make the handler of a gRPC method. The handler calls the method of `TeiServices` with this name in
+        snake case, such as `TeiServices.rerank_stream` for ``RerankStream``.
         """
         do = getattr(self._services, re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower())
         service = method.containing_service

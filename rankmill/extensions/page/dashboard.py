@@ -54,8 +54,8 @@ _HEADERS = [
     ("Referrer-Policy", "no-referrer"),
     ("Cache-Control", "no-cache"),
 ]
-"""Headers of all HTTP answers of the live page. They let the browser load only this server's files, and show
-the page in no frame of another page.
+"""Headers of all HTTP answers of the live page. The headers let the browser load only this server's files,
+and show the page in no frame of another page.
 """
 
 

@@ -36,8 +36,8 @@ adds the name of the type that it has tried, although the request has no field o
 
 
 class TextDocument(BaseModel):
-    """A document of a request that is a JSON object instead of a text. Its fields other than ``text`` are
-    ignored.
+    """A document of a request, if the document is a JSON object and not a text. Fields of this object other
+    than ``text`` are ignored.
     """
 
     text: Text
@@ -174,8 +174,9 @@ class ScorePath:
     bodies
         The classes of the bodies that the path takes.
     dialect
-        The dialect that the path belongs to. Its `scale` and its `long` apply to all bodies of the path, also
-        to those of other dialects. An error before the body has been read has this dialect's form.
+        The dialect that the path belongs to. The `scale` and `long` of this dialect apply to all bodies of
+        the path, also to bodies of other dialects. An error before the body has been read has this dialect's
+        form.
     choose
         Chooses the body's class for a JSON object; ``None`` if the path takes only one class.
     options

@@ -38,8 +38,8 @@ def with_keys(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def operation_id(route: APIRoute) -> str:
-    """Return the name of a route's operation in the OpenAPI document. It is made of the route's method and
-    the words of its path.
+    """Return the name of a route's operation in the OpenAPI document. The name is made of the route's method
+    and the words of the route's path.
     """
     method = "".join(route.methods or ())  # each route has one method
     return f"{method.lower()}{route.path_format.replace('{', '').replace('}', '').replace('/', '_')}"

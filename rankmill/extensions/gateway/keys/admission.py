@@ -72,13 +72,13 @@ class Admission:
         self._looked = -math.inf
 
     async def identify(self, text: str | None) -> ApiKey | None:
-        """Find the API key with this text. If no valid key has this text, or the text is missing, returns
-        ``None`` if requests need no key.
+        """Find the valid API key with this text. Returns ``None`` if requests need no key, and the text is
+        missing or is no valid key's text.
 
         Raises
         ------
         Refusal
-            Requests need a key, and the text is missing, or no valid key has this text.
+            Requests need a key, and the text is missing or is no valid key's text.
         """
         if text and self._fixed and is_same(text, self._fixed):
             return fixed_key(self._fixed)

@@ -54,8 +54,8 @@ class ApiKey(WireModel):
     manage_models
         Whether the key may read the registry, push models, set aliases, and remove both.
     weight
-        Share of the workers that the tenant (all keys of this name) gets while several tenants wait, as a
-        multiple of another tenant's share.
+        Relative share of the workers that the tenant (all keys of this name) gets while several tenants wait:
+        2.0 gets twice as much as 1.0.
     """
 
     id: str = Field(pattern=r"^[0-9a-f]{12}$")
@@ -174,8 +174,8 @@ FIXED = "gateway_api_key"
 
 
 def fixed_key(text: str) -> ApiKey:
-    """Make the API key whose `text` is the setting ``gateway_api_key``. It may score with all models, and has
-    no other right.
+    """Make the API key whose `text` is the setting ``gateway_api_key``. This key may score with all models,
+    and has no other right.
     """
     return ApiKey(id="0" * 12, name=FIXED, digest=_digest(text), created=0.0, expires=_NEVER)
 
