@@ -110,8 +110,9 @@ def load_all(seam: Seam) -> list[Any]:
 def load_each(seam: Seam) -> Iterator[tuple[str, str, Any]]:
     """Import the plugins of a group (`Seam`), rankmill's own first; yields name, package and plugin of each.
 
-    If a plugin cannot be imported, or several packages add its name, the `ConfigError` that `load` would
-    raise takes its place. Raises `ConfigError` if this code of rankmill is not the one that is installed.
+    For a plugin that cannot be imported, or whose name several packages add, yields the `ConfigError` that
+    `load` would raise in place of the plugin. Raises `ConfigError` if this code of rankmill is not the one
+    that is installed.
     """
     for name, points in _named(seam).items():
         try:
@@ -135,13 +136,13 @@ def _load(points: list[EntryPoint]) -> Any:
 
 @cache
 def _ours() -> EntryPoints:
-    """Rankmill's own entry points; reading them is much faster than reading those of all packages.
+    """Return rankmill's own entry points, which are read much faster than those of all packages.
 
     Raises
     ------
     ConfigError
-        Rankmill is not installed; or the installed one has no entry points for backends, so it is not this
-        code.
+        Rankmill is not installed, or the installed package has no entry points for backends. The second case
+        means that this code is not the one that is installed.
     """
     try:
         points = distribution("rankmill").entry_points

@@ -72,8 +72,8 @@ _WORD = re.compile(r"\w+")
 
 
 def shared_words(*texts: Any) -> float:
-    """The share of the query's words that the passage has, from 0 to 1, plus a tiny number that depends on
-    the texts, so that different pairs seldom have equal scores.
+    """Return the share of the query's words that the passage has, from 0 to 1, plus a tiny number that
+    depends on the texts, so that different pairs seldom have equal scores.
 
     For a text or a conversation, the result is a number from 0 to 1 that depends on the characters.
     """
@@ -124,8 +124,8 @@ class FakeWorkers:
     labels
         Names of the model's outputs, if it has several; `score` returns a number for each.
     count
-        Number of workers; if it is 0, waits end with `RunTimeout`, or with `NoWorkers` after
-        `no_workers_seconds`.
+        Number of workers. With 0, nothing is scored: a wait ends with `RunTimeout` after its timeout, or with
+        `NoWorkers` after ``no_workers_seconds``.
     seconds
         Seconds that a chunk takes.
 
@@ -150,7 +150,7 @@ class FakeWorkers:
         self.files: dict[str, FileRunState] = {}
         self._known: dict[str, FakeRun] = {}
         self._told: set[str] = set()
-        """Ids of cancelled runs, so that whoever collects their results learns of it
+        """Ids of the runs of which a client that collects results must learn that they were cancelled
         (`RunStore.was_cancelled`).
         """
         self._words: dict[int, str] = {}
@@ -160,8 +160,8 @@ class FakeWorkers:
     def everywhere(self) -> Iterator[FakeWorkers]:
         """Score for all clients that are made within the block, by any code.
 
-        `CrossEncoder` and embedded clients are included. Within the block, ``REDIS_URL`` names a server that
-        does not exist, unless it is set already.
+        `CrossEncoder` and embedded clients are included. If the variable ``REDIS_URL`` is not set, it is set
+        within the block, to the URL of a server that does not exist.
         """
 
         def alone(kind: type[Client], /, *, settings: Settings | None = None, **options: Any) -> Client:
@@ -190,7 +190,7 @@ class FakeWorkers:
                 os.environ.pop("REDIS_URL", None)
 
     def end_file(self, run_id: str, reason: str = "", *, rows: int = 0, row_errors: int = 0) -> None:
-        """End a submitted run of files; it has failed if a `reason` is given, and is done otherwise."""
+        """End a submitted run of files: as failed if a `reason` is given, and as done without a `reason`."""
         run = self.files[run_id]
         outcome = RunOutcome(
             output=run.order.request.output or "", rows=rows, row_errors=row_errors, resumed_rows=0,
@@ -211,8 +211,8 @@ class FakeWorkers:
         return run if run and system.now() < run.asked.created + run.asked.ttl else None
 
     def _end(self, run: Run, *, left: bool, tell: bool) -> int:
-        """Forget a run, and mark it as cancelled if `left`, otherwise as complete. Returns how many of its
-        chunks had no result.
+        """Forget a run, and mark it as cancelled if `left`, or as complete if not. With `tell`, clients that
+        collect the run's results learn that it was cancelled. Returns how many chunks had no result.
         """
         with self._lock:
             fake_run = self._known.pop(run.id, None)
@@ -229,8 +229,8 @@ class FakeWorkers:
         return [f"fake-{number}" for number in range(1, self.count + 1)]
 
     def _collect(self, run: FakeRun, after: int) -> list[tuple[str, ChunkResult]]:
-        """Score the run's chunks whose time (`seconds`) is over. Returns its results with numbers greater
-        than `after`.
+        """Score the run's chunks that have waited for `seconds`. Returns those results of the run whose
+        numbers are greater than `after`, with their numbers.
         """
         latest = system.monotonic() - self.seconds
         due = [chunk for chunk, since in list(run._waiting.items()) if self.count and since <= latest]
@@ -282,8 +282,8 @@ class FakeWorkers:
     def _scores(
         self, spec: ScoreSpec, rows: Sequence[Sequence[str | None]], reasons: list[str | None]
     ) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
-        """Return the labels of the rows' scores, which are empty for one score in a row, and the scores. For
-        a row without a score, the reason is written into `reasons`.
+        """Return the labels of the scores, and the scores of the rows. The labels are empty if each row has
+        one score. If a row gets no score, write the reason into `reasons`.
         """
         several = max(len(self.labels), 1)
         logits = np.zeros((len(rows), several), np.float32)

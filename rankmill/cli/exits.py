@@ -52,7 +52,7 @@ def clean_exit(interrupted: str = "") -> Callable[[Callable[P, None]], Callable[
     Parameters
     ----------
     interrupted
-        After Ctrl-C or SIGTERM, the line also says this about the work that the command has begun.
+        What becomes of the command's work after Ctrl-C or SIGTERM. The line ends with this text in this case.
     """
 
     def wrap(command: Callable[P, None]) -> Callable[P, None]:
@@ -82,8 +82,8 @@ def clean_exit(interrupted: str = "") -> Callable[[Callable[P, None]], Callable[
 
 
 def _system_errors() -> tuple[type[Exception], ...]:
-    """Return the types of errors of the server, the disk and memory. Their packages are imported only after a
-    failure.
+    """Return the types of errors that the server, the disk and a lack of memory cause. The packages that
+    define these types are imported here, after a failure.
     """
     import pyarrow as pa
     import redis

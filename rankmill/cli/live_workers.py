@@ -80,8 +80,8 @@ _wait = click.option(
 def _order_command(
     name: OrderName, *arguments: options.Option
 ) -> Callable[[options.Function], click.Command]:
-    """Make a subcommand of `workers` that gives the order called `name`. Beside `arguments`, it has the
-    options of all orders. The decorated function gets a connection to the server.
+    """Make a subcommand of `workers` that gives the order called `name`. The subcommand has `arguments`, and
+    the options that all orders share. The decorated function gets a connection to the server.
     """
 
     def wrap(function: options.Function) -> click.Command:
@@ -153,7 +153,8 @@ def forget(settings: Settings, names: tuple[str, ...]) -> None:
     """Forget workers that have stopped because of wrong scores.
 
     NAME is the worker's name or the beginning of it. rankmill status reports the worker, and the runs to
-    score again, until this command, or until no worker has stopped so for a week; it keeps the latest 100.
+    score again, until this command is used, or until no worker has stopped for this reason for a week. The
+    reports of the latest 100 workers are kept.
     """
     client = options.connection(settings)
     reports = LAST_REPORTS.read(client)

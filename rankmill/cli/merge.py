@@ -41,8 +41,8 @@ def merge_shards(shards: tuple[AnyPath, ...], asked: options.NewTable, force: bo
 
 
 def _there(shard: AnyPath) -> list[AnyPath]:
-    """Return the files or objects that match `shard` as a pattern, because a shell does not expand URLs. If
-    there are none, or `shard` itself exists, return `shard`.
+    """Return the files or objects that match the pattern `shard`: a shell does not expand patterns in URLs.
+    Return `shard` itself in three cases: it is not a pattern, it exists, or nothing matches it.
     """
     if not glob.has_magic(str(shard)) or shard.exists():
         return [shard]

@@ -125,8 +125,8 @@ def command(
 ) -> Callable[[Function], click.Command]:
     """A `click.command` with ``-h``, whose failures are printed as one line (`clean_exit`).
 
-    `groups` has the names of options, separated by spaces, by the title under which ``--help`` lists them.
-    Other options are listed after these.
+    The keys of `groups` are titles in ``--help``. The value of each title has the names of the options that
+    are listed below the title, separated by spaces. Options that are in no group are listed last.
     """
 
     def wrap(function: Function) -> click.Command:
@@ -161,12 +161,12 @@ def group(name: str) -> Callable[[Function], click.Group]:
 
 
 def settings(*names: str, logs: bool = False, others: tuple[str, ...] = (), **defaults: str) -> Option:
-    """Load the settings for a command, which gets them as ``settings``. `flags` override some of them.
+    """Load the settings for a command, and pass them to the command's function as ``settings``.
 
     Parameters
     ----------
     names, defaults
-        As in `flags`.
+        Names of the settings that options of the command override; `flags` adds these options.
     logs
         Whether the command logs; its options ``quiet`` and ``verbose``, if it has them, set how much.
     others
@@ -195,8 +195,8 @@ def settings(*names: str, logs: bool = False, others: tuple[str, ...] = (), **de
 def flags(*names: str, **defaults: str) -> Option:
     """Add ``--config``, and flags that override the settings called `names`.
 
-    The keys of `defaults` are names of settings that get flags, too; ``--help`` shows the values as their
-    defaults. A setting of an extension that is not installed gets no flag.
+    Each key of `defaults` is the name of a further setting that gets a flag; ``--help`` shows the key's value
+    as the default of the flag. A setting of an extension that is not installed gets no flag.
     """
 
     def wrap(function: Function) -> Function:
@@ -235,7 +235,7 @@ def _setting(name: str, field: FieldInfo, default: str | None) -> Option:
 
 
 def _values(annotation: Any) -> tuple[list[str], bool]:
-    """The words that a setting accepts, and whether it accepts a number, for --help and completion."""
+    """Return the words that a setting accepts, and whether the setting accepts a number."""
     if get_origin(annotation) is Literal:
         return [str(word) for word in get_args(annotation)], False
     parts = [_values(part) for part in get_args(annotation)]
@@ -369,8 +369,8 @@ def server(settings: Settings) -> str:
 
 
 def connection(settings: Settings) -> redis.Redis:
-    """Connect to the Redis server for a command that asks only once. If the server is away, this waits for it
-    at most `_WAIT_SECONDS`.
+    """Connect to the Redis server, for a command that asks the server only once. If the server is away, wait
+    at most `_WAIT_SECONDS` for it, or ``redis_wait_seconds`` if that is less.
     """
     from rankmill.jobs.runtime.connection import connect
 

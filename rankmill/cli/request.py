@@ -49,7 +49,9 @@ def file_options(function: options.Function) -> options.Function:
 
 
 def _take_request(given: dict[str, Any]) -> FileRequest:
-    """Take the request out of the options `given`; raises `UsageError` if they do not fit together."""
+    """Remove the options of a request from `given`, and return the request; raises `UsageError` if they
+    conflict.
+    """
     dataset = given.pop("dataset")
     if dataset:
         if all(given[name] for name in ("run", "queries", "corpus")):
@@ -91,4 +93,4 @@ _DATASET = click.option(
     callback=_dataset,
     help="A dataset of ir_datasets: its queries, its passages and, without --run, its run.",
 )
-"""A short form of --run, --queries and --corpus, which ``--help`` lists after these."""
+"""The option ``--dataset``, a short form of ``--run``, ``--queries`` and ``--corpus`` for one dataset."""

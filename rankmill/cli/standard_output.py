@@ -41,7 +41,8 @@ def in_temporary_folder(request: FileRequest) -> Iterator[FileRequest]:
     Raises
     ------
     UsageError
-        The request does not decide the format, a terminal cannot show it, or an option has no effect.
+        The request does not decide the format, an option has no effect, or standard output is closed or is a
+        terminal that cannot show the format.
     """
     for name in ("rows_per_part", "force", "restart"):
         if request.is_given(name):
@@ -73,10 +74,11 @@ def new_table(
     Raises
     ------
     UsageError
-        The output is standard output, and its format is unknown, a terminal cannot show the format, or
-        `force` is set.
+        The output is ``-``, and one of these holds: the format is unknown, `force` is set, or standard output
+        is closed or is a terminal that cannot show the format.
     InputError
-        The file exists or cannot be written, or would be a TREC run; `why` says why it must not be one.
+        The file cannot be written, exists although `force` is not set, or would be a TREC run. For the
+        message, `why` says why the rows cannot be a TREC run.
     """
     from rankmill.producer.files.outputs import OutputFormat
 

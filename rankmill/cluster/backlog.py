@@ -13,13 +13,13 @@ RUNS = 1000
 """The backlog is computed from at most this many runs, those with the most recent activity."""
 
 _QUIET_SECONDS = 600
-"""A run without a result for this many seconds is no longer active for its queue's backlog, if the queue has
-jobs and workers. The run's producer has probably died.
+"""A run is active (its rows that are left count in its queue's backlog) for this many seconds after its last
+result, if its queue has jobs and workers. After this time, the run's producer has probably died.
 """
 
 _ABANDONED_SECONDS = 60
-"""A run without a result for this many seconds is no longer active for its queue's backlog, if the queue has
-no jobs.
+"""A run is active (its rows that are left count in its queue's backlog) for this many seconds after its last
+result, if its queue has no jobs.
 """
 
 _FORWARD = STAGES.index("forward")
@@ -29,8 +29,8 @@ _FORWARD = STAGES.index("forward")
 class Backlog:
     """The pairs of a queue that are not scored yet, and the seconds that its live workers need for them.
 
-    Without live workers, ``seconds`` is what one worker would need. ``seconds`` is ``None`` if there are
-    pairs, and the speed of the queue's workers is unknown.
+    If no worker lives, ``seconds`` is the time that a single worker would need. ``seconds`` is ``None`` if
+    pairs are left, but it is unknown how fast the queue's workers are.
     """
 
     pairs: int
@@ -38,8 +38,8 @@ class Backlog:
 
 
 class Backlogs:
-    """Computes each queue's backlog from snapshots of the cluster. It remembers how fast a queue's workers
-    were, for queues that have no workers now.
+    """Computes each queue's backlog from snapshots of the cluster. If a queue has no workers now, its backlog
+    is computed with the speed that its workers had in an earlier snapshot.
     """
 
     def __init__(self) -> None:
@@ -67,8 +67,8 @@ class Backlogs:
 
 
 def _speed(report: WorkerReport) -> float | None:
-    """Return how many pairs a worker scores in a second in which its model works; ``None`` before its first
-    pairs.
+    """Return how many pairs a worker has scored, divided by the seconds in which its models computed;
+    ``None`` if it has not scored a pair yet.
     """
     seconds = report.stage_seconds[_FORWARD]
     return report.pairs / seconds if report.pairs and seconds > 0 else None
@@ -83,9 +83,12 @@ def _chunk_pairs(reports: Iterable[WorkerReport]) -> float:
 def _pairs(queue: QueueState, runs: Iterable[RunState], chunk_pairs: float) -> int:
     """Estimate how many pairs the queue's workers still have to score.
 
-    Of an active run with a known number of rows, all rows that are left count, even if they are not in the
-    queue yet. Each waiting job of other runs counts as `chunk_pairs` pairs; so does each started job, if no
-    run is active.
+    A run is active if it has had a result lately, or if its queue has jobs but no workers. All rows that an
+    active run has left are counted, even if they are not in the queue yet. A run whose number of rows is
+    unknown does not count as active.
+
+    Each waiting job that belongs to no active run counts as `chunk_pairs` pairs. If no run is active, each
+    started job counts as `chunk_pairs` pairs, too.
     """
     jobs = queue.waiting + queue.started
     limit = _QUIET_SECONDS if jobs else _ABANDONED_SECONDS
@@ -95,8 +98,8 @@ def _pairs(queue: QueueState, runs: Iterable[RunState], chunk_pairs: float) -> i
         if run.rows is not None and (run.quiet_seconds < limit or (jobs and not queue.workers))
     ]
     pairs = [max((run.rows or 0) - run.rows_done, 0) for run in active]
-    # It is unknown how many jobs of a request wait, but at most as many as it has pairs left. It is also
-    # unknown to which runs the started jobs belong.
+    # How many jobs of a request wait is unknown, but a request has at most as many jobs as pairs left. To
+    # which runs the started jobs belong is unknown, too.
     waiting = sum(
         run.waiting if priority_of(run.id) == "bulk" else left
         for run, left in zip(active, pairs, strict=True)

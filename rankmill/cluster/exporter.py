@@ -38,7 +38,7 @@ Redis.
 """
 
 _REMEMBERED_SECONDS = 86400
-"""For this many seconds after its heartbeat, a worker's last report is remembered if the worker is gone."""
+"""The last report of a worker that is gone is remembered for this many seconds after its last heartbeat."""
 
 _JOBS = ("waiting", "started", "failed")
 _COUNTED = {
@@ -47,8 +47,8 @@ _COUNTED = {
     "pairs": "Pairs that went through the models of all workers.",
     "row_errors": "Pairs that got an error instead of a score.",
 }
-"""Fields of `WorkerReport` that are summed over all workers, each with the help text of the metric of its
-sum.
+"""Fields of `WorkerReport` that the exporter sums over all workers. The value of each field is the help text
+of the metric that has the sum.
 """
 
 logger = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ def discovery(cluster: Snapshot) -> list[dict[str, list[str]]]:
 
 
 class ClusterView:
-    """Reads snapshots of the cluster from Redis, about one in a second at most; threads may share it."""
+    """Reads snapshots of the cluster from Redis, at most about one in a second. Threads may share a view."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
@@ -182,8 +182,8 @@ class ClusterMetrics(Collector):
         return families
 
     def _count(self, cluster: Snapshot) -> None:
-        """Add to the totals what each worker has done since its report in the last snapshot. So the totals do
-        not fall when a worker ends.
+        """Add to each total what the workers have done since the last snapshot. A worker that ends takes
+        nothing away from a total, so the totals never fall.
 
         What workers did before the first snapshot is not counted.
         """

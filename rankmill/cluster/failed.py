@@ -67,7 +67,7 @@ def chosen(jobs: list[FailedJob], ids: Sequence[str]) -> list[FailedJob]:
     Raises
     ------
     InputError
-        No failed job has one of the ids.
+        One of the ids is not that of a job in `jobs`.
     """
     unknown = set(ids) - {job.id for job in jobs}
     if unknown:
@@ -76,7 +76,7 @@ def chosen(jobs: list[FailedJob], ids: Sequence[str]) -> list[FailedJob]:
 
 
 def retry(client: redis.Redis, job: FailedJob) -> str:
-    """Put a failed job back into its queue, for one more attempt; returns a text that says so.
+    """Put a failed job back into its queue, for one more attempt. Returns a text that names the queue.
 
     Raises
     ------
@@ -95,7 +95,7 @@ def retry(client: redis.Redis, job: FailedJob) -> str:
 
 def clear(client: redis.Redis, job: FailedJob) -> str:
     """Remove a job from its queue's failed jobs, or from the jobs that were set aside. A failed job that does
-    not belong to a run is deleted, too. Returns a text that says what was done.
+    not belong to a run is also deleted. Returns the word that the command prints for the job.
     """
     connection: Any = client
     if job.state == "set aside":

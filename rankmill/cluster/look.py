@@ -73,8 +73,8 @@ class Look:
         return [text for text in (self.text(raw, key) for raw in raws) if text is not None]
 
     def time(self, raw: bytes | None, key: str) -> float | None:
-        """Convert a time as RQ writes it to seconds since 1970; ``None`` if `raw` is absent or not a time. If
-        it is not a time, `key` is noted as damaged.
+        """Convert a time in RQ's format to seconds since 1970; ``None`` if `raw` is ``None``. If `raw` is not
+        a time, note `key` as damaged, and return ``None``.
         """
         try:
             return None if raw is None else str_to_date(raw).timestamp()
@@ -83,8 +83,8 @@ class Look:
             return None
 
     def number(self, raw: bytes | None, key: str) -> int:
-        """Convert a count to a number; 0 if `raw` is absent, negative or not a number. If it is not a number,
-        `key` is noted as damaged.
+        """Convert a count to a number; 0 if `raw` is ``None``, empty or negative. If `raw` is not a number,
+        note `key` as damaged, and return 0.
         """
         try:
             return max(int(raw or 0), 0)

@@ -27,8 +27,8 @@ class WorkerOutOfReach(RankmillError):
 class OrderOutcome(BaseModel):
     """The outcome of an order to a worker, as far as it is known.
 
-    ``waiting`` means that the order is not carried out yet, but still may be; ``gone`` means that the worker
-    has ended, is lost, or was started again.
+    ``waiting`` means that the worker has not carried out the order, and still may. ``gone`` means that the
+    worker has ended, is lost, or was started again, and is not expected to carry out the order.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -82,7 +82,7 @@ def reachable(workers: Iterable[WorkerState]) -> list[WorkerState]:
 
 
 def queues_without(workers: Sequence[WorkerState], drained: Sequence[str]) -> list[str]:
-    """Return the queues from which no worker takes chunks when the workers named in `drained` are drained."""
+    """Return the queues of the workers named in `drained` from which no other worker takes chunks."""
     theirs = {queue for worker in workers if worker.name in drained for queue in worker.queues}
     rest = [worker for worker in workers if worker.name not in drained and worker.state in TAKE_CHUNKS]
     return sorted(theirs - {queue for worker in rest for queue in worker.queues})
@@ -97,17 +97,18 @@ def order_workers(
     *,
     wait_seconds: float,
 ) -> list[OrderOutcome]:
-    """Give the workers an order, and wait until they have carried it out.
+    """Give the workers an order, and wait until they have carried out the order, or the time is over.
 
     Parameters
     ----------
     client
         A client of the server.
     workers, order, model, revision
-        The workers, the order, its model, and the content that the model must have, if it is known.
+        The workers that get the order, and the order. If the order is about a model, its name, and the
+        revision that it must have; ``None`` for any revision.
     wait_seconds
-        The workers get this many seconds to carry out the order; with 0, nothing is waited for. An order that
-        is not carried out in time stays, with the outcome ``waiting``.
+        The workers get this many seconds to carry out the order; with 0, the function does not wait. An order
+        that was not carried out in time has the outcome ``waiting``, and is not withdrawn.
 
     Raises
     ------

@@ -37,8 +37,8 @@ def find_run(store: RunStore, prefix: str) -> Run:
 
 
 def cancel_run(client: redis.Redis, settings: Settings, run_id: str) -> str:
-    """Cancel the run with this id, which may also be a submitted run that an extension carries out. Returns a
-    sentence that says so.
+    """Cancel the run with the id `run_id`, which may be a run that processes of an extension carry out.
+    Returns a sentence that names the cancelled run.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def cancel_run(client: redis.Redis, settings: Settings, run_id: str) -> str:
     InputError
         No run's id begins with `run_id`, or several ids do.
     WireError
-        As in `find_run`.
+        The run in Redis is damaged or has another format.
     """
     store = RunStore(client)
     watched = None if store.find(run_id) else find_watched(client, settings, run_id)

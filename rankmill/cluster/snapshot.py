@@ -31,13 +31,13 @@ from rankmill.jobs.runtime.durability import Durability
 PAGE_RUNS = 50
 
 SLOW = 1 / 3
-"""A worker counts as slow if it computes fewer tokens in a second than this share of what is usual for
-workers with the same device and models.
+"""A worker counts as slow if its speed in tokens per second is below this share of the usual speed of workers
+with the same device and models.
 """
 
 _LOOK_AT = 256
-"""For the age of a queue's oldest job, the first jobs of at most this many tenants are read, and of at most
-this many runs of each tenant.
+"""To find a queue's oldest job, the lists of waiting jobs of at most this many tenants are read, and of each
+tenant the lists of at most this many runs.
 """
 
 _CHUNK_BYTES = 8 << 20
@@ -72,10 +72,10 @@ class WorkerState(_Frozen):
     """A worker as Redis knows it. ``report`` is its own report, or ``None`` if that is missing or cannot be
     read.
 
-    ``host`` is the name of the worker's host, and ``pid`` its process id there. ``beat_seconds`` is the age
-    of its last heartbeat. ``relative_pace`` is the tokens that it computes in a second, divided by what is
-    usual for workers with the same device and models. It is ``None`` if this worker or all such others have
-    not computed enough to tell.
+    ``host`` is the name of the worker's host, and ``pid`` the worker's process id on the host.
+    ``beat_seconds`` is the age of the worker's last heartbeat. ``relative_pace`` is the worker's speed in
+    tokens per second, divided by the usual speed of workers with the same device and models; ``None`` if the
+    speed of the worker is unknown, or that of all others with the same device and models.
     """
 
     name: str
@@ -97,8 +97,8 @@ class QueueState(_Frozen):
     """The numbers of a queue's waiting, started and finally failed jobs, and of its live ScoringWorkers.
 
     ``workers`` counts the workers that take chunks, and ``drained`` those that are draining or drained.
-    ``oldest_seconds`` is the age of the oldest waiting job, ``None`` if no job waits. It is
-    found among the first jobs of the lists of runs and requests.
+    ``oldest_seconds`` is the age of the oldest waiting job, ``None`` if no job waits. Only the first job in
+    each list of waiting jobs is considered.
     """
 
     name: str
@@ -130,8 +130,8 @@ class RunState(RunFigures):
     """An unfinished run.
 
     ``quiet_seconds`` is the time since the last result, or since the run's creation if no result has come.
-    ``waiting`` is the number of the run's chunks that wait in its queue. It is 0 for a request, because the
-    requests of a tenant share a list.
+    ``waiting`` is the number of the run's chunks that wait in its queue. For a request, ``waiting`` is always
+    0: the requests of a tenant share one list, in which the chunks of a single request are not counted.
     """
 
     quiet_seconds: float
@@ -144,10 +144,10 @@ class Snapshot(_Frozen):
 
     ``at`` is when it was read, in seconds since 1970, and ``page`` counts from 0. ``damaged`` lists the keys
     that cannot be read. ``trouble`` is the reason if the server accepts no writes now. ``set_aside`` lists
-    the jobs that no worker could read. ``last_reports`` are of workers that stopped because they computed
-    wrong scores, at most 100; they expire together, when no worker has stopped so for a week. ``extensions``
-    has what each extension shows, by the extension's name. ``durability`` is set if it was asked for,
-    ``memory`` if the server tells it.
+    the jobs that no worker could read. ``last_reports`` are the last reports of workers that stopped because
+    they computed wrong scores, at most 100; all of these reports expire when no worker has stopped for this
+    reason for a week. ``extensions`` has what each extension shows, by the extension's name. ``durability``
+    is ``None`` unless the caller has added it, and ``memory`` is ``None`` if the server does not tell it.
     """
 
     at: float
@@ -266,8 +266,8 @@ class _Reader(Look):
     def _queues(
         self, known: Iterable[str], used: Iterable[str], workers: Sequence[WorkerState]
     ) -> tuple[QueueState, ...]:
-        """Return the states of the queues in use: those of `known` that have waiting or started jobs, all of
-        `used`, and the queues of `workers`.
+        """Return the states of the queues in use. These are all queues in `used`, all queues of `workers`,
+        and the queues in `known` that have waiting or started jobs.
         """
         listed = {*used, *(name for worker in workers for name in worker.queues)}
         names = sorted({*known, *listed})
@@ -306,8 +306,8 @@ class _Reader(Look):
         return tuple(in_use)
 
     def _next_jobs(self, queues: Sequence[str], counts: Sequence[list[Any]]) -> list[list[str]]:
-        """Return for each queue the keys of the first jobs in its lists of waiting jobs, from at most
-        `_LOOK_AT` tenants and as many runs of each.
+        """Return for each queue the key of the first job in each list of waiting jobs. The lists of at most
+        `_LOOK_AT` tenants, and of at most `_LOOK_AT` runs of each tenant, are read.
         """
         scopes = [
             (queue, f"bulk:{tenant}")

@@ -25,8 +25,9 @@ ID_CHARS = 12
 """Number of characters of a run's id in tables, which is enough to identify it."""
 
 _FRAME = 4
-"""Lines that a terminal needs beside those of the workers, and of what `Overview` shows above and below them:
-the head of the workers' table, the line that counts the other workers, an empty line, and the prompt.
+"""Number of lines that a terminal needs in addition to one line for each worker, and to the texts that
+`Overview` shows above and below the table of workers. They are the head of the table, the line that counts
+the workers that do not fit, an empty line, and the prompt.
 """
 
 _FEWEST = 3

@@ -18,7 +18,9 @@ By = Literal["key", "model", "day"]
 NOBODY = "(none)"
 """Name of the tenant of runs that do not name one."""
 OTHER = "(other)"
-"""The tenant and model that are shown for all usage for which a day's account had no room (`Entry.other`)."""
+"""Shown in place of a tenant's or a model's name for usage that did not fit into a day's account
+(`Entry.other`).
+"""
 
 _NOBODY_GROUP = group_of("")
 _LABELS = ("tenant", "model", "device")
@@ -33,7 +35,7 @@ _COUNTED = {
 
 def tenant_of(entry: Entry) -> str:
     """Return the name of the tenant whose usage `entry` has. If the name is unknown, return the digits that
-    stand for the tenant in the ids of its runs.
+    stand for the tenant in the ids of its runs. For usage of several tenants (`Entry.other`), return `OTHER`.
     """
     if entry.other:
         return OTHER
@@ -95,8 +97,8 @@ class UsageMetrics:
         self._totals: dict[tuple[str, ...], Amounts] = {}
 
     def families(self, entries: Iterable[Entry] | None) -> Iterable[CounterMetricFamily]:
-        """Return the counters of usage; without values if `entries` is ``None``, because the accounts cannot
-        be read.
+        """Return the counters of usage. If `entries` is ``None``, the accounts cannot be read, and the
+        counters have no values.
         """
         counters = [
             CounterMetricFamily(f"rankmill_usage_{name}", text, labels=_LABELS)

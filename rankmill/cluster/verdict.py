@@ -133,8 +133,9 @@ def _of_memory(memory: ServerMemory) -> Iterator[ClusterFault]:
 
 
 def _of_queue(queue: QueueState, *, has_lost: bool) -> Iterator[ClusterFault]:
-    # Started jobs count too, because their workers may be dead and forgotten by RQ. They do not count while a
-    # lost worker is shown, which is a fault of its own, or while draining workers may finish them.
+    # Started jobs count as waiting, because their workers may be dead and forgotten by RQ. Started jobs do
+    # not count in two cases: a lost worker is shown, which is a fault of its own; or draining workers may
+    # still finish the jobs.
     waits = queue.waiting + (0 if has_lost or queue.drained else queue.started)
     if waits and not queue.workers:
         whom = "all workers are drained" if queue.drained else "no workers"

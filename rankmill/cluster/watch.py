@@ -1,7 +1,7 @@
 """Lets extensions add to what is shown of a cluster, by entry points of ``rankmill.watch``.
 
-An extension subclasses `Watch`, and `Seen` for what it reads of the cluster. Methods that an extension does
-not override add nothing.
+An extension has a subclass of `Watch`, and a subclass of `Seen` for what the extension reads of the cluster.
+A method that is not overridden adds nothing.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class RunFigures(BaseModel):
 class SeenRun(RunFigures):
     """A run that processes of an extension carry out; ``runner`` is the process that works on it.
 
-    ``reason`` is why the run failed, or why it waits again; otherwise it is empty.
+    ``reason`` says why the run has failed, or why the run was put back and waits again. For all other runs,
+    ``reason`` is empty.
     """
 
     state: str
@@ -89,7 +90,7 @@ class Seen(BaseModel):
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
     def queues(self) -> Iterable[str]:
-        """Queues of RQ whose jobs are for processes of the extension, not for workers."""
+        """Return the queues of RQ whose jobs are for processes of the extension, not for workers."""
         return ()
 
     def runs(self) -> Iterable[SeenRun]:
@@ -107,8 +108,8 @@ class Seen(BaseModel):
         return iter(())
 
     def gauges(self) -> list[Gauge]:
-        """Return metrics for the exporter. These must be the same ones each time, whatever the extension has
-        read.
+        """Return metrics for the exporter. The names and labels of the metrics must not depend on what the
+        extension has read.
         """
         return []
 
@@ -150,13 +151,13 @@ class Watch:
     """Base class for what an extension adds to the views of a cluster, such as faults, metrics and runs."""
 
     kinds: ClassVar[Mapping[str, str]] = {}
-    """The kinds of the extension's faults, each with a worse kind as its value. In the list of all kinds, the
-    extension's kind comes just after this worse kind. If the worse kind is unknown, the extension's kind
-    comes last.
+    """The kinds of the extension's faults. The value of each kind names a kind of fault that is worse: in the
+    list of all kinds, which has the worst first, the extension's kind comes just after the named one. If no
+    fault has the named kind, the extension's kind comes last.
     """
 
     nothing: ClassVar[Seen] = Seen()
-    """Stands for what the extension has read, where it has not read the cluster yet."""
+    """Stands for the `Seen` of the extension until the extension has read the cluster."""
 
     def read(self, look: Look) -> Seen:
         """Read with `look` what the extension shows of the cluster, in a few round trips for any size of the
@@ -182,7 +183,7 @@ class Watch:
 
 
 class Broken(Seen):
-    """Stands for what an extension has read, if the extension fails; it shows a fault that says so."""
+    """Takes the place of the `Seen` of an extension that fails, and shows a fault with the reason."""
 
     name: str
     reason: str
@@ -196,8 +197,8 @@ class Broken(Seen):
 
 
 def watches() -> dict[str, Watch]:
-    """Return each installed extension's `Watch`, by the extension's name. One that cannot be imported is
-    replaced by a `Watch` that shows a fault.
+    """Return each installed extension's `Watch`, by the extension's name. An extension that cannot be
+    imported has a `Watch` that shows a fault.
     """
     loaded: dict[str, Watch] = {}
     for name, _, watch in load_each("rankmill.watch"):
@@ -278,7 +279,7 @@ def _reason(error: Exception) -> str:
 
 
 def find_watched(client: redis.Redis, settings: Settings, run_id: str) -> WatchedRun | None:
-    """An extension's run with the id `run_id`, or an id that begins so; ``None`` if no extension has one."""
+    """Find the run of an extension whose id is or begins with `run_id`; ``None`` if no extension has one."""
     runs = ask_extensions(lambda watch: watch.find(client, settings, run_id))
     return next((run for run in runs if run), None)
 

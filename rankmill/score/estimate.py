@@ -34,7 +34,8 @@ class Estimate(BaseModel):
 
     ``seconds`` is the time to score all rows with the present workers, ``tokens`` the number of real tokens
     in all rows, and ``worker_bytes`` the memory of the largest worker process. ``truncated_share`` is the
-    share of sampled pairs with more tokens than the model's limit, ``None`` if pairs are not truncated.
+    share of sampled pairs with more tokens than the model's limit; ``None`` if the settings do not truncate
+    long pairs.
     ``error_share`` is the share of sampled pairs without a score. ``int8_gain`` is the speed of int8 divided
     by that of the precision used, if workers have measured it.
     """

@@ -24,8 +24,9 @@ from rankmill.producer.files.source import PairSource, open_source
 from rankmill.producer.files.stores.reading import fingerprint
 
 RUN_TEXTS = TextColumns("query", "passage")
-"""The columns with the texts of a run (``--run``), which are looked up by id in its queries and its corpus.
-The output has these columns only if the request asks for them.
+"""Names of the columns with the texts to score, if the request names a run (``--run``). The texts are looked
+up in the queries and in the corpus, by the ids in the run. The output has these columns only if the request
+asks for them.
 """
 
 
@@ -53,10 +54,10 @@ class FoundInput:
     fingerprints: Sequence[str] = ()
 
     def identify(self, folder: Path, stack: ExitStack) -> dict[str, str]:
-        """Return the names of the input files with their fingerprints. An interrupted run is continued only
-        if these are unchanged.
+        """Return a fingerprint for each input file, by the file's number and path. An interrupted run is
+        continued only if the files and their fingerprints are unchanged.
 
-        Standard input is saved in `folder` until `stack` ends.
+        If the input is standard input, save it as a file in `folder`, and delete this file when `stack` ends.
         """
         if self.request.reads_stdin:
             stack.callback(forget_stdin, folder)

@@ -1,4 +1,4 @@
-"""The place, format and columns of score-file's output; finds options that have no effect on it."""
+"""Determines the place, format and columns of score-file's output, and refuses options without effect."""
 
 from __future__ import annotations
 
@@ -25,15 +25,19 @@ from rankmill.producer.files.workspace import OutputFile, PartsFolder
 from rankmill.score.input import RUN_TEXTS, FoundInput, text_columns
 
 _ALWAYS = ("query_column", "passage_column", "score_column", "on_null")
-"""Options that are in an output's manifest even if they have their defaults. An interrupted run is continued
-only if its manifest is unchanged.
+"""Names of the options that are written into an output's manifest even if they have their defaults. The
+manifest lists what the rows of the output depend on: an interrupted run is continued only if the manifest is
+unchanged.
 """
 
 _OF_THE_PLACE = {
     "inputs", "run", "queries", "corpus", "qrels", "output", "max_field_mib", "models", "force", "restart",
 }  # fmt: skip
-"""Names of options that are not written into an output's manifest under their own names. They change no row
-of the output, or other entries of the manifest have their values.
+"""Names of the options that are not written into an output's manifest under their own names:
+
+- options that do not change the rows of the output, such as ``force``;
+- ``models``, which the manifest has as ``model``, and options that name input files, for which the manifest
+  has an entry for each file.
 """
 
 
@@ -173,8 +177,8 @@ class OutputTarget:
     def plan(
         self, source: PairSource, columns: Sequence[str], tokens_column: str | None = None
     ) -> OutputPlan:
-        """Plan the columns of the output and the order of its rows. `columns` are the names of its columns
-        with scores, and `tokens_column` names a column with each row's number of tokens.
+        """Plan the columns and the order of the output's rows. `columns` are the names of the columns with
+        scores, and `tokens_column` names a column with each row's number of tokens.
         """
         request, mean = self.request, None
         if request.mean:
@@ -218,8 +222,8 @@ def find_target(request: FileRequest, files: Sequence[InputFile]) -> OutputTarge
 
 
 def named_columns(request: FileRequest) -> dict[str, str]:
-    """Return metadata for the output: the names of the columns with the scored texts, and of the columns with
-    scores.
+    """Return metadata for the output: the names of the columns with the scored texts, and the name that the
+    request gives to the column with the score.
     """
     texts = text_columns(request)
     sides = {"texts": ["text"], "conversations": ["messages"]}.get(texts.inputs, ["query", "passage"])
@@ -228,8 +232,8 @@ def named_columns(request: FileRequest) -> dict[str, str]:
 
 
 def row_options(request: FileRequest, settings: Settings) -> dict[str, object]:
-    """Return the options and settings that change the rows of the output, by the names of their fields, for
-    the output's manifest.
+    """Return what the rows of the output depend on, for the output's manifest: the values of the request's
+    options and of the settings, by name.
     """
     named = [name for name in FileRequest.model_fields if name not in _OF_THE_PLACE]
     given = {name: getattr(request, name) for name in named if name in _ALWAYS or request.is_given(name)}
@@ -253,6 +257,6 @@ _WRITTEN: dict[str, Callable[[Any], str]] = {
     "shard": lambda shard: "{}/{}".format(*shard),
     "reuse": _file_state,
 }
-"""Functions that make the text for an output's manifest from an option's value, by the option's name. Other
-options are written as they are.
+"""By an option's name, the function that turns the option's value into the text for an output's manifest. The
+values of options without a function are written as they are.
 """

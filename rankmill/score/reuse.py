@@ -31,12 +31,16 @@ texts scores are made, and which column has the scores. The error message names 
 """
 
 _OPEN = {"revision", "precision"}
-"""Metadata that a run may leave open. It then takes their values from the output that ``--reuse`` names."""
+"""Metadata that a run's settings may leave open. With ``--reuse``, the run takes the open values from the
+output that ``--reuse`` names.
+"""
 
 
 def earlier_scores(request: FileRequest, settings: Settings) -> tuple[Settings, EarlierScores | None]:
-    """Read the scores of the output that ``--reuse`` names. Returns them with the run's settings, which get
-    the revision and the precision of that output. Without ``--reuse``, returns `settings` and ``None``.
+    """Read the scores of the output that ``--reuse`` names. Returns two values: `settings`, changed to the
+    revision and the precision of this output, and the scores.
+
+    Without ``--reuse``, returns the unchanged `settings` and ``None``.
 
     Raises
     ------
@@ -73,21 +77,22 @@ def earlier_scores(request: FileRequest, settings: Settings) -> tuple[Settings, 
 
 
 def _check_same(made: Mapping[str, str], wanted: Mapping[str, str], name: str) -> None:
-    """Check that the output that ``--reuse`` names was made in the way in which this run would make its own.
+    """Check that this run would score the same texts in the same way as the output that ``--reuse`` names.
 
     Parameters
     ----------
     made
         Metadata of the output that ``--reuse`` names.
     wanted
-        Metadata of the run's own output; an empty entry of `_OPEN` is not compared.
+        Metadata of the run's own output. A revision or precision that is empty here is not compared.
     name
         Name of the output of ``--reuse``, for messages.
 
     Raises
     ------
     InputError
-        The metadata differ, or an entry is missing.
+        An entry of `_COMPARED` differs. Or `made` does not say which release or which content of a model
+        made the scores.
     """
     if "rankmill.version" not in made:
         raise InputError(f"{name}: --reuse needs an output of score-file, which says how it was made")

@@ -69,14 +69,14 @@ def score_file(
     view
         Called with the number of rows when the scoring begins; it makes the view of their progress.
     confirm
-        Called with the complete output and the summary before the output is moved into place; if it raises,
-        the output is not moved. Of an output in parts, it gets the last part, or ``None`` if that is in
-        place.
+        Called with the complete output and the summary before the output is moved into place. If `confirm`
+        raises an error, the output is not moved. If the output has several parts, `confirm` gets the last
+        part, or ``None`` if the last part is in place already.
     tokens_column
         Name of a further column with the number of tokens of each row; null where no worker has counted them.
     made
-        Returns whether another process has made the output meanwhile; called once this process has locked the
-        output.
+        Called after this process has locked the output. Returns whether another process has made the output
+        since the caller looked.
 
     Raises
     ------
@@ -86,7 +86,7 @@ def score_file(
         The run cannot be finished, and the output is not complete. The scores computed so far are stored,
         and the same request resumes from them, unless some are wrong (`WrongScores`).
     RunnerError
-        This runner may not read the input or write the output.
+        This process is a runner that is not permitted to read the input or to write the output.
     OutputBusy
         Another process is making the output, or has just made it.
     InputChanged
@@ -186,8 +186,8 @@ def _use_system_memory() -> None:
 
 
 def _with_versions(models: Sequence[str], settings: Settings, work: Workspace) -> list[str]:
-    """Return the names of the models to score with, in which a version replaces a registry's alias. A resumed
-    run keeps the versions that it began with. Otherwise they are what the names stand for now.
+    """Return the names of the models to score with. If a name is an alias in a registry, the version for
+    which the alias stands now replaces the name. A resumed run keeps the versions with which the run began.
     """
     versions, resolver = [], ModelNames(settings)
     for name, journal in zip(models, work.journals, strict=True):
@@ -211,8 +211,8 @@ def _score(
     models: Sequence[str],
     plan: OutputPlan,
 ) -> float:
-    """Score the rows that have no score yet, and write them to `output`. Returns when the first worker began
-    to score (`ScoringRun.scoring_since`).
+    """Score the rows that have no score yet, and write them to `output`. Returns the time at which the first
+    worker began to score (`ScoringRun.scoring_since`).
     """
     client, watch = session.client, session.watch
     for model_journal in work.journals:
@@ -265,9 +265,11 @@ def _score(
 
 
 def _check_kind(tally: Tally, earlier: EarlierScores | None) -> None:
-    """Add to `tally`, the sums for the summary, how the scores of ``--reuse`` were made. Raises `InputError`
-    if these scores are deterministic, and this run's workers have another device, version or precision, which
-    give other bits (`ChunkStats.kind`).
+    """Check that this run's scores and the deterministic scores of ``--reuse`` have the same bits, and add to
+    `tally` (the sums for the summary) how the scores of ``--reuse`` were made.
+
+    Raises `InputError` if a worker of this run has another device, version or precision than made the scores
+    of ``--reuse`` (`ChunkStats.kind`). Scores that are not deterministic are not checked.
     """
     if earlier and earlier.kind and (others := tally.kinds - {earlier.kind}):
         raise InputError(
@@ -279,17 +281,19 @@ def _check_kind(tally: Tally, earlier: EarlierScores | None) -> None:
 
 
 def _revision(journal: Journal, settings: Settings) -> str | None:
-    """Return the model's revision to score with. If the output has scored chunks, it is continued in their
-    revision, because a branch or a directory may have a new revision meanwhile.
+    """Return the revision of the model to score with. If the journal has results of an interrupted run,
+    return their revision, because a branch or a directory may have a new revision now. Otherwise return the
+    revision in `settings`.
     """
     return (journal.first and journal.first.revision) or settings.revision
 
 
 def _end_last_run(store: RunStore, journal: Journal) -> None:
-    """Delete from Redis the run that a dead producer has left, and count the results that it had accepted as
-    used by the run's tenant.
+    """Delete from Redis the run of a producer that has died, and add what the run has used to the account of
+    the run's tenant.
 
-    Results that the producer had not accepted are dropped, and their chunks are scored again.
+    Only results that the producer had accepted are counted. All other results are dropped, and their chunks
+    are scored again.
     """
     try:
         last = store.load(journal.run) if journal.run else None
@@ -304,9 +308,9 @@ def _end_last_run(store: RunStore, journal: Journal) -> None:
 
 
 def drop_last_run(output: OutputFile, models: int, store: RunStore) -> None:
-    """Delete from Redis the run that a dead process has left, when nobody goes on with its output.
+    """Delete from Redis the run of a process that has died, if no other process will complete its `output`.
 
-    Scored rows in the output's working folder stay. Raises what `Workspace` raises.
+    The rows that are scored already stay in the output's working folder. Raises what `Workspace` raises.
     """
     if workspace_of(output.path).exists():
         with Workspace(output, restart=False, force=True, models=models) as work:

@@ -120,11 +120,11 @@ class Session:
         models: Sequence[Mapping[str, Any]] = (),
         **options: Any,
     ) -> Iterator[ScoringRun]:
-        """Start a run that scores the `tables`, or such a run with each of several `models`. An error inside
-        the ``with`` block cancels it.
+        """Start a run that scores the `tables`; with several `models`, start a run for each model. An error
+        inside the ``with`` block cancels what was started.
 
-        While the run waits for results, the session watches the workers, and calls `on_wait`. Other
-        parameters are as in `Client.start` and `start_several`.
+        While results are awaited, the session watches the workers, and calls `on_wait`. The other parameters
+        are those of `Client.start` and `start_several`.
 
         Raises
         ------
@@ -147,13 +147,13 @@ class Session:
             raise
 
     def labels(self, **options: Any) -> tuple[str, ...]:
-        """Return the names of the model's outputs, which a worker tells when it scores a row; empty for a
-        single output. `options` are as in `run`.
+        """Return the names of the model's outputs, which a worker reports with the score of a test row. The
+        names are empty if the model has a single output. `options` are passed to `score`.
 
         Raises
         ------
         InputError
-            No worker can tell the names.
+            No worker could score the test row, or the queue has only workers that cannot score.
         """
         inputs = self._settings.inputs
         columns = USUAL_COLUMNS[inputs]

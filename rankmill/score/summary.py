@@ -24,18 +24,19 @@ class Summary(RunOutcome):
     """The result of score-file, as printed with ``--json``.
 
     ``resumed_rows`` of the ``rows`` were scored by earlier, interrupted runs of the command; ``seconds`` and
-    ``pairs_per_second`` are those of this run only. ``startup_seconds`` is the time until a worker was seen,
-    and ``load_seconds`` the time from then until a worker had the model. The rest of the ``seconds`` is the
-    scoring, whose speed is ``pairs_per_second``. ``real_token_share`` is the share of the computed tokens
+    ``pairs_per_second`` do not include the earlier runs. ``startup_seconds`` is the time until a worker was
+    seen, and ``load_seconds`` the time from then until a worker had the model. The rest of the ``seconds`` is
+    the scoring, whose speed is ``pairs_per_second``. ``real_token_share`` is the share of the computed tokens
     that were not padding. ``int8_gain`` is the speed of int8 divided by the speed of the precision used, if
     workers have measured it. ``windows`` is the number of windows that long texts were cut into.
     ``reused_rows`` took their score from an earlier output.
 
-    ``bound`` is the largest difference between the logits of probes (test pairs) and the model's own logits
-    that a worker's proof allows; ``None`` if one of the workers has no proof. ``reference`` is ``own`` if a
-    worker could not compare the model in fp32, because it is too large. If the scores are ``deterministic``,
-    ``kind`` names the device, versions and precision that their bits depend on. ``taken`` names the columns
-    of the ids and texts of a run's queries and corpus.
+    ``bound`` is the largest difference between a logit and the model's own logit that a worker's proof of the
+    model allows. A worker makes the proof with test pairs. ``bound`` is ``None`` if one of the workers has no
+    proof. ``reference`` is ``own`` if the model was too large for a worker to compare it in fp32. If the
+    scores are ``deterministic``, ``kind`` names the device, versions and precision on which the bits of the
+    scores depend. For a run, ``taken`` names the columns from which the ids and texts of the run's queries
+    and corpus were read.
     """
 
     startup_seconds: float
@@ -147,8 +148,9 @@ class Tally:
 
     @property
     def revision(self) -> str | None:
-        """The model's commit or the digest of its content, or those of several models in order; ``None`` if
-        one is not known, or no chunk was scored.
+        """The revision of the model, which is a commit or the digest of the model's content. With several
+        models, the revisions are joined with commas, in the order of the models. ``None`` in two cases: a
+        revision is not known, or no chunk was scored.
         """
         if self.each:
             known = [own.revision or "" for own in self.each]
@@ -204,9 +206,8 @@ def summarize(
     taken: Mapping[str, str],
 ) -> Summary:
     """Make the summary of a finished score-file command. `seconds` is the time that the whole command took.
-    `before` has the times in seconds until a worker was seen, and from then until a worker had the model.
-
-    `taken` is `PairSource.taken`.
+    `before` has two parts of this time, in seconds: until a worker was seen, and from then until a worker had
+    loaded the model. `taken` is `PairSource.taken`, which says from which columns ids and texts were read.
     """
     fresh_rows = output.rows - tally.resumed_rows
     return Summary(

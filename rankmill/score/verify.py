@@ -78,21 +78,22 @@ class ScoredBefore:
 
     @property
     def bound(self) -> float | None:
-        """How far a logit of the file's scores may be from the model's own logit, as was proven; ``None`` if
-        the file's metadata do not say.
+        """The proven limit of the difference between a logit of the file's scores and the model's own logit;
+        ``None`` if the file's metadata do not have this number.
         """
         return bound_of(self.metadata, str(self.path))
 
 
 def read_scored(name: str, settings: Settings, given: Mapping[str, Any]) -> ScoredBefore:
-    """Read from a file's metadata how it was scored. Options in `given` that are not ``None`` must agree with
-    that.
+    """Read from a file's metadata how the file was scored. Each option in `given` that is not ``None`` must
+    have the value with which the file was scored.
 
     Raises
     ------
     InputError
-        The file is not a Parquet output of score-file with one score in each row, or was scored in another
-        way than `given`; or its model has changed, or nothing says how exact its scores are.
+        The file is not a Parquet output of score-file with one score in each row, or it was scored with
+        another value of an option in `given`. Or the files of its model have changed, or its metadata do not
+        say how exact its scores are.
     """
     path = as_path(name)
     if not path.is_file():
