@@ -36,7 +36,7 @@ class DeviceLost(Exception):
 
 def is_panic(error: BaseException) -> bool:
     """Return whether an error comes from a panic in a package that is written in Rust, such as tokenizers.
-    Such an error is not an `Exception`.
+    Errors from panics do not inherit from `Exception`.
     """
     return type(error).__name__ == "PanicException"
 
@@ -235,7 +235,7 @@ class BackendKind:
     """Describes a backend, without importing the backend's packages.
 
     An entry point of ``rankmill.backends`` names a `BackendKind`. The module that contains it must import
-    nothing heavy; the functions below may.
+    nothing heavy; the functions of the `BackendKind` may.
 
     Attributes
     ----------

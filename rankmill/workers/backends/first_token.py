@@ -107,8 +107,8 @@ class _ModernBertLayer(LastLayer):
         **options: Any,
     ) -> torch.Tensor:
         if packed is not None and self.layer.attn.sliding_window is not None:
-            # The kernel for packed rows would place the sliding window wrongly: it takes a row's only query
-            # for its last token.
+            # The kernel for packed rows takes a row's only query for that of the last token, and would place
+            # the sliding window there.
             whole = {"position_embeddings": position_embeddings, "packed": packed, **options}
             return packed.first(self.layer(hidden, attention_mask, **whole))
         layer, whole, width = self.layer, self.layer.attn.Wqkv, hidden.shape[2]

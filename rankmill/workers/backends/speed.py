@@ -149,8 +149,8 @@ def cpu_speeds(kinds: Iterable[BackendKind], config: Any, cache: Path) -> Speeds
 
 
 def _about(kinds: Iterable[BackendKind], shape: LayerShape) -> dict[str, Any]:
-    """Return everything on which measured speeds depend. Its digest is the key of the speeds in the cache, so
-    that other machines do not use them.
+    """Return everything on which measured speeds depend. The digest of the result is the key of the speeds in
+    the cache, so that a speed is not used on other machines.
     """
     return {
         "recipe": _VERSION,

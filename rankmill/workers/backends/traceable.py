@@ -30,7 +30,8 @@ def traceable(files: ModelFiles, change: Callable[[Any], None] = lambda classifi
 
 
 class TracedNetwork(nn.Module):
-    """A model of any family that is traced as PyTorch runs it, so that a graph is made from the trace.
+    """A module that computes logits ``[rows]`` or ``[rows, outputs]`` with a model of any family, and is
+    traced as it stands.
 
     Parameters
     ----------

@@ -44,8 +44,8 @@ class SavedModule(BaseModel, frozen=True, extra="forbid"):
 
 
 class ModelLayout(BaseModel, frozen=True, extra="forbid"):
-    """How a model is applied to a pair: its kind, the modules after it, prompts, chat template and length
-    limit.
+    """How a model is applied to a pair: the kind of the model, the modules that follow it, prompts, chat
+    template and length limit.
 
     Attributes
     ----------
@@ -57,10 +57,10 @@ class ModelLayout(BaseModel, frozen=True, extra="forbid"):
     activation
         Dotted path of the activation function that the model was saved with.
     prompts, default_prompt
-        The model's own prompts, and the name of the one to use.
+        The model's own prompts, and the name of the prompt to use.
     saved
-        Whether sentence-transformers saved the model as a cross-encoder, so that its files say everything
-        that matters.
+        Whether sentence-transformers saved the model as a cross-encoder. If so, the model's files say
+        everything about how the model is applied to a pair.
     chat
         Whether the two texts go through the chat template; ``None`` if the files do not say.
     chat_format

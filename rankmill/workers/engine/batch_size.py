@@ -393,7 +393,7 @@ def _choose(speeds: dict[int, list[float]], first: int) -> tuple[int, float]:
 
 def _noise(speeds: list[float]) -> float:
     """Return the share by which the best of several speeds exceeds the second best; infinite if there is no
-    second one.
+    second speed.
     """
     slower, faster = sorted([0.0, 0.0, *speeds])[-2:]
     return faster / slower - 1 if slower else float("inf")

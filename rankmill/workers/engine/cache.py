@@ -27,8 +27,8 @@ from rankmill.workers.models.probes import Probe, columns_of
 from rankmill.workers.models.sources import directory_content
 
 Stamp = Mapping[str, Facts]
-"""The file system's facts about each file of a model's directory, by name, which show whether a file has
-changed. Empty if the model is not a directory, or a file cannot be read.
+"""What the file system says about each file of a model's directory, by the file's name, to find out later
+whether a file has changed. Empty if the model is not a directory, and also if a file cannot be read.
 """
 
 _ENGINES = 100

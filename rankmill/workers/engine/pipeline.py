@@ -225,8 +225,8 @@ class Pipeline:
             return condition()
 
     def wake(self) -> None:
-        """End the call of `wait_for` that is in progress in another thread. If there is none, the next call
-        returns at once.
+        """End the call of `wait_for` that is in progress in another thread. If no call is in progress, the
+        next call of `wait_for` returns without waiting.
         """
         with self._changed:
             self._woken = True

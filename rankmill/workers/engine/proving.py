@@ -462,8 +462,8 @@ class Proving:
         return "it must be deterministic, but a pair by itself does not get the same bits each time"
 
     def _wrong(self, own: Own, probed: Probed, theirs: Logits, bound: float) -> str | None:
-        """Return what is wrong with a model although its logits may be right, such as other tokens than
-        transformers'; ``None`` if nothing is.
+        """Return what is wrong with a model even if its logits are right, such as token ids that differ from
+        transformers'; ``None`` if nothing is wrong.
         """
         scored = len(SCORED)
         if probed.tokens != list(own.tokens[:scored]):

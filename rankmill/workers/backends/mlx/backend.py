@@ -179,7 +179,8 @@ class _Classifier(nn.Module):  # type: ignore[misc]
         places = mx.arange(ids.shape[1])
         if self._begin:
             padding = self._begin - 1
-            # In these families a padding token, which a text may name, has no position of its own.
+            # In families whose positions begin after the padding id, a padding token has no position of its
+            # own, even one that a text names.
             counted = (ids != padding).astype(mx.int32)
             places = mx.cumsum(counted, axis=1) * counted + padding
         # The rounded length may exceed the number of positions. Only padding lies beyond the last position.
@@ -236,8 +237,8 @@ def _weights(classifier: Any) -> list[tuple[str, mx.array]]:
 
 
 def _is_quantized(path: str, module: nn.Module) -> bool:
-    """Return whether a module gets 8-bit or 4-bit weights. The matrices of the layers and the word embeddings
-    do, if `_GROUP` divides the length of their rows.
+    """Return whether a module gets 8-bit or 4-bit weights. Only the matrices of the layers and the word
+    embeddings get such weights, if `_GROUP` divides the length of a row of the matrix.
     """
     large = (isinstance(module, nn.Linear) and path.startswith("layers")) or path == "words"
     return large and module.weight.shape[-1] % _GROUP == 0
@@ -249,8 +250,8 @@ def _rounded(count: int) -> int:
 
 
 def _explained(error: RuntimeError) -> Exception:
-    """Return the error to raise for an error of MLX: if it means that memory ran out, free MLX's cache and
-    return `OutOfMemory`; otherwise return the error itself.
+    """Return the error to raise for an error of MLX. If MLX ran out of memory, free MLX's cache and return
+    `OutOfMemory`. Any other error is returned unchanged.
     """
     if not any(sign in str(error) for sign in ("malloc", "Insufficient Memory")):
         return error

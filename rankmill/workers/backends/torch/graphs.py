@@ -174,8 +174,8 @@ class Graphs:
 
 
 def _close(logits: torch.Tensor) -> float:
-    """Return by how much a CUDA graph's logits may differ from those of its forward. The graph has rounded
-    sizes, for which other kernels may run, which round differently.
+    """Return by how much a CUDA graph's logits may differ from those of its forward. A difference is possible
+    because the graph has rounded sizes: PyTorch may run other kernels for these sizes, with other rounding.
     """
     return 1e-4 if logits.device.type == "cpu" else 0.05
 
