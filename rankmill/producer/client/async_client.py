@@ -53,14 +53,14 @@ T = TypeVar("T")
 _PROBE_SECONDS = 5
 _PATROL_SECONDS = 0.2
 _PATROL_SECONDS_PER_RUN = 0.01
-"""While a run waits for results, the client checks it on the server again and again. Two checks are at least
-this many seconds apart: the larger of `_PATROL_SECONDS`, and `_PATROL_SECONDS_PER_RUN` times the number of
-waiting runs.
+"""While a run waits for results, the client checks the run on the server again and again. The least number of
+seconds between two checks is the larger of two values: `_PATROL_SECONDS`, and `_PATROL_SECONDS_PER_RUN` times
+the number of waiting runs.
 """
 
 _BEGINNING = 32
-"""At most this many runs of a client begin at the same time; further runs wait. Without this bound, the first
-of a thousand runs would be sent only after all of them are encoded.
+"""At most this many runs of a client are encoded and sent at the same time; further runs wait. Without this
+bound, the first of a thousand runs would be sent only after all thousand are encoded.
 """
 
 _SMALL_ROWS = 256
@@ -102,8 +102,8 @@ class LoopStore(RunStore):
 
 
 class _LoopNames(ModelNames):
-    """Finds out which model a name stands for. Extensions are asked in a thread, so that the event loop
-    continues.
+    """Finds out which model a name stands for. If an extension must be asked, a thread asks the extension, so
+    that the event loop continues.
     """
 
     def choice(self, model: str) -> Choice | None:
@@ -245,8 +245,8 @@ def _awaited(
 class AsyncClient:
     """A client for asyncio with the methods of `Client`. Any number of runs can share its few connections.
 
-    If a task is cancelled, so is the run that it waits for, unless the run is detached. A client belongs to
-    the event loop that uses it first. Use the client as a context manager, or `close` it.
+    If a task is cancelled while it waits for a run, the run is cancelled too, unless the run is detached. A
+    client belongs to the event loop that uses it first. Use the client as a context manager, or `close` it.
 
     The parameters are those of `Client`; the client connects when it is first entered or called.
 
@@ -338,7 +338,7 @@ class AsyncClient:
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
                 await self._client.store.probe()
-        except (redis.RedisError, OSError) as error:  # a TimeoutError is an OSError
+        except (redis.RedisError, OSError) as error:  # TimeoutError is a subclass of OSError
             if failed := connection_failed(self._client.url, error):
                 raise failed from None
         else:

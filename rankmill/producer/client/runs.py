@@ -210,9 +210,11 @@ class RunStats:
 
 
 class Join(NamedTuple):
-    """Functions by which several runs are read as one: they join tables, progress and numbers of rows.
+    """Functions by which several runs are read as one. The functions join the runs' tables, progress and
+    numbers of rows.
 
-    ``places`` has the row numbers of each run, unless every run has all rows.
+    ``places`` has the numbers of the rows that each run scores. ``places`` is empty if every run scores all
+    rows.
     """
 
     tables: Callable[[Sequence[Iterator[ScoredTable]]], Iterator[ScoredTable]]

@@ -349,8 +349,8 @@ class Client:
         """Score pairs, texts or conversations, and wait at most `timeout` seconds for all scores; other
         parameters and errors are as in `submit` and `ScoringRun.scores`.
 
-        If the model is an alias for several versions, the query, or the single text or conversation, decides
-        which of them scores a row.
+        If the model is an alias for several versions, the row's query (or its single text or conversation)
+        decides which version scores the row.
 
         If the wait ends with any error, the run is cancelled; use `submit` for a run that should go on.
 
@@ -683,7 +683,7 @@ class Client:
 
 
 def _rows(pairs: Rows) -> int | None:
-    """Return the number of rows of `pairs`; ``None`` if it is not known. A DuckDB relation is not asked for
-    its length, because it would run its query to count.
+    """Return the number of rows of `pairs`; ``None`` if the number is not known. A DuckDB relation is not
+    asked for its length, because DuckDB would run the whole query to count the rows.
     """
     return len(pairs) if isinstance(pairs, Sized) and not hasattr(pairs, "fetchone") else None

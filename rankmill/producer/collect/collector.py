@@ -172,17 +172,16 @@ class HowScored:
 class Collector:
     """Holds the chunks of a run from when they are cut until the caller takes their scores.
 
-    The number of a chunk is its first row in the input. The window limits the number of pieces without a
-    result. Chunks are finished in any order but taken in input order, so a late chunk does not keep others
-    from being scored.
+    The number of a chunk is the number of its first row in the input. The window limits how many pieces
+    (chunks or parts of chunks) wait for a result at the same time. Chunks may finish in any order, so a late
+    chunk does not keep others from being scored. The caller takes chunks in input order.
 
     Parameters
     ----------
     run
         The run to which the chunks belong.
     window
-        Limits the pieces without a result, and the bytes of their payloads. A piece is a chunk, or a part of
-        one.
+        Limits the number of pieces without a result, and the bytes of the payloads of those pieces.
     rows
         Counts the rows that are done.
     first
@@ -190,8 +189,8 @@ class Collector:
     start
         The first row of the first chunk.
     reuse
-        Known scores, perhaps empty. Rows with a known score are not sent, and neither are rows that repeat an
-        earlier row of their chunk. ``None`` means that all rows are sent.
+        Scores of an earlier output, perhaps none. Two kinds of rows are not sent to workers: rows whose score
+        is known, and rows that repeat an earlier row of the same chunk. With ``None``, all rows are sent.
     scored
         Number of the output's rows that devices have scored in earlier runs.
     """
@@ -243,7 +242,7 @@ class Collector:
 
     @property
     def ready(self) -> bool:
-        """Whether the next chunk in input order has its result, so that the caller can take it."""
+        """Whether the next chunk in input order has its result, so that the caller can take the chunk."""
         return self.taken in self._waiting
 
     @property
@@ -252,7 +251,7 @@ class Collector:
 
     @property
     def complete(self) -> bool:
-        """Whether all chunks have their results; some may not be taken yet."""
+        """Whether all chunks have their results. The caller may not have taken all chunks yet."""
         return self.exhausted and not self.pieces
 
     @property
@@ -265,8 +264,8 @@ class Collector:
         return not self._window.is_full(self._load)
 
     def add(self, table: pa.Table, result: ChunkResult | None = None) -> Piece | None:
-        """Add the next chunk, perhaps with a `result` of an earlier run; returns the piece to send, or
-        ``None`` if no row of the chunk is sent.
+        """Add the next chunk. Returns the piece with the rows to send. ``None`` if no row is sent, because
+        the chunk has a `result` of an earlier run, or all scores of the chunk are known.
         """
         number = self.cut
         self.cut += len(table)
@@ -385,7 +384,7 @@ class Collector:
         return finished
 
     def take(self) -> int:
-        """Take the next chunk, which must have its result; returns its number."""
+        """Take the next chunk, which must have its result. Returns the chunk's number."""
         number = self.taken
         self.taken += self._waiting.pop(number)
         return number

@@ -56,7 +56,9 @@ class DetachedRun(LiveRun):
         return collector
 
     def restore(self, settled: Settled) -> None:
-        """Write again what the server has lost of the run, unless it has lost the run's own record."""
+        """Write to Redis again what Redis has lost of the run, such as the stream of results. If the run's
+        own record is lost, do nothing, because `check_existence` raises `RunExpired` in this case.
+        """
         if self.store.exists(self.run.id):
             super().restore(settled)
             self.store.unlist(self.run)

@@ -212,7 +212,8 @@ class RunDriver:
         if not self._cancelled:
             self._span.add_event("cancelled")
             self._span.end()
-        with self._accepting:  # no result is accepted any more; `LiveRun.cancel` counts the accepted ones
+        # After this, no result is accepted. `LiveRun.cancel` counts the usage of the accepted results.
+        with self._accepting:
             self._cancelled = True
         self._kept.cancel({*self.collector.pieces, *self.collector.answered}, hurry=self._late)
         self._close_source()

@@ -45,8 +45,8 @@ CREATE TABLE IF NOT EXISTS chunks
     (chunk INTEGER PRIMARY KEY, rows INTEGER NOT NULL, scores BLOB, about TEXT NOT NULL);
 COMMIT;
 """
-"""SQL that creates the journal's tables and writes its format. It is one transaction, so that it is synced
-only once.
+"""SQL that creates the journal's tables and writes its format. Tables and format are written in one
+transaction, so that SQLite syncs the file only once.
 """
 
 _NEXT_CUT = """
@@ -58,13 +58,13 @@ _GET = "SELECT scores, CAST(about AS BLOB), rows FROM chunks WHERE chunk = ?"
 
 
 class Account(WireModel):
-    """The usage of an output: rows, tokens and device time. It is stored so that each result is counted once
-    for its tenant.
+    """The usage of an output: rows, tokens and device time. The usage is stored so that each result is added
+    only once to the account of the run's tenant.
 
     ``scored`` is the number of rows that devices have scored. ``used`` has the usage of the latest results,
-    by their entries in the last run's stream in Redis; the usage of an entry that still exists there must
-    still be counted. ``rest`` counts the rows that no device has scored; it is ``None`` until a run is
-    complete.
+    by the results' entries in the last run's stream in Redis. If an entry still exists in that stream, the
+    entry's usage must still be added to the tenant's account. ``rest`` counts the rows that no device has
+    scored; ``rest`` is ``None`` until a run is complete.
     """
 
     scored: Count = 0
@@ -73,11 +73,12 @@ class Account(WireModel):
 
 
 class Finished(WireModel):
-    """The part files of an output that are already at their final paths. The results of their rows are no
-    longer in the journal.
+    """The part files of an output that are already at their final paths. The journal no longer has the
+    results of the rows in these files.
 
-    ``rows`` and ``row_errors`` count over all ``parts``. ``first`` has the statistics of the run's first
-    scored chunk, and ``tally`` the caller's sums over the rows of all parts.
+    ``parts`` is the number of these files; ``rows`` and ``row_errors`` are the numbers of their rows and of
+    rows without a score. ``first`` has the statistics of the run's first scored chunk. ``tally`` has sums
+    that the caller keeps over the rows of all these files, as text.
     """
 
     parts: Count
@@ -106,9 +107,10 @@ class Journal:
     Raises
     ------
     InputError
-        Raised by any method: the file is damaged. Also raised at the start: the file has another format.
+        The file is damaged; any method raises this. Or the file has another format; the constructor raises
+        this.
     OutputError
-        Raised by any method: the file cannot be written or read, for instance on a full disk.
+        The file cannot be written or read, for instance on a full disk; any method raises this.
     """
 
     def __init__(
@@ -244,8 +246,8 @@ class Journal:
         return row and (int(row[0]), int(row[1]))
 
     def add(self, results: Mapping[int, tuple[int, ChunkResult]], account: Account) -> None:
-        """Store the `results` of chunks, given as ``{chunk: (rows, result)}``, and what the output has used
-        (`account`). Both are synced to disk when this returns.
+        """Store the `results` of chunks, given as ``{chunk: (rows, result)}``, and the usage of the output
+        (`account`). Results and usage are synced to disk when this returns.
 
         Fatal failures are not stored, and neither are results of rows in finished parts.
         """
@@ -266,8 +268,8 @@ class Journal:
         return None if why is None else _wrong(why)
 
     def finish(self, finished: Finished) -> None:
-        """Record that part files of the output are at their final paths, and delete the results of their
-        rows.
+        """Record that part files of the output are at their final paths. Delete the results of the rows in
+        those files.
         """
         with self._at_work():
             self._write_state("finished", finished.written())
@@ -329,8 +331,9 @@ class Journal:
 
     @property
     def sealed(self) -> list[str]:
-        """The identities of output files that `seal` has recorded. If the file at the output's path has one
-        of them, a run moved the file there, but died before its end.
+        """The identities of output files that `seal` has recorded. If the file at the output's path has a
+        recorded identity, a run has moved the complete file to that path, but the run died before its own
+        end.
         """
         return (self._state("output") or "").splitlines()
 

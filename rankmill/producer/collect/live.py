@@ -67,7 +67,8 @@ class LiveRun:
     stays: ClassVar = False
     """Whether pairs and results stay in Redis until they expire, for any process that collects them."""
     is_brief: ClassVar = False
-    """Whether the run is stored together with its first chunks, and deleted with its last result."""
+    """Whether the run is stored together with its first chunks, and deleted together with its last results.
+    """
     folder: ClassVar[Path | None] = None
     """Folder for finished chunks that wait for their turn and do not fit into memory; ``None`` means the
     system's folder for temporary files.
@@ -83,8 +84,9 @@ class LiveRun:
 
     @property
     def made_by(self) -> list[str]:
-        """Ids of the runs whose scores this run returns: its own, and with a journal also those of earlier
-        runs. If one of them has wrong scores, the scores of this run are wrong, too.
+        """Ids of the runs whose scores this run returns: this run, and with a journal also the earlier runs
+        whose results the journal has. If any of these runs has wrong scores, the scores of this run are
+        wrong, too.
         """
         return [self.run.id]
 
@@ -92,8 +94,8 @@ class LiveRun:
         return Collector(self.run, window, RowCounter(0), reuse=reuse)
 
     def known(self, chunk: int, rows: int, counter: RowCounter) -> ChunkResult | None:
-        """Return the result that an earlier run has stored for a chunk; always ``None`` for a run without a
-        journal.
+        """Return the result that an earlier run has stored for a chunk. ``None`` for a run without a journal,
+        as here.
         """
         return None
 

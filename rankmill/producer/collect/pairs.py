@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
         def fetchone(self) -> object: ...
 
-    # Classes of libraries without type hints are left out: a type checker takes them for `Any`, and would
-    # then accept anything.
+    # Classes of libraries without type hints are left out: a type checker would take such a class for `Any`,
+    # and accept any argument.
     Table: TypeAlias = ArrowStream | Relation
     Array: TypeAlias = np.ndarray[Any, Any]
     Texts: TypeAlias = Iterable[str | None] | Iterable[Mapping[str, str | None]] | Array | Table
@@ -106,7 +106,7 @@ _DATASET_ROWS = 4096
 
 CHUNK_TEXT_BYTES = 16 << 20
 """A chunk has at most this many bytes of text, unless it has only one row; so long texts make smaller chunks.
-A query that several rows repeat counts in each of them.
+A query that several rows repeat counts once for each of these rows.
 """
 
 

@@ -84,7 +84,7 @@ class WorkerPresence:
                     self._store.capacity(self._queue).workers
                     or taking_workers(self._store.redis, workers.scoring)
                 )
-        except RedisUnavailable:  # a check does not wait until the server can serve
+        except RedisUnavailable:  # an outage does not count as time without workers
             self._seen = system.monotonic()
             return
         if workers.only_plain:

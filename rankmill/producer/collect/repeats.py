@@ -47,8 +47,8 @@ class EarlierScores:
 
     @property
     def kind(self) -> str | None:
-        """If the output is deterministic, the device, versions and precision on which the bits of its scores
-        depend, as one text (`ChunkStats.kind`); else ``None``.
+        """The device, versions and precision on which the bits of a deterministic output's scores depend, as
+        one text (`ChunkStats.kind`). ``None`` if the output is not deterministic.
         """
         return self.made.get("rankmill.kind")
 
@@ -121,8 +121,9 @@ def _as_bytes(column: pa.ChunkedArray) -> pa.ChunkedArray:
 class ChunkPairs:
     """The distinct pairs in those rows of a chunk whose score is not known.
 
-    ``rows`` has the first row of each such pair; only these rows are sent. ``places`` has one entry for each
-    row of the chunk: the index of its pair in ``rows``, or null if its score is ``known``.
+    ``rows`` has the number of the first row of each distinct pair; only these rows are sent to workers.
+    ``places`` has one entry for each row of the chunk: the index in ``rows`` of the row's pair, or null if
+    the row's score is ``known``.
     """
 
     rows: Numbers

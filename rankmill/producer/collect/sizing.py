@@ -32,7 +32,8 @@ less.
 
 CHUNK_SECONDS = 1.0
 """With ``chunk_size: auto``, a chunk is about this many seconds of work for the slowest worker. Until a
-worker's speed is known, it is estimated from the time that the worker's device took for its last result.
+worker's speed is known, the speed is estimated from the time that the worker's device took for the worker's
+last result.
 """
 
 REQUEST_ROWS = 64
@@ -63,8 +64,8 @@ _GONE_SECONDS = 30
 
 
 class Load(NamedTuple):
-    """The load of a run on Redis: the number of pieces (chunks or parts of chunks) there without a result,
-    the number of their rows, and the bytes of their payloads.
+    """The load of a run on Redis: the number of pieces (chunks or parts of chunks) that are in Redis without
+    a result, the number of rows in these pieces, and the bytes of the payloads.
     """
 
     pieces: int = 0
@@ -132,8 +133,9 @@ class Sizing:
     learnt
         The last size with ``auto``, by model; runs of one client share it.
     journals
-        Journals of results. If one of them has a result that begins at a chunk's first row, the chunk gets as
-        many rows as the result. Any other chunk ends, at the latest, where the next result begins.
+        Journals of results. If one of these journals has a result that begins at a chunk's first row, the
+        chunk gets as many rows as the result. Any other chunk ends, at the latest, where the next result
+        begins.
     part_rows
         Number of rows in each part file of the output. No chunk has rows of two files.
     """

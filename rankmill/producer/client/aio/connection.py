@@ -1,8 +1,8 @@
 """A Redis client for synchronous code that `producer.client.aio.bridge` runs. Its connections are those of
 redis.asyncio.
 
-The commands of all tasks, except those that wait for results, share one connection; commands that come while
-others are in progress are sent together.
+The commands of all tasks share one connection, and commands that come while others are in progress are sent
+together. Commands that wait for results use other connections.
 """
 
 from __future__ import annotations
@@ -188,7 +188,8 @@ class LoopRedis(redis.Redis):
 
     def patiently(self, do: Callable[[], Awaitable[T]]) -> T:
         """Call `do`, which sends a command, and repeat the call while the Redis server cannot serve, as
-        `Patience` does. An attempt that has not ended at the time of `end_of_command` is cancelled.
+        `Patience` does. `end_of_command` says until when Redis commands may wait; an attempt that has not
+        ended by that time is cancelled.
         """
         end = end_of_command()
         reason: redis.RedisError = redis.TimeoutError("it does not answer in time")
