@@ -15,7 +15,9 @@ Scores = npt.NDArray[np.float32]
 Verdict = Literal["kept", "lost", "undecided"]
 
 TOP = 10
-"""Of two rankings of the same rows, this number of first rows is compared, whatever their order."""
+"""Number of rows at the top of a ranking. The tops of two rankings are compared as sets: the order within a
+top does not count.
+"""
 
 _DRAWS = 1000
 _INTERVAL = (2.5, 97.5)
@@ -60,8 +62,8 @@ class Agreement:
         return f"{self.spearman:.5f} ({self.low:.5f} to {self.high:.5f})"
 
     def verdict(self, threshold: float) -> Verdict:
-        """Return ``kept`` if the whole confidence interval of `spearman` reaches `threshold`, ``lost`` if all
-        of it is below, and otherwise ``undecided``.
+        """Return ``kept`` if the whole confidence interval of `spearman` reaches `threshold`, ``lost`` if the
+        whole interval is below `threshold`, and otherwise ``undecided``.
         """
         if self.low >= threshold:
             return "kept"
@@ -69,7 +71,8 @@ class Agreement:
 
     def rows_wanted(self, threshold: float) -> int:
         """Estimate how many rows must be scored until `verdict` is no longer ``undecided`` for this
-        `threshold`. The width of the confidence interval falls with the square root of the number of rows.
+        `threshold`. The estimate assumes that the width of the confidence interval falls with the square root
+        of the number of rows.
         """
         margin = max(abs(self.spearman - threshold), 1e-5)
         return math.ceil(self.rows * ((self.high - self.low) / 2 / margin) ** 2 / 1000) * 1000
@@ -153,7 +156,7 @@ def ndcg(
     queries: Sequence[str], documents: Sequence[str], scores: Scores, qrels: Qrels, k: int = 10
 ) -> float | None:
     """Return the nDCG of the first `k` documents, as trec_eval's ``ndcg_cut`` computes it: the mean over the
-    queries that `qrels` judges. Returns ``None`` if it judges none of the queries.
+    queries that `qrels` judges. Returns ``None`` if `qrels` judges none of the queries.
 
     The gain of a document is its grade. The ideal ranking contains all judged documents, even those without a
     score. Of documents with equal scores, the one with the larger id comes first.

@@ -34,13 +34,13 @@ class Records:
     path
         The file; it is created when the first value is added.
     prefix
-        Text before each key in the file, which identifies what was measured. Records with another prefix are
-        not found.
+        Text before each key in the file, which identifies what was measured. `get` does not find measurements
+        with another prefix.
 
     Raises
     ------
     InputError
-        The file exists, and its content is not such measurements.
+        The file exists, and a complete line of the file is not a measurement.
     """
 
     def __init__(self, path: Path, prefix: str = "") -> None:

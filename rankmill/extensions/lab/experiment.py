@@ -102,7 +102,8 @@ Statistic = Literal[
 class Finding(_Strict):
     """A reference result of an experiment, with which this machine's measurements are compared. The number
     ``value`` is the median of the statistic ``figure`` over the cells of the grid that have the settings
-    ``of``. With ``over``, it is this median divided by that of the cells with the settings ``over``.
+    ``of``. If ``over`` is given, ``value`` is a ratio instead: the median over the cells with the settings
+    ``of``, divided by the median over the cells with the settings ``over``.
     """
 
     claim: str

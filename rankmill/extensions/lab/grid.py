@@ -85,7 +85,7 @@ class CellResult(BaseModel):
 @dataclass(frozen=True)
 class Plan:
     """A cell of an experiment's grid that is to be measured in one round. ``obstacle`` says why the cell's
-    settings are not valid; it is empty if they are.
+    settings are not valid; ``obstacle`` is empty if the settings are valid.
     """
 
     experiment: Experiment
@@ -101,8 +101,8 @@ class Plan:
 
     @property
     def key(self) -> str:
-        """A text that identifies what is measured, with which settings and by which release, but not on which
-        pairs.
+        """A text that identifies the measurement of this cell in this round, by the experiment, all settings
+        and rankmill's release. The pairs are not part of the text.
         """
         settings = self.settings.model_dump() if self.settings else self.obstacle
         measure = self.measure.model_dump(exclude={"rounds", "timeout"})

@@ -28,8 +28,8 @@ _EXAMPLE = shipped("examples", "pairs.jsonl")
 _LOOK_ROWS = 100_000
 """A sample is taken from this many rows at the beginning of the input."""
 _ROWS_OF_A_QUERY = 50
-"""A sample has at most this many rows of each query. If all queries together then have too few rows, it has
-more.
+"""A sample has at most this many rows of each query. If all queries together then have too few rows, the
+sample has more rows of each query.
 
 With few rows in a query, one changed rank changes the correlation much. With many, the sample has few
 queries, and queries differ. This was measured with samples of 100 pairs of MS MARCO, with 25, 50 and 74 rows
@@ -38,7 +38,8 @@ of the samples. int8, which has 0.9985, passed in 1%, 12% and 28%.
 """
 
 _OF_QUERIES = 5
-"""Of this number of queries, one is used to calibrate a model, and the others to measure it."""
+"""One query out of this number is used to calibrate a model. The other queries are used to measure the model.
+"""
 
 _CALIBRATED = 128
 """A model is calibrated on at most this many pairs. These are enough to find the largest value of each
@@ -189,8 +190,8 @@ class Pairs:
 
 
 def read_pairs(file: str | None, columns: TextColumns, label: str | None, rows: int) -> Pairs:
-    """Draw pairs to calibrate a model on, and others to measure it with, from a file or from the pairs that
-    rankmill ships. The same input gives the same pairs.
+    """Draw pairs to calibrate a model on, and other pairs to measure the model with, from a file or from the
+    pairs that rankmill ships. The same input gives the same pairs.
 
     Parameters
     ----------
@@ -206,7 +207,7 @@ def read_pairs(file: str | None, columns: TextColumns, label: str | None, rows: 
     Raises
     ------
     InputError
-        The file cannot be read, lacks a column, or does not have pairs of two queries.
+        The file cannot be read, has no pairs, lacks a column, or has pairs of only one query.
     """
     if file is None:
         columns, label = TextColumns(*COLUMNS), None
@@ -224,8 +225,8 @@ def read_pairs(file: str | None, columns: TextColumns, label: str | None, rows: 
 
 
 def _spread(rows: list[int], queries: list[str]) -> list[int]:
-    """Choose at most `_CALIBRATED` of the `rows`, which are indices of pairs. One row of each query is taken
-    in turn.
+    """Choose at most `_CALIBRATED` of the `rows`, which are indices of pairs. First, the first row of each
+    query is taken, then the second row of each query, and so on.
     """
     seen: Counter[str] = Counter()
     turns = []

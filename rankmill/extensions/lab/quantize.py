@@ -42,8 +42,8 @@ _FREE = 0.02
 _PACKAGES = ("rankmill", "torch", "transformers", "openvino")
 
 _INT8: Precision = "int8-128"
-"""The kind of int8 in which quantized models are measured. Of all kinds, it ranks worst, and it ranks the
-same on every machine.
+"""The precision in which quantized models are measured, which is one of the kinds of int8. Of all these
+kinds, this one ranks worst, and ranks the same on every machine.
 """
 
 
@@ -148,9 +148,9 @@ def search(
     -------
     tuple
         The chosen model, and all measured models; the first of these has all layers in 8 bits. Of the models
-        that keep the threshold, the one with the fewest products left out is chosen. If none keeps it, the
-        best model of those that leave out almost nothing is chosen: to leave out more would cost speed, and
-        not reach the threshold either.
+        that keep the threshold, the one with the fewest products left out is chosen. If no model keeps the
+        threshold, the chosen model is the best of those that leave out almost nothing (at most `_FREE`). A
+        model that leaves out more would cost speed, and not reach the threshold either.
     """
     trials: list[QuantizedTrial] = []
 
@@ -242,7 +242,7 @@ def quantize(
     output
         The directory to make; it appears when it is complete.
     threshold, trials
-        As ``threshold`` and ``most`` of `search`.
+        The rank correlation with fp32 to reach, and the maximum number of models to measure.
     force
         Whether to replace a directory that quantize has made.
     say
@@ -255,7 +255,7 @@ def quantize(
     OutputError
         The directory exists already, or cannot be written.
     ProcessFailed
-        As in `calibrate`.
+        The process that calibrates the model ended without an answer, such as when memory ran out.
     """
     check_output(output, force)
     with _made_whole(output) as (whole, scratch):
@@ -332,8 +332,8 @@ def _write_recipe(whole: Path, left_out: tuple[str, ...], report: dict[str, Any]
 
 
 def _report(settings: Settings, pairs: Pairs, threshold: float, quantized: Quantized) -> dict[str, Any]:
-    """Return the measurements that the recipe of a quantized model contains. They contain no times, so that
-    the same input gives the same file.
+    """Return the measurements that the recipe of a quantized model contains. The measurements contain no
+    times, so that the same input gives the same file.
     """
     best = quantized.best
     return {

@@ -17,8 +17,8 @@ BUSY_STAGES = ("fetch", "tokenize", "forward", "write")
 
 
 def measurements(results: Iterable[CellResult]) -> pd.DataFrame:
-    """Make a table with a row for each measurement of an experiment, which has all settings and statistics. A
-    combination of settings without measurements also has a row.
+    """Make a table with a row for each measurement of an experiment. A row has all settings and statistics of
+    the measurement. A combination of settings without measurements has one row, without statistics.
     """
     rows = []
     for result in results:
@@ -40,7 +40,7 @@ def summary(experiment: Experiment, results: Iterable[CellResult]) -> pd.DataFra
     """Make a table with a row for each measured cell of an experiment's grid, in the grid's order. A row has
     the medians of the statistics, the range of the speed, and the highest peak memory.
 
-    The percentiles of a cell are those of the latencies of all its measurements together.
+    The percentiles of a cell are computed from the latencies of all the cell's measurements together.
     """
     rows = []
     mine = list(results)
@@ -52,8 +52,8 @@ def summary(experiment: Experiment, results: Iterable[CellResult]) -> pd.DataFra
 
 
 def measured_value(finding: Finding, cells: pd.DataFrame) -> float | None:
-    """Return the value that a reference result (`Finding`) has on this machine; ``None`` if its cells were
-    not measured.
+    """Return the value that a reference result (`Finding`) has on this machine; ``None`` if the cells that
+    the reference result names were not measured.
     """
     of = _matching(cells, finding.of)[finding.figure].median() if len(cells) else np.nan
     if finding.over is not None:
@@ -99,8 +99,8 @@ def _of_cell(results: list[CellResult]) -> dict[str, Any]:
 
 
 def _statistics(repeat: Repeat) -> dict[str, float]:
-    """Speeds, latencies and padding of a measurement; the padding is that of the bulk run, or else that of
-    the requests.
+    """Speeds, latencies and padding of a measurement. The padding is that of the bulk run. If there was no
+    bulk run, the padding is that of the requests.
     """
     pairs = repeat.rows / repeat.bulk_seconds if repeat.bulk_seconds else np.nan
     size = len(repeat.latencies)

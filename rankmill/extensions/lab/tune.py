@@ -35,16 +35,17 @@ Changes = Mapping[str, Value]
 """Settings, by name, that replace those with which the tuning began."""
 
 REFERENCE: Changes = {"backend": "torch", "precision": "fp32"}
-"""Settings whose scores are the reference. The rankings in other backends and precisions must agree with
-theirs.
+"""Settings whose scores are the reference. The rankings in other backends and precisions must agree with the
+rankings by the reference scores.
 """
 
 MAX_ROWS = 2000
 
 _MIN_ROWS = 200
-"""A sample to tune with has at least this many pairs. With 200, most precisions can be judged. This was
-measured with 40 samples of MS MARCO, a threshold of 0.999, and bf16, which has 0.9997 on all rows. With 4
-queries of 50 rows, 37 samples keep bf16, and 3 are undecided. With 20 queries of 10 rows, 29 are undecided.
+"""A sample to tune with has at least this many pairs. With 200 pairs, most precisions can be judged. The
+number was measured with 40 samples of MS MARCO, a threshold of 0.999, and bf16, whose rank correlation on all
+rows is 0.9997. With 4 queries of 50 rows, 37 samples keep bf16, and 3 are undecided. With 20 queries of 10
+rows, 29 samples are undecided.
 """
 _ROUNDS = 3
 _CLEAR = 1.5
@@ -53,19 +54,19 @@ _WARM_UP = 16
 _REQUEST_SIZE = 20
 
 _MARGIN = 1.02
-"""A change of settings is taken only if the settings are then more than this many times as good; smaller
+"""A change of settings is taken only if it makes the settings more than this many times as good. Smaller
 gains are noise.
 """
 
 _FINALISTS = 3
 
 _CHANCE = 1.5
-"""A backend and precision that took at least this many times as long for the sample as the fastest is not
-tried further, unless the objective is memory.
+"""A backend and precision that took at least this many times as long for the sample as the fastest ones are
+not measured again. If the objective is memory, this limit does not count.
 """
 
 _SAMPLE_SHARE = 1 / 30
-"""Share of the time for a tuning that scoring the sample with the `REFERENCE` settings should take. It
+"""Share of the time for a tuning that scoring the sample with the `REFERENCE` settings should take. The share
 determines how many pairs the sample has.
 """
 
@@ -76,8 +77,8 @@ ones.
 
 
 class ReferenceScores(BaseModel):
-    """Scores of the sample's first pairs with the `REFERENCE` settings; the allowed time decides how many
-    pairs these are.
+    """Scores of the sample's first pairs with the `REFERENCE` settings. The number of scored pairs depends on
+    the time that was allowed for scoring.
     """
 
     scores: list[float]
@@ -99,8 +100,9 @@ class PrecisionProbe(BaseModel):
 
 
 class PairedCosts(BaseModel):
-    """The costs (seconds or bytes; less is better) of two combinations of settings, which were measured in
-    turn, one of each in a round. ``reason`` says why one of them failed; empty if both were measured.
+    """The costs (seconds or bytes; less is better) of two combinations of settings. Each round measured both
+    combinations, one after the other, and added a cost to ``first`` and a cost to ``second``. ``reason`` says
+    why a combination could not be measured; empty if both were measured.
     """
 
     first: list[float] = []
@@ -181,7 +183,8 @@ class Trials:
         except (RunFailed, BenchFailed, EmbeddedError) as error:
             if isinstance(error, BenchTimeout):
                 raise
-            # Workers have died. The next precision gets new ones.
+            # If the error is not `RunFailed`, workers have died or did not start. The next precision then
+            # gets new workers.
             if not isinstance(error, RunFailed):
                 self.end_others(None)
             return PrecisionProbe(**place, reason=str(error))
@@ -191,8 +194,8 @@ class Trials:
     def compare(self, first: Changes, second: Changes) -> PairedCosts:
         """Measure two combinations of settings in turn, so that other load on the machine affects both.
 
-        If the time limit ends the measurements, complete rounds count. Raises `BenchTimeout` if no round is
-        complete.
+        If the time limit ends the measurements, the costs of the complete rounds are returned. Raises
+        `BenchTimeout` if no round is complete.
         """
         costs_of_both = PairedCosts()
         try:
@@ -211,7 +214,8 @@ class Trials:
         return costs_of_both
 
     def warm(self, changes: Changes, **spec: Any) -> Bench:
-        """Start workers with these settings, if none are alive, and warm them up with `spec`; returns them.
+        """Return live workers with these settings, after a warm-up with `spec`. If no workers with these
+        settings are alive, workers are started.
 
         Raises
         ------
@@ -260,7 +264,8 @@ def rank_agreement(
     pairs: pa.Table, scores: npt.NDArray[np.float32], reference: list[float]
 ) -> Agreement | None:
     """Compare how `scores` and `reference` rank the pairs of each query. If no query can be compared, all
-    pairs count as those of one query. Returns ``None`` if this cannot be compared either.
+    pairs are compared as if they belonged to one query. Returns ``None`` if all of `scores` or all of
+    `reference` are equal.
     """
     expected = np.asarray(reference, np.float32)
     within_queries = agreement(pairs["query"].to_pylist(), scores, expected)
@@ -284,13 +289,15 @@ class _OutOfTime(Exception):
 
 @dataclass
 class Tuned:
-    """The result of a tuning: the best settings, as ``changes`` to those with which it began, and its steps
-    in words (``story``).
+    """The result of a tuning. ``changes`` has the best settings, as changes to the initial settings.
+    ``story`` has the steps of the tuning in words.
 
-    ``gain`` says how many times as good the best settings are as the first ones, by a last comparison;
-    ``None`` if this failed, or no time was left. If ``gain`` is below 1, ``changes`` is empty. But if a
-    backend or precision was refused or not tried, ``changes`` still has backend and precision, because
-    ``auto`` could choose the refused one.
+    ``gain`` says how many times as good the best settings are as the initial ones, by a last comparison;
+    ``None`` if the last comparison failed, or no time was left for it.
+
+    If ``gain`` is below 1, ``changes`` is empty, with one exception. If a backend or precision was refused or
+    not tried, ``changes`` has the best backend and precision, because the initial ``auto`` could choose the
+    refused one.
     """
 
     changes: dict[str, Any]
@@ -335,7 +342,8 @@ class Tuner:
     _story: list[str] = field(default_factory=list, init=False)
 
     def tune(self) -> Tuned:
-        """Search for the best settings, until all are tried or the time for it (`budget`) is over.
+        """Search for the best settings, until all candidates are tried or the time for the tuning (`budget`)
+        is over.
 
         Raises
         ------
@@ -384,7 +392,8 @@ class Tuner:
         self._tell(f"sample of {len(reference.scores)} pairs; ranks are compared with {label(REFERENCE)}")
         probes: list[PrecisionProbe] = []
         out_of_time = None
-        # The precision `int8` chooses one of its kinds, such as `int8-128`, so these are not tried.
+        # The kinds of int8, such as `int8-128`, are not tried, because the precision `int8` chooses one of
+        # them.
         usual = tuple(name for name in get_args(Precision) if not name.startswith("int8-"))
         kinds = {name: plugins.load("rankmill.backends", name) for name in plugins.names("rankmill.backends")}
         backends = self._open("backend", ("auto", *sorted(kinds, key=lambda name: kinds[name].preference)))
@@ -416,7 +425,8 @@ class Tuner:
 
     def _good(self, probes: list[PrecisionProbe]) -> list[PrecisionProbe]:
         """Return the measurements of the backends and precisions that run here and keep the ranks of the
-        reference, fastest first. Tells the user the result of each, and why it is refused.
+        reference, fastest first. Tells the user the result of each measurement, and why a backend and
+        precision were refused.
         """
         good = []
         for probe in probes:
@@ -444,7 +454,7 @@ class Tuner:
 
     def _climb(self, device: str) -> None:
         """Double the token budget as long as the measured cost falls. If not even the first doubling lowers
-        the cost, halve the token budget as long as this does.
+        the cost, halve the token budget as long as halving lowers the cost.
         """
         if isinstance(self.base.token_budget, int):
             return
@@ -488,8 +498,8 @@ class Tuner:
         return self._once(name, PairedCosts, lambda: self.trials.compare(first, second))
 
     def _open(self, setting: str, values: tuple[str, ...]) -> list[str]:
-        """Return the values of a setting that the tuning is to try: all of `values` but ``auto`` if the
-        setting is ``auto``, otherwise only its fixed value.
+        """Return the values of a setting that the tuning is to try. For a setting that is ``auto``, these are
+        all of `values` but ``auto``. For a setting with a fixed value, this is only the fixed value.
         """
         fixed = getattr(self.base, setting)
         return [value for value in values if value != "auto"] if fixed == "auto" else [fixed]
@@ -500,7 +510,7 @@ class Tuner:
 
     def _once(self, name: str, kind: type[RecordT], measure: Callable[[], RecordT]) -> RecordT:
         """Return the measurement that is recorded under `name`. Without a record, call `measure` and record
-        its result. Raises `_OutOfTime` if this takes too long.
+        its result. Raises `_OutOfTime` if the time for measurements is over, or ends during `measure`.
         """
         record = self.records.get(name)
         if record is not None:

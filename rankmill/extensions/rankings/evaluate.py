@@ -33,9 +33,11 @@ def read_scored(
     compare with.
 
     The ranking to compare with is that of the file `compared`, which is a run or an output. Without
-    `compared`, it is the ranking of the run that was scored. It is ``None`` if the file has neither the
-    scores nor the ranks of this run, or lacks some of the run's passages. `score` is the column of scores; by
-    default `scored_column` finds it.
+    `compared`, it is the ranking of the run that was scored to make the output. Without `compared`, there is
+    no such ranking (``None``) in three cases: `path` is a TREC run, the output has neither the scores nor the
+    ranks of its run, or the output lacks some of the run's passages.
+
+    `score` is the column of scores; by default `scored_column` finds the column.
 
     Each ranking has the columns ``query_id``, ``doc_id`` and ``score``, and lacks rows without a score.
 
@@ -76,10 +78,10 @@ def _of_table(path: AnyPath, score: str) -> tuple[pd.DataFrame, pd.DataFrame | N
 
 
 def ranking_frame(path: AnyPath) -> pd.DataFrame:
-    """Read a run as a ranking: by its scores; without scores, by its ranks; without either, in the order of
-    the file.
+    """Read a run as a ranking, ordered by the run's scores. A run without scores is ordered by its ranks, and
+    a run without scores and ranks is ordered as the file is.
 
-    If some rows have a score or a rank, rows without one are left out.
+    If only some rows have a score, or a rank in a run without scores, the other rows are left out.
 
     Raises
     ------
@@ -114,7 +116,7 @@ class Result:
     ``p_value`` is the p-value of a two-sided paired t-test over all judged queries; ``None`` if ``before`` is
     ``None``, if no query has changed, or if only one query is judged. ``judged`` is the number of judged
     queries. ``ranked`` is the number of judged queries that have passages after reranking; ``after_ranked``
-    and ``before_ranked`` are means over these queries.
+    and ``before_ranked`` are the measure's means over these ``ranked`` queries.
     """
 
     measure: str
@@ -209,7 +211,8 @@ def _measure(name: str) -> Any:
 def _values(measures: Sequence[Any], qrels: pd.DataFrame, run: pd.DataFrame) -> dict[str, dict[str, float]]:
     import ir_measures
 
-    # pytrec_eval crashes if a query has only negative grades. They become 0, which is not relevant, either.
+    # pytrec_eval crashes if a query has only negative grades. Negative grades become 0, because 0 also means
+    # not relevant.
     best = qrels.groupby("query_id")["relevance"].transform("max")
     qrels = qrels.assign(relevance=qrels["relevance"].mask(best < 0, 0))
     by_measure: dict[str, dict[str, float]] = {str(measure): {} for measure in measures}
@@ -236,8 +239,8 @@ def _result(measure: Any, new: dict[str, float], before: dict[str, float], ranke
 
 
 def _total(measure: Any, values: Mapping[str, float], queries: Sequence[str]) -> float:
-    """Return the mean of a measure's values over some queries, or the sum if the measure counts, as in
-    ir-measures.
+    """Return the mean of a measure's values over some queries. For a measure that counts, such as ``NumRet``,
+    return the sum, as ir-measures does.
     """
     total = measure.aggregator()
     for query in queries:
@@ -246,7 +249,9 @@ def _total(measure: Any, values: Mapping[str, float], queries: Sequence[str]) ->
 
 
 def _p_value(changes: Sequence[float]) -> float | None:
-    """Return the p-value of a paired t-test of the queries' changes; ``None`` if it cannot be computed."""
+    """Return the p-value of a paired t-test of the queries' changes; ``None`` if there are fewer than two
+    queries, or no query has changed.
+    """
     from scipy.stats import ttest_1samp  # comes with ir-measures
 
     if len(changes) < 2 or not any(changes):

@@ -27,8 +27,9 @@ class Rules:
 
     A candidate is left out if it has no score, or a score over ``max_score`` or under ``min_score``. It is
     also left out if its score is less than a margin below the lowest score of the query's relevant passages.
-    ``absolute_margin`` is such a margin; ``relative_margin`` is one as a share of the absolute value of this
-    lowest score. Of the remaining candidates, the ``range_min`` with the highest scores are skipped.
+    The margin is ``absolute_margin``, or ``relative_margin`` times the absolute value of this lowest score.
+    If both are given, the larger margin decides. Of the remaining candidates, the ``range_min`` with the
+    highest scores are skipped.
     """
 
     min_relevance: int = 1
@@ -47,8 +48,9 @@ class Rules:
 class Mined:
     """A query's relevant passages, and its negatives, hardest first, as numbers of rows in the scored file.
 
-    Some passages were not candidates because of their text. ``copies`` of them have the text of a passage
-    with a grade above 0; ``repeats`` have that of an earlier candidate.
+    Some passages were not candidates for negatives because of their text. ``copies`` is the number of
+    passages with the text of a passage with a grade above 0. ``repeats`` is the number of passages with the
+    text of an earlier candidate.
     """
 
     positives: npt.NDArray[np.int64]
@@ -71,8 +73,8 @@ those without a grade above 0.
 """
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
-"""A query's key is multiplied by this odd number before it is combined with a passage's key. Otherwise two
-texts would have the same key in both orders.
+"""A query's key is multiplied by this odd number before it is combined with a passage's key. Otherwise a pair
+would have the same key as the pair with the two texts exchanged.
 """
 
 
@@ -84,8 +86,8 @@ def read_scored(path: AnyPath, score: str | None = None, qrels: AnyPath | None =
     `scored_column` finds it. Judgements come from `qrels`, or else from the table's ``relevance``. Without a
     column ``in_run``, all rows belong to the run.
 
-    The file may lack passages that have a grade above 0 in `qrels` for one of its queries. For these, rows
-    without a score follow.
+    The file may lack passages that have a grade above 0 in `qrels` for one of its queries. The result then
+    has a row without a score for each such passage, after the rows of the file.
 
     Raises
     ------
@@ -119,8 +121,8 @@ def _of_run(path: AnyPath) -> pd.DataFrame:
 
 
 def _places(rows: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """Return the place of each row in the run that was scored. The run is ordered by its scores; without
-    scores, by its ranks; without either, as the rows are.
+    """Return the place of each row in the run that was scored. The run is ordered by its scores. A run
+    without scores is ordered by its ranks, and a run without scores and ranks is ordered as the rows are.
     """
     numbers = pd.factorize(rows["query_id"])[0]
     scores = run_scores(rows)
@@ -164,8 +166,9 @@ def _same_texts(
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Find the rows that are copies of a row with a grade above 0, and the rows that repeat an earlier row.
 
-    A copy has the same two texts, of the query and of the passage. A row repeats an earlier one if both have
-    scores, the same query, the same kind, and the same text of the passage.
+    A row is a copy if its query and its passage have the same texts as those of a row with a grade above 0. A
+    row repeats an earlier row if both rows have scores, the same query, passages of the same kind (relevant,
+    of a lower grade, or without a grade above 0), and the same text of the passage.
     """
     if texts is None:
         return np.zeros(len(scored), bool), np.zeros(len(scored), bool)

@@ -28,8 +28,8 @@ _TYPES = {
 
 
 def scored_column(path: AnyPath, role: str) -> str:
-    """Return the name of the column with the `role` ``query``, ``passage`` or ``score`` in a scored file. It
-    is the role itself, unless the metadata of a Parquet file have another name.
+    """Return the name of the column with the `role` ``query``, ``passage`` or ``score`` in a scored file. The
+    name is the same as the role, unless the metadata of a Parquet file give another name.
 
     Raises
     ------
@@ -86,7 +86,7 @@ def read_rows(path: AnyPath, score: str, *, has_labels: bool = False) -> pd.Data
     The result has a column ``is_ranked``, which says whether the file has a column ``rank`` of new ranks.
 
     `score` is the name of the file's column of scores. Without a column ``in_run``, all rows belong to the
-    run; a row whose ``in_run`` is null does not.
+    run; a row whose ``in_run`` is null does not belong to the run.
 
     Raises
     ------
@@ -119,8 +119,8 @@ def read_rows(path: AnyPath, score: str, *, has_labels: bool = False) -> pd.Data
 
 
 def run_scores(frame: pd.DataFrame) -> pd.Series[float] | None:
-    """Return the scores that the run had before it was reranked; without these, its ranks with a minus sign;
-    ``None`` without either.
+    """Return the scores that the run had before it was reranked. Without scores, return the run's ranks with
+    a minus sign, so that the first rank is the highest. Without scores and ranks, return ``None``.
     """
     for name, sign in (("run_score", 1.0), ("run_rank", -1.0)):
         if name in frame and frame[name].notna().any():
@@ -132,7 +132,8 @@ def lacks_passages(rows: pd.DataFrame) -> bool:
     """Return whether a scored table from `read_rows` lacks passages of its run, as an output of ``--top-k``
     does.
 
-    A table that lacks passages has a column of new ranks, or gaps between the run's ranks.
+    A table lacks passages in two cases: it has a column of new ranks beside the run's scores or ranks, or the
+    run's ranks have gaps.
     """
     if "is_ranked" in rows and rows["is_ranked"].any():
         return run_scores(rows) is not None

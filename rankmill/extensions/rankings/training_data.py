@@ -38,7 +38,10 @@ _Row = dict[str, object]
 
 @dataclass(frozen=True)
 class Corpus:
-    """Files with the texts of queries and of passages by id, and the columns of ids and texts."""
+    """Texts of queries and passages that are in files of their own, by id. ``queries`` and ``passages`` are
+    these files, and ``query_fields`` and ``passage_fields`` name their columns of ids and texts.
+    ``on_duplicate`` says what happens if an id has two texts.
+    """
 
     queries: Sequence[AnyPath]
     passages: Sequence[AnyPath]
@@ -48,11 +51,15 @@ class Corpus:
 
     @property
     def taken(self) -> dict[str, str]:
-        """The columns that are read from these files, in words, by the option that names the files."""
+        """Descriptions of the columns that are read from the files of texts, by the option that names the
+        files.
+        """
         return taken(self.queries, self.query_fields) | taken(self.passages, self.passage_fields)
 
     def texts_of(self, ids: pd.DataFrame, rows: _Rows) -> _Texts:
-        """The texts of the queries and passages of some rows; raises `InputError` if one has no text."""
+        """The texts of the queries and passages of some rows; raises `InputError` if a query or passage has
+        no text.
+        """
         queries = _by_row(self._query_texts, ids, "query_id", rows)
         return queries, _by_row(self._passage_texts, ids, "doc_id", rows)
 
@@ -90,8 +97,8 @@ def with_rows(mined: Iterable[Mined], form: Form, num_negatives: int) -> list[Mi
     """Return those mined queries that have enough negatives for a row of training data in the layout of
     `form`.
 
-    Labeled pairs need no negatives. All n-tuples, and all lists of pylate, have the same length, so they need
-    `num_negatives`. The other forms need one negative.
+    Labeled pairs need no negatives. All n-tuples, and all lists of pylate, have the same length, so each
+    needs `num_negatives` negatives. A row of another form needs one negative.
     """
     needed = {"labeled-pair": 0, "n-tuple": num_negatives, "pylate": num_negatives}.get(form, 1)
     return [query for query in mined if len(query.negatives) >= needed]

@@ -189,8 +189,8 @@ def promote(
     wait_seconds: float,
     on_outcome: Callable[[OrderOutcome], None],
 ) -> Alias:
-    """Let all workers that take chunks load the versions of the target `wanted`; if all succeed, let the
-    alias stand for this target.
+    """Let all workers that take chunks load the versions of the target `wanted`. If every worker has loaded
+    every version, let the alias stand for this target.
 
     Parameters
     ----------
@@ -210,7 +210,7 @@ def promote(
     NotInRegistry
         A version does not exist.
     RegistryConflict
-        As `set_alias`.
+        The alias has the name of a version, even of a removed one, or a name like ``v1``.
     NotWarm
         A worker has failed to load a version, has not loaded it in time, or has ended meanwhile.
     """

@@ -57,8 +57,8 @@ def unpack(source: Readable, folder: Path) -> Path:
     is_whole = False
 
     class Entry(tarfile.TarInfo):
-        """Reads an entry's header, and refuses an entry that would fill the memory. It also notes whether the
-        end of the archive was read.
+        """Reads an entry's header, and refuses an entry that would fill the memory. Reading a header also
+        notes in `is_whole` whether the end of the archive was reached.
         """
 
         @classmethod
@@ -124,7 +124,7 @@ def _unpack_entry(archive: tarfile.TarFile, entry: tarfile.TarInfo, folder: Path
 
 
 class ModelArchive:
-    """A tar archive of a version's files, which is made piece by piece as it is read.
+    """A tar archive of a version's files, which is made in pieces of bytes while a reader takes the pieces.
 
     Parameters
     ----------
@@ -133,8 +133,8 @@ class ModelArchive:
     folder
         The folder with the version's files.
     held
-        Keeps `folder` on the disk until it is closed. This happens after the last piece, or when the reader
-        stops.
+        Keeps `folder` on the disk until `held` is closed. `pieces` closes `held` after the last piece, or
+        when the reader stops.
     """
 
     def __init__(self, manifest: Manifest, folder: Path, held: ExitStack) -> None:

@@ -53,8 +53,8 @@ class ModelComparison:
     """The result of comparing two models, of which the first is the reference. ``differences`` has the
     queries that they rank most differently, the largest difference first.
 
-    ``spearman`` has the rank correlation of each query that can be compared: each model gave its passages at
-    least two different scores.
+    ``spearman`` has the rank correlation of each query that can be compared. A query can be compared if each
+    model gave the query's passages at least two different scores.
     """
 
     sides: tuple[Side, Side]

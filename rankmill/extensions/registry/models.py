@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 class RegistryModels:
     """Finds models of the registry that the settings name, by ``NAME@VERSION`` or ``NAME@ALIAS``.
 
-    A name with ``@v1``, ``@v2``, … can be used even without the registry: it can only be that of a version,
-    and a worker may already have this version.
+    A name with ``@v1``, ``@v2``, … can be used even without the registry. The reason is that such a name can
+    only be that of a version, not of an alias, and a worker may already have the version.
     """
 
     def __init__(self, settings: WorkerSettings) -> None:

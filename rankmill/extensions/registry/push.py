@@ -223,10 +223,12 @@ def push(
     registry, folder, name
         The registry, the model's folder, and the model's name.
     version
-        Name of the version. With ``None``, it is the latest version if this is the same model or an
-        unfinished push of it; otherwise, it is the next number.
+        Name of the version. With ``None``, the push uses the latest complete version if that has the same
+        files, or continues a later unfinished push of the same files. If neither exists, the name is the next
+        of ``v1``, ``v2``, …
     trial
-        Loads the model in a folder and scores with it; raises an error if this fails.
+        Loads the model in a folder and scores with the model; raises an error if the model cannot be loaded
+        or cannot score.
     steps
         Shows progress.
     by, notes, precision
@@ -237,13 +239,13 @@ def push(
     InputError
         The model cannot be scored or is not safe, or a name or the notes are not valid.
     RegistryConflict
-        Another version has or had this name, or an alias has this name.
+        A version of this name has other files or was removed, or an alias has this name.
     RegistryAway
         The registry cannot be written.
     RegistryError
         A file in the registry has another size than in `folder`.
     ProcessFailed
-        From `trial`.
+        The process in which `trial` loads the model was killed, or took too long.
     """
     check_name(name, "a model")
     if version is not None:
@@ -340,8 +342,12 @@ def pull(registry: RegistryStore, manifest: Manifest, target: Path, steps: Steps
     ------
     InputError
         The folder exists and is not empty, or another process is making it.
-    RegistryError, RegistryAway, OSError
-        As in `rankmill.extensions.registry.registry.fetch_files`.
+    RegistryError
+        A file is missing in the registry or has another checksum than in the manifest.
+    RegistryAway
+        The registry cannot be reached.
+    OSError
+        A file cannot be written.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"{target} exists already; name a folder that does not exist")

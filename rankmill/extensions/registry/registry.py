@@ -143,7 +143,12 @@ class Registry:
     Parameters
     ----------
     url
-        As in `RegistryFolder`, whose errors all methods raise.
+        A path, or a URL of fsspec: ``file://``, ``s3://``, ``gs://``, ``az://``, ``hf://``.
+
+    Raises
+    ------
+    RegistryAway
+        From all methods: the registry's folder cannot be reached, does not exist, or may not be used.
     """
 
     def __init__(self, url: str) -> None:
@@ -244,7 +249,7 @@ class Registry:
 
     def version(self, reference: Reference) -> Reference:
         """Return the only version that a name in the registry stands for. Raises the errors of `resolve`, and
-        for a split alias that of `Choice.one`.
+        `InputError` for an alias that is split or has a shadow.
         """
         return Reference(reference.name, self.resolve(reference).one(reference).rpartition("@")[2])
 
@@ -288,7 +293,7 @@ def fetch_files(
     target, parts
         Folders of complete files and of unfinished files, on one file system.
     on_bytes
-        Called with the size of each piece that has arrived, or was there already.
+        Called with the size of each piece of a file, whether the piece has arrived or was there already.
 
     Raises
     ------
@@ -306,8 +311,8 @@ def fetch_files(
             on_bytes(file.bytes)
             continue
         part = parts / file.sha256
-        # If the check fails, a file whose beginning an interrupted fetch has left is fetched again from the
-        # beginning, because this part may be damaged.
+        # An interrupted fetch may have left the beginning of a file, and this beginning may be damaged. If
+        # the check of such a file fails, the whole file is fetched again.
         for _ in range(2 if part.exists() else 1):
             if _fetch(registry, manifest, file, part, on_bytes) == file.sha256:
                 break

@@ -1,6 +1,6 @@
 """Adds HTTP paths for the registry of models to the gateway, for callers whose key may manage models.
 
-Their work is done in threads, because it waits for disks, networks and workers.
+The work for a request is done in a thread, because the work waits for disks, networks and workers.
 """
 
 from __future__ import annotations
@@ -216,12 +216,13 @@ async def _push_upload(request: Request, model: ManagedModel, version: str | Non
 
 
 def _push(model: ManagedModel, upload: UploadedBody, version: str | None, notes: str) -> dict[str, Any]:
-    """Unpack an uploaded model, try it, and push it. A second upload meanwhile is refused.
+    """Unpack an uploaded model, try it, and push it. While one upload is unpacked, tried and pushed, other
+    uploads are refused.
 
     Raises
     ------
     Refusal
-        The model cannot be pushed now, or at all; the registry does not show it.
+        The model cannot be pushed now, or can never be pushed. The registry does not show the model.
     """
     registry = model.registry
     try:

@@ -94,7 +94,7 @@ class RegistryStore(Registry):
 
     def publish(self, manifest: Manifest) -> bool:
         """Make a version of a model visible, after all its files are complete. Returns ``False`` if another
-        push has already done so.
+        push has made the version visible before.
         """
         return self.folder.create(manifest.written(), manifest.name, manifest.version, MANIFEST)
 

@@ -68,17 +68,20 @@ class VersionStore:
         self._registry = registry
 
     def get(self, reference: Reference, content: str | None) -> ModelCopy:
-        """Return the copy of a version on this host, with a lock: while it is held, no other process removes
-        the copy.
+        """Return the copy of a version on this host, with a lock. While the lock is held, no other process
+        removes the copy.
 
-        The version is fetched if this host lacks it, or if the registry now has other content under its name.
-        `content` is the digest that the copy must have; ``None`` if the caller does not know it.
+        The version is fetched if this host lacks it, or if the registry now has other content under the
+        version's name. `content` is the digest that the copy must have; ``None`` if the caller does not know
+        it.
 
         Raises
         ------
         WorkerError
-            This host lacks the version and cannot fetch it; or the version does not have the digest
-            `content`; or other content of this name is in use here; or other users can write to the copy.
+            In five cases: this host lacks the version and cannot fetch it; the cache folder is full or cannot
+            be used; the version does not have the required digest; the registry has other content under the
+            version's name, and a process of this host still uses the old content; other users can write to
+            the copy.
         """
         name, version = reference
         folder, file = version_folder(self._cache, name, version), version_lock(self._cache, name, version)
@@ -108,12 +111,13 @@ class VersionStore:
         return ModelCopy(folder / _MODEL, manifest.content, held)
 
     def _wanted(self, reference: Reference, folder: Path, file: Path, content: str | None) -> str | None:
-        """Return the digest that a version must have on this host: `content`, or else that in the registry;
-        ``None`` if neither is known.
+        """Return the digest that a version must have on this host. The required digest is `content`. If
+        `content` is ``None``, the required digest is that in the registry; ``None`` if the registry's digest
+        is not known.
 
-        If the cache has other content of the version than the registry, the cached version is removed: it
-        came from another registry, or from an earlier one at this URL. The registry is not asked if the
-        cached version has the digest `content`.
+        If the cached version has another digest than the version in the registry, the cached version is
+        removed, because it came from another registry, or from an earlier one at this URL. Nothing is removed
+        if the cached version has the digest `content`, or the registry cannot be read.
         """
         kept = now = None
         try:

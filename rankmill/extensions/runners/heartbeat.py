@@ -63,8 +63,8 @@ class RunnerHeartbeat:
 
     @property
     def claim(self) -> RunLease:
-        """The lease of the run that the runner holds, with the run as changed by `note`. The runner must hold
-        a run.
+        """The lease of the run that the runner holds, with the changes that `note` has made to the run. The
+        runner must hold a run.
         """
         assert self._claim is not None
         return self._claim
@@ -87,7 +87,9 @@ class RunnerHeartbeat:
         return self.held
 
     def release(self) -> RunLease:
-        """Stop renewing the runner's lease of its run; returns it, with the run as changed by `note`."""
+        """Stop renewing the runner's lease of its run; returns the lease, with the changes that `note` has
+        made to the run.
+        """
         with self._lock:
             claim, self._claim = self.claim, None
         return claim

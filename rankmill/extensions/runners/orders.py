@@ -1,5 +1,5 @@
-"""The interface of the kinds of orders that runners carry out. Runners can score files by themselves;
-extensions add other kinds by entry points of ``rankmill.orders``.
+"""The interface for kinds of orders. An order says which output a runner is to make. Runners can score files
+by themselves; extensions add other kinds of orders by entry points of ``rankmill.orders``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rankmill.score.score_file import Confirm
 
 
 class Score(Protocol):
-    """A function that scores files as score-file does. It asks `step_made` whether another runner has made
+    """A function that scores files as score-file does, and asks `step_made` whether another runner has made
     the scores meanwhile.
     """
 
@@ -34,8 +34,8 @@ class Score(Protocol):
 
 
 class Keep(Protocol):
-    """A function that notes a run's outcome. If the output is complete, it is called with the output's `file`
-    just before this is moved to `path`; an exception then prevents the move.
+    """A function that notes a run's outcome. For a complete output in `file`, the function is called just
+    before `file` is moved to `path`. If the function raises an exception, `file` is not moved.
     """
 
     def __call__(
@@ -44,7 +44,7 @@ class Keep(Protocol):
 
 
 class OrderKind(Protocol):
-    """A kind of orders to runners: how a runner checks such orders, carries them out, and clears up."""
+    """One kind of orders: how a runner checks orders of this kind, carries them out, and clears up."""
 
     def check(self, run: FileRun) -> None:
         """Raise `InputError` if the order is not valid."""

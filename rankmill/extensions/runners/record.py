@@ -46,7 +46,8 @@ class FileRun(FileRunState):
     seal
         Identifies the complete output file; noted just before the file is moved into place.
     restarted
-        Whether a runner has begun to score; the next runner then continues, even with ``--restart``.
+        Whether a runner has begun to score the rows. If true, the next runner continues the scoring, even if
+        the order says ``--restart``.
     notice
         The state of the run's webhook, after the run has ended.
     """
@@ -59,14 +60,16 @@ class FileRun(FileRunState):
     notice: Notice | None = None
 
     def end(self, state: State, reason: str = "") -> Self:
-        """Return the run as ended now, with the final state `state`. If its order names a webhook, the
+        """Return the run as ended now, with the final state `state`. If the run's order names a webhook, the
         webhook is due.
         """
         return super().end(state, reason).changed(notice=Notice() if self.order.webhook else None)
 
 
 def new_file_run(order: FileOrder, run_id: str | None = None) -> FileRun:
-    """Make a new submitted run, which waits for a runner. Its id is `run_id`, or else a new one."""
+    """Make a new submitted run, which waits for a runner. The run's id is `run_id`, or a new id without
+    `run_id`.
+    """
     return FileRun(id=run_id or new_file_run_id(), order=order, created=system.now())
 
 

@@ -154,8 +154,8 @@ class Runner:
             self._answer(self._heartbeat.claim.run.end("done"))
 
     def _fail(self, error: Exception, reason: str) -> None:
-        """Write the end of the run as failed. If its order is not one to score files, the order's kind words
-        the reason.
+        """Write the end of the run as failed. If the run's order is of a kind that an extension adds, the
+        extension words the reason.
         """
         run = self._heartbeat.claim.run
         if kind := kind_of(run.order):
@@ -163,8 +163,8 @@ class Runner:
         self._answer(run.end("failed", reason))
 
     def _finish(self, run: FileRun) -> None:
-        """Write the end of a run as done. Its output is already in its place: its runner was interrupted just
-        before it could write this.
+        """Write the end of a run as done. The run's output is already in its place, because a runner was
+        interrupted after it had moved the output, and before it could write the end.
         """
         drop(run, self._settings)
         clear(run)
@@ -178,7 +178,7 @@ class Runner:
     def _answer(self, run: FileRun) -> None:
         """Write the end of the run to Redis, unless another runner has the run now.
 
-        If the run failed or was cancelled, what its scoring left in Redis is deleted first.
+        If the run failed or was cancelled, the data that the run's scoring left in Redis are deleted first.
         """
         if run.state != "done":
             drop(run, self._settings)
@@ -193,9 +193,12 @@ class Runner:
         self._webhooks.wake()
 
     def _leave(self) -> None:
-        """Stop working on the run, because it is cancelled, or another runner has it, or this runner must
-        stop. If this runner still has the run, the run ends if its output is complete or it is cancelled;
-        otherwise, another runner continues it.
+        """Stop working on the run. There are three reasons: the run is cancelled, another runner has the run,
+        or this runner must stop.
+
+        If another runner has the run, this runner only deletes the run's folder, if the other runner has
+        completed the run. Otherwise, a run with a complete output ends as done, and a cancelled run ends as
+        cancelled. Any other run goes back to the front of the queue, and another runner continues it.
         """
         run = self._heartbeat.claim.run
         if self._heartbeat.held == "lost":
@@ -212,8 +215,8 @@ class Runner:
             self._hand_back("its runner was stopped", first=True)
 
     def _refuse(self, reason: str) -> None:
-        """Put the run back for other runners, because this one cannot score it. If all live runners have
-        refused the run, it fails.
+        """Put the run back for other runners, because this runner cannot score it. If all live runners have
+        refused the run, the run fails instead.
         """
         run = self._heartbeat.claim.run
         logger.warning("this runner cannot score the run: %s", reason)
@@ -232,8 +235,8 @@ class Runner:
             self._clear_done(run)
 
     def _clear_done(self, run: FileRun) -> None:
-        """If another runner has completed the run, delete the run's folder. That runner could not delete it
-        while this one worked there.
+        """Delete the run's folder, if another runner has completed the run. The other runner could not delete
+        the folder while this runner worked there.
         """
         with suppress(RunExpired, WireError, DamagedJob):
             if self._store.load(run.id).state == "done":

@@ -26,8 +26,8 @@ from rankmill.jobs.system import system
 JOB_FUNCTION = "rankmill.score_file"
 
 LeaseState = Literal["held", "cancelled", "lost", "forgotten"]
-"""State of a runner's lease of a run. ``cancelled``: the lease is held, but the run is to end. ``lost``:
-another runner has the run. ``forgotten``: the server has lost the run's data.
+"""State of a runner's lease of a run. ``cancelled``: the lease is held, but the run is to end. ``lost``: the
+lease has ended, and another runner may have the run. ``forgotten``: the server has lost the run's data.
 """
 
 _LOOK_AT = 128
@@ -40,7 +40,7 @@ again.
 
 WEBHOOK_SECONDS = 120
 """If a runner has taken a webhook and not noted the result for this number of seconds, another runner takes
-it.
+the webhook.
 """
 
 logger = logging.getLogger(__name__)
@@ -76,12 +76,12 @@ class FileRunStore:
         self._leases = self.queue.started_job_registry.key
         self._runners = keys.runners(queue)
         self._left: dict[str, float] = {}
-        """For each run that `claim` leaves to other runners, by id: the time (monotonic, s) until which it
-        does.
+        """Runs that `claim` leaves to other runners: for each run's id, the time (monotonic, s) until which
+        `claim` passes over the run.
         """
 
     def submit(self, order: FileOrder, run_id: str | None = None) -> FileRun:
-        """Put a new submitted run into the queue. Its id is `run_id`, or else a new one."""
+        """Put a new submitted run into the queue. The run's id is `run_id`, or a new id without `run_id`."""
         run = new_file_run(order, run_id)
         job = Queue.prepare_data(
             JOB_FUNCTION,
@@ -128,8 +128,9 @@ class FileRunStore:
     def cancel(self, run: FileRun, lease_seconds: int) -> FileRun:
         """Cancel a submitted run. If a runner holds the run, the run ends with the runner's next heartbeat.
 
-        Returns the run, whose state is ``cancelled`` if it waited. If a runner had already begun it, the
-        cancelled run goes back into the queue: the next runner deletes what the first one left in Redis.
+        Returns the run, whose state is ``cancelled`` if the run waited. A waiting run that a runner had
+        already begun goes back into the queue as cancelled, so that the next runner deletes what the first
+        runner left in Redis.
         """
         claim = system.unique_id()
         places = [keys.file_run_cancelled(run.id), self.queue.key, self._leases]
@@ -151,12 +152,12 @@ class FileRunStore:
         self._left[run_id] = now + seconds
 
     def claim(self, runner: str, lease_seconds: int) -> RunLease | None:
-        """Take the first waiting run that `leave` does not leave to other runners. Returns ``None`` if there
-        is none. Also returns ``None`` if the run that was found cannot be read, or has ended other than by
-        being cancelled.
+        """Take the first waiting run that `leave` does not leave to other runners. Returns ``None`` in three
+        cases: no such run waits, the run cannot be read, or the run has ended other than by being cancelled.
 
-        The run is as its last runner or its cancellation left it. If its record has another format, it stays
-        in the queue; if its record is damaged, it is set aside.
+        The returned run is as its last runner or its cancellation left it. A run whose record has another
+        format stays in the queue. A run whose record is damaged, or whose record and job are gone, is set
+        aside.
         """
         token = system.unique_id()
         numbers, now = [lease_seconds, token, _LOOK_AT], system.monotonic()
@@ -186,8 +187,9 @@ class FileRunStore:
         return RunLease(run, f"{run_id}:{token}")
 
     def renew(self, claim: RunLease, lease_seconds: int) -> LeaseState:
-        """Renew a runner's lease of a run, and write the run's record, unless another runner has the run.
-        Returns the state of the lease.
+        """Renew a runner's lease of a run, and write the run's record, if the lease has not ended. Returns
+        the state of the lease. If the server has lost the run's data (``forgotten``), the lease and the
+        record are written again.
         """
         run = claim.run
         places = [self._leases, keys.file_run(run.id), keys.file_run_cancelled(run.id), Job.key_for(run.id)]
@@ -202,7 +204,7 @@ class FileRunStore:
         return held
 
     def end(self, claim: RunLease) -> bool:
-        """Write the end of a run, if its runner's lease is still held; returns whether it was."""
+        """Write the end of a run, if its runner's lease is still held; returns whether the lease was held."""
         run = claim.run
         places = [
             self._leases, keys.file_run(run.id), Job.key_for(run.id), keys.file_run_cancelled(run.id),
@@ -214,8 +216,8 @@ class FileRunStore:
         return ended
 
     def hand_back(self, claim: RunLease, *, first: bool = False) -> bool:
-        """Put a run back into the queue, if its runner's lease is still held; returns whether it was. If
-        `first` is true, the run goes to the front of the queue, otherwise to its end.
+        """Put a run back into the queue, if its runner's lease is still held; returns whether the lease was
+        held. If `first` is true, the run goes to the front of the queue, otherwise to its end.
         """
         run = claim.run
         places = [self._leases, keys.file_run(run.id), self.queue.key]
@@ -223,9 +225,9 @@ class FileRunStore:
         return bool(scripts.HAND_BACK.run(self.redis, places, *values))
 
     def recover(self, lease_seconds: float, *, expired: bool) -> None:
-        """Put the runs whose leases have lapsed back into the queue, if `expired` is true. In any case,
-        leases that end much later than `lease_seconds` from now are shortened: the server's clock was ahead
-        when they were written.
+        """Put the runs whose leases have lapsed back into the queue, if `expired` is true. Whether `expired`
+        is true or not, also shorten the leases that end much later than `lease_seconds` from now: the
+        server's clock was ahead when these leases were written.
         """
         scripts.RECOVER.run(self.redis, [self._leases, self.queue.key], int(expired), lease_seconds)
 
@@ -264,8 +266,8 @@ class FileRunStore:
         return {name: why for name, why in reasons.items() if name in live}
 
     def take_webhook(self) -> FileRun | None:
-        """Take an ended run whose webhook is due; for `WEBHOOK_SECONDS`, no other process gets it. Returns
-        ``None`` if no webhook is due, or if the record of the run cannot be read.
+        """Take an ended run whose webhook is due; for `WEBHOOK_SECONDS`, no other process gets the run.
+        Returns ``None`` if no webhook is due, or if the record of the run cannot be read.
         """
         key = keys.webhooks(self.queue.name)
         raw = scripts.TAKE_WEBHOOK.run(self.redis, [key], WEBHOOK_SECONDS)
@@ -279,7 +281,7 @@ class FileRunStore:
 
     def note_webhook(self, run: FileRun, after: float | None) -> None:
         """Write the record of a run after an attempt to send its webhook. The next attempt is due in `after`
-        seconds; if `after` is ``None``, there is none.
+        seconds; if `after` is ``None``, there is no next attempt.
         """
         key, now = keys.webhooks(self.queue.name), server_time(self.redis)
         with self.redis.pipeline() as pipe:
@@ -297,7 +299,7 @@ class FileRunStore:
 
     def _read(self, raw: bytes, run_id: str) -> FileRun | None:
         """Read the record of a run. If only the run's RQ job exists, make a new record from it. Returns
-        ``None`` if neither exists.
+        ``None`` if neither a record nor a job exists.
         """
         key = keys.file_run(run_id)
         written = self.redis.get(key)
@@ -320,8 +322,8 @@ class FileRunStore:
             pipe.execute()
 
     def _is_gone(self, run_id: str) -> bool:
-        """Return whether RQ says that the run's job has failed. This happens if a worker that is not a runner
-        took it.
+        """Return whether RQ says that the run's job has failed. The job fails if a worker that is not a
+        runner takes it.
         """
         return bool(self.redis.hget(Job.key_for(run_id), "status") == b"failed")
 

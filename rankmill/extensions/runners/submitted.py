@@ -24,8 +24,8 @@ from rankmill.producer.client.aio import bridge
 _LOOK_SECONDS = 0.3
 
 _CANCEL_SECONDS = 60
-"""A process that cancels a waiting run holds it for this number of seconds, in which it must write the run's
-end.
+"""A process that cancels a waiting run holds the run for this number of seconds. Within this time, the
+process must write the run's end.
 """
 
 
@@ -67,8 +67,8 @@ class SubmittedFile:
         return ended
 
     def outcome(self, on_look: Callable[[FileRun], None] = lambda run: None) -> FileRun | None:
-        """Return the run if it is done. If it has not ended, call `on_look` with it and return ``None``.
-        Raises as `wait` if it has failed or was cancelled.
+        """Return the run if it is done. If the run has not ended, call `on_look` with the run and return
+        ``None``. Raises `RunFailed` if the run has failed, and `RunCancelled` if the run was cancelled.
         """
         run = self.status()
         if not run.is_ended:

@@ -50,7 +50,8 @@ class FileQueueState(BaseModel):
     """A queue of submitted runs: how many runs wait and run, how many runners live, and how many webhooks are
     not delivered.
 
-    ``late_webhooks`` counts those that failed and are tried again, or that no runner has sent for 15 s.
+    ``late_webhooks`` counts three sorts of webhooks: those that wait for another attempt after a failed one,
+    those that have been due for over 15 s, and those that a runner took over 10 s ago without a result.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -80,7 +81,8 @@ class SeenRunners(Seen):
 
     def faults(self) -> Iterator[ClusterFault]:
         for queue in self.file_queues:
-            # If no runner is alive, the runs that count as running are those of dead runners.
+            # Without a live runner, runs that count as running are held by dead runners, so these runs wait,
+            # too.
             if not queue.runners and (left := queue.waiting + queue.running):
                 waits = waiting(left, "submitted run")
                 yield ClusterFault(

@@ -1,5 +1,5 @@
-"""Carries out one submitted run as score-file does. Its errors say whether no runner could do it, or only
-this one cannot.
+"""Carries out one submitted run as score-file does. The errors tell apart what no runner could do and what
+only this runner cannot do.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from rankmill.score.score_file import Confirm, drop_last_run, score_file
 logger = logging.getLogger(__name__)
 
 Note = Callable[..., None]
-"""A function to call with changed fields of a run's record. With ``now``, the record is also written to Redis
-at once; this raises an error if the runner must leave the run.
+"""A function to call with changed fields of a run's record. With ``now``, the function also writes the record
+to Redis immediately, and raises an error if the runner must leave the run.
 """
 
 
@@ -84,7 +84,8 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
         tokens_column: str | None = None,
         step_made: Callable[[], bool] = lambda: False,
     ) -> None:
-        # The last runner may not have died, but only stood still, and have made the output since.
+        # The run's last runner, which counted as dead, may only have stood still, and may have made the
+        # output since.
         def is_made() -> bool:
             return step_made() or made(run) is not None
 
@@ -120,8 +121,8 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
 def made(run: FileRun) -> FileRun | None:
     """Return a run with its outcome, if its complete output is in its place; otherwise ``None``.
 
-    The output of a run that is not marked as done is in its place if the run's last runner died, or left the
-    run, just after it had moved the output there, or if the server has lost the run's end.
+    Even a run that is not marked as done can have its output in place, in two cases: the run's last runner
+    died or left the run just after it had moved the output, or the server has lost the run's end.
     """
     if _is_in_place(run):
         return run
@@ -131,7 +132,7 @@ def made(run: FileRun) -> FileRun | None:
 
 def _sealed(run: FileRun) -> FileRun:
     """Return a run with the outcome and seal that its last runner noted in a file beside the output; `run`
-    itself if there is no such file, or it cannot be read.
+    itself if this file does not exist or cannot be read.
     """
     try:
         place = as_path(run.order.request.output or "")
@@ -160,8 +161,8 @@ def _is_in_place(run: FileRun) -> bool:
 def drop(run: FileRun, settings: Settings) -> None:
     """Delete what the scoring of an ended run left in Redis.
 
-    The run's folder stays, with the rows that are scored, and the run continues if it is submitted again. If
-    the folder cannot be read, the data in Redis expire by themselves.
+    The run's folder stays, with the rows that are scored, so that the run continues if it is submitted again.
+    If the folder cannot be read, nothing is deleted, and the data in Redis expire by themselves.
     """
     request = run.order.request
     try:

@@ -29,8 +29,8 @@ ALPHA = 0.5
 """SmoothQuant's migration strength: 0.5 divides the loss of precision evenly between inputs and weights."""
 
 _STEPS = 8
-"""Smoothing factors are rounded to powers of the 8th root of 2. Otherwise they would depend on the number of
-threads, because the forward's rounding errors do.
+"""Smoothing factors are rounded to powers of the 8th root of 2. Otherwise the factors would depend on the
+number of threads, because the rounding errors of the model's forward depend on this number.
 """
 
 _TINY = 1e-5

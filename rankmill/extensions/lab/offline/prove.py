@@ -16,8 +16,8 @@ from rankmill.workers.models.copies import ModelCopies
 
 
 def prove(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Prove that each device of the request computes a model's scores correctly. If this host has a stored
-    proof of it, that proof is taken.
+    """Prove that each device of the request computes a model's scores correctly. If this host has stored a
+    proof for a device, the stored proof is taken.
 
     The request is ``{"spec": {...}, "device": ...}``; the device ``all`` means all devices of this host. In
     the answer, ``proofs`` has the fields of a `rankmill.jobs.contract.proof.Proof` for each device that

@@ -44,10 +44,10 @@ def push(
     """Put the model in DIR into the registry.
 
     First, the model is loaded and scores some shipped pairs. Its weights must be *.safetensors, and its
-    folder must not contain code. Without VERSION, the version gets the next of the names v1, v2, and so on,
-    unless the latest version has the same files. A version becomes visible when all of its files are there,
-    and never changes: if it is there with these files already, new notes and reports are left out. The same
-    command continues an interrupted push.
+    folder must not contain code. Without VERSION, the version gets the next of the names v1, v2, and so on.
+    If the latest version has the same files, no new version is made. A version becomes visible when all of
+    its files are there, and never changes. If the version is visible already, with the same files, new notes
+    and reports are left out. The same command continues an interrupted push.
     """
     registry = RegistryStore.of(settings)
     model, _, version = name.partition("@")

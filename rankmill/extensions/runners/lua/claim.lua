@@ -1,5 +1,5 @@
--- Takes the first run that waits. After a lost reply, a run may be held and wait as well; such a run is only
--- removed from the queue.
+-- Takes the first run that waits. A run that is already held is only removed from the queue: after a lost
+-- reply, a run may be held and still wait in the queue.
 -- KEYS: the queue, the leases. ARGV: length of the lease (s), the claim, runs to look at, ids that this
 -- runner leaves to others. Returns the run's id, or nothing.
 local skip, held = {}, {}
