@@ -346,7 +346,7 @@ class ScoringWorker(RQWorker):
 
     def stop_soon(self) -> None:
         """Make the worker stop at its next check, and not in the middle of what a signal interrupted. Only
-        the loading of models at the start ends at once.
+        the loading of models at the worker's start is interrupted.
         """
         self._pipeline.stopping = True
         if self._warms_up:

@@ -79,7 +79,8 @@ class Description:
     config, tokenizer, layout
         Config and tokenizer, from transformers or from the cache, and how the model is applied.
     is_language_model
-        Whether tokens see only earlier tokens, so that the model reads a prompt.
+        Whether the model is a language model, in which a token sees only earlier tokens. A language model
+        reads a pair within a prompt.
     cache
         Folder in which facts about the tokenizer are kept; ``None`` if they are not kept.
     copy

@@ -171,8 +171,8 @@ class FastTexts:
         return bool(self._proven[codes].all())
 
     def _mixed(self, texts: list[str], odd: list[int]) -> Tokens:
-        """Tokenize texts with the fast library, but those at the indices `odd` with Hugging Face's tokenizer,
-        because they have unproven characters.
+        """Tokenize texts with the fast library, except the texts at the indices `odd`. Texts at these indices
+        have unproven characters, and go to Hugging Face's tokenizer.
         """
         assert self._fast
         others = sorted(set(range(len(texts))) - set(odd))

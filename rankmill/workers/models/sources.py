@@ -27,8 +27,8 @@ from rankmill.workers.models.copies import ModelCopies
 DEMO_MODEL = shipped("examples", "demo-model")
 
 _AT_ONCE_SECONDS = 0.2
-"""`Reading.goes_on` waits up to this many seconds for a thread that it has started to read a model's files,
-so that a model with small files is loaded at once.
+"""After `Reading.goes_on` has started a thread that reads a model's files, it waits up to this many seconds
+for the thread. A model with small files can then be loaded after the first call of `Reading.goes_on`.
 """
 
 

@@ -46,15 +46,15 @@ class ClaimOrder:
 
     @property
     def left_alone(self) -> list[str]:
-        """Ids of the runs whose chunks this worker does not take now, because it has just handed back one of
-        them unscored.
+        """Ids of the runs whose chunks this worker does not take now, because the worker has just handed back
+        a chunk of each of these runs unscored.
         """
         return self._refused_within(_LEFT_ALONE_SECONDS)
 
     @property
     def refused_lately(self) -> list[str]:
-        """Ids of the runs whose chunks this worker takes only after those of all other runs, because it has
-        lately handed back one of them unscored. They include `left_alone`.
+        """Ids of the runs whose chunks this worker takes only if no other run has a chunk, because the worker
+        has lately handed back a chunk of each of these runs unscored. The ids of `left_alone` are included.
         """
         return self._refused_within(_REFUSED_SECONDS)
 

@@ -136,7 +136,7 @@ class WorkerHeartbeat(Periodic):
                 if trusts:
                     self._end_lock_with_a_lease(queue)
                 else:
-                    # another worker may already trust the leases, and can then recover more jobs
+                    # another worker that already trusts the leases can recover more jobs
                     worker.connection.delete(queue.registry_cleaning_key)
 
     def _lock(self, queue: OrderedQueue) -> bool:

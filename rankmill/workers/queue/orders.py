@@ -130,8 +130,8 @@ class Orders:
         self._arrived.wait(seconds)
 
     def warm(self, models: Iterable[str]) -> None:
-        """Load `models` before chunks need them. If one cannot be loaded, the worker still serves others, and
-        `cold` has the reason. Raises `DeviceLost`.
+        """Load `models` before chunks need them. If a model cannot be loaded, the worker still serves the
+        other models, and the reason is put into `cold`. Raises `DeviceLost`.
         """
         self.cold = dict.fromkeys(models, "")
         self.warm_again()

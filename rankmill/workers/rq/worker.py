@@ -157,8 +157,8 @@ class RQWorker(SimpleWorker):
         """Publish more about this worker than RQ's record contains; called after the record is written."""
 
     def signalled(self, signals: int) -> None:
-        """Handle a signal to stop: `signals` is 1 for the first, and 2 for one that ends the process at
-        once.
+        """Handle a signal to stop: `signals` is 1 for the first signal, and 2 for a signal that ends the
+        process immediately.
         """
 
     def stop_soon(self) -> None:
