@@ -63,8 +63,8 @@ class TracedNetwork(nn.Module):
 
 
 _MASKED = -10_000.0
-"""This number is added to the attention scores of padding, so that its weight is 0. It fits into fp16 and
-bf16.
+"""This number is added to the attention scores of padding, so that padding gets the weight 0. The number fits
+into fp16 and bf16.
 """
 
 

@@ -189,9 +189,9 @@ def ends(lengths: Ids) -> Ids:
 def pieces_of(numbers: TokenIds, starts: Ids, lengths: Ids) -> TokenIds:
     """Copy pieces of an array into a new one; piece ``i`` is ``numbers[starts[i] : starts[i] + lengths[i]]``.
 
-    Arrow copies each piece at once, as bytes and without Python's lock. This is several times as fast as
-    numpy with an index for each number. For Arrow, the array is a column of binary values, in which the
-    pieces alternate with the numbers between them; only the pieces are taken.
+    Arrow copies a piece as one block of bytes, without Python's lock, which is several times as fast as numpy
+    with an index for each number. For Arrow, the array is a column of binary values, in which the pieces
+    alternate with the numbers between them; only the pieces are taken.
     """
     bounds = np.stack([starts, starts + lengths], axis=1).ravel()
     offsets = np.concatenate([[0], bounds, [len(numbers)]]) * numbers.itemsize

@@ -175,7 +175,7 @@ class BatchSize:
         return min(self.token_budget, max(round(_BATCH_SECONDS * median(self._speeds)), _LEAST_TOKENS))
 
     def mixed_batches(self, tokens: int, *, packed: bool = False) -> int:
-        """Return how many batches of `tokens` tokens are made at once, from rows that are sorted together.
+        """Return for how many batches of `tokens` tokens the rows are sorted and cut together.
 
         The number is `_FEWEST` in two cases: the rows are `packed` and need no padding, or the model's speed
         is not known yet.
@@ -226,8 +226,8 @@ def first_budget(setting: int | str, device: str) -> int:
 class BudgetSearch:
     """The search for the token budget of one model on one device.
 
-    Other work of the machine only makes forwards slower. So the best of several short rounds counts, and the
-    budget changes only if the gain is larger than the noise.
+    The best of several short rounds counts for each budget, because other work of the machine only makes
+    forwards slower. The budget changes only if the gain in speed is larger than the noise of the measurement.
 
     Parameters
     ----------

@@ -137,7 +137,7 @@ class Engine:
         return np.where(tokens.shared > 0, tokens.groups, 0)
 
     def submit(self, parts: list[Part]) -> Flight:
-        """Begin the forward of a batch. `DeviceLost` is raised at once; `finish` handles all other errors."""
+        """Begin the forward of a batch. Raises `DeviceLost`; `finish` handles all other errors."""
         if rows_in(parts) > self.size.headroom.most_rows(longest_in(parts)):
             return Flight(parts, _TooLarge())
         try:

@@ -142,8 +142,9 @@ class Pipeline:
         self._writer: ThreadPoolExecutor | None = None
 
     def start(self) -> Pipeline:
-        """Start the threads that score and that write results, and return this pipeline. Without these
-        threads, the caller of `step` scores, and answers are called at once.
+        """Start the thread that scores and the thread that writes results, and return this pipeline. If
+        `start` is not called, batches are scored in the thread that calls `step`, and answers are called
+        there.
         """
         self._writer = system.Executor(1, thread_name_prefix="writer")
         self._forward = system.Thread(target=self._guard(self._run), name="forward", daemon=True)

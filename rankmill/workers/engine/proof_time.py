@@ -17,19 +17,21 @@ _ENOUGH = 0.1
 """The time that a proof still needs is estimated once this share of its work is done."""
 
 _STEP, _LONG, _MINUTE = 5, 120, 60
-"""An estimate is rounded up to a multiple of `_STEP` seconds; if it is above `_LONG` seconds, to whole
-minutes.
+"""An estimate is rounded up to a multiple of `_STEP` seconds. An estimate above `_LONG` seconds is rounded up
+to whole minutes.
 """
 
 T = TypeVar("T")
 
 
 class ProofTime:
-    """An estimate of how long the proof of a model's scores takes. ``str()`` makes the end of a sentence from
-    it, such as ``: about 20 s``, or an empty text while nothing is known.
+    """An estimate of how long the proof of a model's scores takes.
 
-    A proof runs transformers first, and then the worker's own backend, which has another speed. Other threads
-    may call ``str()``.
+    ``str()`` makes the end of a sentence from the estimate, such as ``: about 20 s``. The text is empty while
+    nothing is known. ``str()`` may be called in other threads too.
+
+    A proof runs transformers first, and then the worker's own backend, so the two parts of a proof are
+    estimated separately.
 
     Parameters
     ----------

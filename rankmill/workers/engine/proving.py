@@ -595,8 +595,8 @@ class Proving:
 
 
 def _rounded_up(size: int) -> int:
-    """Round the size of a batch up to a power of two. So batches that grow need few comparisons with
-    transformers.
+    """Round the size of a batch up to a power of two, so that batches that grow need few comparisons with
+    transformers' scores.
     """
     return 1 << max(size - 1, 0).bit_length()
 

@@ -1,7 +1,7 @@
 """Compares tokens with those from transformers, if a spec has options that change tokens.
 
-The scores of a model are compared when it is loaded (`proving`). This module compares only token ids, when a
-spec first comes to this host.
+The scores of a model are compared when the model is loaded (`proving`). This module compares only token ids,
+and only when a spec first comes to this host.
 """
 
 from __future__ import annotations

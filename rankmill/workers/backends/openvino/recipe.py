@@ -91,7 +91,7 @@ def apply_recipe(classifier: Any, source: str | Path, revision: str | None) -> N
     """Apply a model's file `RECIPE` to its classifier: add the smoothing factors, and mark the layers that
     stay out of 8 bits.
 
-    Most models have no such file; then nothing changes.
+    If the model has no such file, as is usual, the classifier is not changed.
 
     Raises
     ------

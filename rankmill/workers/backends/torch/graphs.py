@@ -37,8 +37,8 @@ _STEPS = 8
 _LEAST_LONGEST = 32
 
 _LONG = 0.02
-"""A forward that takes more than this many seconds is not recorded as a CUDA graph. Its launches cost hardly
-any time, and the recording would delay other forwards too much.
+"""A forward that takes more than this many seconds is not recorded as a CUDA graph. The launches of such a
+slow forward are a small part of its time, and the recording would delay other forwards too much.
 """
 
 _AS_GOOD = 1.02
