@@ -114,7 +114,9 @@ class Finding(_Strict):
 
 
 class Experiment(_Strict):
-    """A base config, a grid of settings that change it, and how to measure each cell of the grid."""
+    """The content of an experiment file: a base config, a grid of settings that change this config, and how
+    to measure each cell of the grid.
+    """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     description: str
@@ -162,9 +164,9 @@ class Experiment(_Strict):
     ) -> tuple[Settings, Measure]:
         """Return all settings of a cell of the grid, and how to measure the cell.
 
-        The cell's values override the command's options, and these override the experiment file. `flags` are
-        the options for settings, and `measure` those for measuring. `scale` multiplies the numbers of rows
-        and requests.
+        The cell's values override the command's options, and the options override the experiment file.
+        `flags` are the options for settings, and `measure` those for measuring. `scale` multiplies the
+        numbers of rows and requests.
 
         Raises
         ------

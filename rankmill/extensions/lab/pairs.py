@@ -78,7 +78,8 @@ def sample(pairs: str, rows: int, columns: tuple[str, str] = COLUMNS) -> pa.Tabl
 
 
 def file_sample(inputs: Sequence[str], rows: int, columns: TextColumns, label: str | None = None) -> pa.Table:
-    """Read pairs from files, and return at most `rows` of them. They are chosen by `draw` with a fixed seed.
+    """Read pairs from files, and return at most `rows` of them. The pairs are chosen by `draw` with a fixed
+    seed.
 
     Parameters
     ----------

@@ -131,8 +131,8 @@ def remove_version(
     registry, reference
         The registry, and the names of the model and of the version.
     client
-        Server whose runs are checked: while one of them uses the version, it is not removed. With ``None``,
-        no runs are checked.
+        Server whose runs are checked: while one of these runs uses the version, the version is not removed.
+        With ``None``, no runs are checked.
     by
         The person or API key that removes the version.
 

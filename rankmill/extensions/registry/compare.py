@@ -22,8 +22,8 @@ _WARM_ROWS = 64
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two models of a comparison: its name, its figures compared with the first model, its speed
-    and its scores ``[n]``.
+    """One of the two models of a comparison: its name, how its rankings agree with those of the first model,
+    its speed, and its scores ``[n]``.
     """
 
     model: str

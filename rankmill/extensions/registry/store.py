@@ -122,8 +122,8 @@ def next_version(taken: Iterable[str]) -> str:
 
 @contextmanager
 def _new_file(target: str, put: Callable[[Path, Path], None]) -> Iterator[BinaryIO]:
-    """Yield a new file with a temporary name. At the end of the ``with`` block, it is synced to the disk, and
-    `put` gives it the name `target`.
+    """Yield a new file with a temporary name. At the end of the ``with`` block, the file is synced to the
+    disk, and `put` gives the file the name `target`.
     """
     path = Path(target)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -50,7 +50,9 @@ class OrderKind(Protocol):
         """Raise `InputError` if the order is not valid."""
 
     def carry_out(self, run: FileRun, settings: Settings, score: Score, keep: Keep) -> None:
-        """Make the output of a run. This may be called again for a run whose runner died at any point."""
+        """Make the output of a run. `carry_out` may be called again for the same run, if the run's last
+        runner died at any point.
+        """
 
     def why_failed(self, error: Exception, order: FileOrder) -> str:
         """Return the reason why an order has failed, in words for the one who submitted it."""

@@ -56,10 +56,11 @@ class QuantizeOptions(options.CommandOptions):
 def quantize(asked: QuantizeOptions, settings: Settings, quiet: bool, as_json: bool) -> None:
     """Make a model directory for 8 bits.
 
-    The command calibrates MODEL on some of the pairs. With others, it compares the rankings in int8 with
-    those in fp32. If they differ too much for the threshold, it keeps some layers out of 8 bits. Score with
-    DIR as with any model: --model DIR --precision int8. In other precisions DIR scores as MODEL does. MODEL
-    may be NAME@VERSION or NAME@ALIAS in the registry, and rankmill models push takes DIR.
+    The command calibrates MODEL on some of the pairs. With other pairs, the command compares the rankings in
+    int8 with those in fp32. If the rankings differ too much for the threshold, the command keeps some layers
+    out of 8 bits. Score with DIR as with any model: --model DIR --precision int8. In other precisions DIR
+    scores as MODEL does. MODEL may be NAME@VERSION or NAME@ALIAS in the registry, and rankmill models push
+    takes DIR.
     """
     require_packages()
     check_output(asked.output, asked.force)

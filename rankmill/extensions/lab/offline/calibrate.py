@@ -74,9 +74,9 @@ def watch(classifier: Any, tokens: Tokens) -> dict[str, Watched]:
     Parameters
     ----------
     classifier
-        A classifier from `ModelFiles.classifier`, of one of the families `BERT_LIKE`. It is changed to read
-        only the first token in its last layer. A last projection to one output is not observed, because it is
-        never in 8 bits.
+        A classifier from `ModelFiles.classifier`, of one of the families `BERT_LIKE`. The classifier is
+        changed to read only the first token in its last layer. A last projection to one output is not
+        observed, because it is never in 8 bits.
     tokens
         Tokens of the pairs; each pair is a forward of its own, without padding.
     """

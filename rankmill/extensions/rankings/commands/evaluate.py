@@ -44,9 +44,9 @@ class EvaluateOptions(options.CommandOptions):
 def evaluate(scored: AnyPath, asked: EvaluateOptions, as_json: bool) -> None:
     """Measure a ranking before and after reranking.
 
-    SCORED is an output of score-file or a TREC run. A judged query that SCORED lacks counts as 0. If there
-    are such queries, further lines have the means without them. p is the p-value of a paired t-test over all
-    judged queries.
+    SCORED is an output of score-file or a TREC run. A judged query that SCORED lacks counts as 0. If SCORED
+    lacks judged queries, further lines have the means without these queries. p is the p-value of a paired
+    t-test over all judged queries.
     """
     from rankmill.extensions.rankings import evaluate as evaluation
     from rankmill.producer.files.corpus.datasets import source_path

@@ -94,7 +94,7 @@ class MineOptions(options.NewTable):
 
     def source(self, scored: AnyPath) -> AnyPath | Corpus:
         """Return the files with the texts, or `scored` itself if none are named. Raises `InputError` if a
-        file does not exist, or an option lacks another that it needs.
+        file does not exist, or an option is given without another option that it needs.
         """
         if bool(self.queries) != bool(self.corpus):
             raise InputError("--queries and --corpus belong together")
@@ -176,7 +176,7 @@ def _writer(unfinished: Path, target: OutputFormat, output: AnyPath, schema: pa.
 
 def _same_texts(mined: list[Mined]) -> str:
     """Return a sentence that says how many passages were left out because another passage has their text;
-    empty if none was.
+    empty if no passage was left out.
     """
     copies, repeats = sum(query.copies for query in mined), sum(query.repeats for query in mined)
     if not copies and not repeats:
