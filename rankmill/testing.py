@@ -118,9 +118,10 @@ class FakeWorkers:
     Parameters
     ----------
     score
-        Gets a query and a passage, a text, or a list of messages. Returns the score, or a text with the
-        reason why the row has no score; if it raises `RunFailed`, the run fails. The default is
-        `shared_words`; with `labels`, the default returns a number from 0 to 1 for each label.
+        A function that gets the texts of a row: a query and a passage, or a single text, or the messages of a
+        conversation as a list. It returns the score, or a text with the reason why the row has no score. If
+        the function raises `RunFailed`, the run fails. The default is `shared_words`; with `labels`, the
+        default returns a number from 0 to 1 for each label.
     labels
         Names of the model's outputs, if it has several; `score` returns a number for each.
     count

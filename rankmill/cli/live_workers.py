@@ -32,9 +32,9 @@ _ORDER_SECONDS = 60
 def workers(client: redis.Redis, **shown_as: bool) -> None:
     """List the live workers; start, drain or warm some.
 
-    The list shows the models that each worker has loaded, the CPU cores and the memory that it uses, and the
-    share of its chunks whose model was already loaded (hits). For its GPU, the list shows the temperature,
-    and how much all processes together use.
+    The list shows the models that each worker has loaded, the CPU cores and the memory that the worker uses,
+    and the share of chunks whose model was already loaded (hits). Of the worker's GPU, the list shows the
+    load, the used memory (both for all processes together), and the temperature.
     """
     watch.View(
         lambda cluster: tables.live_table(cluster.workers),
@@ -46,7 +46,7 @@ workers.add_command(score_workers, "start")
 
 
 def _reachable(context: click.Context) -> list[WorkerState]:
-    """The workers that take orders, for a shell's completion; empty if the server does not answer."""
+    """Return the workers that take orders, for a shell's completion; empty if the server does not answer."""
     try:
         given = {"redis_url": context.params.get("redis_url")}
         client = options.connection(load_settings(given, context.params.get("config")))

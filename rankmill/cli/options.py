@@ -314,7 +314,7 @@ def made_of(model: type[BaseModel]) -> dict[str, Option]:
 
 
 def _option(name: str, schema: dict[str, Any], field: FieldInfo) -> Option:
-    kind = schema.get("anyOf", [schema])[0]  # if a field may be None, its other kind comes first
+    kind = schema.get("anyOf", [schema])[0]  # if a field may be None, its other type comes first
     title, kind_name = kind.get("title"), kind["type"]
     own: dict[str, Any] = {"metavar": None if title == name.replace("_", " ").title() else title}
     least, most = kind.get("minimum", kind.get("exclusiveMinimum")), kind.get("maximum")

@@ -98,7 +98,7 @@ def exporter_registry(view: ClusterView) -> CollectorRegistry:
 
 
 def discovery(cluster: Snapshot) -> list[dict[str, list[str]]]:
-    """Addresses of the live workers' metrics, in the format of Prometheus' HTTP service discovery."""
+    """Return the addresses of the live workers' metrics, as Prometheus' HTTP service discovery reads them."""
     addresses = []
     for worker in cluster.workers:
         with suppress(ValueError):  # a report may have any text as the address of the metrics

@@ -1,4 +1,4 @@
-"""Lists, retries and clears jobs that have failed for good or were set aside."""
+"""Lists and clears jobs that failed for good, and jobs that no worker could read; retries failed jobs."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _results(job: str) -> str:
 
 
 def _reason(queue: OrderedQueue, job: Job) -> str:
-    """The last line of a job's last error, or a text that says that the error is missing or damaged."""
+    """Return the last line of a job's last error, or say that the error is missing or damaged."""
     connection: Any = queue.connection
     streams = connection.xread({_results(job.id): "0-0"})
     if not streams:

@@ -128,7 +128,7 @@ class WatchedRun(Protocol):
     """A run that processes of an extension carry out, for ``rankmill status``, ``wait`` and ``cancel``."""
 
     def status(self) -> RunStatus:
-        """The state of the run."""
+        """Return the state of the run."""
 
     def wait(self, timeout: float | None, show: Callable[[int, Progress], None]) -> RunStatus:
         """Wait for the end of the run; `show` gets the number of rows and the progress, several times a
@@ -166,13 +166,13 @@ class Watch:
         return self.nothing
 
     def find(self, client: redis.Redis, settings: Settings, run_id: str) -> WatchedRun | None:
-        """Find the extension's run whose id is or begins with `run_id`; ``None`` if it has none. Raises
-        `InputError` if several ids begin with it.
+        """Find the extension's run whose id is or begins with `run_id`; ``None`` if the extension has no
+        such run. Raises `InputError` if several ids begin with `run_id`.
         """
         return None
 
     def runs(self, client: redis.Redis, settings: Settings) -> ListedRuns | None:
-        """The latest runs of the extension; ``None`` if it does not have runs."""
+        """Return the latest runs of the extension; ``None`` if the extension does not have runs."""
         return None
 
     def pages(self, client: redis.Redis, settings: Settings) -> Mapping[str, WSGIApplication]:
@@ -294,7 +294,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def waiting(number: int, noun: str) -> str:
-    """The words that say how many things wait.
+    """Write how many things wait, with the verb in the singular or the plural.
 
     >>> waiting(1, "run"), waiting(2, "run")
     ('1 run waits', '2 runs wait')

@@ -70,8 +70,8 @@ def estimate(
     Raises
     ------
     InputError
-        The input cannot be read or has no rows, the output could not be written, or the request is not for
-        files, one model and one score in each row.
+        The input cannot be read or has no rows, or the output could not be written. Or the request reads
+        standard input, names several models, or asks for several scores in each row.
     RunFailed
         The workers cannot score with the model.
     """

@@ -164,7 +164,7 @@ _TALLY = TypeAdapter(Tally)
 def metadata(
     settings: Settings, tally: Tally, models: Sequence[str] = (), columns: Sequence[str] = ()
 ) -> dict[str, str]:
-    """Metadata of the output file: release, model, precision and so on.
+    """Return the metadata of the output file: release, model, precision and so on.
 
     For several `models`, ``rankmill.columns`` is a JSON object that says how each of the `columns` was made.
     """
