@@ -31,8 +31,8 @@ _LOCK = ".lock"
 """Name of a file in each temporary folder; the process that uses the folder keeps this file locked."""
 
 _YOUNG_SECONDS = 60
-"""A temporary folder that no process has locked is removed from this age (s) on. The process that has made a
-younger folder may not have locked it yet.
+"""A temporary folder of this age (s) or older is removed if no process has locked the folder. A younger
+folder stays, because the process that has made the folder may not have locked it yet.
 """
 
 _MODE = 0o775
@@ -91,9 +91,9 @@ def strangers(folder: Path, top: Path | None = None, setting: str = "cache_dir")
 
 
 def _strangers(folder: Path, *, above: bool = False) -> str | None:
-    """Return why strangers (other users) can write to a folder, such as ``belongs to user 7``; ``None`` if
-    they cannot. With `above`, the folder is one above the cache. A sticky bit is enough there, because
-    strangers then cannot replace the cache.
+    """Return why strangers (other users) can write to a folder, such as ``belongs to user 7``; ``None`` if no
+    stranger can. With `above`, the folder is one above the cache. For a folder above the cache, a sticky bit
+    is enough, because the sticky bit keeps strangers from replacing the cache.
     """
     try:
         status = folder.stat()
@@ -145,8 +145,8 @@ def owner_in(folder: Path) -> int | None:
 
 
 def _unmapped() -> set[int]:
-    """The id that stands for all users outside of this process's user namespace (``overflowuid``), if the
-    host's root is one of them; otherwise empty.
+    """Return the id as which the host's root appears to this process if root is outside of the process's user
+    namespace (``overflowuid``). The set is empty if root is in the namespace, or if the system does not tell.
     """
     try:
         mapped = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
@@ -193,8 +193,8 @@ clocks of file systems are coarse, so two changes in quick succession may have t
 """
 
 _SMALL = 1 << 20
-"""The digest of a file with fewer bytes than this is not stored in the cache, because that would take as long
-as reading the file again.
+"""The digest of a file with fewer bytes than this is not stored in the cache, because reading the stored
+digest would take as long as reading the file again.
 """
 
 
@@ -204,8 +204,8 @@ def facts_of(status: os.stat_result) -> Facts:
 
 
 def file_digest(path: Path, cache: Path | None = None) -> str:
-    """Return the SHA-256 of a file. For the weights of a large model this takes seconds to minutes. Threads
-    may call this.
+    """Return the SHA-256 of a file. For the weights of a large model, the hashing takes seconds to minutes.
+    Threads may call this function.
 
     With the cache folder `cache`, the digest of a large file is stored there, and is used again as long as
     the file's `Facts` stay the same. A cache folder to which other users can write is not used.
@@ -231,8 +231,8 @@ def file_digest(path: Path, cache: Path | None = None) -> str:
 
 
 def _remembered(path: Path, cache: Path | None) -> Path | None:
-    """Return the path of the file in `cache` that stores the digest of the file at `path`; ``None`` without a
-    cache, or if other users can write there.
+    """Return the path of the file in `cache` that stores the digest of the file at `path`; ``None`` if there
+    is no cache, or if other users can write to the cache.
     """
     if cache is None or strangers(cache / "digests", cache):
         return None
@@ -278,7 +278,7 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as name:
         folder = Path(name)
         held = lock(folder / _LOCK)
-        assert held  # nobody else knows the folder yet
+        assert held  # no other process knows the new folder yet
         with closing(held):
             for other in folder.parent.glob(f"{prefix}*"):
                 with suppress(OSError):

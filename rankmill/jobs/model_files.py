@@ -45,8 +45,8 @@ _OF_CONFIGS = ("configuration_files", "fast_tokenizer_files")
 _MODULES = "modules.json"
 
 _WITHOUT_NAMES = re.compile(r"(^|/)tokenizer\.json$|(?<!\.safetensors)\.index\.json$")
-"""JSON files whose strings are not names of files: the vocabularies of tokenizers, and indexes of weights
-that nothing reads.
+"""JSON files whose strings are not names of files: the vocabularies of tokenizers, and the indexes of weights
+that are not safetensors, which rankmill does not read.
 """
 
 _LARGEST_JSON = 64 << 20
@@ -58,8 +58,8 @@ _LONGEST = 100
 
 
 def model_folder(model: str) -> Path | None:
-    """The directory that a model's name stands for on this host; ``None`` if there is no such directory, and
-    for ``demo``.
+    """The directory that a model's name stands for on this host; ``None`` if the host has no such directory.
+    The result for ``demo`` is always ``None``.
     """
     folder = expanded(model)
     # `Path.is_dir` raises for names that no file can have
@@ -149,7 +149,9 @@ def check_named_files(file: Path) -> None:
 
 @dataclass(frozen=True)
 class _Names:
-    """The names of files in a JSON file: those of weights, and those of files that `_walk` leaves out."""
+    """The names of files that a JSON file contains, in two sets: names of weights, and names of files that
+    `_walk`, which lists the files of a model, leaves out.
+    """
 
     weights: frozenset[str] = frozenset()
     left_out: frozenset[str] = frozenset()
@@ -173,7 +175,7 @@ def _read_names(folder: Path, name: str, facts: Facts) -> _Names:
         content = json.loads((folder / name).read_text(encoding="utf-8"))
     except RecursionError:
         raise SpecError(f"{this} cannot be read: it has too many levels") from None
-    except ValueError:  # loading the model reports what is wrong
+    except ValueError:  # no error here: loading the model reports what is wrong with the file
         return _Names()
     entries = content if isinstance(content, dict) else {}
     modules = content if isinstance(content, list) and name == _MODULES else []

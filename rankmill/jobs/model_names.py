@@ -1,9 +1,9 @@
 """Names of models that an extension knows, such as NAME@VERSION: which model each stands for, and its files.
 
 A package adds such names by an entry point of the group ``rankmill.models``, which names a class with the
-methods of `NamedModels`. The class is called with the settings. The names have an ``@`` or a ``:``. So no
-extension is imported for ids on the hub and ``demo``, which have neither. Paths are recognized by their first
-character.
+methods of `NamedModels`. The class is called with the settings. The names of extensions contain an ``@`` or a
+``:``. Ids on the hub and ``demo`` contain neither of the two, and paths are recognized by their first
+character. So rankmill imports no extension for ids on the hub, ``demo`` and paths.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ class NamedModels(Protocol):
         """
 
     def copy(self, model: str, content: str | None, cache: CacheRoom) -> ModelCopy:
-        """Fetch the model's files unless this host has them, and say where they are. Workers call this.
+        """Return the folder of this host that has the model's files. The files are fetched first if the host
+        does not have them. Workers call this method.
 
         Parameters
         ----------
@@ -191,8 +192,8 @@ class ModelNames:
     settings
         The settings, including those of extensions.
     extensions
-        Returns the extensions' classes; by default it loads the entry points of ``rankmill.models``. It is
-        called once, when the first name comes that may be an extension's.
+        A function that returns the extensions' classes; the default loads the entry points of
+        ``rankmill.models``. The function is called once, for the first name that may be an extension's.
     """
 
     def __init__(
@@ -226,7 +227,7 @@ class ModelNames:
         InputError
             The name stands for nothing.
         RegistryAway
-            The service that knows the name cannot be reached, and the answer is not known yet.
+            The service that knows the name cannot be reached, and has not answered for this name before.
         """
         owner = self.owner(model)
         if owner is None:
@@ -258,14 +259,15 @@ class ModelNames:
         Raises
         ------
         InputError
-            `model` stands for several models; other errors are those of `choice`.
+            `model` stands for several models, or for nothing.
         """
         choice = self.choice(model)
         return model if choice is None else choice.one(model)
 
     def pinned(self, spec: ScoreSpec) -> ScoreSpec:
-        """Return a copy of `spec` in which `pin` has replaced the model's name. Unless `spec` has a revision,
-        it gets the digest of the model's content. Raises as `pin` does.
+        """Return a copy of `spec` whose model is the one model that the name in `spec` stands for now. If
+        `spec` has no revision, the copy gets the digest of the model's content as its revision, if the digest
+        is known. A `spec` whose model is no extension's name is returned unchanged. Raises as `pin` does.
         """
         choice = self.choice(spec.model)
         if choice is None:

@@ -116,7 +116,7 @@ class Periodic:
     at_once
         Whether the first call comes at the start instead of after `seconds`.
     woken
-        An event that others set to make the next call now; by default only `wake` does this.
+        An event that other code sets to make the next call now. By default, only `wake` sets the event.
     """
 
     def __init__(

@@ -21,7 +21,8 @@ class _NoPandas(MetaPathFinder):
 def leave_out_pandas() -> None:
     """Make pyarrow believe that pandas is not installed. Other code can still import pandas.
 
-    Otherwise pyarrow would import pandas with its first array, which takes a third of a second.
+    Without this function, pyarrow imports pandas when it makes its first array. That import takes a third of
+    a second.
     """
     import pyarrow as pa
 

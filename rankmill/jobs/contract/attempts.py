@@ -33,20 +33,20 @@ def retries(most: int, failed: int) -> Retry | None:
     if not most:
         return None
     retry = Retry(max=most, interval=[round(_BACKOFF.pause(failures)) for failures in range(1, most + 1)])
-    retry.max -= failed  # not given to the constructor, which refuses 0
+    retry.max -= failed  # set here, because the constructor of `Retry` refuses 0
     return retry
 
 
 def attempt(run: Run, job: Job) -> int:
-    """Return the number of the current attempt at the job's chunk, counted from 1. It is computed, because RQ
-    stores only how many retries are left.
+    """Return the number of the current attempt at the job's chunk, counted from 1. The number is computed,
+    because RQ stores only how many retries are left.
     """
     retries_left = run.max_retries if job.retries_left is None else job.retries_left
     return 1 + run.max_retries - retries_left
 
 
 def suspect(job: Job) -> None:
-    """Mark the job as one that may have killed its worker; its retry has no pause."""
+    """Mark the job as one that may have killed its worker, and let the job's retry begin without a pause."""
     job.meta[SUSPECT] = True
     job.retry_intervals = None
 

@@ -36,11 +36,12 @@ class Fault(Enum):
     error.
     """
     WORKER = "worker"
-    """The worker or its host: another worker scores the chunk, unless all live workers refuse it."""
+    """The worker or its host: another worker scores the chunk, unless all live workers refuse the run."""
     JOB = "job"
-    """The job or its payload, which cannot be read: the job is set aside, and the chunk submitted again."""
+    """The job or its payload cannot be read: the job is set aside, and the producer submits the chunk again.
+    """
     RUN = "run"
-    """The run: no worker could score it, so it ends."""
+    """The run: no worker could score the run, so the run ends."""
 
 
 RowFault = Literal["null", "tokenizer", "too_long", "model", "not_a_number"]
@@ -215,7 +216,7 @@ class StillWaiting(RankmillError):
     reason
         Why the wait has ended.
     then
-        What happens to the run.
+        What happens to the run after the wait.
     """
 
     def __init__(self, reason: str, then: str = "the run goes on: ask again, or cancel it") -> None:
@@ -257,13 +258,13 @@ class RegistryAway(RegistryError):
 
 
 class EmbeddedError(RankmillError):
-    """The Redis server or the workers that rankmill itself starts on this host, if no server is named, could
-    not be started or kept alive.
+    """A process that rankmill itself starts on this host could not be started or kept alive. If no server is
+    named, rankmill starts a Redis server and workers.
     """
 
 
 def fault_of(error: BaseException) -> Fault:
-    """Return the `Fault` of an error, which decides what happens to its chunk. Errors that rankmill did not
-    raise count as `Fault.ATTEMPT`.
+    """Return the `Fault` of an error; the fault decides what happens to the chunk that was being scored.
+    Errors that rankmill did not raise count as `Fault.ATTEMPT`.
     """
     return error.fault if isinstance(error, RankmillError) else Fault.ATTEMPT

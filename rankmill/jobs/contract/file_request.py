@@ -217,8 +217,9 @@ class FileRequest(WireModel):
         yield from (*self.inputs, *self.queries, *self.corpus, *filter(None, single))
 
     def run_models(self, model: str) -> tuple[str, ...]:
-        """Return the name of the model for each score column: those that the request lists as ``models``, or
-        else `model`, twice if the request has two columns of conversations.
+        """Return the name of the model for each score column. If the request lists ``models``, the columns
+        are for these models. If not, all columns are for `model`: one column, or two if the request has two
+        columns of conversations.
         """
         return self.models or (model,) * max(len(self.messages_column), 1)
 

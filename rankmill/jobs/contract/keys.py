@@ -96,7 +96,7 @@ def cancelled(run_id: str) -> str:
 
 
 def detached(run_id: str) -> str:
-    """String: the chunks of a run whose results any process may collect, as JSON."""
+    """String: the chunks of a detached run (any process may collect the results), as JSON."""
     return f"{PREFIX}:run:{run_id}:detached"
 
 
@@ -143,7 +143,7 @@ def runs() -> str:
 
 
 def probe() -> str:
-    """String: written to test whether the server accepts writes; expires at once."""
+    """String: written to test whether the server accepts writes; expires after a millisecond."""
     return f"{PREFIX}:probe"
 
 
@@ -192,7 +192,9 @@ def bell(queue: str) -> str:
 
 
 def waiting(queue: str, run_id: str) -> str:
-    """List: ids of a run's waiting jobs in a queue, in order; requests of a tenant share one list."""
+    """List: ids of a bulk run's waiting jobs in a queue, in order. For a request, this is the list that all
+    requests of the tenant share (`waiting_requests`).
+    """
     if priority_of(run_id) == "request":
         return waiting_requests(queue, tenant_in(run_id))
     return f"{of_queue(queue)}waiting:{run_id}"
@@ -219,8 +221,8 @@ def turns(queue: str, scope: str) -> str:
 
 
 def level(queue: str, scope: str) -> str:
-    """String: the number with which a new tenant or run enters the sorted set `turns`. It is the number that
-    the tenant or run that was served last had before that.
+    """String: the number with which a new tenant or run enters the sorted set `turns`. Each turn stores here
+    the number that the served tenant or run had before the turn, unless a larger number is stored.
     """
     return f"{of_queue(queue)}level:{scope}"
 
@@ -238,8 +240,9 @@ def idle(queue: str) -> str:
 
 
 def reader_bell(reader: str) -> str:
-    """Stream: wakes a producer that waits for the results of many runs with one command, which reads this
-    stream too. To add a run, the producer writes an entry here, which ends the command.
+    """Stream: wakes a producer that waits for the results of many runs. The producer waits in one command,
+    which reads the streams of the results and this stream. An entry in this stream ends the command, so that
+    the producer can add a run.
     """
     return f"{PREFIX}:reader:{reader}:bell"
 

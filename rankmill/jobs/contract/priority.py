@@ -75,8 +75,8 @@ def tenant_in(run_id: str) -> str:
 
 
 def run_id_of_request(job_id: str) -> str:
-    """Return the id of the run as which a job that contains its own pairs is scored. Such a job counts as a
-    request.
+    """Make a run's id from the id of a job that contains its own pairs. The job is scored as a run with this
+    id, and counts as a request.
     """
     return _MARK + job_id
 

@@ -109,9 +109,10 @@ def _parse_chunk(value: object) -> ChunkId:
 class ChunkFailure(WireModel):
     """A chunk that no worker could score; if ``fatal``, no chunk of the run can be scored.
 
-    ``attempts`` is the number of attempts, and ``worker`` made the last one (empty if unknown). ``died`` says
-    that the worker died during the last attempt, so one of the chunk's rows may kill workers. ``option``
-    names the spec's field that does not fit the model, if that is the reason.
+    ``attempts`` is the number of attempts. ``worker`` is the worker of the last attempt; empty if unknown.
+    ``died`` says that the worker died during the last attempt, so one of the chunk's rows may kill workers.
+    ``option`` is the name of the spec's field that does not fit the model; ``None`` if the chunk failed for
+    another reason.
     """
 
     chunk: Annotated[ChunkId, BeforeValidator(_parse_chunk)]

@@ -24,8 +24,8 @@ from rankmill.jobs.system import system
 _QUIET_SECONDS = 30
 
 MAX_ROW_ERRORS = 200
-"""Redis keeps at most this many row errors of a run, the first ones. The list beside the output has all of
-them.
+"""Redis keeps only the first row errors of a run, at most this many. The list of errors beside the output has
+all row errors.
 """
 
 MAX_ERROR_CHARS = 500
@@ -79,8 +79,8 @@ class Run(WireModel):
 
 
 class Settled(NamedTuple):
-    """The facts that a run's first worker decides for all chunks of the run. A field is ``None`` if there was
-    nothing to decide.
+    """The facts that a run's first worker decides for all chunks of the run. A field is ``None`` if the first
+    worker had nothing to decide for it.
 
     ``precision`` replaces a precision such as ``auto`` (`OPEN_PRECISIONS`). ``revision`` is the model's
     commit, or the digest of its content. ``kind`` is set for a deterministic run (`ChunkStats.kind`).
@@ -92,8 +92,9 @@ class Settled(NamedTuple):
 
 
 def settled_by(spec: ScoreSpec, precision: str, revision: str | None, kind: str | None) -> Settled:
-    """Return the facts that a worker with these values would settle for a run as the run's first worker. The
-    precision is not settled if the spec already names one.
+    """Return the facts (`Settled`) that a worker proposes for all chunks of a run, from the worker's
+    precision, the model's revision and the worker's `kind` (`ChunkStats.kind`). The precision is ``None`` in
+    two cases: the spec already names one precision, or the rows are requests for tokens.
     """
     is_open = spec.precision in OPEN_PRECISIONS and spec.inputs != "tokens"
     return Settled(precision if is_open else None, revision, kind)
@@ -102,9 +103,9 @@ def settled_by(spec: ScoreSpec, precision: str, revision: str | None, kind: str 
 class Progress(WireModel):
     """How many rows of a run are done; a row is done when its chunk is finished.
 
-    ``rows`` were done at ``at``, and ``since_rows`` at the earlier time ``since``, so the two give the recent
-    speed. The times are usually half a minute apart. Both are in seconds since 1970, and 0 until the run's
-    first scores.
+    At the time ``at``, the number of done rows was ``rows``; at the earlier time ``since``, it was
+    ``since_rows``. The recent speed is computed from these four values. The two times are usually half a
+    minute apart. Each time is in seconds since 1970, and is 0 until the run's first scores.
     """
 
     rows: Count = 0
@@ -116,8 +117,8 @@ class Progress(WireModel):
     def rows_per_second(self, now: float) -> float | None:
         """The recent speed in rows per second; ``None`` if it is unknown.
 
-        The speed becomes unknown when no rows have been done for half a minute, or for the time over which it
-        was measured if that is longer. `now` is in seconds since 1970.
+        The speed becomes unknown when no rows were done for too long. Too long is half a minute, or the time
+        from ``since`` to ``at`` if that time is longer. `now` is in seconds since 1970.
         """
         fresh, span = self.rows - self.since_rows, self.at - self.since
         is_recent = now - self.at <= max(span, _QUIET_SECONDS)
@@ -150,7 +151,9 @@ def new_run(
     priority: Priority | None = None,
     tenant: Tenant = NOBODY,
 ) -> Run:
-    """Make a new run, which is not in Redis yet; without a `priority`, the number of rows decides it."""
+    """Make a new run, which is not in Redis yet; without a `priority`, the number of rows decides the
+    priority.
+    """
     return Run(
         id=new_run_id(choose_priority(priority, rows), tenant.name),
         weight=tenant.weight,
@@ -164,7 +167,7 @@ def new_run(
 
 
 def read_run(run_id: str, raw: Mapping[bytes, bytes]) -> Run:
-    """Read a run from the fields of its hash; raises `WireError` as `RunStore.load` does."""
+    """Read a run from its hash; raises `WireError` if the fields are damaged or have another format."""
     if b"format" not in raw:
         raise WireError(f"run {run_id} is damaged: it has no format")
     return Run.read_fields({**raw, b"id": run_id.encode()}, f"run {run_id}")

@@ -21,8 +21,8 @@ Precision = Literal[
 ]  # fmt: skip
 
 OPEN_PRECISIONS = frozenset({"auto", "int8"})
-"""Precisions that stand for another, which depends on the machine; the first worker of a run chooses it for
-the whole run.
+"""Precisions that leave the number format open, because the best format depends on the machine. The first
+worker of a run chooses the number format for the whole run.
 """
 
 Activation = Literal["default", "identity", "sigmoid", "softmax", "probability"]
@@ -42,12 +42,12 @@ int8.
 """
 
 RECIPE_FORMAT = 1
-"""Version of the file `RECIPE`; workers refuse any other."""
+"""Version of the format of the file `RECIPE`; workers refuse a file with any other version."""
 
 
 def all_labels_fit(value: bool, info: ValidationInfo) -> bool:
-    """Check that the option ``all_labels`` fits the options before it, such as ``label``; both `ScoreSpec`
-    and the settings use this.
+    """Check that the option ``all_labels`` fits the options before it, such as ``label``. The check is the
+    same for `ScoreSpec` and for the settings.
     """
     if value and info.data.get("label") is not None:
         raise PydanticCustomError("one_label", "label names one output: leave out one of the two")
@@ -57,8 +57,8 @@ def all_labels_fit(value: bool, info: ValidationInfo) -> bool:
 
 
 def inputs_fit(inputs: Inputs, info: ValidationInfo) -> Inputs:
-    """Check that the kind of rows (``inputs``) fits the options before it, such as ``instruction``; both
-    `ScoreSpec` and the settings use this.
+    """Check that the kind of rows (``inputs``) fits the options before it, such as ``instruction``. The check
+    is the same for `ScoreSpec` and for the settings.
     """
     if inputs == "pairs":
         return inputs
@@ -232,8 +232,8 @@ def complaint(error: ValidationError, names: Iterable[str]) -> str:
 
 
 def in_precision(spec: ScoreSpec, precision: str) -> ScoreSpec:
-    """Return a copy of `spec` with the precision that a backend calls `precision`, of which only the first
-    word counts. Raises `WireError` if that precision is unknown.
+    """Return a copy of `spec` with another precision: the first word of `precision`, which is a backend's
+    description of the precision that it uses. Raises `WireError` if the first word is not a precision.
     """
     try:
         return ScoreSpec.model_validate({**spec.model_dump(), "precision": precision.partition(" ")[0]})

@@ -117,7 +117,9 @@ def encode_scores(scores: pa.Array, errors: pa.Array, tokens: pa.Array | None = 
 
 
 def outputs(scores: pa.Array) -> int:
-    """Return how many scores each row has as a list, one for each label; 0 if each row has a single score."""
+    """Return the length of the rows' lists of scores, which have a score for each label; 0 if each row has a
+    single score.
+    """
     return int(scores.type.list_size) if pa.types.is_fixed_size_list(scores.type) else 0
 
 
@@ -127,8 +129,9 @@ def decode_scores(payload: bytes) -> tuple[pa.Array, pa.Array, pa.Array | None]:
     Raises
     ------
     WireError
-        As in `decode_rows`; or a row has both a score and an error, or neither; or a score is not a finite
-        number; or a number of tokens is negative.
+        The payload has another format version or other columns, is damaged, or exceeds a limit; or a row has
+        both a score and an error, or neither; or a score is not a finite number; or a number of tokens is
+        negative.
     """
     batch = _read(payload, _SCORES, _SCORES_AND_TOKENS)
     scores, errors, *counted = batch.columns
@@ -152,15 +155,17 @@ def is_pair(item: object) -> bool:
 
 
 def mended(text: str | None) -> str | None:
-    """Replace unpaired surrogates with U+FFFD: JSON and Python can contain them, and UTF-8 cannot."""
+    """Replace unpaired surrogates with U+FFFD. Texts from JSON or Python can contain unpaired surrogates, and
+    texts in UTF-8 cannot.
+    """
     if text is None or text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def text_fault(texts: Mapping[str, str | None]) -> tuple[RowFault, str] | None:
-    """Check the `texts` of a row, given by their names, before they are tokenized. Returns the kind of error
-    and its message; ``None`` if nothing is wrong.
+    """Check a row's `texts`, a mapping from names such as ``query`` to texts, before the row is tokenized.
+    Returns the kind and the message of the first error; ``None`` if nothing is wrong.
     """
     for name, text in texts.items():
         if text is None:
@@ -280,7 +285,9 @@ def _read(payload: bytes, *schemas: pa.Schema) -> pa.RecordBatch:
 
 
 def _unpacked_size(payload: bytes) -> int:
-    """Check the header and the sizes before and after decompression; returns the size after it."""
+    """Check a payload's header, and its sizes before and after decompression; returns the size (bytes) after
+    decompression.
+    """
     if len(payload) < _HEADER.size or not payload.startswith(_MAGIC):
         raise WireError("a payload does not have rankmill's header")
     _, version, size = _HEADER.unpack_from(payload)

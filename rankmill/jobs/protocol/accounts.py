@@ -1,9 +1,9 @@
 """Accounts of what each tenant has used in the last 400 days (pairs, tokens, device time), by day, model and
 device.
 
-A result's usage is counted by the script that deletes the result's entry from the run's stream. If the entry
-stays, the script notes that it is counted. So a repeated transaction counts nothing twice. If the server
-loses the accounts, nothing restores them.
+Each result is counted once, even if a transaction is repeated: the script that counts a result's usage also
+deletes the result's entry from the run's stream. If the entry has to stay, the script records the entry as
+counted. If the server loses the accounts, nothing restores them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ _LONGEST = 200
 _COUNT = Script("jobs/protocol/lua/count.lua")
 
 END = "end"
-"""Takes the place of a stream entry's id for usage that is known only when a run ends."""
+"""Stands for the id of a stream entry, for usage without an entry: usage that is known only when a run ends,
+and usage of a job that contains its own pairs.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -83,13 +85,13 @@ class Accountant:
     ) -> bool:
         """Add a command to `pipe` that counts the usage of results and deletes their entries from the stream.
 
-        `used` has the usage by the entry's id; with the id `END`, the whole stream is deleted. With `stays`,
-        no entry is deleted, and a set records which ones are counted. `group` stands for the tenant if the
-        run's id does not name one.
+        `used` has the usage of each result by the id of the result's entry. For the id `END`, the whole
+        stream is deleted. With `stays`, neither entries nor the stream are deleted, and a set records which
+        ids are counted. `group` has the digits of the tenant if the run's id does not end with them.
 
         Returns
         -------
-        Whether a command was added; give its reply to `heard`.
+        Whether a command was added. The caller must pass the command's reply to `heard`.
         """
         parts: list[object] = []
         for entry, usage in used.items():

@@ -21,11 +21,11 @@ from rankmill.jobs.protocol.worker_report import queue_workers
 
 
 def score_chunk(run_id: str, chunk: str) -> NoReturn:
-    """Raise an error: only a ScoringWorker can score the job of a chunk, and it does not call this function.
+    """Raise an error: only a ScoringWorker can score a chunk, and ScoringWorkers do not call this function.
 
-    A plain RQ worker calls it. If the queue has a ScoringWorker, the job then goes back to the queue. Without
-    one, a failure is written to the run, so that the producer does not wait. Its message has the command that
-    starts a ScoringWorker.
+    A plain RQ worker calls this function. If the queue has a ScoringWorker, the job goes back to the queue.
+    If the queue has none, a failure is written to the run, so that the producer does not wait. The failure's
+    message has the command that starts a ScoringWorker.
 
     Raises
     ------
@@ -43,9 +43,10 @@ def score_chunk(run_id: str, chunk: str) -> NoReturn:
 
 
 def score_pairs(pairs: list[tuple[str, str]], *, model: str, **spec: Any) -> NoReturn:
-    """Raise an error: only a ScoringWorker can score a job of pairs, and it does not call this function.
+    """Raise an error: only a ScoringWorker can score a job of pairs, and ScoringWorkers do not call this
+    function.
 
-    A plain RQ worker calls it. If the queue has a ScoringWorker, the job then goes back to the queue.
+    A plain RQ worker calls this function. If the queue has a ScoringWorker, the job goes back to the queue.
 
     Parameters
     ----------
@@ -65,7 +66,9 @@ def score_pairs(pairs: list[tuple[str, str]], *, model: str, **spec: Any) -> NoR
 
 
 def _wrong_worker(function: str) -> tuple[Job, str]:
-    """Let the current job expire after its failure; returns the job, and why its worker cannot score it."""
+    """Let the current job expire after its failure. Returns the job, and the reason why the current worker
+    cannot score the job.
+    """
     job = get_current_job()
     if job is None:
         raise WrongWorkerError(f"{function} runs in RQ workers only")
@@ -80,6 +83,7 @@ def _leave_to_others(job: Job) -> bool:
     has_others = bool(queue_workers(job.connection, job.origin).scoring)
     if has_others:
         job.retries_left = (job.retries_left or 0) + 1
-        # No pause: at its end, this worker would have waited longest for a job, and would get this one again.
+        # The retry has no pause. After a pause, this worker would have waited longest for a job, and would
+        # get the same job again.
         job.retry_intervals = None
     return has_others

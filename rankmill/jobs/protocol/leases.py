@@ -6,8 +6,8 @@ clock, so the clocks of hosts need not agree. There are two kinds. `Leases` are 
 Leases of chunks and submitted runs are in RQ's registries of started jobs, and stay there until another
 process takes the work. `rankmill.workers.queue.heartbeat` renews the leases of a worker's chunks.
 
-The server's clock may jump when another host takes over. If it jumps ahead, all leases lapse at once: see
-`Renewals`. If it jumps back, leases of dead processes would last longer by the jump: see `BOUND`.
+The server's clock may jump when another host takes over. A jump ahead makes all leases lapse together: see
+`Renewals`. After a jump back, leases of dead processes would last longer by the jump: see `BOUND`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ most.
 """
 
 BOUND = Script("jobs/protocol/lua/bound.lua")
-"""A Lua function for other scripts. It shortens leases of which too much time is left: more than the length
-of a lease, and more than `UNRENEWED_SECONDS`.
+"""A Lua function for other scripts, which shortens leases of which too much time is left. Too much is more
+than the length of a lease, and also more than `UNRENEWED_SECONDS`.
 """
 
 _BOUND_LEASES = Script("jobs/protocol/lua/bound_leases.lua", BOUND)
@@ -40,9 +40,10 @@ _HOLD = Script("jobs/protocol/lua/hold.lua")
 
 
 def hold(pipe: Any, key: str, holder: str, seconds: float, *, only_renew: bool) -> None:
-    """Begin or renew a lease that stays in Redis when it lapses, until another process takes the work.
+    """Begin or renew a lease of the kind that stays in Redis when it lapses, until another process takes the
+    work.
 
-    With `only_renew`, only an existing lease is renewed.
+    With `only_renew`, an existing lease is renewed, and no lease is begun.
     """
     _HOLD.run(pipe, [key], holder, seconds, int(only_renew))
 
@@ -55,16 +56,16 @@ def move(
     do: Callable[[Pipeline], object],
     until: float = math.inf,
 ) -> bool:
-    """Move a job between lists of Redis by the commands that `do` adds, and delete the entry of its lease or
-    pause, all in one transaction.
+    """Move a job between lists of Redis, and delete the entry of the job's lease or pause, in one
+    transaction. `do` adds the commands that move the job.
 
-    Returns whether the server has confirmed the transaction. The job is not moved if the entry is gone:
+    Returns whether the server has confirmed the transaction. If the entry is gone, the job is not moved:
     another process may have moved the job, or an earlier transaction whose reply was lost.
 
     Parameters
     ----------
     client, key, holder
-        The server, the key of the sorted set, and its entry.
+        The server, the key of the sorted set of leases or pauses, and the job's entry in this sorted set.
     job
         The job's key, which the commands change.
     do
@@ -75,8 +76,8 @@ def move(
     """
     connection: Any = client
     wanted = connection.pipeline()
-    # `do` may use a dead connection and wait for its timeout, so it is called before another connection
-    # begins to watch the job.
+    # `do` may use a dead connection, and wait for the timeout of that connection. So `do` is called before
+    # another connection begins to watch the job.
     do(wanted)
     wanted.zrem(key, holder)
     while True:
@@ -100,8 +101,8 @@ def move(
 
 
 def bound_leases(client: redis.Redis, key: str, seconds: float) -> None:
-    """Shorten leases that end too late, as `BOUND` does, if they are of the kind that stays in Redis when
-    they lapse.
+    """Shorten the leases under `key` that end too late, as `BOUND` does. The leases must be of the kind that
+    stays in Redis when a lease lapses.
     """
     _BOUND_LEASES.run(client, [key], seconds)
 
@@ -172,11 +173,12 @@ class Renewals:
         return system.monotonic() - self._last
 
     def renewed(self, server_now: float) -> None:
-        """Note a renewal, and the time of the server's clock after it.
+        """Note that this process has renewed its leases, and the time of the server's clock after the
+        renewal.
 
-        After an outage of Redis, or a jump of its clock, leases of live processes may have lapsed. An outage
-        shows in a long time since the last renewal. In both cases no lapsed lease may be taken for the length
-        of a lease, so that the live processes can renew theirs.
+        After an outage of Redis, or a jump of the server's clock, this process takes over no lapsed lease for
+        the length of a lease. Leases of live processes may have lapsed too, and live processes can renew
+        their leases meanwhile. An outage is detected by the long time since the last renewal.
         """
         now = system.monotonic()
         ahead = server_now - now

@@ -27,8 +27,8 @@ IDLE_SECONDS = 5
 """Seconds for which a worker counts as idle, or as waiting at RQ's list, after it last said so."""
 
 _PROBES = 4
-"""The jobs of a run are looked for in all lists only if one of this many jobs is in no list. These are the
-jobs that the producer needs first.
+"""This many jobs of a run are looked for first: those that the producer needs first. All jobs of the run are
+looked for only if one of the first jobs is in no list.
 """
 
 _PUT_BACK_AT_ONCE = 1000
@@ -94,17 +94,17 @@ class OrderedQueue(RQQueue):
         return self.key if run_id is None else keys.waiting(self.name, run_id)
 
     def place(self, client: Any, job_id: str | bytes, *, at_front: bool) -> None:
-        """Put a job that RQ enqueues into its waiting list. RQ enqueues chunks only when they come back, so
-        they go to the front.
+        """Put a job that RQ enqueues into its waiting list. RQ enqueues a chunk only when the chunk comes
+        back to the queue, so a chunk goes to the front.
 
-        `at_front` is set for a job that a worker hands back unscored. Its tenant and its run then get back
-        their turn.
+        `at_front` is set for a job that a worker hands back unscored. The job's tenant and run get back the
+        turn that the job has cost them.
         """
         front = at_front or _run_of(job_id) is not None
         _PUT.run(client, self._places, int(front), int(at_front), job_id)
 
     def add(self, pipe: Any, job_ids: Iterable[str]) -> None:
-        """Put new jobs of a run behind the run's others."""
+        """Put new jobs of a run at the end of the list in which the run's jobs wait."""
         _PUT.run(pipe, self._places, 0, 0, *job_ids)
 
     def rescue(self, job_id: bytes, seen: bytes, now: float, seconds: float) -> None:
@@ -112,7 +112,7 @@ class OrderedQueue(RQQueue):
         `seconds` ago.
 
         The first call writes `now` to the key `seen`. If the worker was only slow, and begins the job after
-        all, it removes the job from the queue again.
+        all, the worker removes the job from the queue again.
         """
         places = [*self._places, self.intermediate_queue_key, seen]
         _RESCUE.run(self.connection, places, job_id, now, seconds)
@@ -127,10 +127,10 @@ class OrderedQueue(RQQueue):
 
         Returns how many were put back.
 
-        No worker would ever find such jobs. All jobs are looked up only if one of the first few is lost. A
-        job is never put into the queue twice. A job that a worker is scoring is put back if Redis has lost
-        the job's lease, and may then be scored twice. If the run is not among those that take turns, it is
-        added.
+        Without this method, no worker would ever find the lost jobs. All jobs are looked up only if one of
+        the first few is lost. A job is never put into the queue twice. A job that a worker is scoring is put
+        back if Redis has lost the job's lease, and may then be scored twice. A run that is missing among the
+        runs that take turns is added.
         """
         if not job_ids:
             return 0
@@ -196,8 +196,8 @@ class OrderedQueue(RQQueue):
         kinds
             The kinds of jobs to take, in order of preference.
         worker, waits, idle
-            Name of the worker; whether it waits at RQ's list when it gets no job; and whether it is idle
-            then.
+            Name of the worker; whether the worker waits at RQ's list if it gets no job; and whether the
+            worker is idle if it gets no job.
         alone
             Ids of runs whose jobs the worker does not take.
         """
@@ -213,7 +213,7 @@ class OrderedQueue(RQQueue):
 
 
 def is_bulk_job(job_id: str | bytes) -> bool:
-    """Return whether a job is the job of a chunk of a bulk run, which its id tells."""
+    """Return whether a job, given by its id, is the job of a chunk of a bulk run."""
     run_id = _run_of(job_id)
     return run_id is not None and priority_of(run_id) == "bulk"
 

@@ -68,10 +68,10 @@ def give_order(
 
 
 def ask_for_orders(pipe: Pipeline, worker: str, read: Sequence[bytes]) -> None:
-    """Add commands to `pipe` that delete the worker's orders in `read`, which it has already read, and then
-    list its other orders.
+    """Add commands to `pipe` that delete the orders `read`, which the worker has already read, and then list
+    the worker's other orders.
     """
     key = keys.orders(worker)
-    for raw in read:  # by value: if the transaction is repeated, it deletes nothing else
+    for raw in read:  # by value, so that a repeated transaction deletes no other order
         pipe.lrem(key, 1, raw)  # type: ignore[arg-type]  # redis-py accepts bytes too
     pipe.lrange(key, 0, -1)

@@ -20,7 +20,7 @@ UNUSED_SECONDS = 86400
 
 _FRESH_SECONDS = 1
 """When a worker has written a queue's capacity (`QueueCapacity`), no worker computes it again for this many
-seconds. So the cost does not grow with the number of workers.
+seconds. So the number of such computations does not grow with the number of workers.
 """
 
 
@@ -47,7 +47,7 @@ def write_capacity(client: redis.Redis, queue: str, ttl: int) -> None:
     """Write to Redis how many live workers of a queue take chunks, and how many pairs they claim ahead in
     all. Producers read these numbers, which expire in `ttl` seconds.
 
-    Does nothing if a worker wrote them less than a second ago.
+    Nothing is written if a worker wrote the numbers less than a second ago.
     """
     connection: Any = client
     seconds = connection.pttl(keys.capacity(queue)) / 1000

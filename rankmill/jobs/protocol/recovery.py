@@ -35,8 +35,9 @@ logger = logging.getLogger(__name__)
 
 
 def failure_handler(store: RunStore) -> FailureHandler:
-    """Make an RQ exception handler that counts a failed attempt at a chunk or, after the last attempt, writes
-    a failure to the run's results.
+    """Make an RQ exception handler for attempts at chunks that have failed. If the chunk has attempts left,
+    the handler counts the failed attempt; if not, the handler writes a failure to the run's results. If the
+    worker has died, the handler also marks the job as one that may have killed its worker (`suspect`).
     """
 
     def handle(
@@ -78,7 +79,8 @@ def failure_handler(store: RunStore) -> FailureHandler:
 
 
 def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> int:
-    """Put the jobs of a dead worker back, or give them up, without waiting for their leases to lapse.
+    """Put the jobs of a dead worker back into the queue, without waiting for the jobs' leases to lapse. A job
+    without attempts left is given up.
 
     Parameters
     ----------
@@ -123,9 +125,9 @@ def clean_queue(
     now
         Time of the server's clock when the caller renewed its own leases (s since 1970).
     trusts_leases
-        Whether a lapsed lease means that its worker is dead. After an outage, or a jump of the server's
-        clock, it does not: then only jobs that were taken and never begun are put back, and leases and
-        reports that end too late are shortened.
+        Whether a lapsed lease means that its worker is dead. False after an outage or a jump of the server's
+        clock. If false, only two things are done: jobs that were taken and never begun are put back, and
+        leases and reports that end too late are shortened.
     """
     _guarded(partial(bound_leases, queue.connection, queue.started_job_registry.key, seconds))
     _guarded(partial(bound_reports, queue.connection, queue.name, seconds))
@@ -173,7 +175,7 @@ def _hand_on(queue: Queue, handle: FailureHandler, read: Callable[[], Job | None
 def enqueue_due(queue: Queue, now: float) -> None:
     """Put back jobs whose pause after a failed attempt has ended by `now`, a time of the server's clock.
 
-    RQ does this in its scheduler, a separate process that not every worker starts.
+    RQ itself puts such jobs back in its scheduler, a separate process that not every worker starts.
     """
     connection: Any = queue.connection
     paused = queue.scheduled_job_registry.key
@@ -197,9 +199,10 @@ def _key(raw_id: bytes) -> str:
 def rescue_unbegun(queue: OrderedQueue, seconds: float, now: float) -> None:
     """Put back jobs that left the queue but reached no worker, because a reply of Redis was lost.
 
-    RQ does this after a minute, and counts a failed attempt. Here an attempt is not counted, because no
-    worker has tried. A job must have been seen unbegun for `seconds`; to begin a job takes milliseconds.
-    `now` is the time of the server's clock, which may have jumped back meanwhile.
+    RQ itself puts such jobs back after a minute, and counts a failed attempt. This function counts no
+    attempt, because no worker has tried the job. A job is put back after it was unbegun for `seconds`; to
+    begin a job takes milliseconds. `now` is the time of the server's clock, which may have jumped back
+    meanwhile.
     """
     connection: Any = queue.connection
     waiting = queue.intermediate_queue_key
@@ -226,9 +229,9 @@ def forget_gone_workers(queue: Queue) -> None:
 
 @contextmanager
 def _one_job(queue: Queue, raw_id: bytes) -> Iterator[Callable[[], Job | None]]:
-    """Yield a function that reads one job; any error in the ``with`` block sets the job aside.
+    """Yield a function that reads one job; an error in the ``with`` block sets the job aside.
 
-    If Redis cannot serve, the error is raised instead.
+    An error that says that Redis cannot serve does not set the job aside, and is raised.
     """
     try:
         with about_job(raw_id.decode(errors="replace")):
@@ -240,8 +243,8 @@ def _one_job(queue: Queue, raw_id: bytes) -> Iterator[Callable[[], Job | None]]:
 
 
 def _guarded(step: Callable[[], object]) -> None:
-    """Run one step of `clean_queue`. If Redis refuses one of its commands, log that, so that the next steps
-    still run.
+    """Run one step of `clean_queue`. If Redis refuses a command of the step, log the refusal, so that the
+    next steps still run.
     """
     try:
         step()

@@ -1,9 +1,9 @@
-"""Refusals of runs: which workers refuse a run, why, and until when. A run ends if all live workers refuse
-it.
+"""Refusals of runs: which workers refuse a run, why, and until when.
 
-A worker counts as live if it has a report, which it renews within a lease. The server may have lost the
-report of the only worker that can score a run, or that worker may be starting again. So a run that a worker
-has begun ends only if all live workers refuse it for as long as a lease.
+A run that no worker has begun ends as soon as all live workers refuse the run. A run that a worker has begun
+ends only when all live workers have refused the run for the length of a lease. The reason is that the worker
+that has begun the run may be missing for a while: the server may have lost that worker's report, or that
+worker may be starting again. A worker counts as live while it has a report, which it renews within a lease.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from rankmill.jobs.protocol.worker_report import queue_workers, taking_workers
 from rankmill.jobs.system import system
 
 _REPORT_SECONDS = 1.0
-"""A worker records a refusal of a run only if its last one is at least this old (s), because recording also
-reads what all other workers have recorded.
+"""A worker that refuses a run again records the refusal only if this many seconds have passed since it last
+recorded one for the run, because recording also reads the refusals of all other workers.
 """
 
 _SERIES_SECONDS = 30.0
-"""If a worker refuses a run twice within a lease plus these seconds, it counts as having refused the run all
-the time. A worker with other work tries a refused run again only after some 10 s, and not before it has
-scored what it has claimed.
+"""If a worker refuses a run twice within a lease plus these seconds, the worker counts as having refused the
+run in the meantime too. These seconds are needed because a worker with other work tries a refused run again
+only after some 10 s, and not before the worker has scored what it has claimed.
 """
 
 _REMEMBERED = 1000
@@ -44,15 +44,16 @@ class RunRefusals:
         self._worker = worker
         self._lease_seconds = lease_seconds
         self._looks: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """By the run's id: when this worker last read the refusals of the run, and since when all workers
-        have refused it (infinity if they do not). Both are in monotonic seconds.
+        """Two times in monotonic seconds by the run's id: when this worker last read the refusals of the run,
+        and since when all live workers have refused the run (infinity if not all refuse it).
         """
 
     def refuse(
         self, run_id: str, queue: str, reason: str, *, seconds: float, ttl: int, in_redis: bool = True
     ) -> str | None:
-        """Record that this worker cannot score a run. If no live worker of the queue can, return why the run
-        must end, else ``None``.
+        """Record that this worker cannot score a run. Returns why the run must end, if all live workers of
+        the queue have refused the run for long enough (see the module's docstring); ``None`` if the run goes
+        on.
 
         A call within a second after the last call for the same run does nothing, and returns ``None``.
         `seconds`, `ttl` and `in_redis` are as in `record`.
@@ -60,7 +61,7 @@ class RunRefusals:
         last, since = self._looks.get(run_id, (-math.inf, math.inf))
         if system.monotonic() - last < _REPORT_SECONDS:
             return None
-        self._looks[run_id] = system.monotonic(), math.inf  # before `record`, whose reply may be lost
+        self._looks[run_id] = system.monotonic(), math.inf  # set before `record`, whose reply may be lost
         reasons = self.record(run_id, reason, seconds=seconds, ttl=ttl, in_redis=in_redis)
         scoring = queue_workers(self._client, queue).scoring
         live = taking_workers(self._client, scoring) | {self._worker}
@@ -84,8 +85,9 @@ class RunRefusals:
     ) -> dict[str, str]:
         """Record a refusal; returns the reasons of all workers that refuse the run now, by the worker's name.
 
-        The refusal counts for `seconds`; then the worker tries the run again. Redis keeps it for `ttl`
-        seconds, but not at all if the run should be `in_redis` and is gone.
+        The refusal counts for `seconds`; after that time, the worker tries the run again. Redis keeps all
+        refusals of the run until `ttl` seconds after the latest refusal. If the run should be `in_redis` and
+        is gone, Redis keeps no refusals of the run.
         """
         key = keys.refusals(run_id)
         now = server_time(self._client)

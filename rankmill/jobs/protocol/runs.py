@@ -86,7 +86,7 @@ class RunStore:
 
     server_kind = "redis"
     """The kind of server that keeps the runs. Extensions that store data of their own on the server choose
-    their code by it.
+    their code by this kind.
     """
 
     def __init__(self, client: redis.Redis) -> None:
@@ -102,8 +102,8 @@ class RunStore:
         return 0.2
 
     def compute(self, do: Callable[[], T], rows: int) -> T:
-        """Call `do`, which computes something for this many rows, and return its result. A subclass may call
-        `do` in a thread if there are many rows.
+        """Call `do`, and return its result. `do` computes something for the given number of `rows`. A
+        subclass may call `do` in a thread if the number is large.
         """
         return do()
 
@@ -140,7 +140,7 @@ class RunStore:
 
     def _write(self, pipe: Pipeline, run: Run, *, has_results: bool = False) -> None:
         """Write a run that Redis does not have, with an empty stream for its results. With `has_results`,
-        Redis still has the stream, and it stays.
+        Redis still has the stream of results, and the stream stays as it is.
         """
         meta, results = keys.run(run.id), keys.results(run.id)
         pipe.unlink(meta)
@@ -176,12 +176,13 @@ class RunStore:
         return read_run(run_id, raw) if raw else None, payload
 
     def settle(self, run: Run, mine: Settled, *, over: bool = False) -> Settled:
-        """Settle facts such as the precision for all chunks of a run. `mine` has the facts that the caller
-        proposes. The first caller's facts count, and are returned to every caller.
+        """Settle (decide) facts such as the precision for all chunks of a run. `mine` has the facts that the
+        caller proposes. The first value proposed for a fact counts, and is returned to every caller. If the
+        run is gone, nothing is settled, and `mine` is returned.
 
-        If the run is gone, nothing is settled, and `mine` is returned. A producer that already has results
-        calls with `over`: then `mine` replaces what Redis has. The server may have lost the facts of these
-        results, and a worker may have settled others since.
+        With `over`, the values in `mine` replace those in Redis. A producer that already has results uses
+        `over`: the server may have lost the facts of these results, and a worker may have settled other facts
+        since.
         """
         facts = [word for name, fact in mine._asdict().items() for word in (name, fact or "")]
         places = keys.run(run.id), keys.settled(run.id)
@@ -226,25 +227,25 @@ class RunStore:
                 pipe.execute()
 
     def payload(self, run: Run, chunk: ChunkId) -> bytes | None:
-        """The encoded rows of a chunk; ``None`` if they are gone, because the chunk's scores are collected or
-        its run has ended.
+        """The encoded rows of a chunk; ``None`` if the rows are gone, because the chunk's scores are
+        collected or the run has ended.
         """
         return cast("bytes | None", self.redis.get(keys.pairs(run.id, chunk)))
 
     def add_result(self, pipe: Pipeline, run_id: str, result: ChunkResult, ttl: int) -> None:
-        """Add to `pipe` the commands that write a result; they write nothing if the run is gone."""
+        """Add to `pipe` the commands that write a result; the commands write nothing if the run is gone."""
         stream = keys.results(run_id)
         pipe.xadd(stream, cast("dict[Any, Any]", to_entry(run_id, result)), nomkstream=True)
         pipe.expire(stream, ttl)
 
     def write_chunks(self, run: Run, chunks: DetachedChunks) -> None:
-        """Write which chunks a detached run has, so that any process can collect its results; this expires
-        `Run.ttl` seconds from now.
+        """Write which chunks a detached run has, so that any process can collect the run's results. What is
+        written expires `Run.ttl` seconds from now.
         """
         self.redis.set(keys.detached(run.id), chunks.written(), ex=run.ttl)
 
     def detached_chunks(self, run_id: str) -> DetachedChunks | None:
-        """Read which chunks a detached run has; ``None`` if it has expired, or is not detached.
+        """Read which chunks a detached run has; ``None`` if the run has expired, or is not detached.
 
         Raises
         ------
@@ -273,12 +274,12 @@ class RunStore:
         return failed
 
     def count_attempts(self, run: Run, failed: Mapping[ChunkId, int]) -> list[ChunkId]:
-        """Count failed attempts at chunks, each given by its number; nothing is counted for a run that is
-        gone.
+        """Count failed attempts at chunks: `failed` has the number of the failed attempt for each chunk.
+        Nothing is counted for a run that is gone.
 
-        Workers call this, and producers do if a chunk is lost or its result is unusable. So a chunk has at
-        most ``max_retries`` + 1 attempts, however they end. The number 0 says that a piece of a chunk was
-        sent.
+        Workers call this method when an attempt fails. Producers call this method if a chunk is lost or its
+        result is unusable. A chunk has at most ``max_retries`` + 1 attempts, because every failed attempt
+        counts. The number 0 says that a piece (rows of a chunk) was sent as a job of its own.
 
         Returns
         -------
@@ -299,8 +300,8 @@ class RunStore:
         """Write a note to Redis for each of these `runs`, which says `why` some of its scores are wrong. The
         value for a run is the note's expiry (s).
 
-        A run that is gone gets a note too. Its producer may still be at work if the server has lost the run,
-        and a later run may continue the same output.
+        A run that is gone gets a note too, for two reasons. If the server has lost the run, the run's
+        producer may still be at work. A later run may continue the output of a run that has ended.
         """
         for batch in _batches(list(runs)):
             with self.redis.pipeline(transaction=False) as pipe:
@@ -404,8 +405,8 @@ class RunStore:
         return sorted({run_id.decode() for run_id, _ in entries if run_id.isalnum()})  # ids only
 
     def unlist(self, run: Run) -> None:
-        """Remove a run from the list of runs, because it has no producer that would report its progress and
-        remove it.
+        """Remove a run from the list of runs, because no producer will report the run's progress and delete
+        the run.
         """
         self.redis.zrem(keys.runs(), run.id)
 
@@ -430,7 +431,7 @@ class RunStore:
 
     def was_cancelled(self, run: Run) -> bool:
         """Return whether someone has cancelled the run. If a producer's run is gone and was not cancelled,
-        the server has lost it.
+        the server has lost the run.
         """
         return bool(self.redis.exists(keys.cancelled(run.id)))
 
@@ -445,11 +446,13 @@ class RunStore:
     ) -> Deleted:
         """Delete the run and the waiting or paused jobs of `chunks`, but not a note about wrong scores.
 
-        This takes many short commands, so that other clients are served in between. If one fails, call this
-        again. Claimed jobs stay with their workers, which find that the run is gone and write no result.
+        The deletion takes many short commands, so that other clients are served in between. If a command
+        fails, call this method again. Claimed jobs stay with their workers, which find that the run is gone
+        and write no result.
 
-        `answered` are chunks whose result has come, so they have no job. With `tell`, a note tells the
-        producer that the run was cancelled. `used` is the usage of results, which is counted first.
+        `answered` are chunks whose result has come. They have no job, and only their pairs are deleted. With
+        `tell`, a note tells the producer that the run was cancelled. `used` is the usage of results, which is
+        counted first.
         """
         pending, done = list(chunks), list(answered)
         pairs = [[keys.pairs(run.id, chunk) for chunk in batch] for batch in _batches([*pending, *done])]
@@ -457,8 +460,8 @@ class RunStore:
         # gone, nobody deletes the pairs that are left. Most runs have only one batch.
         mine = [*keys.of_run(run.id), *(pairs[0] if pairs else ())]
         mine.append(keys.cancelled(run.id))
-        # This is not a transaction, because a full server refuses transactions, and deleting runs is how it
-        # gets room. The run itself goes first, so that no worker scores more of it.
+        # This is not a transaction, because a full server refuses transactions, and deleting runs makes room
+        # on the server. The run itself goes first, so that no worker scores more of it.
         with self.redis.pipeline(transaction=False) as pipe:
             counts = self.accountant.count(pipe, run, used)
             if tell:
@@ -471,7 +474,8 @@ class RunStore:
         self.accountant.heard(counts and heard)
         for names in pairs[1:]:  # a full server accepts this, but refuses the script below
             self.redis.unlink(*names)
-        # jobs in lists before paused ones: this also removes the run from the turns, so no worker takes more
+        # Jobs in lists are removed before paused jobs, because `remove_run` also removes the run from the
+        # turns, so that workers take no more of its jobs.
         waiting, paused = self.queue(run.queue).remove_run(run.id, pending), 0
         for batch in _batches(pending):
             states = self._states(run, batch)

@@ -120,8 +120,8 @@ def _check_numbers(fields: Mapping[bytes, bytes]) -> None:
 
 
 def _check(job: Job, queue: Queue) -> None:
-    """Check the content of a job. Raises `DamagedJob` or `WireError` if RQ or a worker would fail with it
-    later.
+    """Check the content of a job. Raises `DamagedJob` or `WireError` for content with which RQ or a worker
+    would fail later.
     """
     if job.origin != queue.name:
         raise DamagedJob(f"it belongs to queue {job.origin!r}")

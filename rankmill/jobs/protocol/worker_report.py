@@ -208,8 +208,8 @@ def queue_workers(client: redis.Redis, queue: str) -> QueueWorkers:
 
 
 def worker_doings(client: redis.Redis, names: Iterable[str]) -> dict[Doing, str]:
-    """Return what these workers do before they can score, such as loading a model, in words. For each
-    activity, this is the longest text that one of the workers has reported.
+    """Return what these workers do before they can score, by the kind of activity, such as loading a model.
+    Each activity is described by the longest text with which one of the workers has reported it.
     """
     reports = [report for report in known_reports(client, names).values() if report and report.doing]
     reports.sort(key=lambda report: len(report.doing_words))  # a text without the time left is shorter
@@ -217,10 +217,11 @@ def worker_doings(client: redis.Redis, names: Iterable[str]) -> dict[Doing, str]
 
 
 def _died(client: Any, name: str) -> bool:
-    """Whether a worker without a report is a dead ScoringWorker, or has ended since it was listed.
+    """Return whether a listed worker that has no report is dead. A worker counts as dead in two cases.
 
-    A hash without a time of birth means that the server has lost the worker's hash: RQ then writes only the
-    worker's state again.
+    In the first case, the worker's hash marks a ScoringWorker: a live ScoringWorker has a report. In the
+    second case, the hash has no time of birth. Either the worker has ended, or the server has lost the hash,
+    of which RQ writes only the worker's state again.
     """
     try:
         born, mark = client.hmget(WORKER_PREFIX + name, "birth", SCORING_FIELD)

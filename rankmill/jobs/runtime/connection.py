@@ -32,8 +32,8 @@ _CONNECTIONS = 256
 
 
 class WaitingPool(redis.BlockingConnectionPool):
-    """A pool of connections to Redis for any number of threads. If none is free, a thread waits for one, with
-    the same `Patience` as its commands have with the server.
+    """A pool of connections to Redis for any number of threads. If no connection is free, a thread waits for
+    one, with the same `Patience` with which commands wait for the server.
     """
 
     def get_connection(self, *args: Any, **options: Any) -> Any:
@@ -225,7 +225,8 @@ def refuses_writes(client: redis.Redis) -> str | None:
     """Test whether the server accepts writes now. Returns one line that says why it does not; ``None`` if it
     does.
 
-    The test writes a key that expires at once. For a user without write permission the answer is ``None``.
+    The test writes a key that expires after a millisecond. For a user without write permission the answer is
+    ``None``.
     """
     try:
         with waiting(most=0):

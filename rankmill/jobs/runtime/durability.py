@@ -18,11 +18,11 @@ from rankmill.jobs.runtime.patience import each_reply, waiting
 from rankmill.jobs.system import system
 
 Concerns = Literal["every run", "only in Redis"]
-"""The data that a risk concerns: all runs, or only what is stored on the Redis server and nowhere else
-(`_ALONE`).
+"""The data that a risk concerns: every run, or only the data that are stored on the Redis server and nowhere
+else (`_ALONE`).
 
-A run whose producer is alive does not belong to the latter, because the producer submits again what the
-server has lost.
+The data of a run whose producer is alive are not only on the server, because the producer submits again what
+the server has lost.
 """
 
 _ALONE = "detached and submitted runs, batches and API keys"
@@ -38,7 +38,7 @@ _said: set[tuple[str, str]] = set()
 
 class Risk(BaseModel):
     """A loss of data that the settings of the Redis server allow. ``is_known`` is false if the server does
-    not tell the settings on which this depends.
+    not tell the settings on which the loss depends.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -175,7 +175,9 @@ def _number(value: object) -> int | None:
 
 
 def warn_of_risks(durability: Durability | None, url: str, concerns: Concerns) -> None:
-    """Log each risk of a server's settings for a kind of run, once for each server in this process."""
+    """Log each risk that a server's settings mean for the data `concerns`. A risk is logged once for each
+    server in this process.
+    """
     for risk in durability.concerning(concerns) if durability else ():
         if (url, risk.text) not in _said:
             _said.add((url, risk.text))

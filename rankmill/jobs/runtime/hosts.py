@@ -61,8 +61,8 @@ def thread_environ(threads: int) -> dict[str, str]:
     """Environment variables for a process with this many CPU threads; libraries read these when they are
     imported.
 
-    Threads that spin while they wait take the cores of other processes, so OMP_WAIT_POLICY tells threads not
-    to spin, unless this process's environment sets this variable.
+    OMP_WAIT_POLICY tells threads not to spin while they wait, because spinning threads take the cores of
+    other processes. If this process's environment sets OMP_WAIT_POLICY, that value is used instead.
     """
     count = str(threads)
     policy = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
@@ -79,7 +79,7 @@ def visible_gpus() -> list[str]:
 
 
 def may_have_gpu() -> bool:
-    """Whether PyTorch may find a GPU here; otherwise nobody needs to import PyTorch to look for one."""
+    """Whether PyTorch may find a GPU on this host. If not, PyTorch need not be imported to look for one."""
     if platform.system() != "Linux":
         return True
     return any(Path(path).exists() for path in _GPU_DRIVERS)
@@ -105,8 +105,8 @@ def cpu_name() -> str:
 
 
 def cpu_model() -> str:
-    """Return the CPU's family, model and stepping numbers, because hypervisors hide its name; empty if the
-    system does not list them.
+    """Return the CPU's family, model and stepping numbers; empty if the system does not list these numbers.
+    They identify the CPU even if a hypervisor hides the CPU's name.
     """
     fields = {field: _cpu_field(f"{field}\t") for field in ("cpu family", "model", "stepping")}
     return " ".join(f"{name} {number}" for name, number in fields.items() if number)

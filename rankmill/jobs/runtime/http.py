@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     import redis
 
 MANY_PORTS = 100
-"""A process tries at most this many successive ports until one is free, if several such processes may run on
-a host.
+"""A process of which several may run on one host tries at most this many successive ports until one is free.
 """
 
 SERVICE_PORTS = frozenset({9807, 9809, 9810})
@@ -48,8 +47,8 @@ def serve(
 ) -> tuple[str, int]:
     """Serve a WSGI app over HTTP from a daemon thread.
 
-    Requests whose Host header names another host are refused. Otherwise a web page in a browser on this
-    network could let its own name resolve to this address, and read all answers (DNS rebinding).
+    Requests whose Host header names another host are refused. Without this check, a web page in a browser on
+    this network could let its own name resolve to this address, and read all answers (DNS rebinding).
 
     Parameters
     ----------

@@ -149,7 +149,9 @@ class JsonLines(io.TextIOBase):
         return False
 
     def fileno(self) -> int:
-        """The descriptor that processes inherit; what these write there is not turned into JSON."""
+        """The descriptor that child processes inherit. What child processes write to it is not turned into
+        JSON.
+        """
         return self.plain.fileno()
 
 

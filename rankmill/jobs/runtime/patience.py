@@ -34,8 +34,8 @@ changing the password.
 _REMIND_SECONDS = 30
 
 _CUT_OFF_SECONDS = 0.1
-"""If a connection breaks after a command has taken longer than this (s), the server has been there until
-then. The time that the command may wait for the server begins anew.
+"""If a connection breaks after a command has taken longer than this (s), the server has been there until the
+break. So the time for which the command may wait for the server begins anew at the break.
 """
 
 _LOOK_SECONDS = 0.5
@@ -46,7 +46,9 @@ in this many seconds.
 _LEAST_SECONDS = 0.01
 
 _SMALL_BYTES = 2**20
-"""Every server accepts values up to this size, because its proto-max-bulk-len cannot be lower."""
+"""Every server accepts values up to this size (bytes), because the setting proto-max-bulk-len cannot be
+lower.
+"""
 
 _CUTS = 4
 """A server refuses a value because of its size if the connection breaks this many times when the value is
@@ -103,8 +105,8 @@ def _reply(error: BaseException) -> tuple[str, str]:
 
 
 def _was_cut_off(error: BaseException, seconds: float) -> bool:
-    """Return whether a connection broke so many `seconds` after a command was sent that the server must have
-    begun the command, such as one that blocks.
+    """Return whether a connection broke after the server must have begun the command, for instance a command
+    that blocks. `seconds` is the time since the command was sent.
     """
     return seconds > _CUT_OFF_SECONDS and _is_broken(error)
 
@@ -182,8 +184,8 @@ def sending(client: redis.Redis, pipe: Pipeline) -> Iterator[None]:
 
 
 def end_of_command() -> float:
-    """Return the time at which a command that begins now must give up, by `most` and `until` of `waiting`, in
-    `time.monotonic` seconds; infinite without these two.
+    """Return the time at which a command that begins now must give up, in `time.monotonic` seconds. The time
+    follows from `most` and `until` of `waiting`, and is infinite if neither is set.
 
     ``most=0`` allows one attempt of any length, so it sets no limit here.
     """
@@ -247,7 +249,7 @@ def _one_reply(client: redis.Redis, name: str, *arguments: Any) -> Any:
 
 def _is_too_large(error: BaseException) -> bool:
     """Return whether the server's reply says that a value is too large. Most servers break the connection
-    before they say so.
+    instead of sending this reply.
     """
     return _WAIT.get().value > _SMALL_BYTES and "Protocol error: invalid bulk length" in str(error)
 
@@ -338,7 +340,7 @@ class Patience(Retry):
         if os.getpid() != self._process:  # after a fork, threads of the parent may hold the lock
             self._begin()
         failures, since, served, cuts = 0, 0.0, False, 0
-        # this call only makes a connection for a command of this thread that already waits
+        # true if this call only makes a connection, for a command of this thread that already waits
         inner = bool(self._waiting) and self.caller() in self._waiting
         try:
             while True:
@@ -378,7 +380,7 @@ class Patience(Retry):
         if now - since >= most:
             self._over(reason, now - since, most, bounded=wait.most < self.seconds)
         end = now
-        # no pause after this error, which comes after a wait for a free connection
+        # no pause after a `MaxConnectionsError`, because the thread has already waited for a free connection
         if not isinstance(error, redis.MaxConnectionsError):
             if now < wait.until:  # otherwise the caller's own time has ended
                 self._note(reason, most)
@@ -401,7 +403,9 @@ class Patience(Retry):
         raise gone from None
 
     def _note(self, reason: str, most: float) -> None:
-        """Record that this thread waits; log it once for all threads, and again every `_REMIND_SECONDS`."""
+        """Record that this thread waits. Log the wait once for all threads, and again every
+        `_REMIND_SECONDS`.
+        """
         now = system.monotonic()
         with self._lock:
             first = not self._waiting

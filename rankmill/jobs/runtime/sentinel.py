@@ -1,8 +1,8 @@
 """URLs that name Sentinels of Redis, and connections to the master that the Sentinels name.
 
-redis-py's own code for Sentinels is not used, for two reasons. It sends ``SENTINEL MASTERS``, for which a
-user may lack the right. After a failover it keeps a connection to the old master until the old master refuses
-a write; all writes before that are lost.
+redis-py's own code for Sentinels is not used, for two reasons. That code sends ``SENTINEL MASTERS``, for
+which a user may lack the right. After a failover, that code also keeps a connection to the old master until
+the old master refuses a write; all writes before the refusal are lost.
 """
 
 from __future__ import annotations

@@ -118,8 +118,8 @@ class ExtensionSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     of_workers: ClassVar[bool] = False
-    """Whether workers read these settings; then the workers of this host get them from the process that
-    starts them.
+    """Whether workers read these settings. If true, a process that starts workers on this host passes these
+    settings on to the workers.
     """
 
 
@@ -190,8 +190,8 @@ class WorkerSettings(BaseModel):
         Raises
         ------
         ConfigError
-            A setting is not valid, and the message names it and where it was set; or two settings have the
-            same name.
+            A setting is not valid, or two settings have the same name. For a setting that is not valid, the
+            message names the setting, and where it was set.
         """
         _check_names(kind)
         defaults = {key: Sourced(value, BASE.name) for key, value in _base().items()}
@@ -308,8 +308,8 @@ class SettingsOptions(TypedDict, total=False):
 
 
 _CALL = frozenset({"chunk_size", "columns", "detached", "priority", "timeout", "top_k"})
-"""Options of a client's calls besides the fields of the spec. Error messages for a misspelt option suggest
-them too.
+"""Options of a client's calls besides the fields of the spec. An error message for a misspelt option may
+suggest one of these options too.
 """
 
 
@@ -332,8 +332,9 @@ def run_spec(settings: Settings, changes: Mapping[str, Any]) -> ScoreSpec:
 
 
 def _made_spec(values: Mapping[str, Any], names: Iterable[str] = ()) -> ScoreSpec:
-    """Make a spec of `values`, whose prompt template is read first. Raises `ConfigError`; for an unknown
-    option, its message suggests one of `names`.
+    """Make a spec of `values`, after reading the prompt template that `values` names. Raises `ConfigError` if
+    the template cannot be read or a value is not valid. For an unknown option, the message suggests one of
+    `names`.
     """
     template = read_template(values["prompt_template"])
     try:
@@ -428,9 +429,10 @@ def _all_settings() -> set[str]:
 
 
 def validate(merged: Mapping[str, Sourced]) -> Settings:
-    """Validate merged settings of the core; raises `ConfigError` for the first that is not valid.
+    """Validate the core's settings in `merged`. Raises `ConfigError` for an unknown option, or for the first
+    setting that is not valid.
 
-    `WorkerSettings.of` validates the settings of an extension.
+    The settings of an extension are not validated here, but by `WorkerSettings.of`.
     """
     others = {key: entry for key, entry in merged.items() if key not in Settings.model_fields}
     for key, entry in others.items():

@@ -11,8 +11,8 @@ local function push(id, at_front)
     redis.call('EXPIRE', base .. 'bell', 60)
   end
 end
--- Moves a job to RQ's list for each worker that waits there. The jobs are taken from the list to which `id` belongs.
--- They cost no turn, because nothing else waited.
+-- Moves jobs to RQ's list, one for each worker that waits at that list. The jobs are taken from the list to which the
+-- job `id` belongs. The moved jobs cost no turn, because no other jobs waited.
 local function call_workers(id)
   local list = where(id)
   local now = redis.call('TIME')[1]

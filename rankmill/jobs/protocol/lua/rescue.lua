@@ -5,7 +5,7 @@ local transit, seen, id, now = KEYS[4], KEYS[5], ARGV[1], tonumber(ARGV[2])
 if not redis.call('LPOS', transit, id) then return end  -- its worker has begun it meanwhile
 local since = tonumber(redis.call('GET', seen) or '')
 if not since then
-  -- kept longer than it takes until a later call puts the job back
+  -- the time is kept longer than it takes until a later call puts the job back
   redis.call('SET', seen, ARGV[2], 'EX', math.ceil(4 * tonumber(ARGV[3])))
 elseif math.abs(now - since) > tonumber(ARGV[3]) then  -- or the server's clock has jumped back
   redis.call('LREM', transit, 1, id)

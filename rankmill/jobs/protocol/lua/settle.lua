@@ -1,5 +1,6 @@
--- Settles the facts with which all chunks of a run are scored, such as the precision: the first value of a fact stays.
--- If the run is gone, nothing is written, because nobody would delete the key.
+-- Settles (decides) the facts with which all chunks of a run are scored, such as the precision. The first value of a
+-- fact stays, unless the caller replaces the value. If the run is gone, nothing is written, because nobody would delete
+-- the key.
 -- KEYS: the run, the settled facts. ARGV: expiry of the facts (s); 1 to replace values that others have settled, else
 -- 0; for each fact its name and its value (empty: not known). Returns the settled values; nil if the run is gone.
 if redis.call('EXISTS', KEYS[1]) == 0 then return false end

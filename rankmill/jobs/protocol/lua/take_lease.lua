@@ -1,5 +1,5 @@
--- Takes or renews a lease, unless as many others as allowed hold one.
--- KEYS: the leases. ARGV: most leases, their length (s), the holder. Returns 1 if the holder has one, else 0.
+-- Begins or renews a holder's lease. If the most leases exist already, no lease is begun.
+-- KEYS: the leases. ARGV: most leases, length of a lease (s), the holder. Returns 1 if the holder has a lease, else 0.
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1000000
 bound(KEYS[1], now, tonumber(ARGV[2]))
