@@ -116,8 +116,8 @@ class NamedModels(Protocol):
         """
 
     def copy(self, model: str, content: str | None, cache: CacheRoom) -> ModelCopy:
-        """Return the folder of this host that has the model's files. The files are fetched first if the host
-        does not have them. Workers call this method.
+        """Return the folder of this host that has the model's files, and the digest of the files. If the host
+        does not have the files, they are fetched first. Workers call this method.
 
         Parameters
         ----------

@@ -91,7 +91,7 @@ class Accountant:
 
         Returns
         -------
-        Whether a command was added. The caller must pass the command's reply to `heard`.
+        Whether a command was added. Its reply is for `heard`, which logs an error in the reply.
         """
         parts: list[object] = []
         for entry, usage in used.items():

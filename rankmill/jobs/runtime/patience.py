@@ -248,8 +248,8 @@ def _one_reply(client: redis.Redis, name: str, *arguments: Any) -> Any:
 
 
 def _is_too_large(error: BaseException) -> bool:
-    """Return whether the server's reply says that a value is too large. Most servers break the connection
-    instead of sending this reply.
+    """Return whether the server's reply says that a value is too large. With most servers, the connection
+    breaks before this reply can be read.
     """
     return _WAIT.get().value > _SMALL_BYTES and "Protocol error: invalid bulk length" in str(error)
 
