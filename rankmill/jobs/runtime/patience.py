@@ -34,8 +34,8 @@ changing the password.
 _REMIND_SECONDS = 30
 
 _CUT_OFF_SECONDS = 0.1
-"""If a connection breaks after a command has taken longer than this (s), the server has been there until the
-break. So the time for which the command may wait for the server begins anew at the break.
+"""If a connection breaks after a command has taken longer than this (s), the server has worked on the command
+until then. The time for which the command may wait for the server then begins anew.
 """
 
 _LOOK_SECONDS = 0.5

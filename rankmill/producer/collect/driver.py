@@ -382,8 +382,8 @@ class RunDriver:
         self._retry({piece: reasons.get(piece, "it was lost") for piece in missing})
 
     def _retry(self, reasons: Mapping[ChunkId, str]) -> None:
-        """Submit the pieces in `reasons`, which have no job. A piece that has no attempt left fails with its
-        reason.
+        """Submit pieces again that have lost their job. `reasons` says for each piece how that happened. A
+        piece without attempts left fails with this reason.
         """
         if not reasons:
             return

@@ -185,8 +185,8 @@ class LiveRun:
         return deleted.wrong if deleted else None
 
     def used_in_all(self, collector: Collector) -> Mapping[str, Usage]:
-        """Return the usage (rows, tokens and device time) of the complete run that its tenant's account does
-        not include yet. The rows that no device has scored are part of this usage.
+        """Return what the complete run has used (rows, tokens and device time) and its tenant's account does
+        not include yet. Rows that no device has scored count, too.
         """
         rest = collector.rest()
         return {**self.used, END: {NO_DEVICE: rest}} if any(rest) else self.used

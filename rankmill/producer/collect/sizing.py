@@ -100,8 +100,8 @@ class WindowSize:
         self._sharers = sharers
 
     def follow(self, capacity: QueueCapacity, chunk_rows: int, *, sized: bool) -> None:
-        """Set the window by the number of pairs that the workers claim ahead. Workers claim whole chunks, so
-        one more chunk is added for each worker.
+        """Set how many rows may be in Redis without a result, by the number of pairs that the workers claim
+        ahead. Workers claim whole chunks, so one more chunk is added for each worker.
 
         `sized` says whether the size of chunks already follows the workers' speed.
         """

@@ -18,8 +18,8 @@ Rows = npt.NDArray[np.intp]
 Owner = TypeVar("Owner")
 
 _Batch = npt.NDArray[np.int64]
-"""An array ``[4, rows]`` with four numbers for each row: its work, its index in that work, its length in
-tokens, and its group (rows that share a prefix).
+"""An array ``[4, rows]`` with four numbers for each row: the number of the row's work (often a chunk's rows),
+the row's index in that work, its length in tokens, and the number of its group (rows that share a prefix).
 """
 
 _NUMBER, _LENGTH, _GROUP = 0, 2, 3

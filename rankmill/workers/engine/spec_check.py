@@ -27,8 +27,8 @@ number, the oldest specs are forgotten.
 """
 
 _OTHERS = {"model", "revision", "precision", "activation", "label", "all_labels", "deterministic"}
-"""Fields of a spec that need no comparison of tokens. Some of these fields change no tokens; for the others,
-the proof of the model's scores covers the tokens.
+"""Fields of a spec for which `SpecCheck` does not compare tokens with those from transformers. Some of these
+fields change no tokens. For the others, the proof of the model's scores has compared the tokens.
 """
 
 

@@ -170,10 +170,11 @@ class Joiner:
 
     @classmethod
     def of(cls, tokenizer: Any, cache: Path | None = None, *, alone: bool = False) -> Joiner | None:
-        """Make a joiner for a Hugging Face tokenizer, for pairs, or for single texts if `alone`.
+        """Make a `Joiner` that gives the same tokens as a Hugging Face tokenizer, for pairs, or for single
+        texts if `alone`.
 
-        If no joiner can be made, or joiner and tokenizer differ on any sample, log a line and return
-        ``None``. `cache` is as in `FastTexts`.
+        If no `Joiner` can be made, or its tokens of any sample differ, log a line and return ``None``.
+        `cache` is as in `FastTexts`.
         """
         try:
             joiner = cls._guess(tokenizer, cache, ["b"] if not alone else None)

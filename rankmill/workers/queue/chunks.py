@@ -113,8 +113,8 @@ class ChunkClaim:
         return priority_of(self.run_id)
 
     def load(self) -> Run | None:
-        """Read the chunk's run from Redis; ``None`` if the run is gone. The few pairs of a request are read
-        in the same step.
+        """Read the chunk's run from Redis; ``None`` if the run is gone. If the run is a request, the same
+        command also reads its pairs, which are few.
 
         Raises
         ------

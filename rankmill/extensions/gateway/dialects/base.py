@@ -194,8 +194,8 @@ class ScorePath:
         return self.choose(_without_nulls(sent)) if self.choose else self.bodies[0]
 
     def score_request(self, body: Body, sent: JsonObject) -> ScoreRequest:
-        """Return the request for scores that `body` makes, with the path's further `options`. `body` was read
-        from the JSON object `sent`. Raises `Refusal` if an option is wrong.
+        """Return the request for scores that an HTTP body makes. `body` is the JSON object `sent` after its
+        validation, and `options` are further options of the HTTP path. Raises `Refusal` if one is wrong.
         """
         wanted, usual = body.score_request(self.dialect), spec_for(self.dialect)
         more: SpecFields = {}

@@ -32,8 +32,8 @@ T = TypeVar("T")
 
 
 def score_router(owner: str | None) -> APIRouter:
-    """Make the router of all dialects' paths. `owner` names the dialect that has all its paths without a
-    prefix, too, as in `score_paths`.
+    """Make the router of all dialects' paths. Each dialect has its paths under a prefix, its name. The
+    dialect `owner` also has all of its paths without the prefix, as in `score_paths`.
     """
     router = APIRouter()
     scores = {"description": "The scores", "content": {"application/json": {}, "text/event-stream": {}}}

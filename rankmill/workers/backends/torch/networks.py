@@ -111,12 +111,12 @@ class Network(nn.Module):
     """
 
     def prepare_packing(self) -> bool:
-        """Prepare the network for the method `packed`. Returns whether packed rows (end to end without
-        padding) are possible.
+        """Prepare the network to score packed rows, which follow each other without padding (`packed`).
+        Returns whether the network can score packed rows.
 
-        Packed rows are possible if transformers says that the model runs with Flash Attention, and if the
-        model's last layer is found. A model that runs with Flash Attention passes to its attention everything
-        that the attention depends on. The scores of packed rows are compared later
+        The network can if transformers says that the model runs with Flash Attention, and if the model's
+        last layer is found. A model that runs with Flash Attention gives its attention function everything
+        that the result depends on. The scores of packed rows are compared later
         (`rankmill.workers.backends.torch.ways`).
         """
         told = ("_supports_flash_attn", "_supports_attention_backend")
