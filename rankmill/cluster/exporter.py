@@ -249,11 +249,11 @@ def _gauges(cluster: Snapshot, backlogs: Mapping[str, Backlog]) -> list[Gauge]:
         ("rankmill_redis_memory_bytes", "Memory that Redis uses, and its limit (maxmemory), if it has one.",
          ("kind",), _memory(cluster)),
         ("rankmill_workers_stopped",
-         "Workers that have stopped in the last week because they computed wrong scores; at most 100.", (),
+         "Workers that stopped because of wrong scores: the latest 100, until none has for a week.", (),
          {(): len(cluster.last_reports)}),
         ("rankmill_faults", "What is wrong with the cluster, by kind; rankmill status says more.",
          ("kind",), {(kind,): faults[kind] for kind in fault_kinds()}),
-        ("rankmill_jobs_set_aside", "Jobs that could not be read, in the last week; at most 100.", (),
+        ("rankmill_jobs_set_aside", "Unreadable jobs: the latest 100, until there is none for a week.", (),
          {(): len(cluster.set_aside)}),
     ]  # fmt: skip
     gauges = {gauge.name: gauge for gauge in itertools.starmap(Gauge, own)}
