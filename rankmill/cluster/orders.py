@@ -59,10 +59,14 @@ def whole_name(names: Iterable[str], name: str) -> str | None:
     none does. Raises `InputError` if several begin with it.
     """
     matches = sorted({other for other in names if other.startswith(name)})
-    if name in matches or len(matches) < 2:
-        return name if name in matches else next(iter(matches), None)
-    shown = ", ".join(matches[:5])
-    raise InputError(f"{len(matches)} workers begin with {name}: {shown}; give more characters of the name")
+    if name in matches:
+        return name
+    if len(matches) > 1:
+        shown = ", ".join(matches[:5])
+        raise InputError(
+            f"{len(matches)} workers begin with {name}: {shown}; give more characters of the name"
+        )
+    return matches[0] if matches else None
 
 
 def unreachable(worker: WorkerState) -> str | None:
