@@ -154,6 +154,22 @@ def is_pair(item: object) -> bool:
     return all(text is None or isinstance(text, str) for text in item)
 
 
+NOT_TEXT = "a content is text, or a list of {type: text, text}"
+"""The message of the error if a content in a conversation is neither text nor a list of texts."""
+
+
+def content_texts(parts: Sequence[object]) -> list[str] | None:
+    """Return the texts of a message's content that is a list of ``{type: text, text}``; the type may be left
+    out. Return ``None`` if the list has any other part, such as an image.
+    """
+    texts = [
+        part["text"]
+        for part in parts
+        if isinstance(part, dict) and part.get("type", "text") == "text" and isinstance(part.get("text"), str)
+    ]
+    return texts if len(texts) == len(parts) else None
+
+
 def mended(text: str | None) -> str | None:
     """Replace unpaired surrogates with U+FFFD. Texts from JSON or Python can contain unpaired surrogates, and
     texts in UTF-8 cannot.

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from rankmill.jobs.contract.errors import SpecError
-from rankmill.jobs.contract.wire import mended
+from rankmill.jobs.contract.wire import NOT_TEXT, content_texts, mended
 from rankmill.workers.batches.tokens import Tokens, in_a_row, sharing
 from rankmill.workers.models.templates import bound_templates, template_options
 
@@ -99,13 +99,10 @@ class ConversationTokenizer:
         parts = message.get("content")
         if not isinstance(parts, list):
             return message
-        texts = [
-            part.get("text") if isinstance(part, dict) and part.get("type", "text") == "text" else None
-            for part in parts
-        ]
-        if not all(isinstance(text, str) for text in texts):
-            raise ValueError("a content is text, or a list of {type: text, text}")
-        readable = [*map(_part, texts)] if self._reads_lists else "\n".join(map(str, texts))
+        texts = content_texts(parts)
+        if texts is None:
+            raise ValueError(NOT_TEXT)
+        readable = [*map(_part, texts)] if self._reads_lists else "\n".join(texts)
         return {**message, "content": readable}
 
     def _ids(self, chats: Sequence[Messages], *, cut: bool = True) -> list[list[int]]:
@@ -121,7 +118,7 @@ class ConversationTokenizer:
         return ids
 
 
-def _part(text: object) -> dict[str, object]:
+def _part(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 
@@ -139,7 +136,8 @@ def read_messages(text: str) -> Messages:
     """
     try:
         messages = json.loads(text)
-        if "\\u" in text:  # an escape can be half of a character, and tokenizers refuse halves
+        # an escape such as \ud83d can be half of a character, and tokenizers refuse halves
+        if "\\ud" in text or "\\uD" in text:
             messages = json.loads(str(mended(json.dumps(messages, ensure_ascii=False))))
     except ValueError:
         raise ValueError("a conversation is a list of messages in JSON, and this is not JSON") from None

@@ -134,6 +134,7 @@ def test_vllm_s_classify_takes_a_conversation(gateway: Running, chat: Path) -> N
         ({"messages": []}, 400, "messages"),
         ({"messages": [{"content": "a"}]}, 400, "message 0 has no role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "a content is text"),
+        ({"messages": [{"role": "user", "content": [{"type": "x", "text": "y"}]}]}, 400, "a content is text"),
         ({"add_generation_prompt": True}, 400, "add_generation_prompt: "),
         ({"add_special_tokens": True}, 400, "add_special_tokens: "),
         ({"truncation_side": "left"}, 400, "leave out truncation_side"),

@@ -34,6 +34,7 @@ from rankmill.extensions.gateway.score_request import (
 )
 from rankmill.jobs.contract.encodings import TokenId, TokensAsked
 from rankmill.jobs.contract.spec import Side
+from rankmill.jobs.contract.wire import NOT_TEXT, content_texts
 
 _TYPES: dict[Kind, str] = {
     "no_model": "NotFoundError",
@@ -294,19 +295,14 @@ def _conversation(messages: list[JsonObject]) -> str:
     """Return a conversation as the JSON text that workers read. Raises `Refusal` if a message's content is
     not text, or if the conversation is too long.
     """
-    for message in messages:
-        _check_content(message.get("content"))
+    contents = (message.get("content") for message in messages)
+    if any(isinstance(content, list) and content_texts(content) is None for content in contents):
+        raise wrong("messages", NOT_TEXT)
     written = json.dumps(messages)
     if len(written) > MAX_TEXT_CHARS:
         why = f"{len(written):,} characters are more than {MAX_TEXT_CHARS:,}: send shorter messages"
         raise wrong("messages", why)
     return written
-
-
-def _check_content(content: object) -> None:
-    parts = content if isinstance(content, list) else []
-    if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
-        raise wrong("messages", "a content is text, or a list of {type: text, text}")
 
 
 class VllmPooling(VllmClassify):
