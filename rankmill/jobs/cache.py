@@ -21,8 +21,8 @@ from rankmill.jobs.contract.home import of_user
 from rankmill.jobs.system import system
 
 _ACL_ENTRY = struct.Struct("<HHI")
-"""The binary form of an entry in a Linux access control list: tag, rights, and the id of a user or group. A
-list begins with 4 bytes that tell its version.
+"""An entry of a Linux access control list in binary form: tag, rights, and the id of a user or group. The
+list begins with a version of 4 bytes.
 """
 
 _ACL_USER, _ACL_GROUP = 0x02, 0x08
@@ -31,8 +31,8 @@ _LOCK = ".lock"
 """Name of a file in each temporary folder; the process that uses the folder keeps this file locked."""
 
 _YOUNG_SECONDS = 60
-"""A temporary folder of this age (s) or older is removed if no process has locked the folder. A younger
-folder stays, because the process that has made the folder may not have locked it yet.
+"""A temporary folder of this age (s) or older is removed if no process has locked it. A younger folder stays,
+because its process may not have locked it yet.
 """
 
 _MODE = 0o775
@@ -40,13 +40,14 @@ _MODE = 0o775
 
 
 def cache_folder(setting: str) -> Path:
-    """Return the path of rankmill's cache folder from the setting ``cache_dir``; ``auto`` means the folder
-    ``rankmill`` in the user's own cache folder.
+    """Return the path of rankmill's cache folder, as the setting ``cache_dir`` says.
+
+    The setting ``auto`` means the folder ``rankmill`` in ``$XDG_CACHE_HOME``, or else in ``~/.cache``.
 
     Raises
     ------
     ConfigError
-        The path begins with ``~``, and the home folder that it stands for is not known.
+        The path begins with ``~``, and that home folder is not known.
     """
     given = Path(setting if setting != "auto" else os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     folder = of_user(given, "cache_dir (RANKMILL_CACHE_DIR)")
@@ -54,7 +55,7 @@ def cache_folder(setting: str) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder of the cache, and its missing parents, all with the mode `_MODE`. Raises `OSError`."""
+    """Make a folder of the cache, and its missing parents, with the mode `_MODE`. Raises `OSError`."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -63,17 +64,20 @@ def make_folder(folder: Path) -> None:
 
 
 def strangers(folder: Path, top: Path | None = None, setting: str = "cache_dir") -> str | None:
-    """Check whether strangers can write to a folder whose files this process would trust. Returns one line
-    that says who can; ``None`` if no stranger can.
+    """Return one line that says which strangers can write to a folder that this process trusts.
 
-    Strangers are all users except root and this process's user, and all groups that this process is not in.
-    The group of a pod (``fsGroup``) is not a stranger. The folders above this one are checked too: whoever
-    can write to one of them can replace the folder, unless the sticky bit is set, as on /tmp.
+    The result is ``None`` if no stranger can. Strangers are all users except root and this process's user,
+    and all groups that this process is not in. The group of a pod (``fsGroup``) is not a stranger.
+
+    The folders above are checked too, because whoever can write there can replace the folder. A sticky bit,
+    as on /tmp, prevents that.
 
     Parameters
     ----------
-    folder, top
-        The folder, and the cache folder above it; ``None`` if the folder is the cache folder.
+    folder
+        The folder to check.
+    top
+        The cache folder, if `folder` lies in it; ``None`` if `folder` is the cache folder.
     setting
         Name of the setting that says where the folder is.
     """
@@ -91,9 +95,10 @@ def strangers(folder: Path, top: Path | None = None, setting: str = "cache_dir")
 
 
 def _strangers(folder: Path, *, above: bool = False) -> str | None:
-    """Return why strangers (other users) can write to a folder, such as ``belongs to user 7``; ``None`` if no
-    stranger can. With `above`, the folder is one above the cache. For a folder above the cache, a sticky bit
-    is enough, because the sticky bit keeps strangers from replacing the cache.
+    """Return why strangers (other users) can write to a folder, such as ``belongs to user 7``.
+
+    The result is ``None`` if they cannot. With `above`, the folder is above the cache, where a sticky bit is
+    enough.
     """
     try:
         status = folder.stat()
@@ -118,8 +123,8 @@ def _groups() -> set[int]:
 
 
 def _in_its_list(folder: Path) -> str | None:
-    """Return a stranger, such as ``user 7``, who may write to a folder by its POSIX access control list;
-    ``None`` if the list names no stranger.
+    """Return a stranger who may write to a folder by its access control list, such as ``user 7``, or
+    ``None``.
     """
     try:
         listed = os.getxattr(folder, "system.posix_acl_access")
@@ -134,8 +139,10 @@ def _in_its_list(folder: Path) -> str | None:
 
 
 def owner_in(folder: Path) -> int | None:
-    """Return the id of the user who would own a new file of this process in a folder; ``None`` if the process
-    can make no file there. On some file systems, all files have the same owner, whoever makes them.
+    """Return the user id that a new file in a folder gets, or ``None`` if this process can make no file
+    there.
+
+    Some file systems give all files the same owner.
     """
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -145,8 +152,9 @@ def owner_in(folder: Path) -> int | None:
 
 
 def _unmapped() -> set[int]:
-    """Return the id as which the host's root appears to this process if root is outside of the process's user
-    namespace (``overflowuid``). The set is empty if root is in the namespace, or if the system does not tell.
+    """Return the user id that files of the host's root show in a container without that user.
+
+    The set is empty if root is a user of the container, or if the system does not tell.
     """
     try:
         mapped = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
@@ -173,8 +181,8 @@ def write_json(file: Path, values: dict[str, Any]) -> None:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON file that `write_json` wrote. Returns an empty dictionary if the file cannot be read or is
-    not a JSON object.
+    """Read a JSON file that `write_json` wrote, or return ``{}`` if that fails or the content is not an
+    object.
     """
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
@@ -188,13 +196,12 @@ Facts = tuple[int, int, int, int, int]
 """
 
 _SETTLED_SECONDS = 2.0
-"""The digest of a file is stored in the cache only if the file last changed longer ago than this (s). The
-clocks of file systems are coarse, so two changes in quick succession may have the same time.
+"""A digest is stored in the cache only if its file last changed longer ago than this (s). The clocks of file
+systems are coarse, so two changes in quick succession may have the same time.
 """
 
 _SMALL = 1 << 20
-"""The digest of a file with fewer bytes than this is not stored in the cache, because reading the stored
-digest would take as long as reading the file again.
+"""The digest of a file with fewer bytes than this is not stored in the cache: computing it again is as fast.
 """
 
 
@@ -204,11 +211,10 @@ def facts_of(status: os.stat_result) -> Facts:
 
 
 def file_digest(path: Path, cache: Path | None = None) -> str:
-    """Return the SHA-256 of a file. For the weights of a large model, the hashing takes seconds to minutes.
-    Threads may call this function.
+    """Return the SHA-256 of a file, which takes seconds to minutes for a large model. Threads may call this.
 
-    With the cache folder `cache`, the digest of a large file is stored there, and is used again as long as
-    the file's `Facts` stay the same. A cache folder to which other users can write is not used.
+    With the cache folder `cache`, the digest of a large file is stored there. The stored digest is used as
+    long as the file's `Facts` stay the same. A cache folder to which other users can write is not used.
 
     Raises
     ------
@@ -231,9 +237,7 @@ def file_digest(path: Path, cache: Path | None = None) -> str:
 
 
 def _remembered(path: Path, cache: Path | None) -> Path | None:
-    """Return the path of the file in `cache` that stores the digest of the file at `path`; ``None`` if there
-    is no cache, or if other users can write to the cache.
-    """
+    """Return where `cache` stores the digest of the file at `path`, or ``None`` if `cache` cannot be used."""
     if cache is None or strangers(cache / "digests", cache):
         return None
     name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]
@@ -255,8 +259,9 @@ class Locked:
 
 
 def lock(path: Path, *, shared: bool = False, wait: bool = True) -> Locked | None:
-    """Lock a file, and make it first if it does not exist. If the file is locked already, this waits, or
-    returns ``None`` if `wait` is false.
+    """Lock a file, which is made if it does not exist.
+
+    If the file is locked already, wait until it is free. With ``wait=False``, return ``None`` instead.
     """
     make_folder(path.parent)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)
@@ -272,8 +277,9 @@ def lock(path: Path, *, shared: bool = False, wait: bool = True) -> Locked | Non
 
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """Make a folder for temporary files, and remove it after the ``with`` block. Folders of the same `prefix`
-    that killed processes have left are removed too.
+    """Make a folder for temporary files, and remove it after the ``with`` block.
+
+    Also remove older folders of the same `prefix`, which killed processes have left.
     """
     with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as name:
         folder = Path(name)

@@ -29,8 +29,8 @@ PLAIN = frozenset({"LICENSE", "LICENCE", "NOTICE", "README", "COPYING"})
 
 _UNREAD = WORDS | PLAIN | {".py"}
 _OTHER_WEIGHTS = frozenset({".bin", ".pt", ".pth", ".h5", ".msgpack", ".ot", ".gguf", ".ckpt"})
-"""Endings of files with weights in formats that rankmill does not read. Only such files in the top folder of
-a model are left out, because in subfolders a file of ONNX may have any name.
+"""Endings of weights in formats that rankmill does not read. Files with these endings are left out only in a
+model's top folder, because in subfolders a file of ONNX may have any name.
 """
 
 _LEFT_OUT = re.compile(r"\..*|__pycache__|checkpoint-\d+")
@@ -58,8 +58,9 @@ _LONGEST = 100
 
 
 def model_folder(model: str) -> Path | None:
-    """The directory that a model's name stands for on this host; ``None`` if the host has no such directory.
-    The result for ``demo`` is always ``None``.
+    """Return the directory that a model's name stands for on this host, or ``None`` without such a directory.
+
+    The name ``demo`` never stands for a directory.
     """
     folder = expanded(model)
     # `Path.is_dir` raises for names that no file can have
@@ -110,14 +111,22 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def model_facts(folder: Path) -> dict[str, Facts]:
-    """Return size, times and other `Facts` of each file of a model. Equal facts mean equal content. Raises as
-    `model_files` does.
+    """Return size, times and other `Facts` of each file of a model, which change when the file changes.
+
+    Raises as `model_files` does.
     """
     return {name: facts_of(path.stat()) for name, path in model_files(folder).items()}
 
 
 def model_content(folder: Path, cache: Path | None = None) -> str:
-    """The digest of the names and contents of a model's files; `cache` is as in `file_digest`.
+    """Return a digest of the names and contents of a model's files.
+
+    Parameters
+    ----------
+    folder
+        The model's directory.
+    cache
+        Cache folder in which the digests of large files are stored.
 
     Raises
     ------
@@ -149,8 +158,8 @@ def check_named_files(file: Path) -> None:
 
 @dataclass(frozen=True)
 class _Names:
-    """The names of files that a JSON file contains, in two sets: names of weights, and names of files that
-    `_walk`, which lists the files of a model, leaves out.
+    """The names of files in a JSON file of a model: weights, and files that are left out unless they are
+    named.
     """
 
     weights: frozenset[str] = frozenset()
@@ -165,8 +174,9 @@ def _names_in(folder: Path, name: str) -> _Names:
 
 @lru_cache(maxsize=10_000)
 def _read_names(folder: Path, name: str, facts: Facts) -> _Names:
-    """Read the names of files from a JSON file of a model. The `facts` about the JSON file are part of the
-    key under which the names are cached, so that a changed file is read again.
+    """Read the names of files from a JSON file of a model.
+
+    The names are cached under the `facts` about the file, so a changed file is read again.
     """
     this, size = folder / name, facts[2]
     if size > _LARGEST_JSON:
@@ -214,7 +224,7 @@ def _strings(content: Any) -> Iterator[str]:
 
 
 def _is_left_out(name: str) -> bool:
-    """Return whether `_walk`, which lists the files of a model, would leave out a file of this name."""
+    """Return whether a file of this name is left out of a model's files unless a JSON file names it."""
     path = PurePosixPath(name)
     if path.is_absolute() or not path.parts or ".." in path.parts:
         return False

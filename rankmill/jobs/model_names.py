@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Choice:
-    """The models that a name stands for, with their shares of the queries, and perhaps a shadow.
+    """The models that a name stands for, and their shares of the queries.
 
     Attributes
     ----------
@@ -43,9 +43,9 @@ class Choice:
     shares
         The share of each model, by its name; they add up to 1.
     shadow
-        A model that scores the same queries, but whose scores are not returned.
+        A model that scores the same queries for comparison; its scores are not returned.
     content
-        If the name stands for one model (`only`), the digest of the model's files, if it is known. Workers
+        The digest of the model's files, if the name stands for one model and the digest is known. Workers
         that have other files leave the run to other workers.
     """
 
@@ -59,8 +59,12 @@ class Choice:
         return next(iter(self.shares)) if len(self.shares) == 1 and not self.shadow else None
 
     def one(self, given: object) -> str:
-        """Return the model if the name stands for only one. Raises `InputError`, with the name as the user
-        has `given` it, if there are several.
+        """Return the one model that the name stands for.
+
+        Raises
+        ------
+        InputError
+            The name stands for several models; the message has the name as the user has `given` it.
         """
         if self.only is None:
             first = max(self.shares, key=lambda model: self.shares[model])
@@ -91,8 +95,8 @@ class CacheRoom(Protocol):
     def make_room(self, needed: int = 0, keep: Path | None = None) -> int:
         """Remove the folders that were unused for longest, until `needed` more bytes fit into the cache.
 
-        The folder `keep` is not removed, and its bytes are not counted. If `needed` by itself is over the
-        cache's limit, nothing is removed. Returns the number of bytes that still do not fit.
+        If `needed` by itself is over the cache's limit, nothing is removed. The folder `keep` stays, and its
+        bytes are not counted. Returns the number of bytes that still do not fit.
         """
 
 
@@ -100,9 +104,7 @@ class NamedModels(Protocol):
     """Models that an extension knows by name. Threads share the object."""
 
     def owns(self, model: str) -> bool:
-        """Return whether a model's name has the form of this extension's names. Only the text of the name is
-        read, not the model.
-        """
+        """Return whether a model's name has the form of this extension's names. This reads only the name."""
 
     def choice(self, model: str) -> Choice:
         """Return the models that a name stands for now. Producers call this.
@@ -116,8 +118,8 @@ class NamedModels(Protocol):
         """
 
     def copy(self, model: str, content: str | None, cache: CacheRoom) -> ModelCopy:
-        """Return the folder of this host that has the model's files, and the digest of the files. If the host
-        does not have the files, they are fetched first. Workers call this method.
+        """Return a copy of the model's files on this host, after fetching them if they are missing. Workers
+        call this.
 
         Parameters
         ----------
@@ -137,13 +139,11 @@ class NamedModels(Protocol):
         """
 
     def kept(self, cache: Path) -> Iterable[KeptFolder]:
-        """The folders that this extension has in the `cache` folder of a worker, and that may be removed."""
+        """Return this extension's folders in the `cache` folder of a worker that may be removed."""
 
 
 MakeModels = Callable[[WorkerSettings], NamedModels]
-"""The type of the class or function that an entry point of ``rankmill.models`` names; it is called with the
-settings.
-"""
+"""What an entry point of ``rankmill.models`` names: a class or function that is called with the settings."""
 
 
 def _installed() -> Iterable[MakeModels]:
@@ -151,7 +151,7 @@ def _installed() -> Iterable[MakeModels]:
 
 
 def has_tag(model: str) -> bool:
-    """Whether a model's name is NAME@TAG; a folder with such a name must be given as a path.
+    """Return whether a model's name is NAME@TAG. A folder with such a name must be given as a path.
 
     >>> has_tag("reranker@production"), has_tag("./reranker@production"), has_tag("org/reranker")
     (True, False, False)
@@ -192,8 +192,8 @@ class ModelNames:
     settings
         The settings, including those of extensions.
     extensions
-        A function that returns the extensions' classes; the default loads the entry points of
-        ``rankmill.models``. The function is called once, for the first name that may be an extension's.
+        Returns the extensions' classes, by default the entry points of ``rankmill.models``. It is called
+        once, for the first name that an extension may know.
     """
 
     def __init__(
@@ -210,15 +210,13 @@ class ModelNames:
         return tuple(make(self._settings) for make in self._extensions())
 
     def owner(self, model: str) -> NamedModels | None:
-        """The extension that knows a name; ``None`` if the name needs no extension, or no extension knows
-        it.
-        """
+        """Return the extension that knows a name, or ``None`` if no extension does."""
         if not _may_be_owned(model):
             return None
         return next((owner for owner in self.owners if owner.owns(model)), None)
 
     def choice(self, model: str) -> Choice | None:
-        """Return the models that a name stands for; ``None`` for ``demo``, a path or an id on the hub.
+        """Return the models that a name stands for, or ``None`` for ``demo``, a path or an id on the hub.
 
         Raises
         ------
@@ -254,20 +252,23 @@ class ModelNames:
         return not _may_be_owned(model) or (kept is not None and kept.is_fresh)
 
     def pin(self, model: str) -> str:
-        """The one model that the name `model` stands for now; `model` itself if it is no extension's name.
+        """Return the one model that a name stands for now: ``reranker@production`` becomes ``reranker@v2``.
+
+        ``demo``, a path or an id on the hub is returned as it is.
 
         Raises
         ------
         InputError
-            `model` stands for several models, or for nothing.
+            The name stands for several models, or for nothing.
         """
         choice = self.choice(model)
         return model if choice is None else choice.one(model)
 
     def pinned(self, spec: ScoreSpec) -> ScoreSpec:
-        """Return a copy of `spec` whose model is the one model that the name in `spec` stands for now. If
-        `spec` has no revision, the copy gets the digest of the model's content as its revision, if the digest
-        is known. A `spec` whose model is no extension's name is returned unchanged. Raises as `pin` does.
+        """Return a copy of `spec` with the model that its name stands for now.
+
+        If `spec` has no revision, the copy gets the digest of the model's content, if that is known. With
+        ``demo``, a path or an id on the hub, `spec` is returned as it is. Raises as `pin` does.
         """
         choice = self.choice(spec.model)
         if choice is None:

@@ -1,9 +1,9 @@
-"""How often a chunk is tried, how long the pauses between attempts are, and which chunks are scored with no
-other chunk beside them.
+"""How often a chunk is tried, how long the pauses between attempts are, and which chunks are scored by
+themselves.
 
-A chunk has one attempt, and up to ``max_retries`` further ones after failures. When the last attempt has
-failed, a worker reports the failure (`rankmill.jobs.protocol.recovery`). The producer then splits the chunk
-or gives it up (`rankmill.producer.collect.collector`).
+A chunk has one attempt, and up to ``max_retries`` further ones after failures. After the last one, a worker
+reports the failure (`rankmill.jobs.protocol.recovery`). The producer then splits the chunk or gives it up
+(`rankmill.producer.collect.collector`).
 """
 
 from __future__ import annotations
@@ -27,32 +27,36 @@ LONGEST_PAUSE = 2 * _BACKOFF.longest
 
 
 def retries(most: int, failed: int) -> Retry | None:
-    """Make RQ's `Retry` for a job with at most `most` retries, of which `failed` are used up; ``None`` if
-    `most` is 0.
+    """Make RQ's `Retry` for a job, or return ``None`` if the job is never retried.
+
+    Parameters
+    ----------
+    most
+        Number of retries that the job has in all.
+    failed
+        Number of retries that are used up.
     """
     if not most:
         return None
     retry = Retry(max=most, interval=[round(_BACKOFF.pause(failures)) for failures in range(1, most + 1)])
-    retry.max -= failed  # set here, because the constructor of `Retry` refuses 0
+    retry.max -= failed  # the constructor of `Retry` refuses 0
     return retry
 
 
 def attempt(run: Run, job: Job) -> int:
-    """Return the number of the current attempt at the job's chunk, counted from 1. The number is computed,
-    because RQ stores only how many retries are left.
+    """Return the number of the job's current attempt, counted from 1. RQ stores only how many retries are
+    left.
     """
     retries_left = run.max_retries if job.retries_left is None else job.retries_left
     return 1 + run.max_retries - retries_left
 
 
 def suspect(job: Job) -> None:
-    """Mark the job as one that may have killed its worker, and let the job's retry begin without a pause."""
+    """Mark a job that may have killed its worker, and let its retry begin without a pause."""
     job.meta[SUSPECT] = True
     job.retry_intervals = None
 
 
 def is_suspect(job: Job) -> bool:
-    """Return whether a worker must score the job with no other job beside it, so that no other job is blamed
-    if the worker dies.
-    """
+    """Return whether a worker must score the job by itself, because the job may kill the worker."""
     return bool(job.meta.get(SUSPECT))

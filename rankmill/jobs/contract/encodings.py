@@ -14,11 +14,16 @@ TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 
 
 class TokensAsked(WireModel):
-    """A row that asks for the tokens of ``text``, or for the text of the token ids ``ids``; exactly one of
-    the two is set.
+    """A row that asks for the tokens of a text, or for the text of token ids.
 
-    ``special`` says whether special tokens are added to the tokens of a text, or kept in the text of ids.
-    With ``about``, the answer has facts about the model, and neither tokens nor a text.
+    Attributes
+    ----------
+    text, ids
+        The text, or else the token ids; exactly one of the two is set.
+    special
+        Whether special tokens are added to a text, or kept in the text of token ids.
+    about
+        Whether the answer has only facts about the model, such as its limit in tokens.
     """
 
     text: str | None = None
@@ -38,13 +43,24 @@ class TokensAsked(WireModel):
 
 
 class TokensFound(WireModel):
-    """The answer to a `TokensAsked`: for a text its tokens, and for token ids their ``text``.
+    """The answer to a `TokensAsked`: the tokens of a text, or the text of token ids.
 
-    ``ids``, ``words``, ``special`` and ``spans`` have an entry for each token. ``words`` are the tokens as
-    the vocabulary has them. ``special`` marks tokens that the tokenizer has added to the text. A span is the
-    index of the token's first character in the text, and the index after its last. ``most`` is the model's
-    limit in tokens; the text is not cut to that limit. ``labels`` are the names of the model's outputs, only
-    in an answer with facts about the model.
+    ``ids``, ``words``, ``special`` and ``spans`` have an entry for each token of a text.
+
+    Attributes
+    ----------
+    text
+        The text of token ids.
+    words
+        The tokens as the vocabulary writes them.
+    special
+        Whether the tokenizer has added the token to the text.
+    spans
+        Index of the token's first character in the text, and index after its last one.
+    most
+        The model's limit in tokens. The text is not cut to this limit.
+    labels
+        Names of the model's outputs, only in an answer with facts about the model.
     """
 
     text: str

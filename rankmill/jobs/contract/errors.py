@@ -31,9 +31,10 @@ class Fault(Enum):
 
     ATTEMPT = "attempt"
     """Something about this attempt, or something unknown: the chunk is tried again, as often as its run
-    allows. If the worker died in the last attempt, the producer splits the chunk, until the faulty row is in
-    a chunk of its own. If the last attempt failed otherwise, all rows of the chunk get the reason as their
-    error.
+    allows.
+
+    After the last attempt, the producer splits the chunk if the worker died, until the faulty row is alone.
+    Otherwise, all rows of the chunk get the reason as their error.
     """
     WORKER = "worker"
     """The worker or its host: another worker scores the chunk, unless all live workers refuse the run."""
@@ -117,7 +118,7 @@ class WireError(RankmillError):
 
 
 class FormatError(WireError):
-    """Data from Redis have another format; processes of the release that wrote them can read them."""
+    """Data from Redis are in the format of another release, which only processes of that release can read."""
 
     fault = Fault.WORKER
 
@@ -192,17 +193,22 @@ _TOO_LONG = re.compile(r"the .+ has ([\d,]+) tokens, and ([\d,]+) are taken: sho
 
 
 def too_long(row: str, tokens: int, most: int) -> str:
-    """Return the error message of a row that has no score because it has more than `most` tokens. The message
-    calls the row by the word `row`, such as ``pair``.
+    """Return the error message of a row that has too many tokens.
+
+    Parameters
+    ----------
+    row
+        What to call the row, such as ``pair``.
+    tokens, most
+        The row's number of tokens, and the largest allowed number.
     """
     return f"the {row} has {tokens:,} tokens, and {most:,} are taken: shorten it"
 
 
 def read_too_long(reason: str) -> tuple[int, int] | None:
-    """Read the row's number of tokens, and the largest allowed number, from an error message of `too_long`.
-    Returns ``None`` for other messages.
+    """Read a row's number of tokens, and the largest allowed number, from an error message of `too_long`.
 
-    Results, journals and outputs have only the text of the message, so the numbers are read from the text.
+    Return ``None`` for other messages.
     """
     match = _TOO_LONG.fullmatch(reason)
     return (int(match[1].replace(",", "")), int(match[2].replace(",", ""))) if match else None
@@ -258,13 +264,15 @@ class RegistryAway(RegistryError):
 
 
 class EmbeddedError(RankmillError):
-    """A process that rankmill itself starts on this host could not be started or kept alive. If no server is
-    named, rankmill starts a Redis server and workers.
+    """A Redis server or worker that rankmill starts on this host could not be started or kept alive.
+
+    Rankmill starts both if no server is named.
     """
 
 
 def fault_of(error: BaseException) -> Fault:
-    """Return the `Fault` of an error; the fault decides what happens to the chunk that was being scored.
-    Errors that rankmill did not raise count as `Fault.ATTEMPT`.
+    """Return the `Fault` of an error, which decides what happens to the chunk being scored.
+
+    An error that rankmill did not raise is a `Fault.ATTEMPT`.
     """
     return error.fault if isinstance(error, RankmillError) else Fault.ATTEMPT

@@ -50,7 +50,7 @@ def _check_delimiter(given: str) -> str:
     return given
 
 
-# A title is the placeholder for the option's value in the help of a command, as NAME in `--tag NAME`.
+# The `title` of an option's type stands for the value in the help of commands, as NAME in `--tag NAME`.
 Name = Annotated[str, Field(min_length=1)]
 File = Annotated[Name, Field(title="FILE")]
 Files = Annotated[tuple[File, ...], Field(title="FILE")]
@@ -212,14 +212,15 @@ class FileRequest(WireModel):
 
     @property
     def read_names(self) -> Iterator[str]:
-        """The path of every file that the request reads, except models."""
+        """Yield the paths of all files that the request reads, except models."""
         single = (self.run, self.qrels, self.reuse)
         yield from (*self.inputs, *self.queries, *self.corpus, *filter(None, single))
 
     def run_models(self, model: str) -> tuple[str, ...]:
-        """Return the name of the model for each score column. If the request lists ``models``, the columns
-        are for these models. If not, all columns are for `model`: one column, or two if the request has two
-        columns of conversations.
+        """Return the name of the model for each score column.
+
+        If the request lists ``models``, each model has a column. Otherwise, all columns are for `model`: one
+        column, or two for chosen and rejected conversations.
         """
         return self.models or (model,) * max(len(self.messages_column), 1)
 
@@ -229,8 +230,7 @@ class FileRequest(WireModel):
         return next((path for path in given if path and not _is_absolute(path)), None)
 
     def at_home(self) -> FileRequest:
-        """Return this request with absolute paths, because runners, the processes that score submitted files,
-        work in other folders.
+        """Return this request with absolute paths, for a process that works in another folder.
 
         Raises
         ------
@@ -275,18 +275,20 @@ def _absolute(path: str) -> str:
 
 
 class FileOrder(WireModel):
-    """The files and options of a submitted run, as a runner (a process that scores submitted files) gets
-    them: the only argument of the RQ job ``rankmill.score_file``.
+    """A submitted run of files, as a runner (a process that scores submitted files) gets it.
 
-    Without ``queue`` or ``chunk_size``, the runner's settings decide. Without ``tenant``, the run counts for
-    the tenant whose name is empty.
+    It is the only argument of the RQ job ``rankmill.score_file``.
 
     Attributes
     ----------
+    queue, chunk_size
+        ``None`` means that the runner's settings decide.
     kind
         Name of an entry point of the group ``rankmill.orders``; ``None`` if the order is for files.
     details
         Fields that only orders of this `kind` have; empty for files.
+    tenant
+        The tenant for whom the run counts; ``None`` is the tenant whose name is empty.
     """
 
     optional = frozenset({"queue", "chunk_size", "webhook", "kind", "details", "tenant", "weight"})

@@ -17,7 +17,7 @@ _MAX_REASON_CHARS = 2000
 
 
 class RunOutcome(WireModel):
-    """The output of a run, its rows, and how they were scored, as in score-file's summary."""
+    """The output of a run of files, its rows, and how they were scored."""
 
     output: str
     rows: Count

@@ -14,14 +14,19 @@ def expanded(name: str) -> Path:
 
 
 def of_user(folder: str | Path, remedy: str) -> Path:
-    """Expand ``~`` in the path of a folder. The error message names the setting `remedy`, which can give
-    another folder.
+    """Expand ``~`` in the path of a folder.
+
+    Parameters
+    ----------
+    folder
+        The path of the folder.
+    remedy
+        Name of a setting that can give another folder, for the error message.
 
     Raises
     ------
     ConfigError
-        The path begins with ``~``, and the home folder that it stands for is not known, as in containers with
-        a uid of their own.
+        The path begins with ``~``, and that home folder is not known, as in some containers.
     """
     try:
         return Path(folder).expanduser()

@@ -98,7 +98,7 @@ def asks_for_row_tokens(job: Job) -> bool:
 
 
 def worker_command(queue: str) -> str:
-    """The command that starts a worker for `queue`, as docs/guides/cluster.md shows it."""
+    """Return the command that starts a worker for `queue`."""
     return f"rq worker {queue} --worker-class rankmill.ScoringWorker --serializer json"
 
 
@@ -111,7 +111,7 @@ def wrong_worker_message(queue: str) -> str:
 
 
 def no_workers_message(queue: str, url: str) -> str:
-    """The error message for a queue without workers, with the server and two commands that start workers."""
+    """Return the error message for a queue without workers, with two commands that start workers."""
     server = shlex.quote(url)
     return (
         f"no worker listens on queue {queue!r} at {server} yet; start workers with: "

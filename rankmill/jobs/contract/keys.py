@@ -18,10 +18,16 @@ _JOB_ID = re.compile(f"(r?[0-9A-Fa-f]+)-({_CHUNK})", re.ASCII)
 
 
 class PieceId(NamedTuple):
-    """The name of a piece: successive rows of a chunk (the ``parent``) that are sent as a job of their own.
+    """The name of a piece: successive rows of a chunk that are sent as a job of their own.
 
-    ``rows`` is the number of rows of the piece. ``start`` is the place of its first row, counted from 0 among
-    the rows of the parent that have to be scored.
+    Attributes
+    ----------
+    parent
+        The chunk that the piece is a part of.
+    start
+        Place of the piece's first row, counted from 0 among the chunk's rows that have to be scored.
+    rows
+        Number of rows of the piece.
     """
 
     parent: int
@@ -39,14 +45,15 @@ Redis, and `read_chunk_id` reads it.
 
 
 def parent_of(chunk: ChunkId) -> int:
-    """Return the whole chunk from which a piece (rows sent as a job of their own) was cut; a whole chunk is
-    returned as it is.
+    """Return the chunk that a piece (rows sent as a job of their own) is a part of.
+
+    A whole chunk is returned as it is.
     """
     return chunk.parent if isinstance(chunk, PieceId) else chunk
 
 
 def read_chunk_id(name: object) -> ChunkId | None:
-    """Read the name of a chunk as Redis has it; ``None`` if this is not the name of a chunk.
+    """Read a chunk's name in Redis, or return ``None`` if this is not the name of a chunk.
 
     >>> read_chunk_id("96"), read_chunk_id(b"96_16_8"), read_chunk_id("*")
     (96, PieceId(parent=96, start=16, rows=8), None)
@@ -64,8 +71,8 @@ def run(run_id: str) -> str:
 
 
 def pairs(run_id: str, chunk: ChunkId | Literal["*", ""]) -> str:
-    """String: the Arrow payload of a chunk until its result is collected; ``*`` is a pattern for all chunks
-    of the run.
+    """String: the Arrow payload of a chunk until its result is collected. ``*`` gives a pattern for all
+    chunks.
     """
     return f"{PREFIX}:run:{run_id}:pairs:{chunk}"
 
@@ -76,7 +83,7 @@ def results(run_id: str) -> str:
 
 
 def wrong(run_id: str) -> str:
-    """String: a worker's note that scores of a run are wrong, and why; it outlives the run, and expires."""
+    """String: why scores of a run are wrong, as a worker has noted. The note outlives the run."""
     return f"{PREFIX}:run:{run_id}:wrong"
 
 
@@ -91,7 +98,7 @@ def errors(run_id: str) -> str:
 
 
 def cancelled(run_id: str) -> str:
-    """String: tells the producer that someone else has cancelled its run."""
+    """String: a note to the producer that its run was cancelled by someone else."""
     return f"{PREFIX}:run:{run_id}:cancelled"
 
 
@@ -108,7 +115,7 @@ def failed_attempts(run_id: str) -> str:
 
 
 def settled(run_id: str) -> str:
-    """Hash: what all chunks of a run are scored with (`Settled`)."""
+    """Hash: facts such as the precision, with which all chunks of a run are scored (`Settled`)."""
     return f"{PREFIX}:run:{run_id}:settled"
 
 
@@ -121,13 +128,14 @@ def counted(run_id: str) -> str:
 
 def usage(day: int | None = None) -> str:
     """Hash: what each tenant has used on one day, by model and device. Days are numbered from 1970 in UTC.
-    Without `day`, this returns the prefix of these keys.
+
+    Without `day`, return the prefix of these keys.
     """
     return f"{PREFIX}:usage" if day is None else f"{PREFIX}:usage:{day}"
 
 
 def refusals(run_id: str) -> str:
-    """Hash: why each worker that cannot score the run refuses it, and until when, by the worker's name."""
+    """Hash: why each worker that cannot score the run refuses it, and until when."""
     return f"{PREFIX}:run:{run_id}:refusals"
 
 
@@ -192,8 +200,8 @@ def bell(queue: str) -> str:
 
 
 def waiting(queue: str, run_id: str) -> str:
-    """List: ids of a bulk run's waiting jobs in a queue, in order. For a request, this is the list that all
-    requests of the tenant share (`waiting_requests`).
+    """List: ids of the waiting jobs of a bulk run in a queue, in order. All requests of a tenant share one
+    list.
     """
     if priority_of(run_id) == "request":
         return waiting_requests(queue, tenant_in(run_id))
@@ -206,54 +214,57 @@ def waiting_requests(queue: str, tenant: str) -> str:
 
 
 def waits(queue: str) -> str:
-    """String: the number of jobs in all waiting lists of a queue (`waiting`)."""
+    """String: the number of jobs in all waiting lists of a queue."""
     return f"{of_queue(queue)}waits"
 
 
 def turns(queue: str, scope: str) -> str:
-    """Sorted set: the tenants or runs that have waiting jobs, by the number of pairs that workers have taken
-    from each; the one with the lowest number is next.
+    """Sorted set: tenants or runs with waiting jobs, by the number of pairs that workers took from each.
 
-    In the scopes ``request`` and ``bulk`` the members are tenants, whose numbers are divided by their
-    weights. In a scope ``bulk:<tenant>`` the members are the tenant's runs.
+    The one with the lowest number is next. In the scopes ``request`` and ``bulk`` the members are tenants,
+    whose numbers are divided by their weights. In a scope ``bulk:<tenant>`` the members are the tenant's
+    runs.
     """
     return f"{of_queue(queue)}turns:{scope}"
 
 
 def level(queue: str, scope: str) -> str:
-    """String: the number with which a new tenant or run enters the sorted set `turns`. Each turn stores here
-    the number that the served tenant or run had before the turn, unless a larger number is stored.
+    """String: the number with which a new tenant or run enters the sorted set `turns`.
+
+    It is the highest number that any served member had just before its turn.
     """
     return f"{of_queue(queue)}level:{scope}"
 
 
 def waiters(queue: str) -> str:
-    """Sorted set: names of the workers that wait for a job to come into RQ's own list, by the time at which
-    their entry expires.
+    """Sorted set: names of the workers that wait at RQ's own list of jobs, by the time when their entry
+    expires.
     """
     return f"{of_queue(queue)}waiters"
 
 
 def idle(queue: str) -> str:
-    """Sorted set: names of the queue's workers without work, by the time at which their entry expires."""
+    """Sorted set: names of the queue's workers without work, by the time when their entry expires."""
     return f"{of_queue(queue)}idle"
 
 
 def reader_bell(reader: str) -> str:
-    """Stream: wakes a producer that waits for the results of many runs. The producer waits in one command,
-    which reads the streams of the results and this stream. An entry in this stream ends the command, so that
-    the producer can add a run.
+    """Stream: wakes a producer that waits for the results of many runs, so that it can add a run.
+
+    The producer reads this stream and the streams of results in one command, which an entry here ends.
     """
     return f"{PREFIX}:reader:{reader}:bell"
 
 
 def job_id(run_id: str, chunk: ChunkId | Literal[""]) -> str:
-    """RQ's id of the job that scores a chunk; without a chunk, the prefix of the ids of a run's jobs."""
+    """Return RQ's id of the job that scores a chunk. Without a chunk, return what all ids of a run begin
+    with.
+    """
     return f"{run_id}-{chunk}"
 
 
 def parse_job_id(job: str) -> tuple[str, ChunkId] | None:
-    """Read the run's id and the chunk from the id of a job; ``None`` if the job is not the job of a chunk.
+    """Read the run's id and the chunk from a job's id, or return ``None`` for a job without a chunk.
 
     >>> parse_job_id(job_id("0af", 7))
     ('0af', 7)

@@ -16,8 +16,7 @@ from rankmill.jobs.system import system
 Priority = Literal["request", "bulk"]
 
 REQUEST_ROWS = 256
-"""A run of at most this many rows counts as a request, and a larger one as bulk work, unless its caller
-chooses.
+"""A run of at most this many rows is a request, and a larger one is bulk work. Callers can choose otherwise.
 """
 
 GROUP = 12
@@ -30,8 +29,14 @@ _MARK = "r"
 
 
 def choose_priority(given: str | None, rows: int | None) -> Priority:
-    """Return the priority of a run: the one that the caller has `given`, or else the one that its number of
-    `rows` (``None`` if unknown) decides.
+    """Return the priority of a run: the caller's choice, or else the usual one for its number of rows.
+
+    Parameters
+    ----------
+    given
+        The caller's choice; ``None`` without a choice.
+    rows
+        Number of rows; ``None`` if unknown, which means bulk work.
 
     Raises
     ------
@@ -75,9 +80,7 @@ def tenant_in(run_id: str) -> str:
 
 
 def run_id_of_request(job_id: str) -> str:
-    """Make a run's id from the id of a job that contains its own pairs. The job is scored as a run with this
-    id, and counts as a request.
-    """
+    """Return the run id of a job that contains its own pairs, which is scored as a request."""
     return _MARK + job_id
 
 

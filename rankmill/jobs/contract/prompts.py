@@ -56,8 +56,7 @@ def read_template(given: str | None) -> str | None:
 
 
 def check_text(given: str | None) -> None:
-    """Check that a prompt template from another process is not the path of a file, because that file would be
-    read on this host.
+    """Check that a prompt template from another process is not a path, which would be read on this host.
 
     Raises
     ------
@@ -71,10 +70,10 @@ def check_text(given: str | None) -> None:
 
 
 def answers_of(template: str | None) -> tuple[str, str | None] | None:
-    """Return the tokens that mean yes and no in a model's answer, from the comment with which its prompt
-    template begins; ``None`` without such a comment.
+    """Return the tokens for yes and no in a model's answer, as its prompt template names them in a comment.
 
-    The token for no is ``None`` if the comment names only one.
+    Return ``None`` if the template does not begin with such a comment. The second token is ``None`` if the
+    comment names only one.
 
     >>> answers_of("{# answers: yes no #}{{ messages }}")
     ('yes', 'no')

@@ -7,33 +7,33 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Way = Literal["alone", "packed", "shared", "padded", "equal"]
-"""How the rows of a batch share a forward pass of the model. A row ``alone`` has a forward of its own.
-``packed`` rows have no padding, and their shared prefixes are computed once if possible. ``shared`` rows have
-their shared prefixes computed once. ``padded`` rows are padded to one length, and ``equal`` rows have equal
-lengths.
+"""How the rows of a batch share a forward pass of the model.
+
+- ``alone``: each row has a forward of its own.
+- ``packed``: rows have no padding, and their shared prefixes are computed once if possible.
+- ``shared``: the rows' shared prefixes are computed once.
+- ``padded``: rows are padded to one length.
+- ``equal``: rows have equal lengths.
 """
 
 REFERENCES = {
     "exact": "transformers in fp32 on the CPU, each pair alone",
     "own": "transformers on the worker's device, in its precision (8 and 4 bits: in bf16), each pair alone",
 }
-"""Descriptions of the computation with which a model's scores were compared, by the values of
-`Proof.reference`.
-"""
+"""What a model's scores can be compared with: each value of `Proof.reference` and its description."""
 
 Figure = Annotated[float, Field(ge=0)]
 
 
 class Proof(BaseModel):
-    """Measured differences between a model's logits and a reference, on one kind of device, for a set of
-    probe pairs.
+    """How much a model's logits on one kind of device differ from a reference, measured with test pairs.
 
     Attributes
     ----------
     digest
         The SHA-256 of the model's files, or its commit on the hub; ``None`` if neither is known.
     backend, device, precision
-        As in `ChunkStats`; ``device`` is a kind, such as ``cpu``.
+        What computed the logits; ``device`` is a kind, such as ``cpu``.
     machine
         Name of the CPU or GPU, and the number of threads.
     release
@@ -45,7 +45,7 @@ class Proof(BaseModel):
     reference
         What the scores were compared with: a key of `REFERENCES`.
     probes, longest
-        The number of scored pairs, and of tokens of the longest one.
+        The number of test pairs, and of tokens of the longest one.
     rows, tokens
         The most rows, and the most padded tokens, of the batches that were compared. Larger batches are
         compared before their scores are returned.
@@ -62,7 +62,7 @@ class Proof(BaseModel):
     spearman
         Rank correlation with the reference.
     wrong
-        What is wrong apart from the figures, such as a probe with other tokens than in the reference;
+        What is wrong apart from the figures, such as a test pair with other tokens than in the reference;
         ``None`` if nothing is.
     """
 

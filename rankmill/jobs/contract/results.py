@@ -18,8 +18,9 @@ from rankmill.jobs.contract.wire import decode_scores, encode_scores, outputs
 
 
 def worst(bounds: Collection[float | None]) -> float | None:
-    """Return the largest of several bounds on the error of scores; ``None`` if one of them is unknown, or
-    `bounds` is empty.
+    """Return the largest of several bounds on the error of scores.
+
+    Return ``None`` if one of the bounds is unknown, or if there are none.
     """
     values = [bound for bound in bounds if bound is not None]
     return max(values) if values and len(values) == len(bounds) else None
@@ -56,8 +57,8 @@ class ChunkStats(WireModel):
     reference
         ``own`` if the model was too large to be compared in fp32 (`Proof.reference`).
     kind
-        For a deterministic run, one text that names device, versions and precision. With the same model,
-        workers that have the same text give a row exactly the same score.
+        For a deterministic run, a text that names device, versions and precision. Workers with the same text
+        and model give a row exactly the same score.
     """
 
     worker: str
@@ -84,12 +85,17 @@ class ChunkStats(WireModel):
 
 @dataclass(frozen=True)
 class ChunkScores:
-    """A scored chunk: float32 ``scores`` and text ``errors``, both ``[n]``. Each row has a score or an error.
+    """The scores and errors of a chunk, as arrays with an entry for each row.
 
-    If the statistics have labels, a row's score is a list with one score for each label. ``tokens`` is
-    ``None``, except in two cases. If the job asks for the rows' numbers of tokens
-    (`rankmill.jobs.contract.job.asks_for_row_tokens`), ``tokens`` is int32 ``[n]``, null where a number is
-    unknown. If each row is a `TokensAsked`, ``tokens`` has the answers as JSON.
+    Attributes
+    ----------
+    scores
+        A float32, or a list with one for each of the statistics' labels; null if the row has an error.
+    errors
+        Why the row has no score; null if the row has a score.
+    tokens
+        Numbers of tokens (int32, null if unknown), if the job asks for them. For rows that are `TokensAsked`,
+        the answers as JSON. Otherwise ``None``.
     """
 
     chunk: ChunkId
@@ -107,12 +113,20 @@ def _parse_chunk(value: object) -> ChunkId:
 
 
 class ChunkFailure(WireModel):
-    """A chunk that no worker could score; if ``fatal``, no chunk of the run can be scored.
+    """A chunk that no worker could score.
 
-    ``attempts`` is the number of attempts. ``worker`` is the worker of the last attempt; empty if unknown.
-    ``died`` says that the worker died during the last attempt, so one of the chunk's rows may kill workers.
-    ``option`` is the name of the spec's field that does not fit the model; ``None`` if the chunk failed for
-    another reason.
+    Attributes
+    ----------
+    fatal
+        Whether no chunk of the run can be scored.
+    attempts
+        Number of attempts.
+    worker
+        The worker of the last attempt; empty if unknown.
+    died
+        Whether the worker died during the last attempt, so that one of the rows may kill workers.
+    option
+        Name of the spec's field that does not fit the model; ``None`` if the chunk failed for another reason.
     """
 
     chunk: Annotated[ChunkId, BeforeValidator(_parse_chunk)]
@@ -129,8 +143,8 @@ ChunkResult = ChunkScores | ChunkFailure
 
 @dataclass(frozen=True)
 class BadResult:
-    """A stream entry that is not a valid result; ``chunk`` is ``None`` if the entry does not name a chunk of
-    the run.
+    """A stream entry that is not a valid result. ``chunk`` is ``None`` if the entry names no chunk of the
+    run.
     """
 
     chunk: ChunkId | None
@@ -182,7 +196,7 @@ def from_entry(run_id: str, entry: Mapping[bytes, bytes]) -> ChunkResult:
 
 
 def read_entry(run_id: str, entry: Mapping[bytes, bytes]) -> ChunkResult | BadResult:
-    """Read a result from a stream entry that is not trusted: an invalid entry becomes a `BadResult`."""
+    """Read a result from a stream entry that may be damaged; a damaged entry becomes a `BadResult`."""
     try:
         return from_entry(run_id, entry)
     except WireError as error:
@@ -198,11 +212,18 @@ Amount = Annotated[int, Field(ge=0, lt=1 << 53)]
 
 
 class Amounts(NamedTuple):
-    """How much a device was used: the number of scored pairs, of their tokens, and of microseconds of the
-    device's time.
+    """The usage of one device.
 
-    ``cached`` counts rows that were not computed, because an equal row or an earlier output had the score.
-    ``failed`` counts rows without a score.
+    Attributes
+    ----------
+    pairs, tokens
+        The number of scored pairs, and of their tokens.
+    microseconds
+        The device's time.
+    cached
+        Rows that were not computed, because an equal row or an earlier output had the score.
+    failed
+        Rows without a score.
     """
 
     pairs: Amount = 0

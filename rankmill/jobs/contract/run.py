@@ -79,11 +79,16 @@ class Run(WireModel):
 
 
 class Settled(NamedTuple):
-    """The facts that a run's first worker decides for all chunks of the run. A field is ``None`` if the first
-    worker had nothing to decide for it.
+    """Facts that a run's first worker decides for all chunks, such as the precision.
 
-    ``precision`` replaces a precision such as ``auto`` (`OPEN_PRECISIONS`). ``revision`` is the model's
-    commit, or the digest of its content. ``kind`` is set for a deterministic run (`ChunkStats.kind`).
+    Attributes
+    ----------
+    precision
+        Replaces a precision that the spec leaves open, such as ``auto``; otherwise ``None``.
+    revision
+        The model's commit, or the digest of its content; ``None`` if unknown.
+    kind
+        For a deterministic run, what the worker's scores depend on (`ChunkStats.kind`); otherwise ``None``.
     """
 
     precision: str | None
@@ -92,9 +97,19 @@ class Settled(NamedTuple):
 
 
 def settled_by(spec: ScoreSpec, precision: str, revision: str | None, kind: str | None) -> Settled:
-    """Return the facts (`Settled`) that a worker proposes for all chunks of a run, from the worker's
-    precision, the model's revision and the worker's `kind` (`ChunkStats.kind`). The precision is ``None`` in
-    two cases: the spec already names one precision, or the rows are requests for tokens.
+    """Return the facts that a worker proposes for all chunks of a run.
+
+    The worker proposes its precision only if the spec leaves it open, such as ``auto``, and the rows get
+    scores.
+
+    Parameters
+    ----------
+    spec
+        The run's spec.
+    precision, revision
+        The worker's precision, and the revision of its model.
+    kind
+        The worker's `ChunkStats.kind`.
     """
     is_open = spec.precision in OPEN_PRECISIONS and spec.inputs != "tokens"
     return Settled(precision if is_open else None, revision, kind)
@@ -103,9 +118,16 @@ def settled_by(spec: ScoreSpec, precision: str, revision: str | None, kind: str 
 class Progress(WireModel):
     """How many rows of a run are done; a row is done when its chunk is finished.
 
-    At the time ``at``, the number of done rows was ``rows``; at the earlier time ``since``, it was
-    ``since_rows``. The recent speed is computed from these four values. The two times are usually half a
-    minute apart. Each time is in seconds since 1970, and is 0 until the run's first scores.
+    Attributes
+    ----------
+    rows, at
+        Number of rows that were done at the time ``at``.
+    row_errors
+        Number of done rows that have no score.
+    since, since_rows
+        An earlier time, usually half a minute before ``at``, and the rows that were done then.
+
+    Times are in seconds since 1970, and are 0 until the run's first scores.
     """
 
     rows: Count = 0
@@ -115,25 +137,23 @@ class Progress(WireModel):
     at: Seconds = 0.0
 
     def rows_per_second(self, now: float) -> float | None:
-        """The recent speed in rows per second; ``None`` if it is unknown.
+        """Return the run's recent speed in rows per second, or ``None`` if it is unknown.
 
-        The speed becomes unknown when no rows were done for too long. Too long is half a minute, or the time
-        from ``since`` to ``at`` if that time is longer. `now` is in seconds since 1970.
+        The speed is unknown if no row was done for half a minute, or for the time from ``since`` to ``at`` if
+        that is longer. `now` is in seconds since 1970.
         """
         fresh, span = self.rows - self.since_rows, self.at - self.since
         is_recent = now - self.at <= max(span, _QUIET_SECONDS)
         return fresh / span if fresh > 0 and span > 0 and is_recent else None
 
     def seconds_left(self, total: int | None, now: float) -> float | None:
-        """Return the seconds until all of the run's `total` rows are done, at the recent speed; ``None`` if
-        `total` or the speed is unknown.
-        """
+        """Return the seconds until all `total` rows of the run are done, or ``None`` if that is unknown."""
         speed = self.rows_per_second(now)
         return None if total is None or speed is None else max(total - self.rows, 0) / speed
 
 
 class RowError(WireModel):
-    """A row without a score, as in the list of errors beside the output; rows are counted from 0."""
+    """A row without a score; rows are counted from 0."""
 
     row: Count
     error: str
@@ -151,9 +171,7 @@ def new_run(
     priority: Priority | None = None,
     tenant: Tenant = NOBODY,
 ) -> Run:
-    """Make a new run, which is not in Redis yet; without a `priority`, the number of rows decides the
-    priority.
-    """
+    """Make a new run, which is not in Redis yet. Without a `priority`, the number of rows decides it."""
     return Run(
         id=new_run_id(choose_priority(priority, rows), tenant.name),
         weight=tenant.weight,

@@ -32,14 +32,20 @@ MAX_CHUNK_ROWS = 1 << 20
 
 
 def none_if_empty(value: object) -> object:
-    """Turn an empty text into ``None``, because the fields of a Redis hash cannot be ``None``; other values
-    stay.
-    """
+    """Turn an empty text into ``None``. The fields of a Redis hash cannot be ``None``, so they are empty."""
     return None if value == "" else value
 
 
 def check_format(written_as: object, subject: str) -> None:
-    """Raise `FormatError` if data were `written_as` another format than `FORMAT`."""
+    """Raise `FormatError` if data have another format than `FORMAT`.
+
+    Parameters
+    ----------
+    written_as
+        The format of the data.
+    subject
+        What the data are, for the error message.
+    """
     if str(written_as) != str(FORMAT):
         raise FormatError(
             f"{subject} has format {written_as!s:.20}, this release reads {FORMAT}: "
@@ -64,7 +70,7 @@ class WireModel(BaseModel):
 
     @classmethod
     def read_json(cls, raw: bytes | str, subject: str) -> Self:
-        """Read JSON; `subject` says in the message of a `WireError` what the data are."""
+        """Read JSON. The `subject` is what a `WireError` calls the data, such as ``run 0af``."""
         try:
             fields = from_json(raw)
         except ValueError as error:
@@ -75,7 +81,7 @@ class WireModel(BaseModel):
 
     @classmethod
     def read_fields(cls, raw: Mapping[bytes, bytes], subject: str) -> Self:
-        """Read the fields of a hash or of a stream entry; `subject` is as in `read_json`."""
+        """Read the fields of a hash or stream entry. The `subject` is what a `WireError` calls the data."""
         try:
             fields = {name.decode(): value.decode() for name, value in raw.items()}
         except UnicodeDecodeError:

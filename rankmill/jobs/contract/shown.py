@@ -22,12 +22,12 @@ def shown(text: str) -> str:
 
 
 def shown_json(text: str) -> str:
-    """Escape in JSON what `shown` escapes, in JSON's own way, so that the values stay the same."""
+    """Escape each character of a JSON text that a terminal would act on; the values stay the same."""
     return _UNSHOWN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def natural_order(name: str) -> list[tuple[int, int, str]]:
-    """A key that sorts names as people do, by the values of the numbers in them, however long these are.
+    """Return a sort key for names that puts ``v2`` before ``v10``, as people do.
 
     >>> sorted(["v10", "v2", "v1b", "v1"], key=natural_order)
     ['v1', 'v1b', 'v2', 'v10']

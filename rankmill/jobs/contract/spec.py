@@ -46,9 +46,7 @@ RECIPE_FORMAT = 1
 
 
 def all_labels_fit(value: bool, info: ValidationInfo) -> bool:
-    """Check that the option ``all_labels`` fits the options before it, such as ``label``. The check is the
-    same for `ScoreSpec` and for the settings.
-    """
+    """Check that the option ``all_labels`` does not contradict another one, such as ``label``."""
     if value and info.data.get("label") is not None:
         raise PydanticCustomError("one_label", "label names one output: leave out one of the two")
     if value and info.data.get("long") == "split":
@@ -57,9 +55,7 @@ def all_labels_fit(value: bool, info: ValidationInfo) -> bool:
 
 
 def inputs_fit(inputs: Inputs, info: ValidationInfo) -> Inputs:
-    """Check that the kind of rows (``inputs``) fits the options before it, such as ``instruction``. The check
-    is the same for `ScoreSpec` and for the settings.
-    """
+    """Check that the other options fit the kind of rows. For example, ``instruction`` is only for pairs."""
     if inputs == "pairs":
         return inputs
     for option in ("instruction", "prompt_template", "max_passage_tokens"):
@@ -151,7 +147,9 @@ class ScoreSpec(BaseModel):
 
 
 class OtherSpecOptions(TypedDict, total=False):
-    """The options of `SpecOptions` except ``all_labels``, which decides how many scores a row has."""
+    """The fields of a `ScoreSpec` as options by name, except ``all_labels``, which decides how many scores a
+    row has.
+    """
 
     model: str
     revision: str | None
@@ -179,7 +177,7 @@ _SHOWN_OUTPUTS = 20
 
 
 def choose_output(label: str | None, labels: Sequence[str], model: str) -> int | None:
-    """Index of the output that is the score; ``None`` if the model has only one output.
+    """Return the index of the output that is the score, or ``None`` if the model has only one output.
 
     Parameters
     ----------
@@ -214,15 +212,27 @@ def choose_output(label: str | None, labels: Sequence[str], model: str) -> int |
 
 
 def nearest(name: str, names: Iterable[str], written: Callable[[str], str] = str) -> str:
-    """A hint for a misspelt `name`: the most similar one of `names`, formatted by `written`; empty if none is
+    """Return a hint for a misspelt name, such as ``, the nearest is model``. It is empty if no name is
     similar.
+
+    Parameters
+    ----------
+    name
+        The misspelt name.
+    names
+        The names that exist.
+    written
+        Formats the most similar name for the hint.
     """
     matches = get_close_matches(name, names, n=1)
     return f", the nearest is {written(matches[0])}" if matches else ""
 
 
 def complaint(error: ValidationError, names: Iterable[str]) -> str:
-    """One line that says what is wrong with an option. For an unknown option, it suggests one of `names`."""
+    """Return one line that says what is wrong with an option.
+
+    For an unknown option, the line suggests the most similar of `names`.
+    """
     wrong = error.errors(include_url=False, include_input=False, include_context=False)
     for problem in wrong:
         if problem["type"] == "extra_forbidden":
@@ -232,8 +242,12 @@ def complaint(error: ValidationError, names: Iterable[str]) -> str:
 
 
 def in_precision(spec: ScoreSpec, precision: str) -> ScoreSpec:
-    """Return a copy of `spec` with another precision: the first word of `precision`, which is a backend's
-    description of the precision that it uses. Raises `WireError` if the first word is not a precision.
+    """Return a copy of `spec` with another precision, which is the first word of `precision`.
+
+    Raises
+    ------
+    WireError
+        The first word is not a precision.
     """
     try:
         return ScoreSpec.model_validate({**spec.model_dump(), "precision": precision.partition(" ")[0]})
@@ -245,8 +259,9 @@ WeightsKey = tuple[str, str | None, str, tuple[str, str | None] | None, bool, In
 
 
 def weights_key(spec: ScoreSpec) -> WeightsKey:
-    """Return the fields of a spec that decide how its model is loaded and how its scores are proven. Specs
-    with equal fields share one copy of the weights.
+    """Return the fields of a spec that decide how its model is loaded and how its scores are checked.
+
+    Specs with equal fields share one copy of the weights.
     """
     answers = answers_of(spec.prompt_template)
     return spec.model, spec.revision, spec.precision, answers, spec.deterministic, spec.inputs

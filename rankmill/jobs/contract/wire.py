@@ -48,9 +48,7 @@ _SCORES = pa.schema([("score", pa.float32()), ("error", pa.string())])
 _SCORES_AND_TOKENS = _SCORES.append(pa.field("tokens", pa.int32()))
 _HEADER = struct.Struct(">4sIQ")
 _LEVEL = -5
-"""A level of zstd that is faster than level 1, with larger payloads. Payloads live for seconds, and one
-producer must encode for many workers. Any reader of zstd reads any level.
-"""
+"""A zstd level that is faster than level 1 but compresses less, because payloads live only for seconds."""
 _OPTIONS = pa.ipc.IpcWriteOptions()
 """Without options, pyarrow lets environment variables change the format."""
 _MAGIC = b"RKML"
@@ -117,9 +115,7 @@ def encode_scores(scores: pa.Array, errors: pa.Array, tokens: pa.Array | None = 
 
 
 def outputs(scores: pa.Array) -> int:
-    """Return the length of the rows' lists of scores, which have a score for each label; 0 if each row has a
-    single score.
-    """
+    """Return the number of labels if each row has a score for each label, or 0 if each row has one score."""
     return int(scores.type.list_size) if pa.types.is_fixed_size_list(scores.type) else 0
 
 
@@ -155,12 +151,13 @@ def is_pair(item: object) -> bool:
 
 
 NOT_TEXT = "a content is text, or a list of {type: text, text}"
-"""The message of the error if a content in a conversation is neither text nor a list of texts."""
+"""Error message for a content in a conversation that is neither text nor a list of texts."""
 
 
 def content_texts(parts: Sequence[object]) -> list[str] | None:
-    """Return the texts of a message's content that is a list of ``{type: text, text}``; the type may be left
-    out. Return ``None`` if the list has any other part, such as an image.
+    """Return the texts of a message's content that is a list, such as ``[{"type": "text", "text": "Hi"}]``.
+
+    Return ``None`` if the list has any other part, such as an image. A part without a type counts as text.
     """
     texts = [
         part["text"]
@@ -171,17 +168,16 @@ def content_texts(parts: Sequence[object]) -> list[str] | None:
 
 
 def mended(text: str | None) -> str | None:
-    """Replace unpaired surrogates with U+FFFD. Texts from JSON or Python can contain unpaired surrogates, and
-    texts in UTF-8 cannot.
-    """
+    """Replace unpaired surrogates, which UTF-8 cannot encode, with U+FFFD."""
     if text is None or text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def text_fault(texts: Mapping[str, str | None]) -> tuple[RowFault, str] | None:
-    """Check a row's `texts`, a mapping from names such as ``query`` to texts, before the row is tokenized.
-    Returns the kind and the message of the first error; ``None`` if nothing is wrong.
+    """Return the kind and the message of a row's first error before tokenizing, or ``None``.
+
+    `texts` has the row's texts by name, such as ``query``. An error is a text that is null or too long.
     """
     for name, text in texts.items():
         if text is None:
@@ -198,7 +194,7 @@ def names_of_texts(inputs: Inputs) -> tuple[str, ...]:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a column of this type, which may be Arrow's null, can contain queries or passages."""
+    """Return whether a column of this Arrow type can contain texts. Arrow's null type can, too."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
@@ -206,7 +202,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def text_bytes(texts: pa.Array | pa.ChunkedArray) -> int:
-    """Total bytes of text in all rows; a text that a dictionary stores once counts in every row that has it.
+    """Return the bytes of text in all rows. A text counts in every row, even if a dictionary stores it once.
 
     Raises
     ------
@@ -224,7 +220,7 @@ def _lengths(texts: pa.Array) -> pa.Array:
 
 
 def _check_text(*columns: pa.Array) -> None:
-    """Refuse too much text before it is tokenized: a payload may be small only because its queries repeat."""
+    """Raise `WireError` if the texts of a chunk are too large; a repeated text counts in every row."""
     size = sum(map(text_bytes, columns))
     if size > MAX_CHUNK_BYTES:
         raise WireError(f"a chunk of {size:,} bytes of text is over the limit of {MAX_CHUNK_BYTES:,}")
@@ -248,7 +244,7 @@ def _encode_queries(texts: pa.Array | pa.ChunkedArray) -> pa.DictionaryArray:
 
 
 def _encode_passages(texts: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Encode passages; a dictionary stays encoded until the size of its decoded text is checked."""
+    """Encode passages. A dictionary is not decoded here, because its texts may be too large in all."""
     return _encode_queries(texts) if pa.types.is_dictionary(texts.type) else _combined(_clip(texts))
 
 
@@ -286,7 +282,10 @@ def _write(batch: pa.RecordBatch) -> bytes:
 
 
 def _read(payload: bytes, *schemas: pa.Schema) -> pa.RecordBatch:
-    """Read a batch that has one of `schemas`, which all have the same number of dictionaries."""
+    """Read the record batch of a payload, which must have one of `schemas`.
+
+    All `schemas` must have the same number of dictionaries.
+    """
     size = _unpacked_size(payload)
     try:
         raw = pa.decompress(memoryview(payload)[_HEADER.size :], decompressed_size=size, codec="zstd")
@@ -301,9 +300,7 @@ def _read(payload: bytes, *schemas: pa.Schema) -> pa.RecordBatch:
 
 
 def _unpacked_size(payload: bytes) -> int:
-    """Check a payload's header, and its sizes before and after decompression; returns the size (bytes) after
-    decompression.
-    """
+    """Check a payload's header and sizes, and return its size in bytes after decompression."""
     if len(payload) < _HEADER.size or not payload.startswith(_MAGIC):
         raise WireError("a payload does not have rankmill's header")
     _, version, size = _HEADER.unpack_from(payload)
@@ -380,7 +377,7 @@ def _check_message(metadata: memoryview) -> tuple[int, int]:
 
 
 def _field(flatbuffer: memoryview, table: int, number: int) -> int | None:
-    """Offset of a field of a flatbuffer's table; ``None`` if the field is absent, which means 0."""
+    """Return the offset of a field in a flatbuffer's table, or ``None`` for an absent field."""
     fields = table - _number("<i", flatbuffer, table)
     place = 4 + 2 * number
     if place >= _number("<H", flatbuffer, fields):
@@ -402,8 +399,9 @@ def _number(form: str, flatbuffer: memoryview, at: int | None) -> int:
 
 
 def as_arrow(scores: npt.NDArray[np.float32], missing: npt.NDArray[np.bool_]) -> pa.Array:
-    """Scores ``[n]`` as an Arrow array, or scores of labels ``[n, labels]`` as an array of lists; null where
-    they are missing.
+    """Make an Arrow array of scores ``[n]``, or an array of lists of scores ``[n, labels]``.
+
+    Rows that are `missing` are null.
     """
     if scores.ndim == 1:
         return pa.array(scores, mask=missing)
