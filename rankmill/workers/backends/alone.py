@@ -93,17 +93,16 @@ def _lanes(count: int) -> Executor:
     for waiting in [lanes.submit(all_started.wait) for _ in range(count)]:
         waiting.result()
     if torch := sys.modules.get("torch"):
-        # for threads that begin later; the threads of `lanes`, which compute rows, keep 1
+        # Only for threads that begin later: the threads in `lanes` keep their limit of 1.
         torch.set_num_threads(threads())
     return lanes
 
 
 def _without_help() -> None:
-    """Make PyTorch compute in the calling thread only. Other libraries get the number of threads when they
-    load a model.
-    """
+    """Make PyTorch compute in the calling thread only."""
     if torch := sys.modules.get("torch"):
-        # the first call makes PyTorch set a default number of threads, which would replace a 1 set before
+        # Do not remove this call: without it, PyTorch would later replace the 1 by its default number of
+        # threads.
         torch.get_num_threads()
         torch.set_num_threads(1)
 

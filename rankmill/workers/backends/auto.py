@@ -54,7 +54,7 @@ class BackendChoice:
 
 
 def choose_device(setting: str, backend: str) -> str:
-    """Return the device on which a backend runs models, for the setting ``device``, which may be ``auto``.
+    """Return the device that the setting ``device`` means for a backend.
 
     Raises
     ------
@@ -85,12 +85,12 @@ def choose_backend(
 ) -> BackendChoice:
     """Choose the backend and the precision that run a model on this machine.
 
-    On a CPU ``auto`` measures speeds, and never chooses int8. On a GPU ``auto`` takes the first of `backends`
-    that can run the model, and fp32 only if no other precision is possible.
+    The precision ``auto`` never means int8. On a CPU it means the fastest choice. On a GPU it means the first
+    of `backends` that can run the model, and fp32 is the last resort.
 
-    The precision ``int8`` means the first of a backend's kinds of int8, unless the speeds of the kinds are
-    measured. If the speeds are measured, ``int8`` means a kind that is enough faster than the backend and
-    precision that ``auto`` would choose. If no kind is fast enough, the choice of ``auto`` is returned.
+    There are several kinds of int8, such as ``int8-64`` and ``int8-128``. If their speeds can be measured,
+    ``int8`` means a kind that is clearly faster than what ``auto`` means. If no kind is clearly faster, the
+    result is what ``auto`` means. If the speeds cannot be measured, ``int8`` means the backend's first kind.
 
     Parameters
     ----------
@@ -151,9 +151,7 @@ def _choose(
     plain: bool,
     without: Collection[Combination],
 ) -> BackendChoice:
-    """Choose a backend and a precision as `choose_backend` does, but without comparing the speed of int8 with
-    that of other precisions.
-    """
+    """Choose a backend and a precision. Here ``int8`` means the backend's first kind of int8."""
     kinds = _automatic(device) if setting == "auto" else [backends()[setting]]
     obstacles: dict[str, str] = {}
     able: list[Combination] = []
@@ -196,9 +194,7 @@ def _choose(
 
 
 def _precisions(precision: str, device: str, kind: BackendKind) -> list[str]:
-    """Return the precisions that the setting `precision` allows for a backend on a device. For ``int8`` these
-    are the backend's kinds of int8.
-    """
+    """Return the precisions that the setting `precision` allows for a backend on a device."""
     supported = kind.precisions.get(device, ())
     if precision == "int8":
         return list(kind.int8())
@@ -210,9 +206,7 @@ def _precisions(precision: str, device: str, kind: BackendKind) -> list[str]:
 
 
 def _fastest(able: list[Combination], config: Any, device: str, cache: Path) -> Combination:
-    """Return the fastest of the backends and precisions that can run a model, or the first one if no speed
-    can be measured.
-    """
+    """Return the fastest combination of backend and precision, or the first one if no speed is measured."""
     if device != "cpu" or len(able) == 1 or any(precision not in CPU_PRECISIONS for _, precision in able):
         return able[0]
     return _speeds(able, config, cache).fastest(able) or able[0]
@@ -221,9 +215,7 @@ def _fastest(able: list[Combination], config: Any, device: str, cache: Path) -> 
 def _int8_gain(
     able: list[Combination], chosen: Combination, config: Any, device: str, cache: Path
 ) -> float | None:
-    """Return the speed of int8 divided by that of the chosen precision; ``None`` if no backend here can run
-    int8, or a speed is not measured.
-    """
+    """Return how many times as fast int8 is as the chosen precision, or ``None`` if this is unknown."""
     kinds = [backends()[name] for name, _ in able]
     with_int8 = [kind for kind in kinds if set(INT8) & set(kind.timed) and kind.is_measured(config)]
     if device != "cpu" or all(kind.obstacle(config, device, "int8") for kind in with_int8):

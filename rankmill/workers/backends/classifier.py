@@ -30,13 +30,13 @@ from rankmill.workers.batches.layout import check_counts
 from rankmill.workers.host.model_file import check_files, check_headers, checkpoint, read_json
 
 _MODULES = 20
-"""A config may describe up to 1,000 modules, and this many more for each tensor of the checkpoint. A model
-with more modules is refused. Usual models have one or two modules for each tensor.
+"""A config is refused if it describes more modules than 1,000 plus this number for each tensor of the
+checkpoint. Usual models have one or two modules for each tensor.
 """
 
 _BUFFERS_BESIDE = 1 << 26
-"""The buffers that a config describes may have this many numbers, and two more for each number in the
-checkpoint. A model with larger buffers is refused. Some buffers, such as masks, are not saved but computed.
+"""A config is refused if its buffers have more numbers than this plus twice the numbers in the checkpoint. A
+buffer, such as a mask, may be computed instead of saved.
 """
 
 _BUFFERS = ("position_ids", "token_type_ids")
@@ -58,7 +58,7 @@ def check_size(kind: Any, source: str | Path, revision: str | None, config: Any)
         A model of the hub does not fit into the memory of this host.
     """
     files = checkpoint(source, revision)
-    if isinstance(source, str):  # `locate` has checked the files of a directory
+    if isinstance(source, str):  # `locate` checked them if `source` is a directory
         check_headers(files, source)
     shapes = [shape for file in files for shape in _shapes(file)]
     saved = sum(map(prod, shapes))
@@ -120,7 +120,7 @@ def check_names(source: str | Path, model: Any, report: dict[str, Any]) -> None:
     SpecError
         The checkpoint is not one of this model; the message names a weight.
     """
-    headless = model.base_model is model  # a model without a head on top does not read its pooler
+    headless = model.base_model is model  # a model without a head on top does not use its pooler
     missing = [name for name in report["missing_keys"] if not (headless and name.startswith("pooler."))]
     if missing:
         raise SpecError(
@@ -142,10 +142,9 @@ def check_names(source: str | Path, model: Any, report: dict[str, Any]) -> None:
 
 
 def _is_foreign(name: str, model: Any) -> bool:
-    """Return whether a weight that transformers did not expect in the checkpoint belongs to the model's body
-    or its head.
+    """Return whether an unexpected weight in the checkpoint shows that the model is of another architecture.
 
-    Other unexpected weights are harmless: heads for other tasks, and a pooler that this head does not read.
+    Weights outside the model's body and head are harmless, and so is a pooler that the head does not read.
     """
     modules = {path for path, _ in model.named_modules()}
     parent, body = name, model.base_model_prefix
@@ -221,8 +220,10 @@ def is_language_model(config: Any) -> bool:
 
 
 def _other_architecture(config: Any) -> str | None:
-    """Return an entry of a config that shows that the model is of another architecture than transformers
-    would build; ``None`` if the config has no such entry.
+    """Return the entry of a config that shows another architecture than the one that transformers would
+    build.
+
+    If the config has no such entry, return ``None``.
     """
     kind = config.model_type
     native = {

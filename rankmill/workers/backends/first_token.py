@@ -20,8 +20,8 @@ from rankmill.workers.backends.varlen import PackedInput
 
 
 def read_first_token_only(model: Any) -> bool:
-    """Replace the last layer of `model` by one that computes only the first token, if the score is known to
-    read nothing else.
+    """Replace the last layer of `model` by one that computes only the first token, which is all the score
+    reads.
 
     Parameters
     ----------
@@ -107,8 +107,8 @@ class _ModernBertLayer(LastLayer):
         **options: Any,
     ) -> torch.Tensor:
         if packed is not None and self.layer.attn.sliding_window is not None:
-            # The kernel for packed rows takes a row's only query for that of the last token, and would place
-            # the sliding window there.
+            # Do not pass only the first token's query here: the kernel would place the sliding window at the
+            # row's last token.
             whole = {"position_embeddings": position_embeddings, "packed": packed, **options}
             return packed.first(self.layer(hidden, attention_mask, **whole))
         layer, whole, width = self.layer, self.layer.attn.Wqkv, hidden.shape[2]

@@ -31,14 +31,13 @@ INT8: Mapping[str, tuple[int, str]] = {
     "int8-128": (128, "fp32"),
     "int8-128-bf16": (128, "bf16"),
 }
-"""Kinds of int8, the most exact first. Each has the number of values that share a scale (a group), and the
-precision of the rest of the model. ``auto`` never chooses int8. Other sizes of groups are left out: with
-VNNI, groups of 32 are only 1.1 times as fast as bf16. Groups of 192, 384 or a whole row are not faster than
-groups of 128, and rank worse (Spearman below 0.9985).
+"""Kinds of int8, the most exact first. Each kind has the number of values that share a scale (a group), and
+the precision of everything that is not in 8 bits. Larger groups would be no faster and rank worse; groups of
+32 would be too slow.
 """
 
 _WORTH_INT8 = 1.15
-"""int8 is used only if it is this many times as fast as what ``auto`` chooses, because it ranks worse than
+"""int8 is used only if it is this many times as fast as the choice of ``auto``, because int8 ranks worse than
 bf16.
 """
 
@@ -53,9 +52,7 @@ rounds, and more until `_SECONDS` are over or `_MOST_ROUNDS` are done.
 """
 
 _PAUSE = 0.001
-"""Pause in seconds before a layer is timed, so that spinning threads of the layer before it do not slow it
-down.
-"""
+"""Pause in seconds before a layer is timed, so that threads of the previous layer have stopped spinning."""
 
 _TIE = 1.05
 """Speeds that differ by no more than this factor count as equal."""
@@ -66,8 +63,8 @@ busy.
 """
 
 _BUSY_SECONDS = 3600
-"""New workers use the speeds that were measured on a busy machine for this many seconds, and then measure
-again. They do not measure when they start, because a measurement imports every backend and takes seconds.
+"""Speeds that were measured on a busy machine are used by new workers for this many seconds, and then
+measured again.
 """
 
 Combination = tuple[str, str]
@@ -86,9 +83,9 @@ class Speeds:
     steady: bool = True
 
     def fastest(self, among: Iterable[Combination]) -> Combination | None:
-        """Return the fastest of the backends and precisions in `among`; ``None`` if no speed of them was
-        measured. If several count as equally fast, return the most exact one; if several are equally exact
-        too, the first of them.
+        """Return the fastest of the backends and precisions in `among`, or ``None`` if none was measured.
+
+        If several are about equally fast, return the most exact one.
         """
         measured = [choice for choice in among if choice in self.gflops]
         enough = max((self.gflops[choice] for choice in measured), default=0.0) / _TIE
@@ -96,10 +93,19 @@ class Speeds:
         return min(good, key=lambda choice: CPU_PRECISIONS.index(choice[1]), default=None)
 
     def int8(self, backend: str, over: Combination, without: Collection[Combination] = ()) -> str | None:
-        """Choose the kind of int8 for `backend`: of the kinds that are enough faster than the backend and
-        precision `over`, one with the smallest groups, and of these the fastest.
+        """Choose the kind of int8 for `backend`, or return ``None`` if no measured kind is fast enough.
 
-        Returns ``None`` if no kind is fast enough or was measured.
+        Of the fast enough kinds, those with the smallest groups are the most exact. The fastest of these is
+        chosen.
+
+        Parameters
+        ----------
+        backend
+            Name of the backend.
+        over
+            A kind is fast enough if it is clearly faster than this backend and precision.
+        without
+            Pairs of backend and precision that are not to be used.
         """
         enough = _WORTH_INT8 * self.gflops.get(over, math.inf)
         speeds = {
@@ -110,8 +116,9 @@ class Speeds:
         return max(finest, key=lambda kind: speeds[kind], default=None)
 
     def int8_gain(self, over: Combination) -> float | None:
-        """Return the speed of int8 divided by that of the backend and precision `over`; ``None`` if one of
-        the two was not measured.
+        """Return how many times as fast int8 is as the backend and precision `over`.
+
+        If the speed of int8 or of `over` was not measured, return ``None``.
         """
         int8_speeds = {choice: speed for choice, speed in self.gflops.items() if choice[1] in INT8}
         if not int8_speeds or not self.gflops.get(over):
@@ -213,8 +220,7 @@ def measure(
     operations: float,
     clock: Callable[[], float] = time.process_time,
 ) -> Speeds:
-    """Measure the speed of layers: run them in turn, round by round. The fastest round of each layer counts,
-    because other load can only slow a layer down.
+    """Measure the speed of layers by running each layer in every round. A layer's fastest round counts.
 
     Parameters
     ----------

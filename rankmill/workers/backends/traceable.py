@@ -19,7 +19,12 @@ from rankmill.workers.batches.tokens import INPUTS
 def traceable(files: ModelFiles, change: Callable[[Any], None] = lambda classifier: None) -> Traced:
     """Load the model of `files` as a module that can be traced.
 
-    `change` is called with the model if it is a classifier with one output, of a family in `TRACEABLE`.
+    Parameters
+    ----------
+    files
+        The model's files.
+    change
+        Called with the loaded model, if it is a one-output classifier of a family in `TRACEABLE`.
     """
     config = files.config
     if files.layout.task != "classifier" or config.model_type not in TRACEABLE or config.num_labels != 1:

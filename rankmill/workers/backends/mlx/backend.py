@@ -126,8 +126,8 @@ class _Layer(nn.Module):  # type: ignore[misc]
         self._activation = _ACTIVATIONS[activation]
 
     def __call__(self, hidden: mx.array, mask: mx.array | None, *, first: bool) -> mx.array:
-        """Compute the hidden states ``[rows, tokens, width]`` after this layer, for all tokens or, with
-        `first`, for each row's first token only.
+        """Compute this layer's output ``[rows, tokens, width]``; with `first`, only for each row's first
+        token.
         """
         asking = hidden[:, :1] if first else hidden
         heads = [
@@ -179,8 +179,7 @@ class _Classifier(nn.Module):  # type: ignore[misc]
         places = mx.arange(ids.shape[1])
         if self._begin:
             padding = self._begin - 1
-            # In families whose positions begin after the padding id, a padding token has no position of its
-            # own, even one that a text names.
+            # In these families, tokens with the padding id share one position, even if a text contains them.
             counted = (ids != padding).astype(mx.int32)
             places = mx.cumsum(counted, axis=1) * counted + padding
         # The rounded length may exceed the number of positions. Only padding lies beyond the last position.

@@ -39,8 +39,8 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
     def export(folder: Path) -> None:
         started = system.monotonic()
         _export(files, precision, folder)
-        # raises if the model's files have changed, because the export has the name of the old files in the
-        # cache
+        # If the model's files have changed meanwhile, this raises an error, so that the cache keeps no wrong
+        # export.
         files.check_unchanged()
         logger.info("exported %s as %s in %.1f s", files.source, precision, system.monotonic() - started)
 

@@ -55,9 +55,8 @@ KIND = BackendKind(
     timed_layer=_timed_layer,
     timed=("fp32", "bf16", *INT8),
     lacks=_lacks,
-    # OpenVINO has a scale for each group of a row. To find out how far scores may differ, transformers' model
-    # is rounded more coarsely, with one scale for a whole row. If it were rounded in groups, the allowed
-    # difference would be too small: two ways to round in groups differ by more than twice the error of each.
+    # Do not round transformers' model in groups, as OpenVINO rounds: the allowed difference of scores would
+    # become too small. Two ways to round in groups differ by more than twice the error of each.
     rounding=Rounding(weights=ROW, inputs=ROW),
     int8=lambda: ("int8-128", "int8-64"),  # no kind with bf16, which not every CPU has
 )

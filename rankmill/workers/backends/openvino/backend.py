@@ -72,9 +72,7 @@ class OpenVinoBackend(Backend):
 
 
 class OpenVinoForward:
-    """The forward of a batch, made of several requests to OpenVINO, each for some rows. A request is used
-    again for a later batch after its logits are read.
-    """
+    """The forward of a batch, made of several requests to OpenVINO, each for some of the rows."""
 
     def __init__(self, started: list[tuple[BatchPiece, Any]], idle: list[Any]) -> None:
         self._started = started

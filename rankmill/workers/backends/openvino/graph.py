@@ -67,18 +67,26 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
 
 
 def _save(graph: Any, files: ModelFiles, folder: Path) -> None:
-    # raises if the model's files have changed, because the graph has the name of the old files in the cache
+    # If the model's files have changed meanwhile, this raises an error, so that the cache keeps no wrong
+    # graph.
     files.check_unchanged()
     openvino.save_model(graph, folder / _FILE, compress_to_fp16=False)
     core().read_model(folder / _FILE)  # reading fails if a full disk has cut the file short
 
 
 def graph_of(module: Any, example: tuple[Any, ...], precision: str) -> Any:
-    """Convert a PyTorch module into a graph of OpenVINO for any number of rows and tokens. `example` has
-    inputs of the module, with which it is traced.
+    """Convert a PyTorch module into a graph of OpenVINO for any number of rows and tokens.
 
-    OpenVINO's frontend is called directly, because `openvino.convert_model` traces several times, which takes
-    seconds.
+    OpenVINO's frontend is called directly, because `openvino.convert_model` takes seconds longer.
+
+    Parameters
+    ----------
+    module
+        The PyTorch module.
+    example
+        Inputs of the module, with which it is traced.
+    precision
+        In a kind of int8, the graph's weights have 8 bits; in other precisions they are float32.
     """
     import torch
     from openvino.frontend import FrontEndManager

@@ -44,7 +44,7 @@ class TorchBackend(Backend):
         self.device = device
         self.precision = precision
         self.depth = 2 if device == "cuda" else 1
-        # cuDNN's attention makes a plan for each new shape of a batch, and the batch would wait for the plan
+        # With cuDNN's attention, each new shape of a batch would first wait for a plan of the computation.
         if device == "cuda":
             torch.backends.cuda.enable_cudnn_sdp(False)
         cast_all_but_head(network, DTYPES[precision], network.heads)
@@ -97,9 +97,7 @@ class TorchBackend(Backend):
         return tensor.to(self.device, non_blocking=self.device == "cuda")
 
     def _mark(self) -> torch.cuda.Event | None:
-        """Return a CUDA event that occurs when all work submitted to CUDA so far is done; ``None`` on other
-        devices.
-        """
+        """Return a CUDA event that occurs when all submitted work is done, or ``None`` on other devices."""
         if self.device != "cuda":
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]

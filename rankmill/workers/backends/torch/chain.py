@@ -22,9 +22,7 @@ _LEGACY = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""Older settings of sentence-transformers' module Pooling, each of which switches on a way to pool tokens.
-The vectors of several ways are joined in this order.
-"""
+"""Older settings of sentence-transformers' module Pooling, and the kind of pooling that each switches on."""
 
 States = dict[str, torch.Tensor]
 """The tensors that sentence-transformers' modules pass on to each other, by name."""
@@ -61,8 +59,9 @@ class Chain(nn.Module):
 
 
 class Pooling(nn.Module):
-    """Pools the hidden states of each row's tokens in one or more ways, and joins the vectors. The result is
-    ``[rows, ways * width]``.
+    """Pools the hidden states of each row's tokens, for example to their mean.
+
+    If there are several kinds of pooling, their vectors are joined. The result is ``[rows, kinds * width]``.
     """
 
     def __init__(self, modes: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ def round_linear_layers(network: nn.Module) -> None:
     config = Float8DynamicActivationFloat8WeightConfig(
         granularity=PerRow(),
         activation_value_lb=_LEAST,
-        # so that the choice of kernels does not depend on what else is installed
+        # otherwise other installed packages could change the kernels
         kernel_preference=KernelPreference.TORCH,
         set_inductor_config=False,  # with True, the whole process would multiply fp32 in TF32
     )

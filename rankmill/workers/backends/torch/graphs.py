@@ -141,8 +141,9 @@ class Graphs:
         return graph.replay()[: len(rows.read)]
 
     def _recorded(self, rows: PackedRows, shape: PackedShape) -> Recorded | None:
-        """Record a CUDA graph for a shape, with `rows` as an example. Returns ``None`` if no graph can be
-        made, its logits differ from the forward's, or it saves too little.
+        """Record a CUDA graph for a shape, with `rows` as an example.
+
+        Returns ``None`` if recording fails, the graph's logits differ from the forward's, or it is too slow.
         """
         exact = self._put(rows.filled(rows.shape))
         try:

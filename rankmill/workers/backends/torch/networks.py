@@ -23,10 +23,11 @@ from rankmill.workers.batches.tokens import Batch
 
 
 class AnswerProjection(nn.Module):
-    """The rows of a language model's last projection that compute the logits of its answers. They are in
-    float32 in every precision of the model.
+    """The part of a language model's last projection that computes the logits of its answers, such as yes and
+    no.
 
-    The weights are stored as integers with the same bits, because PyTorch never casts a module's integers.
+    Its weights are stored as integers with the same bits, because PyTorch would cast float32 to the model's
+    dtype.
 
     Parameters
     ----------
@@ -106,25 +107,20 @@ class Network(nn.Module):
     """Whether tokens that several rows begin with can be computed only once, by the method ``continued``."""
 
     skipped: int | None = None
-    """If a row ends with tokens of this id, the score reads the token before them; ``None`` if it always
-    reads the last token.
-    """
+    """The score reads the last token of a row whose id is not this; ``None`` means simply the last token."""
 
     def prepare_packing(self) -> bool:
-        """Prepare the network to score packed rows, which follow each other without padding (`packed`).
-        Returns whether the network can score packed rows.
+        """Prepare the network to score rows without padding (packed rows), and return whether it can.
 
-        The network can if transformers says that the model runs with Flash Attention, and if the model's
-        last layer is found. A model that runs with Flash Attention gives its attention function everything
-        that the result depends on. The scores of packed rows are compared later
-        (`rankmill.workers.backends.torch.ways`).
+        It can if transformers says that the model runs with Flash Attention, and if the model's last layer is
+        found.
         """
         told = ("_supports_flash_attn", "_supports_attention_backend")
         return all(getattr(self.model, name, False) for name in told) and self._unpack_at_the_end()
 
     def _unpack_at_the_end(self) -> bool:
-        """Make the model's last layer turn packed rows into padded ones, which the head reads. Returns
-        whether the last layer was found.
+        """Make the model's last layer turn packed rows into padded ones, and return whether that layer was
+        found.
         """
         body = self.model.base_model
         for path in ("encoder.layer", "transformer.layer", "layers"):
@@ -142,9 +138,7 @@ class Network(nn.Module):
 
     @cached_property
     def first_position(self) -> int | None:
-        """The position of a row's first token in RoBERTa and similar families, which do not count padding;
-        ``None`` for other families, where it is 0.
-        """
+        """The position of a row's first token in RoBERTa and similar families; ``None`` means 0."""
         kinds = (part for part in self.model.modules() if hasattr(part, "create_position_ids_from_input_ids"))
         return next((part.padding_idx + 1 for part in kinds), None)
 
@@ -205,8 +199,9 @@ class LanguageModel(Network):
         rest_mask: torch.Tensor,
         places: torch.Tensor,
     ) -> torch.Tensor:
-        """Compute the logits ``[rows, outputs]`` of rows with shared prefixes. The parameters are the fields
-        of `SharedPrefixes`.
+        """Compute the logits ``[rows, outputs]`` of rows with shared prefixes.
+
+        The parameters are the fields of `SharedPrefixes`.
         """
         cache = DynamicCache(config=self.model.config)
         self._run(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True)
@@ -221,13 +216,13 @@ class LanguageModel(Network):
         return self._score(_at(states, self._last(rest, rest_mask)))
 
     def _unpack_at_the_end(self) -> bool:
-        return True  # packed rows stay packed: `_run_packed` picks the token that a score reads
+        return True  # nothing to do: `_run_packed` picks the token that a score reads
 
     def pack(self, batch: Batch) -> PackedRows:
         return PackedRows.of(batch.rows, last_tokens(batch.rows, self.skipped), self.first_position)
 
     def pack_shared(self, prefixes: SharedPrefixes) -> PackedRows:
-        """Pack each shared prefix once, and the rest of each row, for one forward."""
+        """Join each shared prefix once, and the rest of each row, end to end for one forward."""
         return PackedRows.sharing(prefixes, self.skipped)
 
     def packed(self, rows: PackedInput) -> torch.Tensor:

@@ -78,7 +78,7 @@ class PackedRows:
 
     @classmethod
     def of(cls, rows: Tokens, read: Ids | None, first_position: int | None) -> PackedRows:
-        """Pack the rows of a batch.
+        """Join the rows of a batch end to end.
 
         Parameters
         ----------
@@ -87,9 +87,8 @@ class PackedRows:
         read
             Index of the token that each score reads; ``None`` means the first token of each row.
         first_position
-            Position of a row's first token in families whose positions begin after the id of padding;
-            ``None`` in other families, where it is 0. Unless `first_position` is ``None``, a padding token
-            has position `first_position` - 1, and is not counted.
+            Position of a row's first token in families such as RoBERTa, in which padding tokens have position
+            `first_position` - 1 and are not counted. ``None`` in other families, whose positions begin at 0.
         """
         return cls(
             ids=rows.ids,
@@ -101,7 +100,7 @@ class PackedRows:
 
     @classmethod
     def sharing(cls, shared: SharedPrefixes, skipped: int | None) -> PackedRows:
-        """Pack each shared prefix once, and then the rest of each row, whose tokens also read the prefix."""
+        """Join prefixes and rows end to end: first each shared prefix once, then the rest of each row."""
         before, after = shared.mask.astype(bool), shared.rest_mask.astype(bool)
         prefixes, rests = before.sum(axis=1), after.sum(axis=1)
         starts = np.cumsum(prefixes) - prefixes
@@ -132,8 +131,8 @@ class PackedRows:
         )
 
     def filled(self, shape: PackedShape) -> Buffer:
-        """Copy all arrays of these rows into one buffer of an equal or larger shape. What fills the rest of
-        the buffer does not change the logits.
+        """Copy all arrays of these rows into one buffer, and fill the rest if `shape` is larger than the
+        rows.
         """
         parts = [(self.ids, shape.tokens), (self.positions, shape.tokens)]
         parts += [] if self.types is None else [(self.types, shape.tokens)]
@@ -144,23 +143,23 @@ class PackedRows:
         done = 0
         for numbers, size in parts:
             buffer[done : done + len(numbers)] = numbers
-            buffer[done + len(numbers) : done + size] = numbers[-1]  # equal starts mean empty rows
+            buffer[done + len(numbers) : done + size] = numbers[-1]  # which means empty rows
             done += size
         return buffer
 
 
 def last_places(ids: Ids, mask: Ids, skipped: int | None) -> Ids:
-    """Return, for each padded row, the place of its last token whose id is not `skipped`, or 0 if all have
-    that id.
-    """
+    """Return, for each padded row, the index of its last token whose id is not `skipped`, or else 0."""
     real = mask if skipped is None else mask * (ids != skipped)
     places: Ids = (real * np.arange(ids.shape[1])).argmax(axis=1)
     return places
 
 
 def last_tokens(rows: Tokens, skipped: int | None) -> Ids:
-    """Return, for each row of `rows` end to end, the index of its last token whose id is not `skipped`, or of
-    its first token if all ids are `skipped`.
+    """Return, for each row, the index of its last token whose id is not `skipped`, or else of its first
+    token.
+
+    The rows lie end to end, and the indices count from the first token of all rows.
     """
     places = np.arange(len(rows.ids))
     if skipped is not None:

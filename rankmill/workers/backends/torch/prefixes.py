@@ -9,9 +9,9 @@ import numpy as np
 from rankmill.workers.batches.tokens import Batch, Ids
 
 _GAIN = 1.2
-"""The common prefixes of rows are computed only once if the batch would otherwise have at least this many
-times as many tokens. Sharing has a cost: keys and values are copied, and the model runs twice unless rows are
-packed.
+"""Common prefixes are computed only once if the batch would otherwise have this many times as many tokens.
+
+Sharing has a cost, because keys and values are copied.
 """
 
 
@@ -40,11 +40,16 @@ class SharedPrefixes:
 
 
 def find_shared_prefixes(batch: Batch, skipped: int | None) -> SharedPrefixes | None:
-    """Find the tokens that several rows of a batch begin with (shared prefixes). Returns ``None`` if
-    computing them only once would not save enough.
+    """Find the tokens with which several rows of a batch begin (shared prefixes).
 
-    Rows whose `Batch.groups` are equal may begin alike; their tokens show how long the common part is. The
-    score reads a row's last token whose id is not `skipped`, so this token is never part of a prefix.
+    Returns ``None`` if computing them only once would not save enough.
+
+    Parameters
+    ----------
+    batch
+        The batch; rows with equal `Batch.groups` may begin alike.
+    skipped
+        The score reads a row's last token whose id is not this, so that token is never part of a prefix.
     """
     if batch.groups is None or batch.shape[0] < 2:
         return None

@@ -21,38 +21,33 @@ if TYPE_CHECKING:
     from rankmill.workers.backends.torch.networks import Network
 
 _EXACT = 1e-4
-"""In fp32 on a CPU, the logits of packed rows may differ from those of padded rows by this share of the
-largest logit. A largest logit below 1 counts as 1.
+"""In fp32 on a CPU, logits of packed and of padded rows may differ by this share of the largest logit, or of
+1 if that is larger.
 """
 
 _CLOSE = {"fp16": 0.05, "bf16": 0.25, "fp8": 0.5}
-"""For each precision on a GPU: the logits of packed rows may differ from those of padded rows by this share
-of the largest logit. A largest logit below 1 counts as 1. Later, `rankmill.workers.engine.proving` also
-compares the scores with those from transformers.
+"""On a GPU, logits of packed and of padded rows may differ by this share of the largest logit, or of 1 if
+that is larger.
 """
 
 _SHORT = (5, 1, 23, 9)
-"""A network is tried with a batch of rows of these lengths, in tokens, to find out whether packed rows (end
-to end without padding) get the logits of padded ones.
+"""Lengths of the rows, in tokens, with which a network is tested for equal logits of packed and padded rows.
 """
 
 _LIKE = 96
 _TOKENS = 8_192
-"""To compare the speeds of packed and padded rows, a batch of about `_TOKENS` tokens is timed. Its rows have
-about `_LIKE` tokens each, because the rows of a real batch have similar lengths too.
+"""Packed and padded rows are timed with a batch of about `_TOKENS` tokens, in rows of about `_LIKE` tokens.
 """
 
 _WHOLE_BATCH = 65_536
 _QUICK_SECONDS = 0.02
-"""If a batch of `_TOKENS` tokens takes less than `_QUICK_SECONDS`, a batch of `_WHOLE_BATCH` tokens is timed
-instead. On a fast device a small batch mostly waits for its launches, so its time says nothing about the
-device.
+"""If a batch of `_TOKENS` tokens takes less than `_QUICK_SECONDS`, one of `_WHOLE_BATCH` tokens is timed
+instead. On a fast device, starting a small batch takes longer than computing it.
 """
 
 _AS_GOOD = 1.05
-"""Packed rows may take this many times as long as padded ones, because real batches gain more from packing:
-their lengths differ more, which slows down only padded rows. CUDA graphs too are made only of packed
-forwards.
+"""Packed rows may take this many times as long as padded ones in the test. In real batches, lengths differ
+more, so packed rows gain more.
 """
 
 _ROUNDS = 3
@@ -61,9 +56,7 @@ logger = logging.getLogger(__name__)
 
 
 def kernel_lacks(device: str, dtype: torch.dtype) -> str | None:
-    """Return why this device has no attention kernel for packed rows (end to end without padding) of this
-    dtype; ``None`` if it has one.
-    """
+    """Return why this device has no attention kernel for packed rows (rows without padding), or ``None``."""
     if device != "cuda":
         return f"none for {device}"
     if dtype not in KERNEL_DTYPES:
@@ -75,9 +68,7 @@ def kernel_lacks(device: str, dtype: torch.dtype) -> str | None:
 
 @torch.inference_mode()
 def packs_exactly(network: Network) -> bool:
-    """Return whether a network computes the same logits for packed rows as for padded ones, in fp32 on the
-    CPU, with `varlen_reference`.
-    """
+    """Return whether a network computes the same logits for packed and padded rows, in fp32 on the CPU."""
     if not network.prepare_packing():
         return False
     batch = _random(network, np.array(_SHORT))
@@ -92,9 +83,7 @@ def packs_exactly(network: Network) -> bool:
 
 
 def pack_if_faster(backend: TorchBackend, network: Network) -> None:
-    """Let a backend pack rows (end to end without padding) if the scores stay right and packing is not much
-    slower on its device. If packing is impossible, only a line for debugging says so.
-    """
+    """Let a backend pack rows (no padding) if the logits stay right and packing is not much slower."""
     tokens = _TOKENS
     try:
         logits, seconds = _both_ways(backend, _like_real(network, tokens))
@@ -115,8 +104,9 @@ def pack_if_faster(backend: TorchBackend, network: Network) -> None:
 
 
 def _both_ways(backend: TorchBackend, batch: Batch) -> tuple[dict[bool, Logits], dict[bool, float]]:
-    """Compute a batch several times with packed rows (``True``) and with padded rows (``False``). Returns the
-    logits of each, and the seconds of the fastest forward of each.
+    """Compute a batch with packed rows (``True``) and with padded rows (``False``), each several times.
+
+    Returns the logits of both, and the seconds of the fastest forward of both.
     """
     logits: dict[bool, Logits] = {}
     seconds: dict[bool, list[float]] = {False: [], True: []}
@@ -146,7 +136,9 @@ def _random(network: Network, lengths: Ids) -> Batch:
 
 
 def _alike(logits: Logits, expected: Logits, bound: float) -> bool:
-    """Return whether `logits` are numbers that differ from `expected` by at most the share `bound` of the
-    largest expected logit. A largest logit below 1 counts as 1.
+    """Return whether `logits` differ from `expected` by at most the share `bound` of the largest expected
+    logit.
+
+    A largest expected logit below 1 counts as 1.
     """
     return bool(np.abs(logits - expected).max() <= bound * np.abs(expected).max(initial=1.0))
