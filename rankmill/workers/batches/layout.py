@@ -36,7 +36,7 @@ refused if it sets another one.
 
 
 class SavedModule(BaseModel, frozen=True, extra="forbid"):
-    """The class, folder and config of a module that sentence-transformers runs after the transformer."""
+    """A module, such as a pooling, that sentence-transformers runs after the transformer."""
 
     kind: str
     path: str
@@ -136,8 +136,8 @@ _REPEATED = re.compile(
 """Matches the names of entries in a model's config that say how often a part of the model is repeated."""
 
 _WIDE, _MOST_WIDE = re.compile(r"(^|_)(attention_window|chunk_length|block_size|buckets)$"), 1 << 14
-"""Matches the names of entries in a model's config that pad rows to a multiple, or make each token cost more
-work. A model is refused if such an entry is larger than `_MOST_WIDE`.
+"""Matches entries in a model's config, such as ``chunk_length``, that may make each token cost more. A model
+is refused if such an entry is larger than `_MOST_WIDE`.
 """
 
 

@@ -1,5 +1,6 @@
-"""Cuts rows into batches by their lengths. Rows come in works: a work is, for example, the rows of a
-chunk.
+"""Cuts the waiting rows of chunks into batches of similar length.
+
+The rows that belong together, such as those of a chunk, are called a work.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ Rows = npt.NDArray[np.intp]
 Owner = TypeVar("Owner")
 
 _Batch = npt.NDArray[np.int64]
-"""An array ``[4, rows]`` with four numbers for each row: the number of the row's work (often a chunk's rows),
-the row's index in that work, its length in tokens, and the number of its group (rows that share a prefix).
+"""An array ``[4, rows]``: the number of each row's work (such as a chunk), the row's index in that work, its
+length in tokens, and the number of its group (rows that share a prefix).
 """
 
 _NUMBER, _LENGTH, _GROUP = 0, 2, 3
 
 _CUT_AHEAD = 6
-"""If works are cut into batches one by one, the next work is cut when fewer than this many batches are left.
+"""Where works (such as chunks) are cut into batches one by one: the next one is cut when fewer than this many
+batches are left.
 """
 
 
@@ -91,11 +93,10 @@ def plan_batches(
 
 
 class WaitingRows(Generic[Owner]):
-    """The rows of several works (a work is, for example, the rows of a chunk) that wait to be scored, and are
-    cut into batches together.
+    """Holds the rows of several chunks that wait to be scored, and cuts them into batches together.
 
     Small requests share batches, and a batch has rows of similar length. The next batch always contains rows
-    of the oldest work, so no row waits forever.
+    of the oldest chunk, so no row waits forever.
 
     >>> waiting = WaitingRows[str]()
     >>> waiting.add("old", [3, 9], token_budget=12)
@@ -135,18 +136,22 @@ class WaitingRows(Generic[Owner]):
         groups: npt.ArrayLike | None = None,
         packed: bool = False,
     ) -> None:
-        """Add the rows of `work`, with their lengths in tokens. The limits of a batch hold for all rows that
-        are cut into batches from now on, also for those of earlier works.
+        """Add the rows of a chunk. The limits of a batch also hold for earlier rows that are not cut into
+        batches yet.
 
-        By default, all waiting works are cut together, which gives the least padding. With `mixed_batches`,
-        works are cut together only if they make at most that many batches, the oldest first. Younger works
-        wait until fewer than two batches are left, so the oldest works end sooner.
-
-        With `whole`, works are cut one by one, so that a work can be given away until one of its rows is
-        taken.
-
-        `groups` are the numbers of rows that share a prefix, and `packed` says that batches have no padding
-        (`plan_batches`).
+        Parameters
+        ----------
+        work
+            The owner of the rows, such as a chunk's work.
+        lengths
+            Tokens of each row.
+        token_budget, max_batch, length_aware, groups, packed
+            How to cut batches, see `plan_batches`.
+        mixed_batches
+            Cut rows of several works together only if they make at most this many batches. Younger works wait
+            until fewer than two batches are left, so that the oldest end sooner. By default, all are cut together.
+        whole
+            Cut works one by one, so that a work can be given away until one of its rows is taken.
         """
         count = np.size(lengths)
         if not count:
@@ -166,8 +171,9 @@ class WaitingRows(Generic[Owner]):
         self._cut_next()
 
     def take(self) -> list[tuple[Owner, Rows]]:
-        """Remove the next batch and return it, as works with the indices of their rows. At least one batch
-        must wait.
+        """Remove the next batch and return it: each owner of rows, with the indices of its rows in the batch.
+
+        There must be a batch.
         """
         numbers, rows, *_ = self._batches.popleft()
         parts = []
@@ -186,8 +192,8 @@ class WaitingRows(Generic[Owner]):
             yield self.take()
 
     def _cut_next(self) -> None:
-        """Cut the oldest waiting work into batches if few batches are left. Further works are cut together
-        with the waiting batches as long as all make at most `mixed_batches` batches (`add`).
+        """Cut the oldest waiting work into batches if few batches are left, together with younger ones if
+        allowed.
         """
         while self._behind:
             few = len(self._batches) < self._ahead
@@ -212,7 +218,7 @@ class WaitingRows(Generic[Owner]):
         return self._tokens[int(self._behind[0][_NUMBER, 0])]
 
     def whole(self) -> list[Owner]:
-        """Return the works of which no row was taken in a batch, the oldest first."""
+        """Return the owners of which no row was taken in a batch, the oldest first."""
         return [work for number, work in self._works.items() if self._left[number] == self._size[number]]
 
     def remove(self, work: Owner) -> int:

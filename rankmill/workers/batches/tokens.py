@@ -21,8 +21,8 @@ TokenIds = npt.NDArray[np.integer[Any]]
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 _MEMORY_SHARE = 4
-"""A row that shares a prefix with others counts as at least a quarter of its tokens in a batch. The prefix is
-computed only once, but takes memory in every row.
+"""In the cost of a batch, a row with a shared prefix counts as at least a quarter of its tokens. The prefix
+is computed only once, but takes memory in every row.
 """
 
 _FEWEST_TOKENS = 256
@@ -66,11 +66,7 @@ class Tokens:
 
     @cached_property
     def costs(self) -> Ids:
-        """The number of tokens that each row adds to a batch, ``[n]``, if rows that share a prefix are in the
-        same batch.
-
-        A shared prefix is computed once, but its keys and values take memory in every row.
-        """
+        """The number of tokens ``[n]`` that each row adds to a batch with the rows that share its prefix."""
         if self.shared is None:
             return self.lengths
         costs: Ids = np.maximum(self.lengths - self.shared, -(-self.lengths // _MEMORY_SHARE))
@@ -152,8 +148,9 @@ def in_a_row(rows: Sequence[list[int]]) -> Tokens:
 
 
 def sharing(tokens: Tokens, prefixes: Sequence[str]) -> Tokens:
-    """Add ``groups`` and ``shared`` to `tokens`. `prefixes` has a text for each row: rows with equal texts
-    are a group, and share the tokens that all of them begin with.
+    """Add ``groups`` and ``shared`` to `tokens`: which rows share a prefix, and how many tokens they share.
+
+    Rows with equal texts in `prefixes` are a group, and share the tokens with which all of them begin.
     """
     shared = np.zeros_like(tokens.lengths)
     together: dict[str, list[int]] = {}
@@ -167,7 +164,7 @@ def sharing(tokens: Tokens, prefixes: Sequence[str]) -> Tokens:
 
 
 def _alike(tokens: Tokens, rows: Rows) -> int:
-    """Return the number of equal tokens that all `rows` begin with. A row's last token is never counted."""
+    """Return with how many equal tokens all `rows` begin, not counting any row's last token."""
     most = max(int(tokens.lengths[rows].min()) - 1, 0)
     beginnings = tokens.ids[tokens.offsets[rows][:, None] + np.arange(most)]
     differ = (beginnings != beginnings[0]).any(axis=0)
@@ -180,8 +177,7 @@ def _together(parts: Sequence[Ids | None]) -> Ids | None:
 
 
 def ends(lengths: Ids) -> Ids:
-    """Return the offsets ``[n + 1]`` of pieces with these lengths that lie end to end in an array. Piece
-    ``i`` ends at ``offsets[i + 1]``.
+    """Return the offsets of pieces that lie end to end, for example ``[0, 3, 5]`` for the lengths ``[3, 2]``.
     """
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
@@ -189,9 +185,8 @@ def ends(lengths: Ids) -> Ids:
 def pieces_of(numbers: TokenIds, starts: Ids, lengths: Ids) -> TokenIds:
     """Copy pieces of an array into a new one; piece ``i`` is ``numbers[starts[i] : starts[i] + lengths[i]]``.
 
-    Arrow copies a piece as one block of bytes, without Python's lock, which is several times as fast as numpy
-    with an index for each number. For Arrow, the array is a column of binary values, in which the pieces
-    alternate with the numbers between them; only the pieces are taken.
+    Arrow copies each piece as one block, which is several times as fast as numpy's indexing. Arrow reads the
+    array as binary values: the pieces and the gaps between them.
     """
     bounds = np.stack([starts, starts + lengths], axis=1).ravel()
     offsets = np.concatenate([[0], bounds, [len(numbers)]]) * numbers.itemsize
@@ -203,7 +198,9 @@ def pieces_of(numbers: TokenIds, starts: Ids, lengths: Ids) -> TokenIds:
 
 
 def spans(starts: Ids, lengths: Ids) -> Ids:
-    """Return the indices of all numbers in several spans of an array, one span after the other."""
+    """Return the indices of all numbers in several spans: starts ``[2, 9]`` and lengths ``[3, 1]`` give ``[2,
+    3, 4, 9]``.
+    """
     last = np.cumsum(lengths)
     return np.repeat(starts - last + lengths, lengths) + np.arange(lengths.sum())
 

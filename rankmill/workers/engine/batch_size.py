@@ -37,10 +37,8 @@ from rankmill.workers.host.disk_cache import digest, try_to_keep
 from rankmill.workers.models.loading import Model
 
 _MIXED_SECONDS = 4.25
-"""The rows of several chunks are put into the same batches only if scoring these chunks takes at most this
-many seconds together. Further chunks wait, so that the first chunks end soon and their scores are stored. If
-the worker dies, the scored rows of unfinished chunks are lost. Scoring them took less than 5 s, if a batch
-takes at most a second.
+"""Chunks share batches only if scoring them takes at most this many seconds together. Others wait, so that
+the first chunks end soon: if the worker dies, the scored rows of unfinished chunks are lost.
 """
 
 _LEAST_TOKENS = 512
@@ -52,9 +50,8 @@ _FIRST_SHARE = 4
 """A model's first batches have at most 1/4 of the token budget, because the model may be slow."""
 
 _FEWEST = 4
-"""Rows for at least this many batches are sorted and cut into batches together, because with fewer rows a
-batch would have more padding. Packed rows are cut together for exactly this many batches, and so are the
-first rows of a model, whose speed is not known yet.
+"""At least this many batches are cut together, because fewer rows would need more padding. Packed rows, and
+the first rows of a model, are cut into exactly this many.
 """
 
 _LATEST = 20
@@ -66,33 +63,31 @@ padding.
 """
 
 _WORTH = 50
-"""The search for a better token budget begins when it is expected to take a 50th of the time of all forwards
-so far. On a GPU the search begins soon. On a CPU, where the search takes seconds, it begins after minutes, so
-that short runs do not wait for it.
+"""The search for a better token budget begins when all forwards so far took this many times as long as the
+search will take. A short run therefore does not wait for it.
 """
 
 _FACTORS = (0.5, 1, 2, 4)
-"""The search tries these multiples of the first token budget. On a GPU it goes on to double the largest
-budget as long as that is faster and a batch takes at most `_BATCH_SECONDS`.
+"""The search tries these multiples of the first token budget. On a GPU it then doubles the largest one as
+long as that is faster and a batch takes at most `_BATCH_SECONDS`.
 """
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 12
 _LIMIT_SECONDS = 5
-"""In each round, the search for a token budget runs a batch of every budget. The search ends in three cases:
-the speeds are steady after `_LEAST_ROUNDS` or more rounds, `_LIMIT_SECONDS` are over after two or more
-rounds, or `_MOST_ROUNDS` rounds are done.
+"""The search for a token budget runs one batch of every budget in each round. It ends at the first of these:
+
+- The speeds are steady, after `_LEAST_ROUNDS` or more rounds.
+- `_LIMIT_SECONDS` are over, after two or more rounds.
+- `_MOST_ROUNDS` rounds are done.
 """
 
 _AS_GOOD = 0.97
-"""A token budget counts as equal to the fastest if its speed is at least this share of the fastest speed, or
-a smaller share if the speeds are noisy. Of equal budgets the first one, with which the model began, is kept.
-If the first one is slower, the smallest is chosen, because small batches have less padding and requests wait
-less.
+"""A token budget counts as equal to the fastest if its speed is at least this share of the fastest speed. If
+speeds are noisy, a smaller share is enough.
 """
 
 _STEADY = 0.03
-"""If a token budget's fastest round is faster than its second fastest by more than this share, the machine
-counts as busy.
+"""If a budget's fastest and second-fastest round differ by more than this share, the machine counts as busy.
 """
 
 _RECIPE = 3
@@ -145,10 +140,10 @@ class BatchSize:
 
     @classmethod
     def of(cls, settings: WorkerSettings, model: Model) -> BatchSize:
-        """Make the size of batches by a worker's settings.
+        """Make the size of batches for a model by a worker's settings.
 
-        A better token budget is searched for only if the settings fix neither the budget nor the number of
-        rows, and the model is not deterministic.
+        The token budget adapts only if the settings fix neither it nor the number of rows, and the model is
+        not deterministic.
         """
         backend, search = model.backend, None
         token_budget = first_budget(settings.token_budget, backend.device)
@@ -165,8 +160,9 @@ class BatchSize:
         )
 
     def tokens(self, *, share_prefixes: bool = False) -> int:
-        """Return how many padded tokens each of the next batches may have. Rows that share prefixes get the
-        whole budget, because they gain from large batches.
+        """Return how many padded tokens each of the next batches may have.
+
+        Rows that share prefixes get the whole budget, because they gain from large batches.
         """
         if share_prefixes or not self._short_batches:
             return self.token_budget
@@ -175,29 +171,36 @@ class BatchSize:
         return min(self.token_budget, max(round(_BATCH_SECONDS * median(self._speeds)), _LEAST_TOKENS))
 
     def mixed_batches(self, tokens: int, *, packed: bool = False) -> int:
-        """Return for how many batches of `tokens` tokens the rows are sorted and cut together.
+        """Return into how many batches of `tokens` tokens rows are sorted and cut together.
 
-        The number is `_FEWEST` in two cases: the rows are `packed` and need no padding, or the model's speed
-        is not known yet.
+        The number is `_FEWEST` if the rows are `packed` (not padded), or if the model's speed is not known
+        yet.
         """
         if packed or not self._speeds:
             return _FEWEST
         return max(round(_MIXED_SECONDS * median(self._speeds) / tokens), _FEWEST)
 
     def see(self, planned: int, rows: int, tokens: int, seconds: float) -> bool:
-        """Record how many `seconds` a batch took. `planned` is the number of its tokens with padding,
-        `tokens` without.
+        """Record how long a batch took, and return whether to call `search` now.
 
-        Returns whether to call `search` now.
+        Parameters
+        ----------
+        planned, tokens
+            The batch's tokens with padding, and without.
+        rows
+            The batch's rows.
+        seconds
+            How long the batch took.
         """
         self._speeds.append(planned / max(seconds, 1e-6))
         return self._search is not None and self._search.see(rows, tokens, seconds)
 
     def search(self, batch: Batch) -> None:
-        """Run batches of several sizes with rows like those of `batch`, and set the token budget to the best
-        one. Does nothing if the budget is fixed, was already found or was lowered by `shrink`.
+        """Try batches of several sizes with rows like those of `batch`, and set the token budget to the best
+        size.
 
-        The search takes seconds. The caller must have no other forward in progress.
+        Does nothing if the budget is fixed, was already found or was lowered by `shrink`. The search takes
+        seconds. The caller must have no other forward in progress.
 
         Raises
         ------
@@ -209,7 +212,7 @@ class BatchSize:
             self._search = None
 
     def shrink(self, tokens: int) -> None:
-        """Lower the budget to at most half the tokens of a batch that did not fit into memory, and end the
+        """Lower the token budget after a batch of `tokens` tokens did not fit into memory. This ends the
         search.
         """
         self.token_budget = max(1, min(self.token_budget, tokens // 2))
@@ -217,17 +220,17 @@ class BatchSize:
 
 
 def first_budget(setting: int | str, device: str) -> int:
-    """Return the token budget that a worker begins with: the setting, or the device's entry in
-    `TOKEN_BUDGETS` if the setting is ``auto``.
+    """Return the token budget with which a worker begins; ``auto`` means the device's entry in
+    `TOKEN_BUDGETS`.
     """
     return setting if isinstance(setting, int) else TOKEN_BUDGETS[device]
 
 
 class BudgetSearch:
-    """The search for the token budget of one model on one device.
+    """The search for the best token budget of one model on one device.
 
-    The best of several short rounds counts for each budget, because other work of the machine only makes
-    forwards slower. The budget changes only if the gain in speed is larger than the noise of the measurement.
+    For each budget, the fastest of several rounds counts. The first budget is kept unless another one is
+    clearly faster.
 
     Parameters
     ----------
@@ -276,16 +279,21 @@ class BudgetSearch:
         return self._seconds >= self._worth * self._expected_seconds()
 
     def _expected_seconds(self) -> float:
-        """Estimate from the batches so far how many seconds the search takes at least."""
+        """Estimate how many seconds the search takes at least, by the speed so far."""
         tokens = (_LEAST_ROUNDS + 1) * self._backend.depth * sum(self._budgets())
         return tokens * self._seconds / max(self._tokens, 1)
 
     def find(self, batch: Batch, most_rows: Callable[[int], int] = lambda length: sys.maxsize) -> int:
-        """Run batches of several token budgets in turn, with rows like those of `batch`. Returns the best
-        budget, and caches it unless the machine is busy.
+        """Try batches of several token budgets, and return the best budget.
 
-        The device must have no other forward in progress. `most_rows` returns how many rows of a length fit
-        into memory; larger batches are not tried.
+        The budget is cached unless the machine is busy. The device must have no other forward in progress.
+
+        Parameters
+        ----------
+        batch
+            The batches that are tried have rows like those of this batch.
+        most_rows
+            Returns how many rows of a length fit into memory. Larger batches are not tried.
 
         Raises
         ------
@@ -324,12 +332,13 @@ class BudgetSearch:
 
     @property
     def _most(self) -> float:
-        """The number of tokens with which a batch takes `_BATCH_SECONDS`, by the speed so far."""
+        """The number of tokens that a batch can have to take `_BATCH_SECONDS`, by the speed so far."""
         return _BATCH_SECONDS * self._tokens / max(self._seconds, 1e-9)
 
     def _larger(self, speeds: dict[int, list[float]]) -> int | None:
-        """Return the next budget to try: twice the largest one so far. Returns ``None`` if the largest was
-        not clearly the fastest, or if a batch of twice its size would take more than `_BATCH_SECONDS`.
+        """Return twice the largest budget so far, to try it next.
+
+        Returns ``None`` if the largest was not clearly the fastest, or if the next would take too long.
         """
         best = {budget: max(rounds) for budget, rounds in sorted(speeds.items())}
         *smaller, largest = best or [0]
@@ -339,8 +348,9 @@ class BudgetSearch:
     def _try(
         self, budgets: list[int], batch: Batch, most_rows: Callable[[int], int]
     ) -> dict[int, list[float]]:
-        """Run batches of each budget in several rounds; returns the tokens per second of each round. Budgets
-        that do not fit into the device's memory are left out.
+        """Run batches of each budget in several rounds, and return the tokens per second of each round.
+
+        Budgets that do not fit into the device's memory are left out.
         """
         length = max(self._tokens // max(self._rows, 1), 1)
         together = most_rows(length) // self._backend.depth
@@ -377,11 +387,10 @@ class BudgetSearch:
 
 
 def _choose(speeds: dict[int, list[float]], first: int) -> tuple[int, float]:
-    """Choose a token budget by the speeds that each budget had in several rounds. Also returns the largest
-    `_noise` of a budget.
+    """Choose a token budget by the speeds of its rounds, and return it with the largest `_noise`.
 
-    `first` is chosen if its speed counts as equal to the best speed (`_AS_GOOD`). If `first` is slower, the
-    smallest budget whose speed counts as equal to the best is chosen.
+    If `first` is about as fast as the best, it is chosen. Otherwise the smallest of the budgets that are
+    about as fast as the best is chosen, because small batches have less padding.
     """
     best = {budget: max(rounds) for budget, rounds in speeds.items()}
     noise = max(_noise(rounds) for rounds in speeds.values())
@@ -392,8 +401,9 @@ def _choose(speeds: dict[int, list[float]], first: int) -> tuple[int, float]:
 
 
 def _noise(speeds: list[float]) -> float:
-    """Return the share by which the best of several speeds exceeds the second best; infinite if there is no
-    second speed.
+    """Return by which share the fastest speed exceeds the second fastest: speeds of 100 and 103 give 0.03.
+
+    If there is no second speed, the result is infinite.
     """
     slower, faster = sorted([0.0, 0.0, *speeds])[-2:]
     return faster / slower - 1 if slower else float("inf")

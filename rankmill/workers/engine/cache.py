@@ -27,13 +27,13 @@ from rankmill.workers.models.probes import Probe, columns_of
 from rankmill.workers.models.sources import directory_content
 
 Stamp = Mapping[str, Facts]
-"""What the file system says about each file of a model's directory, by the file's name, to find out later
-whether a file has changed. Empty if the model is not a directory, and also if a file cannot be read.
+"""Sizes and times of the files in a model's directory, by name, which show whether a file has changed. Empty
+if the model is not a directory or a file cannot be read.
 """
 
 _ENGINES = 100
-"""For each loaded model at most this many engines are kept, one for each set of options in specs, such as
-instructions. Beyond them, the least recently used engine is dropped.
+"""At most this many engines of a loaded model are kept, each for other options of a spec. Beyond them, the
+least recently used one is dropped.
 """
 
 logger = logging.getLogger(__name__)
@@ -96,10 +96,9 @@ class EngineCache:
         return [model for model, *_ in self._cached]
 
     def get(self, spec: ScoreSpec) -> Engine:
-        """Return the engine that scores the rows of `spec`. If the model of `spec` is not loaded or has new
-        content, it is loaded now.
+        """Return the engine that scores the rows of `spec`. Loads the model if it is missing or has changed.
 
-        A spec with a revision gets the loaded content of this revision, even if the directory has changed
+        If the spec has a revision, it gets that revision's loaded content, even if the directory has changed
         since.
 
         Raises
@@ -111,7 +110,7 @@ class EngineCache:
         cached = self._cached[key]
         self._cached.move_to_end(key)
         cached.used = system.monotonic()
-        options = spec.model_copy(update={"revision": None})  # all engines of `cached` have one revision
+        options = spec.model_copy(update={"revision": None})  # not needed: all engines of `cached` have the same one
         engine = cached.engines.pop(options, None) or self._make(cached.loaded.model(spec))
         cached.engines[options] = engine  # so that the latest engine is last
         if len(cached.engines) > _ENGINES:
@@ -119,8 +118,9 @@ class EngineCache:
         return engine
 
     def _first_that_loads(self, specs: Sequence[ScoreSpec]) -> WeightsKey:
-        """Load the model of the first of `specs` that can be loaded, and return its key. If none can be
-        loaded, the first error is raised. After a `WorkerError` the other specs are not tried.
+        """Load the model of the first of `specs` that can be loaded, and return its key in the cache.
+
+        If none can be loaded, the first error is raised. A `WorkerError` is raised at once.
         """
         errors: list[SpecError] = []
         for spec in specs:
@@ -134,7 +134,7 @@ class EngineCache:
 
     def _loaded(self, spec: ScoreSpec) -> WeightsKey:
         """Load a spec's model if it is not loaded or has new content; returns its key."""
-        with one_line(spec):  # reading a stale mount raises an `OSError`
+        with one_line(spec):  # a network folder that is gone raises an `OSError`
             key, stamp = self._key(spec), {} if spec.revision else _stamp(spec)
         cached = self._cached.get(key)
         if cached is not None and not spec.revision and cached.stamp != stamp:
@@ -163,7 +163,7 @@ class EngineCache:
     def warm(self, spec: ScoreSpec) -> None:
         """Load a model and score one row, so that the first request does not wait.
 
-        A model that is already loaded scores no row, because another thread may be using its backend.
+        A model that is loaded already scores no row, because another thread may be using it.
 
         Raises
         ------
@@ -194,8 +194,8 @@ class EngineCache:
         return len(keys)
 
     def has(self, spec: ScoreSpec) -> bool:
-        """Return whether the model of `spec` is loaded. If the spec names no revision, the model's files must
-        also be as they were when it was loaded.
+        """Return whether the model of `spec` is loaded and, unless the spec names a revision, its files are
+        unchanged.
         """
         cached = self._cached.get(self._key(self._weights_of(spec)[0]))
         try:
@@ -204,7 +204,7 @@ class EngineCache:
             return False
 
     def evicts(self, spec: ScoreSpec) -> bool:
-        """Return whether `get` would have to unload another model before it loads that of `spec`."""
+        """Return whether loading the model of `spec` would unload another model."""
         key = self._key(self._weights_of(spec)[0])
         return bool(self._cached) and key not in self._cached and self._too_much(key)
 
@@ -217,10 +217,10 @@ class EngineCache:
             self._remove(key, metrics.model_unloads)
 
     def _weights_of(self, spec: ScoreSpec) -> list[ScoreSpec]:
-        """Return specs whose loaded weights can serve `spec`, the best first.
+        """Return specs by which the weights for `spec` can be found or loaded, the best first.
 
-        A spec that asks for tokens can use any loaded weights of its model. If no weights are loaded, this
-        method returns several specs to try, because some models do not take pairs, and others need a prompt.
+        A spec that asks for tokens can use any loaded weights of its model. If none are loaded, there are
+        several specs to try, because some models do not take pairs, and others need a prompt.
         """
         if spec.inputs != "tokens":
             return [spec]
@@ -243,9 +243,7 @@ class EngineCache:
         return plain if same and self._cached[plain].loaded.revision == spec.revision else key
 
     def _load_beside(self, spec: ScoreSpec) -> Loaded:
-        """Load the model of a spec. If the memory does not suffice, unload the content that the model's
-        directory had earlier, and try again.
-        """
+        """Load the model of a spec. If memory is short, first unload older content of the same directory."""
         try:
             return self._load_timed(spec)
         except (MemoryError, OutOfMemory):
@@ -277,9 +275,7 @@ class EngineCache:
             metrics.model_loads.labels(outcome).inc()
 
     def _make_room(self, key: WeightsKey) -> None:
-        """Unload other models until the settings' limits for loaded models leave room for the model of `key`.
-        Its size counts as 0 before its first load.
-        """
+        """Unload other models until the limits in the settings leave room for the model of `key`."""
         while any(other != key for other in self._cached) and self._too_much(key):
             self._drain()
             self._remove(next(other for other in self._cached if other != key), metrics.model_evictions)

@@ -69,6 +69,19 @@ class Engine:
     length_aware
         Whether to sort rows by length before they are cut into batches.
     way
+        How rows share a forward; by default as in the proof of the model's scores, if there is one.
+    counted
+        Whether the worker's metrics count the pairs that the engine scores.
+
+    Parameters
+    ----------
+    model
+        The model, from `rankmill.workers.models.loading.load_model`.
+    size
+        The size of batches; a number ``n`` means ``BatchSize(n)``.
+    length_aware
+        Whether to sort rows by length before they are cut into batches.
+    way
         How rows share a forward. By default, rows share forwards in the way that passed when the model's
         scores were compared with transformers'. A model without such a comparison has no fixed way.
     counted
@@ -90,9 +103,7 @@ class Engine:
         self.size = BatchSize(size) if isinstance(size, int) else size
         self._length_aware = length_aware
         self._fitted = model.proof.longest if model.proof else 0
-        """Number of tokens of the longest row that has fitted into the device's memory so far, in a batch of
-        this engine or when the model's scores were compared with transformers'.
-        """
+        """Number of tokens of the longest row that has fitted into the device's memory so far."""
 
     def score(self, queries: Texts, passages: Texts | None = None) -> PairScores:
         """Score pairs ``[n]``, or single texts if `passages` is ``None``. A row that cannot be scored gets an
@@ -117,7 +128,7 @@ class Engine:
     def queue(self, work: Work, waiting: WaitingRows[Work], *, whole: bool = False) -> None:
         """Add the rows of `work` to `waiting`, which cuts rows into batches by this engine's limits.
 
-        With `whole`, works are cut one by one, so that a work can be removed until one of its rows is taken.
+        With `whole`, a work is cut by itself, so that it can be removed until one of its rows is taken.
         """
         groups, packed = self._groups(work.tokens), self.model.backend.packs
         budget = self.size.tokens(share_prefixes=groups is not None)
@@ -129,8 +140,10 @@ class Engine:
         )  # fmt: skip
 
     def _groups(self, tokens: Tokens) -> Rows | None:
-        """Return a number for each row: rows that share a prefix have equal numbers, and rows that share
-        nothing have 0. Returns ``None`` if the model computes no prefix only once.
+        """Return a number for each row, equal for rows that share a prefix, and 0 for rows that share
+        nothing.
+
+        If the model computes each row's prefix, return ``None``.
         """
         if tokens.shared is None or tokens.groups is None or not self.model.backend.shares_prefixes:
             return None
@@ -178,19 +191,15 @@ class Engine:
 
     @property
     def _pads(self) -> bool:
-        """Whether the model pads the rows of a batch: rows that are packed or computed one by one are not
-        padded.
-        """
+        """Whether the backend pads the rows of a batch to equal lengths."""
         return not (self.model.backend.packs or self.model.kind)
 
     def _planned(self, parts: list[Part]) -> int:
-        """Return the number of tokens of a batch. If the model pads, each row counts as the longest."""
+        """Return the number of tokens of a batch, with padding if there is any."""
         return rows_in(parts) * longest_in(parts) if self._pads else tokens_in(parts)
 
     def _computed(self, parts: list[Part]) -> list[int]:
-        """Return the number of tokens in each part of a batch (the rows of one work), including the padding
-        that the backend adds.
-        """
+        """Return the number of computed tokens, with padding, for each chunk's rows in a batch."""
         lengths = [work.tokens.lengths[rows] for work, rows in parts]
         if not self._pads:
             return [int(some.sum()) for some in lengths]
@@ -198,9 +207,7 @@ class Engine:
         return [int(some.sum()) for some in np.split(padded, np.cumsum([len(some) for some in lengths])[:-1])]
 
     def see(self, flight: Flight, seconds: float) -> bool:
-        """Record how many seconds a batch took. Returns whether to call `adapt` now, which searches for a
-        better size of batches.
-        """
+        """Record how many seconds a batch took, and return whether to call `adapt` now."""
         parts = flight.parts
         return self.size.see(self._planned(parts), rows_in(parts), tokens_in(parts), seconds)
 
@@ -209,11 +216,10 @@ class Engine:
 
     @property
     def must_prove(self) -> bool:
-        """Whether `prove` must be called now, to score the model's probes again.
+        """Whether `prove` must be called now, to score the model's probes (pairs with known scores) again.
 
-        True in two cases: the probes were last scored more than `PROVE_SECONDS` ago, or a batch has failed
-        since then and they were last scored more than `ERROR_SECONDS` ago. Always false for a model whose
-        scores were never compared with transformers'.
+        True if the probes were last scored more than `PROVE_SECONDS` ago, or `ERROR_SECONDS` if a batch has
+        failed since. Always false for a model whose scores were never compared with transformers'.
         """
         probes = self.model.last_probes
         seconds = system.monotonic() - probes.at
@@ -222,8 +228,9 @@ class Engine:
         )
 
     def prove(self) -> None:
-        """Score the model's probes again, and compare the scores with transformers'. Does nothing for a model
-        whose scores were never compared.
+        """Score the model's probes (pairs with known scores) again, and check the result.
+
+        Does nothing for a model whose scores were never compared with transformers'.
 
         Raises
         ------
@@ -287,8 +294,9 @@ class Engine:
             bisect(piece, again, broken)
 
     def _has_room(self, part: list[Part]) -> bool:
-        """Return whether the device has memory for a row as long as the only row of `part`. Another row of
-        this length is run to find out.
+        """Return whether the device has memory for a row as long as the only row of `part`.
+
+        To find out, this runs another row of the same length.
         """
         rows = self._batch(part).rows
         other = Batch(replace(rows, ids=np.full_like(rows.ids, rows.ids[0])))
@@ -328,10 +336,7 @@ class Engine:
 
 
 class ScoresChanged(DeviceLost):
-    """A model's probes (pairs with known scores) have wrong scores, though they passed when the model was
-    loaded.
-
-    There are two cases: the probes were scored again later, or in larger batches than before.
+    """A model's probes (pairs with known scores) now have wrong scores, though they were right after loading.
     """
 
     def __init__(self, model: Model, figures: str) -> None:
@@ -348,9 +353,16 @@ class _Unlike(Exception):
 
 
 def _means(scores: Logits, of: Rows, count: int) -> Logits:
-    """Return the mean score of each of `count` pairs over the windows of its passage. The array `of` has the
-    index of each window's pair. Scores are added in the order of the windows, whatever the order in which
-    windows were scored.
+    """Return the mean score of each pair over the windows of its passage.
+
+    Parameters
+    ----------
+    scores
+        The scores of the windows.
+    of
+        Index of each window's pair.
+    count
+        Number of pairs.
     """
     sums = np.zeros((count, *scores.shape[1:]))
     np.add.at(sums, of, scores)
@@ -360,8 +372,8 @@ def _means(scores: Logits, of: Rows, count: int) -> Logits:
 
 
 def _picked(parts: list[Part], places: Rows) -> list[Part]:
-    """Return some rows of a batch, as parts. `places` are the indices of the rows in the batch, in ascending
-    order.
+    """Return the rows at the indices `places` (in ascending order) of a batch, grouped by the work they
+    belong to.
     """
     firsts = np.cumsum([0, *(len(rows) for _, rows in parts)])
     numbers = np.searchsorted(firsts, places, side="right") - 1

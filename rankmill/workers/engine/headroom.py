@@ -19,18 +19,16 @@ from rankmill.workers.batches.tokens import Batch
 from rankmill.workers.host import metrics
 
 _SHARE = 0.9
-"""A batch may take this share of the free memory. The rest stays free, because the memory that a batch needs
-is only an estimate, and other processes use memory too.
-"""
+"""A batch may take this share of the free memory, because its need is only an estimate."""
 
 _QUADRATIC = 512
-"""In rows of this many tokens, attention needs as much memory as everything else. The memory of attention
-grows with the square of the length.
+"""In rows of this many tokens, attention needs as much memory as the rest of the model's states. In longer
+rows it needs more.
 """
 
 _LEAST = 512
-"""A batch counts with at least this weight, in padded tokens (`Headroom`), because most of the memory that a
-lighter batch needs does not depend on its weight.
+"""A lighter batch counts with this weight, in padded tokens, because small batches need a fixed amount of
+memory.
 """
 
 _SAY_SECONDS = 60
@@ -143,10 +141,8 @@ def memory_of(device: str) -> Memory | None:
 class Headroom:
     """Learns how much memory the batches of a model need, and tells which batch fits.
 
-    The weight of a batch is its number of padded tokens, times a factor that grows with the length of its
-    rows. A batch is expected to need memory in proportion to its weight. The memory for a unit of weight is
-    that of the heaviest batches so far; lighter batches count instead if they needed more memory. Only the
-    thread that runs forwards uses this object.
+    The weight of a batch is its number of padded tokens, times a factor for long rows. The need for memory is
+    estimated in proportion to the weight. Only the thread that runs forwards may use this object.
 
     Parameters
     ----------
@@ -161,13 +157,13 @@ class Headroom:
         self._weight = self._heaviest = 0.0
         """Total weight of the batches in progress, and the highest total since no batch was in progress."""
         self._known_weight, self._known_bytes = 0.0, 0
-        """The greatest total weight of batches in progress so far, and the bytes that these batches needed in
-        addition to the model. Lighter batches that needed more bytes replace both figures.
+        """The greatest total weight of the batches in progress so far, and the bytes that they needed.
+        Lighter batches replace both if they needed more bytes.
         """
         self._said = float("-inf")
 
     def submit(self, backend: Backend, batch: Batch) -> Pending:
-        """Begin the forward of a batch as `Backend.submit` does, and learn how much memory it needs."""
+        """Begin the forward of a batch with `backend`, and learn how much memory it needs."""
         if self._memory is None:
             return backend.submit(batch)
         weight = _weight(*batch.shape)
@@ -179,9 +175,7 @@ class Headroom:
             raise
 
     def most_rows(self, length: int) -> int:
-        """Return how many rows of `length` tokens are expected to fit into memory in one batch; at least one,
-        because a single row may always be tried.
-        """
+        """Return how many rows of `length` tokens should fit into memory in one batch, and at least 1."""
         if self._memory is None or self._known_bytes <= 0:
             return sys.maxsize
         used, free = self._memory.used_and_free()
@@ -190,8 +184,16 @@ class Headroom:
         return max(int(weight / _weight(1, length)), 1)
 
     def pieces(self, rows: int, length: int) -> Iterator[tuple[int, int]]:
-        """Cut a batch of `rows` rows, the longest of which has `length` tokens, into pieces that are expected
-        to fit into memory. Yields the index of each piece's first row, and the index after its last row.
+        """Cut a batch into pieces that should fit into memory.
+
+        Yields the index of each piece's first row, and the index after its last row.
+
+        Parameters
+        ----------
+        rows
+            Rows in the batch.
+        length
+            Tokens of the longest row.
         """
         metrics.cut_batches.inc()
         if self._memory and system.monotonic() - self._said >= _SAY_SECONDS:
