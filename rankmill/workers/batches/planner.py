@@ -149,7 +149,8 @@ class WaitingRows(Generic[Owner]):
             How to cut batches, see `plan_batches`.
         mixed_batches
             Cut rows of several works together only if they make at most this many batches. Younger works wait
-            until fewer than two batches are left, so that the oldest end sooner. By default, all are cut together.
+            until fewer than two batches are left, so that the oldest end sooner. By default, all are cut
+            together.
         whole
             Cut works one by one, so that a work can be given away until one of its rows is taken.
         """

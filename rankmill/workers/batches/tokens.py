@@ -177,8 +177,7 @@ def _together(parts: Sequence[Ids | None]) -> Ids | None:
 
 
 def ends(lengths: Ids) -> Ids:
-    """Return the offsets of pieces that lie end to end, for example ``[0, 3, 5]`` for the lengths ``[3, 2]``.
-    """
+    """Return the offsets of pieces that lie end to end: lengths ``[3, 2]`` give ``[0, 3, 5]``."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 

@@ -110,7 +110,7 @@ class EngineCache:
         cached = self._cached[key]
         self._cached.move_to_end(key)
         cached.used = system.monotonic()
-        options = spec.model_copy(update={"revision": None})  # not needed: all engines of `cached` have the same one
+        options = spec.model_copy(update={"revision": None})  # all engines of `cached` have the same one
         engine = cached.engines.pop(options, None) or self._make(cached.loaded.model(spec))
         cached.engines[options] = engine  # so that the latest engine is last
         if len(cached.engines) > _ENGINES:

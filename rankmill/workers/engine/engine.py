@@ -336,8 +336,7 @@ class Engine:
 
 
 class ScoresChanged(DeviceLost):
-    """A model's probes (pairs with known scores) now have wrong scores, though they were right after loading.
-    """
+    """A model's probes (pairs with known scores) now have wrong scores, but were right after loading."""
 
     def __init__(self, model: Model, figures: str) -> None:
         super().__init__(figures)
