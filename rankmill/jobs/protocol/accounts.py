@@ -26,8 +26,8 @@ from rankmill.jobs.system import system
 KEPT_DAYS = 400
 
 MOST_ENTRIES = 2000
-"""The accounts of a day have at most this many entries, one for each tenant, model and device. Further usage
-is added up in one more entry.
+"""The accounts of a day have at most this many entries, one for each tenant, model and device. One more entry
+has the sum of all further usage.
 """
 
 _DAY = 86400
@@ -38,18 +38,24 @@ _LONGEST = 200
 _COUNT = Script("jobs/protocol/lua/count.lua")
 
 END = "end"
-"""Stands for the id of a stream entry, for usage without an entry: usage that is known only when a run ends,
-and usage of a job that contains its own pairs.
+"""Used in place of an entry's id for usage that no stream entry has. This is usage that is known only when a
+run ends, and usage of a job with its own pairs.
 """
 
 logger = logging.getLogger(__name__)
 
 
 class Entry(NamedTuple):
-    """A tenant's usage of a model on a device on one day; days are counted from 1970, in UTC.
+    """A tenant's usage of a model on a device on one day.
 
-    If ``other``, the entry is the sum of everything that the day does not list, without tenant, model and
-    device.
+    Attributes
+    ----------
+    day
+        Days since 1970, in UTC.
+    group
+        The digits that stand for the tenant in the ids of its runs.
+    other
+        Whether this is the sum of all usage beyond `MOST_ENTRIES`, without tenant, model and device.
     """
 
     day: int
@@ -66,8 +72,9 @@ class Entry(NamedTuple):
 
 
 class Accountant:
-    """Adds what runs use (pairs, tokens, device time) to the accounts of their tenants in Redis. Each
-    `RunStore` has an accountant, which threads may share.
+    """Adds what runs use (pairs, tokens, device time) to the accounts of their tenants in Redis.
+
+    Threads may share the object.
     """
 
     def __init__(self) -> None:
@@ -83,11 +90,21 @@ class Accountant:
     def count(
         self, pipe: Any, run: Run, used: Mapping[str, Usage], *, group: str | None = None, stays: bool = False
     ) -> bool:
-        """Add a command to `pipe` that counts the usage of results and deletes their entries from the stream.
+        """Add a command to `pipe` that counts the usage of results, and deletes their entries from the
+        stream.
 
-        `used` has the usage of each result by the id of the result's entry. For the id `END`, the whole
-        stream is deleted. With `stays`, neither entries nor the stream are deleted, and a set records which
-        ids are counted. `group` has the digits of the tenant if the run's id does not end with them.
+        Parameters
+        ----------
+        pipe
+            The pipeline.
+        run
+            The run that the results belong to.
+        used
+            Usage of each result, by the id of its stream entry. The id `END` also deletes the whole stream.
+        group
+            Digits of the tenant, if the run's id does not end with them.
+        stays
+            Delete nothing; instead, a set records which ids are counted.
 
         Returns
         -------
@@ -109,8 +126,9 @@ class Accountant:
         return True
 
     def heard(self, reply: Any) -> None:
-        """Log the error that the command of `count` has returned in `reply`, if any: the accounts in Redis
-        are damaged. Only the first error is logged.
+        """Log that the accounts in Redis are damaged, if the reply to the command of `count` says so.
+
+        Only the first such reply is logged.
         """
         if reply and not self._told:
             self._told = True
@@ -123,8 +141,9 @@ def _plain(device: str) -> str:
 
 
 def read_accounts(client: redis.Redis, days: int, tenant: str | None = None) -> list[Entry]:
-    """Read from Redis what tenants have used in the last `days` days, including today; with `tenant`, only
-    what this tenant has used.
+    """Read from Redis what tenants have used in the last `days` days, including today.
+
+    With `tenant`, return only what this tenant has used.
     """
     today = int(system.now() // _DAY)
     wanted = range(today - min(days, KEPT_DAYS) + 1, today + 1)

@@ -66,9 +66,7 @@ def score_pairs(pairs: list[tuple[str, str]], *, model: str, **spec: Any) -> NoR
 
 
 def _wrong_worker(function: str) -> tuple[Job, str]:
-    """Let the current job expire after its failure. Returns the job, and the reason why the current worker
-    cannot score the job.
-    """
+    """Return the current job, and why this worker cannot score it. Also let the failing job expire."""
     job = get_current_job()
     if job is None:
         raise WrongWorkerError(f"{function} runs in RQ workers only")
@@ -77,13 +75,13 @@ def _wrong_worker(function: str) -> tuple[Job, str]:
 
 
 def _leave_to_others(job: Job) -> bool:
-    """Let a job go back to its queue, with all of its attempts, if the queue has a ScoringWorker. Returns
-    whether the queue has one.
+    """Return whether the job's queue has a ScoringWorker. If so, let the job go back with all of its
+    attempts.
     """
     has_others = bool(queue_workers(job.connection, job.origin).scoring)
     if has_others:
         job.retries_left = (job.retries_left or 0) + 1
-        # The retry has no pause. After a pause, this worker would have waited longest for a job, and would
-        # get the same job again.
+        # No pause before the retry: after a pause, this worker would be first in line, and get the same job
+        # again.
         job.retry_intervals = None
     return has_others

@@ -28,8 +28,8 @@ most.
 """
 
 BOUND = Script("jobs/protocol/lua/bound.lua")
-"""A Lua function for other scripts, which shortens leases of which too much time is left. Too much is more
-than the length of a lease, and also more than `UNRENEWED_SECONDS`.
+"""A Lua function that shortens leases that last too long: longer than a new lease, and than
+`UNRENEWED_SECONDS`.
 """
 
 _BOUND_LEASES = Script("jobs/protocol/lua/bound_leases.lua", BOUND)
@@ -40,10 +40,9 @@ _HOLD = Script("jobs/protocol/lua/hold.lua")
 
 
 def hold(pipe: Any, key: str, holder: str, seconds: float, *, only_renew: bool) -> None:
-    """Begin or renew a lease of the kind that stays in Redis when it lapses, until another process takes the
-    work.
+    """Begin or renew a lease that stays in Redis when it lapses, until another process takes the work.
 
-    With `only_renew`, an existing lease is renewed, and no lease is begun.
+    With `only_renew`, no lease is begun.
     """
     _HOLD.run(pipe, [key], holder, seconds, int(only_renew))
 
@@ -56,8 +55,7 @@ def move(
     do: Callable[[Pipeline], object],
     until: float = math.inf,
 ) -> bool:
-    """Move a job between lists of Redis, and delete the entry of the job's lease or pause, in one
-    transaction. `do` adds the commands that move the job.
+    """Move a job between lists of Redis, and end its lease or pause, in one transaction.
 
     Returns whether the server has confirmed the transaction. If the entry is gone, the job is not moved:
     another process may have moved the job, or an earlier transaction whose reply was lost.
@@ -69,15 +67,14 @@ def move(
     job
         The job's key, which the commands change.
     do
-        Adds the commands to a pipeline.
+        Adds the commands that move the job to a pipeline.
     until
         The job is not moved if the entry ends later than this (s since 1970), because the lease was renewed
         meanwhile.
     """
     connection: Any = client
     wanted = connection.pipeline()
-    # `do` may use a dead connection, and wait for the timeout of that connection. So `do` is called before
-    # another connection begins to watch the job.
+    # Call `do` before WATCH, because `do` may use a dead connection and wait for its timeout.
     do(wanted)
     wanted.zrem(key, holder)
     while True:
@@ -101,16 +98,20 @@ def move(
 
 
 def bound_leases(client: redis.Redis, key: str, seconds: float) -> None:
-    """Shorten the leases under `key` that end too late, as `BOUND` does. The leases must be of the kind that
-    stays in Redis when a lease lapses.
+    """Shorten the leases under `key` that last too long, because the server's clock has jumped back.
+
+    Parameters
+    ----------
+    client, key
+        The server, and the key of the leases, which stay in Redis when they lapse.
+    seconds
+        How long a new lease lasts.
     """
     _BOUND_LEASES.run(client, [key], seconds)
 
 
 def server_time(client: redis.Redis) -> float:
-    """Return the time by the Redis server's clock, in seconds since 1970. This clock is the same for all
-    hosts.
-    """
+    """Return the time of the Redis server's clock, which all hosts share, in seconds since 1970."""
     seconds, microseconds = client.time()
     return seconds + microseconds / 1e6
 
@@ -132,8 +133,8 @@ class Leases:
         self._seconds = seconds
 
     def take(self, holder: str, most: float = math.inf) -> bool:
-        """Renew the holder's lease, or begin one if fewer than `most` leases exist. Returns whether the
-        holder has a lease now.
+        """Renew the holder's lease, or begin one if there are fewer than `most`. Returns whether that
+        worked.
         """
         limit = int(min(most, 1 << 53))
         return bool(_TAKE.run(self._redis, [self._key], limit, self._seconds, holder))
@@ -152,13 +153,14 @@ class Leases:
 
 
 class Renewals:
-    """Knows when this process renewed its leases, and whether it may take work from processes whose leases
-    have lapsed.
+    """Knows when this process last renewed its leases, and whether it may take over lapsed leases of others.
 
     Parameters
     ----------
-    beat_seconds, lease_seconds
-        Seconds between two renewals, and seconds that a lease lasts.
+    beat_seconds
+        Seconds between two renewals.
+    lease_seconds
+        Seconds that a lease lasts.
     """
 
     def __init__(self, beat_seconds: float, lease_seconds: float) -> None:
@@ -173,12 +175,15 @@ class Renewals:
         return system.monotonic() - self._last
 
     def renewed(self, server_now: float) -> None:
-        """Note that this process has renewed its leases, and the time of the server's clock after the
-        renewal.
+        """Note that this process has just renewed its leases.
 
-        After an outage of Redis, or a jump of the server's clock, this process takes over no lapsed lease for
-        the length of a lease. Leases of live processes may have lapsed too, and live processes can renew
-        their leases meanwhile. An outage is detected by the long time since the last renewal.
+        If Redis was away or the server's clock has jumped, this process takes over no lapsed lease for the
+        length of a lease. Meanwhile, live processes whose leases have lapsed can renew them.
+
+        Parameters
+        ----------
+        server_now
+            Time of the server's clock after the renewal.
         """
         now = system.monotonic()
         ahead = server_now - now
@@ -188,7 +193,7 @@ class Renewals:
 
     @property
     def others_have_lapsed(self) -> bool:
-        """Whether this process may take the work of another process whose lease has lapsed by the server's
-        clock.
+        """Whether a lapsed lease means that its holder is dead, so that this process may take the holder's
+        work.
         """
         return system.monotonic() >= self._trusted_from

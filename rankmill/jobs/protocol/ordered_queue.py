@@ -27,8 +27,8 @@ IDLE_SECONDS = 5
 """Seconds for which a worker counts as idle, or as waiting at RQ's list, after it last said so."""
 
 _PROBES = 4
-"""This many jobs of a run are looked for first: those that the producer needs first. All jobs of the run are
-looked for only if one of the first jobs is in no list.
+"""The search for lost jobs of a run begins with this many, which the producer needs first. All jobs of the
+run are searched for only if one of these is lost.
 """
 
 _PUT_BACK_AT_ONCE = 1000
@@ -56,10 +56,16 @@ _CLAIM_IDLE = Script("jobs/protocol/lua/claim_idle.lua", _WAITING)
 
 
 class Taken(NamedTuple):
-    """The result of an attempt to take a job: the job's id, empty if none was taken, and the queue's state.
+    """The result of an attempt to take a job.
 
-    ``waiting`` is the number of waiting jobs, ``workers`` that of registered workers, and ``idle`` that of
-    workers without work.
+    Attributes
+    ----------
+    job_id
+        The job's id; empty if none was taken.
+    waiting
+        Number of jobs that wait in the queue.
+    workers, idle
+        Number of registered workers, and of workers without work.
     """
 
     job_id: bytes
@@ -73,9 +79,7 @@ class OrderedQueue(RQQueue):
 
     @property
     def _places(self) -> list[str]:
-        """The keys that each Lua script of this queue gets first: the prefix of the queue's keys, RQ's own
-        list, and the prefix of the keys of jobs.
-        """
+        """The keys that every Lua script of this queue gets first."""
         return [keys.of_queue(self.name), self.key, Job.key_for("")]
 
     @property
@@ -87,18 +91,21 @@ class OrderedQueue(RQQueue):
             return sum(int(length or 0) for length in pipe.execute())
 
     def waiting_list(self, job_id: str) -> str:
-        """The key of the list in which a job waits. A chunk may also be in RQ's list, for a worker that waits
-        there.
-        """
+        """Return the key of the list in which a job waits. RQ's own list may have the job instead."""
         run_id = _run_of(job_id)
         return self.key if run_id is None else keys.waiting(self.name, run_id)
 
     def place(self, client: Any, job_id: str | bytes, *, at_front: bool) -> None:
-        """Put a job that RQ enqueues into its waiting list. RQ enqueues a chunk only when the chunk comes
-        back to the queue, so a chunk goes to the front.
+        """Put a job that RQ enqueues into its waiting list. A chunk comes back in this way, so it goes to the
+        front.
 
-        `at_front` is set for a job that a worker hands back unscored. The job's tenant and run get back the
-        turn that the job has cost them.
+        Parameters
+        ----------
+        client, job_id
+            The server or a pipeline, and the job.
+        at_front
+            Whether a worker hands the job back unscored. Its tenant and run then get back the turn that it
+            has cost.
         """
         front = at_front or _run_of(job_id) is not None
         _PUT.run(client, self._places, int(front), int(at_front), job_id)
@@ -108,29 +115,28 @@ class OrderedQueue(RQQueue):
         _PUT.run(pipe, self._places, 0, 0, *job_ids)
 
     def rescue(self, job_id: bytes, seen: bytes, now: float, seconds: float) -> None:
-        """Put back a job that a worker has taken but not begun, if the first call for the job was more than
-        `seconds` ago.
+        """Put back a job that a worker has taken, but not begun for more than `seconds`.
 
-        The first call writes `now` to the key `seen`. If the worker was only slow, and begins the job after
-        all, the worker removes the job from the queue again.
+        The first call only writes the time `now` to the key `seen`. A worker that was only slow, and begins
+        the job after all, removes it from the queue again.
         """
         places = [*self._places, self.intermediate_queue_key, seen]
         _RESCUE.run(self.connection, places, job_id, now, seconds)
 
     def count_waiting(self) -> tuple[int, set[str]]:
-        """Count the waiting jobs anew; returns the number of requests, and the tenants with bulk work."""
+        """Count the waiting jobs anew. Returns the number of requests, and the tenants with bulk work."""
         requests, tenants = _COUNT.run(self.connection, self._places)
         return requests, {tenant.decode(errors="replace") for tenant in tenants}
 
     def put_back(self, job_ids: Sequence[str]) -> int:
-        """Put back lost jobs of a run: their hashes say that they wait, pause or run, but no list has them.
+        """Put back lost jobs of a run, and return how many were put back.
 
-        Returns how many were put back.
+        A job is lost if its hash says that it waits, pauses or runs, but no list has it. A job is never put
+        into the queue twice. If Redis has lost only the lease of a job that a worker is scoring, the job is
+        put back, and may be scored twice.
 
-        Without this method, no worker would ever find the lost jobs. All jobs are looked up only if one of
-        the first few is lost. A job is never put into the queue twice. A job that a worker is scoring is put
-        back if Redis has lost the job's lease, and may then be scored twice. A run that is missing among the
-        runs that take turns is added.
+        All jobs are looked up only if one of the first few is lost. A run that is missing among the runs that
+        take turns is added.
         """
         if not job_ids:
             return 0
@@ -146,8 +152,9 @@ class OrderedQueue(RQQueue):
             return sum(pipe.execute())
 
     def _has(self, job_ids: Sequence[str]) -> bool:
-        """Return whether each of these jobs is in a list of waiting, paused or running jobs, or in transit. A
-        job that moves while the lists are read may not be found.
+        """Return whether each of these jobs is in some list of the queue.
+
+        A job that moves while the lists are read may not be found.
         """
         commands: list[tuple[Any, ...]] = [("zrange", self.started_job_registry.key, 0, -1)]
         for job_id in job_ids:
@@ -164,7 +171,7 @@ class OrderedQueue(RQQueue):
         )
 
     def remove_run(self, run_id: str, chunks: Sequence[ChunkId]) -> int:
-        """Remove the waiting jobs of a run's chunks, with their hashes and payloads; returns how many.
+        """Remove the waiting jobs of a run's chunks, with their hashes and payloads. Returns how many.
 
         The jobs are removed by many short scripts, each of which blocks the server for about a millisecond.
         """
@@ -189,15 +196,18 @@ class OrderedQueue(RQQueue):
         idle: bool = False,
         alone: Iterable[str] = (),
     ) -> Taken:
-        """Move the next job of one of `kinds` to RQ's intermediate queue, if such a job waits.
+        """Take the next job that waits in the queue, if there is one, and move it to RQ's intermediate queue.
 
         Parameters
         ----------
         kinds
             The kinds of jobs to take, in order of preference.
-        worker, waits, idle
-            Name of the worker; whether the worker waits at RQ's list if it gets no job; and whether the
-            worker is idle if it gets no job.
+        worker
+            Name of the worker.
+        waits
+            Whether the worker waits at RQ's list if it gets no job.
+        idle
+            Whether the worker is idle if it gets no job.
         alone
             Ids of runs whose jobs the worker does not take.
         """
@@ -206,14 +216,15 @@ class OrderedQueue(RQQueue):
         return Taken(*_TAKE.run(self.connection, places, *arguments, *alone))
 
     def claim_idle(self, most: int) -> int:
-        """Take up to `most` workers from the list of idle ones, because the caller has work for them; returns
-        how many. While jobs wait, none are taken, because idle workers will take these jobs.
+        """Take up to `most` workers from the list of idle ones, and return how many were taken.
+
+        None are taken while jobs wait, because idle workers will take these jobs.
         """
         return int(_CLAIM_IDLE.run(self.connection, self._places, most))
 
 
 def is_bulk_job(job_id: str | bytes) -> bool:
-    """Return whether a job, given by its id, is the job of a chunk of a bulk run."""
+    """Return whether the job with this id scores a chunk of a bulk run."""
     run_id = _run_of(job_id)
     return run_id is not None and priority_of(run_id) == "bulk"
 

@@ -23,11 +23,18 @@ OrderName = Literal["drain", "resume", "warm", "unload"]
 
 
 class Order(WireModel):
-    """An operator's order to one worker process; ``model`` is given only for ``warm`` and ``unload``.
-    ``revision`` is the content that a model to ``warm`` must have, if it is known.
+    """An operator's order to one worker process.
 
-    ``started`` is when the process started, as in its report; another process of the same name ignores the
-    order.
+    Attributes
+    ----------
+    what
+        What the worker shall do.
+    started
+        When the process started, as in its report. Another process of the same name ignores the order.
+    model
+        The model to ``warm`` or ``unload``; ``None`` for other orders.
+    revision
+        The content that a model to ``warm`` must have, if it is known.
     """
 
     id: str = Field(min_length=1)
@@ -68,8 +75,16 @@ def give_order(
 
 
 def ask_for_orders(pipe: Pipeline, worker: str, read: Sequence[bytes]) -> None:
-    """Add commands to `pipe` that delete the orders `read`, which the worker has already read, and then list
-    the worker's other orders.
+    """Add commands to `pipe` that delete orders of a worker, and then list its other orders.
+
+    Parameters
+    ----------
+    pipe
+        The pipeline.
+    worker
+        Name of the worker.
+    read
+        The orders to delete, which the worker has read.
     """
     key = keys.orders(worker)
     for raw in read:  # by value, so that a repeated transaction deletes no other order

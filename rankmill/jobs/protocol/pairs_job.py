@@ -25,8 +25,8 @@ bytes.
 """
 
 DEATHS = 3
-"""A job of pairs whose worker has died runs again at most this many times, if its caller asked for no
-retries.
+"""If its caller asked for no retries, a job of pairs whose worker has died runs again at most this many
+times.
 """
 
 DAY = 86400
@@ -57,8 +57,9 @@ def read_pairs(job: Job) -> tuple[list[Text], list[Text]]:
 
 
 def _kinds(pair: object) -> str:
-    """Name the types of a wrong pair's items for an error message. The message has no texts, because workers
-    log it.
+    """Name the types of a wrong pair's items for an error message, such as ``[int, str]``.
+
+    The message has no texts, because workers log it.
     """
     if not isinstance(pair, list):
         return type(pair).__name__
@@ -66,13 +67,12 @@ def _kinds(pair: object) -> str:
 
 
 def read_request(job: Job) -> Run:
-    """Make a run from the model and options that a job of pairs names. This run is not in Redis.
+    """Make a run from the model and options of a job of pairs. This run is not in Redis.
 
     Raises
     ------
     InputError
-        A named argument is not a field of `ScoreSpec`, or its value is not allowed; or the job is not for
-        pairs.
+        An argument is not a field of `ScoreSpec`, or its value is not allowed, or the job is not for pairs.
     """
     try:
         spec = ScoreSpec(**{name: value for name, value in job.kwargs.items() if name != "pairs"})
@@ -100,9 +100,9 @@ def survives(job: Job) -> None:
 
 
 def return_value(result: ChunkScores) -> Mapping[str, object]:
-    """The job's result as JSON: scores, rows without a score, and how the job was scored.
+    """Return the job's result as JSON: scores, rows without a score, and how the job was scored.
 
-    A score is the shortest decimal number that gives the same float32; with ``all_labels`` it is a list of
+    A score is the shortest decimal number that gives the same float32. With ``all_labels``, it is a list of
     numbers.
     """
     labels, reasons = outputs(result.scores), result.errors.to_pylist()

@@ -19,22 +19,20 @@ UNUSED_SECONDS = 86400
 """A queue counts as unused if no worker has served it and no run has begun in it for this many seconds."""
 
 _FRESH_SECONDS = 1
-"""When a worker has written a queue's capacity (`QueueCapacity`), no worker computes it again for this many
-seconds. So the number of such computations does not grow with the number of workers.
+"""A worker does not compute the capacity of a queue if another worker has written it less than this many
+seconds ago.
 """
 
 
 class QueueCapacity(WireModel):
-    """How many live ScoringWorkers of a queue take chunks, and how many pairs all of them together claim
-    ahead.
-    """
+    """How many live ScoringWorkers of a queue take chunks, and how many pairs they claim ahead in all."""
 
     workers: Count = 0
     claim_ahead: Count = 0
 
 
 def use_queues(pipe: Pipeline, names: Iterable[str]) -> None:
-    """Add commands to `pipe` that record for these queues that a producer or worker uses them now."""
+    """Add commands to `pipe` that record that these queues are in use now."""
     now = system.now()
     used = dict.fromkeys(names, now)
     if used:
@@ -44,10 +42,9 @@ def use_queues(pipe: Pipeline, names: Iterable[str]) -> None:
 
 
 def write_capacity(client: redis.Redis, queue: str, ttl: int) -> None:
-    """Write to Redis how many live workers of a queue take chunks, and how many pairs they claim ahead in
-    all. Producers read these numbers, which expire in `ttl` seconds.
+    """Write for producers how many live workers of a queue take chunks, and how many pairs they claim ahead.
 
-    Nothing is written if a worker wrote the numbers less than a second ago.
+    The numbers expire in `ttl` seconds. Nothing is written if a worker wrote them less than a second ago.
     """
     connection: Any = client
     seconds = connection.pttl(keys.capacity(queue)) / 1000
@@ -61,8 +58,9 @@ def write_capacity(client: redis.Redis, queue: str, ttl: int) -> None:
 
 
 def read_capacity(client: redis.Redis, queue: str) -> QueueCapacity:
-    """Read how many workers of a queue take chunks, and how many pairs they claim ahead, as `write_capacity`
-    wrote it. Both numbers are 0 if the entry has expired or is damaged.
+    """Read how many workers of a queue take chunks, and how many pairs they claim ahead.
+
+    Both numbers are 0 if nothing was written lately, or if the entry is damaged.
     """
     try:
         raw = cast("bytes | None", client.get(keys.capacity(queue)))

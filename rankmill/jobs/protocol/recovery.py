@@ -35,9 +35,10 @@ logger = logging.getLogger(__name__)
 
 
 def failure_handler(store: RunStore) -> FailureHandler:
-    """Make an RQ exception handler for attempts at chunks that have failed. If the chunk has attempts left,
-    the handler counts the failed attempt; if not, the handler writes a failure to the run's results. If the
-    worker has died, the handler also marks the job as one that may have killed its worker (`suspect`).
+    """Make an RQ exception handler for failed attempts at chunks.
+
+    If the chunk has attempts left, the handler counts the failed one. If not, it writes a failure to the
+    run's results. If the worker has died, the handler also marks the job as one that may kill workers.
     """
 
     def handle(
@@ -53,7 +54,7 @@ def failure_handler(store: RunStore) -> FailureHandler:
                 else "an attempt at the chunk failed; it %s",
                 "runs again" if job.should_retry else "is given up",
             )
-        parsed = keys.parse_job_id(job.id)  # not from the job's arguments, which may be damaged
+        parsed = keys.parse_job_id(job.id)  # the job's arguments may be damaged
         if parsed is None:
             return
         run_id, chunk = parsed
@@ -79,8 +80,9 @@ def failure_handler(store: RunStore) -> FailureHandler:
 
 
 def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> int:
-    """Put the jobs of a dead worker back into the queue, without waiting for the jobs' leases to lapse. A job
-    without attempts left is given up.
+    """Put the jobs of a dead worker back into the queue at once, before their leases lapse.
+
+    A job without attempts left is given up.
 
     Parameters
     ----------
@@ -100,8 +102,8 @@ def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> int:
     running = store.redis.smembers(executions_of(worker))
     if running:
         store.redis.zadd(queue.started_job_registry.key, dict.fromkeys(running, 0), xx=True)
-        # `until=0` takes only these jobs, not those with a lapsed lease: after an outage, live workers may
-        # not have renewed their leases yet.
+        # Pass 0 as `until`, so that other jobs with a lapsed lease stay: after an outage, their live workers
+        # may not have renewed the leases yet.
         hand_on_abandoned(queue, failure_handler(store), until=0)
     return len(running)
 
@@ -109,10 +111,9 @@ def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> int:
 def clean_queue(
     queue: OrderedQueue, handle: FailureHandler, seconds: int, now: float, *, trusts_leases: bool
 ) -> None:
-    """Put back into a queue jobs of dead workers, jobs that were taken but never begun, and jobs whose pause
-    is over. Also count the waiting jobs, and delete expired entries.
+    """Put back jobs of dead workers, jobs that were taken but never begun, and jobs whose pause is over.
 
-    A damaged job is set aside, and the others are still put back.
+    Also count the waiting jobs, and delete expired entries. A damaged job is set aside.
 
     Parameters
     ----------
@@ -161,7 +162,7 @@ def hand_on_abandoned(queue: Queue, handle: FailureHandler, until: float) -> Non
 
 def _hand_on(queue: Queue, handle: FailureHandler, read: Callable[[], Job | None], pipe: Pipeline) -> None:
     job = read()
-    # A job is QUEUED here if the producer sent it again after a lost reply, while a worker had it. The
+    # A job that a worker runs can be QUEUED here: after a lost reply, the producer has sent it again. The
     # worker's attempt counts too.
     if job and job.get_status(refresh=False) in {JobStatus.STARTED, JobStatus.QUEUED}:
         survives(job)
@@ -180,7 +181,7 @@ def enqueue_due(queue: Queue, now: float) -> None:
     connection: Any = queue.connection
     paused = queue.scheduled_job_registry.key
     due = connection.zrangebyscore(paused, 0, now, start=0, num=1000)
-    # if a pause ends later than `LONGEST_PAUSE` from now, the server's clock has jumped back
+    # a pause that ends later than `LONGEST_PAUSE` from now was begun before the server's clock jumped back
     due += connection.zrangebyscore(paused, now + LONGEST_PAUSE, "+inf", start=0, num=1000)
     for raw_id in due:
         with _one_job(queue, raw_id) as read:
@@ -199,10 +200,16 @@ def _key(raw_id: bytes) -> str:
 def rescue_unbegun(queue: OrderedQueue, seconds: float, now: float) -> None:
     """Put back jobs that left the queue but reached no worker, because a reply of Redis was lost.
 
-    RQ itself puts such jobs back after a minute, and counts a failed attempt. This function counts no
-    attempt, because no worker has tried the job. A job is put back after it was unbegun for `seconds`; to
-    begin a job takes milliseconds. `now` is the time of the server's clock, which may have jumped back
-    meanwhile.
+    RQ would count a failed attempt for such a job; this function does not.
+
+    Parameters
+    ----------
+    queue
+        The queue.
+    seconds
+        A job is put back after it was unbegun for this long.
+    now
+        Time of the server's clock, which may have jumped back meanwhile.
     """
     connection: Any = queue.connection
     waiting = queue.intermediate_queue_key
@@ -229,9 +236,9 @@ def forget_gone_workers(queue: Queue) -> None:
 
 @contextmanager
 def _one_job(queue: Queue, raw_id: bytes) -> Iterator[Callable[[], Job | None]]:
-    """Yield a function that reads one job; an error in the ``with`` block sets the job aside.
+    """Yield a function that reads one job, and set the job aside after an error in the ``with`` block.
 
-    An error that says that Redis cannot serve does not set the job aside, and is raised.
+    If the error says that Redis cannot serve, the job is not set aside, and the error is raised.
     """
     try:
         with about_job(raw_id.decode(errors="replace")):
@@ -243,9 +250,7 @@ def _one_job(queue: Queue, raw_id: bytes) -> Iterator[Callable[[], Job | None]]:
 
 
 def _guarded(step: Callable[[], object]) -> None:
-    """Run one step of `clean_queue`. If Redis refuses a command of the step, log the refusal, so that the
-    next steps still run.
-    """
+    """Run one step of `clean_queue`. If Redis refuses a command of the step, only log that."""
     try:
         step()
     except redis.ResponseError as error:

@@ -20,14 +20,14 @@ from rankmill.jobs.protocol.worker_report import queue_workers, taking_workers
 from rankmill.jobs.system import system
 
 _REPORT_SECONDS = 1.0
-"""A worker that refuses a run again records the refusal only if this many seconds have passed since it last
-recorded one for the run, because recording also reads the refusals of all other workers.
+"""A worker records its refusal of a run at most once in this many seconds, because recording also reads the
+refusals of all other workers.
 """
 
 _SERIES_SECONDS = 30.0
 """If a worker refuses a run twice within a lease plus these seconds, the worker counts as having refused the
-run in the meantime too. These seconds are needed because a worker with other work tries a refused run again
-only after some 10 s, and not before the worker has scored what it has claimed.
+run in the meantime too. A busy worker tries a refused run again only after some 10 s, and not before it has
+scored what it has claimed.
 """
 
 _REMEMBERED = 1000
@@ -44,19 +44,18 @@ class RunRefusals:
         self._worker = worker
         self._lease_seconds = lease_seconds
         self._looks: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Two times in monotonic seconds by the run's id: when this worker last read the refusals of the run,
-        and since when all live workers have refused the run (infinity if not all refuse it).
+        """By the run's id, two times in monotonic seconds: when this worker last read the refusals of the
+        run, and since when all live workers have refused the run (infinity if not all refuse it).
         """
 
     def refuse(
         self, run_id: str, queue: str, reason: str, *, seconds: float, ttl: int, in_redis: bool = True
     ) -> str | None:
-        """Record that this worker cannot score a run. Returns why the run must end, if all live workers of
-        the queue have refused the run for long enough (see the module's docstring); ``None`` if the run goes
-        on.
+        """Record that this worker cannot score a run. Return why the run must end, or ``None`` if it goes on.
 
-        A call within a second after the last call for the same run does nothing, and returns ``None``.
-        `seconds`, `ttl` and `in_redis` are as in `record`.
+        The run must end if all live workers of the queue have refused it for long enough, as the module's
+        docstring says. A call within a second after the last one for the same run does nothing. The
+        parameters are those of `record`.
         """
         last, since = self._looks.get(run_id, (-math.inf, math.inf))
         if system.monotonic() - last < _REPORT_SECONDS:
@@ -83,11 +82,20 @@ class RunRefusals:
     def record(
         self, run_id: str, reason: str, *, seconds: float, ttl: int, in_redis: bool = True
     ) -> dict[str, str]:
-        """Record a refusal; returns the reasons of all workers that refuse the run now, by the worker's name.
+        """Record a refusal, and return why each worker refuses the run now, by the worker's name.
 
-        The refusal counts for `seconds`; after that time, the worker tries the run again. Redis keeps all
-        refusals of the run until `ttl` seconds after the latest refusal. If the run should be `in_redis` and
-        is gone, Redis keeps no refusals of the run.
+        Parameters
+        ----------
+        run_id
+            The run.
+        reason
+            Why this worker cannot score the run.
+        seconds
+            How long the refusal counts; after that time, the worker tries the run again.
+        ttl
+            Redis keeps all refusals of the run until this many seconds after the latest one.
+        in_redis
+            Whether the run is in Redis. If it should be and is gone, Redis keeps no refusals of the run.
         """
         key = keys.refusals(run_id)
         now = server_time(self._client)
@@ -112,7 +120,5 @@ class RunRefusals:
             self._client.hdel(keys.refusals(run_id), self._worker)
 
     def _has_begun(self, run_id: str) -> bool:
-        """Return whether a worker has begun the run. Such a worker has settled the precision and other facts
-        for all chunks of the run.
-        """
+        """Return whether a worker has begun the run, and so settled facts such as the precision."""
         return bool(self._client.exists(keys.settled(run_id)))

@@ -43,7 +43,7 @@ def enqueue(queue: Queue, job: Job, pipe: Pipeline, *, at_front: bool = False) -
 
 
 def save_jobs(queue: Queue, jobs: list[Any], pipe: Pipeline) -> None:
-    """Save new jobs of a queue, from `Queue.prepare_data`, without putting them into a list yet."""
+    """Save new jobs of a queue, as `Queue.prepare_data` makes them, without putting them into a list."""
     saving = RQQueue(queue.name, connection=queue.connection, serializer=queue.serializer)
     saving.enqueue_many(jobs, pipeline=pipe)
 
@@ -70,8 +70,9 @@ def let_expire(job: Job) -> None:
 
 
 class RQQueue(Queue):
-    """RQ's queue without RQ's waiting list: a subclass says in `place` where jobs wait. Pauses of jobs end by
-    the server's clock.
+    """RQ's queue, but a subclass decides in `place` in which list a job waits.
+
+    Pauses of jobs end by the server's clock.
     """
 
     def push_job_id(self, job_id: str | bytes, pipeline: Any = None, at_front: bool = False) -> None:
@@ -84,7 +85,7 @@ class RQQueue(Queue):
     def schedule_job(
         self, job: Job, when: datetime, pipeline: Pipeline | None = None, unique: bool = False
     ) -> Job:
-        """Let a job pause for the time from now to `when`; the pause ends by the server's clock."""
+        """Let a job pause for the time from now to `when`. The pause ends by the server's clock."""
         pipe = pipeline if pipeline is not None else self.connection.pipeline()
         super().schedule_job(job, when, pipe, unique)
         seconds = when.timestamp() - system.now()

@@ -58,16 +58,23 @@ _INDEX_SECONDS = 7 * 86400
 
 
 class DetachedChunks(WireModel):
-    """The first row and the number of rows of each chunk of a detached run, whose results any process may
-    collect. The chunks are in order.
+    """The chunks of a detached run in order, each as its first row and its number of rows.
+
+    Any process may collect the results of a detached run.
     """
 
     chunks: tuple[tuple[Count, Annotated[int, Field(ge=1)]], ...]
 
 
 class Deleted(NamedTuple):
-    """The result of deleting a run: how many of its jobs waited or paused, and why its scores are wrong, if a
-    worker has left a note of that.
+    """The result of deleting a run.
+
+    Attributes
+    ----------
+    waiting
+        Number of its jobs that waited or paused.
+    wrong
+        Why some of its scores are wrong, as a worker has noted; ``None`` without a note.
     """
 
     waiting: int
@@ -85,8 +92,8 @@ class RunStore:
     """
 
     server_kind = "redis"
-    """The kind of server that keeps the runs. Extensions that store data of their own on the server choose
-    their code by this kind.
+    """The kind of server that keeps the runs. Extensions that store data on the server have code for each
+    kind.
     """
 
     def __init__(self, client: redis.Redis) -> None:
@@ -96,19 +103,18 @@ class RunStore:
 
     @property
     def patrol_seconds(self) -> float:
-        """A producer waits at least this many seconds between two checks of its run and of the queue's
-        workers.
-        """
+        """The least seconds between two checks that a producer makes of its run and its queue's workers."""
         return 0.2
 
     def compute(self, do: Callable[[], T], rows: int) -> T:
-        """Call `do`, and return its result. `do` computes something for the given number of `rows`. A
-        subclass may call `do` in a thread if the number is large.
+        """Call `do`, which computes something for `rows` rows, and return its result.
+
+        A subclass may call `do` in a thread if there are many rows.
         """
         return do()
 
     def later(self, do: Callable[[], None]) -> None:
-        """Call `do`, which may use this store, in a thread, without waiting for its end."""
+        """Call `do` in a thread, without waiting for its end. `do` may use this store."""
         system.Thread(target=do, name="later", daemon=True).start()
 
     def close(self) -> None:
@@ -124,7 +130,7 @@ class RunStore:
         return refuses_writes(self.redis)
 
     def restore(self, run: Run) -> None:
-        """Write the run to the server if the run, or the stream of its results, is not there.
+        """Write the run to the server if the server lacks the run or the stream of its results.
 
         The run expires `Run.ttl` seconds after its latest change.
         """
@@ -139,9 +145,7 @@ class RunStore:
             pipe.execute()
 
     def _write(self, pipe: Pipeline, run: Run, *, has_results: bool = False) -> None:
-        """Write a run that Redis does not have, with an empty stream for its results. With `has_results`,
-        Redis still has the stream of results, and the stream stays as it is.
-        """
+        """Write a run that Redis does not have. With `has_results`, Redis still has its stream of results."""
         meta, results = keys.run(run.id), keys.results(run.id)
         pipe.unlink(meta)
         pipe.hset(meta, mapping=cast("dict[Any, Any]", run.fields()))
@@ -157,7 +161,7 @@ class RunStore:
         self._touch(pipe, run)
 
     def load(self, run_id: str) -> Run | None:
-        """Read the run; ``None`` if it has ended or expired.
+        """Read a run, or return ``None`` if it has ended or expired.
 
         Raises
         ------
@@ -168,7 +172,13 @@ class RunStore:
         return read_run(run_id, raw) if raw else None
 
     def load_with(self, run_id: str, chunk: ChunkId) -> tuple[Run | None, bytes | None]:
-        """Read the run as `load` does, and the pairs of a chunk as `payload` does."""
+        """Read a run and the encoded rows of a chunk in one round trip. Each is ``None`` if it is gone.
+
+        Raises
+        ------
+        WireError
+            The run has another format, or is damaged.
+        """
         with self.redis.pipeline(transaction=False) as pipe:
             pipe.hgetall(keys.run(run_id))
             pipe.get(keys.pairs(run_id, chunk))
@@ -176,13 +186,19 @@ class RunStore:
         return read_run(run_id, raw) if raw else None, payload
 
     def settle(self, run: Run, mine: Settled, *, over: bool = False) -> Settled:
-        """Settle (decide) facts such as the precision for all chunks of a run. `mine` has the facts that the
-        caller proposes. The first value proposed for a fact counts, and is returned to every caller. If the
-        run is gone, nothing is settled, and `mine` is returned.
+        """Settle (decide) facts such as the precision for all chunks of a run, and return the settled facts.
 
-        With `over`, the values in `mine` replace those in Redis. A producer that already has results uses
-        `over`: the server may have lost the facts of these results, and a worker may have settled other facts
-        since.
+        The first value that any caller proposes for a fact counts. If the run is gone, `mine` is returned.
+
+        Parameters
+        ----------
+        run
+            The run.
+        mine
+            The facts that the caller proposes.
+        over
+            Replace the facts in Redis. A producer that already has results does so, because the server may
+            have lost the facts of these results, and a worker may have settled other facts since.
         """
         facts = [word for name, fact in mine._asdict().items() for word in (name, fact or "")]
         places = keys.run(run.id), keys.settled(run.id)
@@ -195,8 +211,7 @@ class RunStore:
         return bool(self.redis.exists(keys.run(run_id)))
 
     def enqueue(self, run: Run, payloads: Mapping[ChunkId, Payload], *, new: bool = False) -> None:
-        """Put chunks and their jobs into Redis in one transaction, and also the run itself if the run is
-        `new`.
+        """Put chunks and their jobs into Redis in one transaction. A `new` run is written too.
 
         Raises
         ------
@@ -215,7 +230,7 @@ class RunStore:
                 self._touch(pipe, run)
                 pipe.expire(keys.results(run.id), run.ttl)
             save_jobs(queue, [job_data(run, chunk, payload) for chunk, payload in payloads.items()], pipe)
-            # the turn of the job will cost this many pairs
+            # a job's turn costs its tenant this many pairs, divided by the weight
             for job, payload in zip(jobs, payloads.values(), strict=True):
                 pipe.hset(Job.key_for(job), mapping={"pairs": payload.rows, "weight": run.weight})
             queue.add(pipe, jobs)
@@ -227,25 +242,26 @@ class RunStore:
                 pipe.execute()
 
     def payload(self, run: Run, chunk: ChunkId) -> bytes | None:
-        """The encoded rows of a chunk; ``None`` if the rows are gone, because the chunk's scores are
-        collected or the run has ended.
+        """Return the encoded rows of a chunk, or ``None`` if its scores are collected or the run has
+        ended.
         """
         return cast("bytes | None", self.redis.get(keys.pairs(run.id, chunk)))
 
     def add_result(self, pipe: Pipeline, run_id: str, result: ChunkResult, ttl: int) -> None:
-        """Add to `pipe` the commands that write a result; the commands write nothing if the run is gone."""
+        """Add to `pipe` the commands that write a result. They write nothing if the run is gone."""
         stream = keys.results(run_id)
         pipe.xadd(stream, cast("dict[Any, Any]", to_entry(run_id, result)), nomkstream=True)
         pipe.expire(stream, ttl)
 
     def write_chunks(self, run: Run, chunks: DetachedChunks) -> None:
-        """Write which chunks a detached run has, so that any process can collect the run's results. What is
-        written expires `Run.ttl` seconds from now.
+        """Write which chunks a detached run has, so that any process can collect the run's results.
+
+        The list of chunks expires `Run.ttl` seconds from now.
         """
         self.redis.set(keys.detached(run.id), chunks.written(), ex=run.ttl)
 
     def detached_chunks(self, run_id: str) -> DetachedChunks | None:
-        """Read which chunks a detached run has; ``None`` if the run has expired, or is not detached.
+        """Read which chunks a detached run has, or return ``None`` if the run has expired or is not detached.
 
         Raises
         ------
@@ -256,9 +272,7 @@ class RunStore:
         return None if raw is None else DetachedChunks.read_json(raw, f"the chunks of run {run_id}")
 
     def failed_attempts(self, run: Run) -> Mapping[ChunkId, int]:
-        """Read from Redis how many attempts at each chunk of the run have failed; entries that cannot be read
-        are left out.
-        """
+        """Read how many attempts at each chunk of the run have failed. Damaged entries are left out."""
         failed: dict[ChunkId, int] = defaultdict(int)
         try:
             noted = cast("set[bytes]", self.redis.smembers(keys.failed_attempts(run.id)))
@@ -274,12 +288,18 @@ class RunStore:
         return failed
 
     def count_attempts(self, run: Run, failed: Mapping[ChunkId, int]) -> list[ChunkId]:
-        """Count failed attempts at chunks: `failed` has the number of the failed attempt for each chunk.
-        Nothing is counted for a run that is gone.
+        """Count failed attempts at chunks of a run, unless the run is gone.
 
-        Workers call this method when an attempt fails. Producers call this method if a chunk is lost or its
-        result is unusable. A chunk has at most ``max_retries`` + 1 attempts, because every failed attempt
-        counts. The number 0 says that a piece (rows of a chunk) was sent as a job of its own.
+        Workers call this method when an attempt fails. Producers call it if a chunk is lost or its result is
+        unusable.
+
+        Parameters
+        ----------
+        run
+            The run.
+        failed
+            The number of the failed attempt for each chunk. The number 0 says instead that a piece (rows of a
+            chunk) was sent as a job of its own.
 
         Returns
         -------
@@ -297,11 +317,17 @@ class RunStore:
             pipe.execute()
 
     def leave_notes(self, runs: Mapping[str, int], why: str) -> None:
-        """Write a note to Redis for each of these `runs`, which says `why` some of its scores are wrong. The
-        value for a run is the note's expiry (s).
+        """Write a note for each of these runs that says why some of its scores are wrong.
 
         A run that is gone gets a note too, for two reasons. If the server has lost the run, the run's
         producer may still be at work. A later run may continue the output of a run that has ended.
+
+        Parameters
+        ----------
+        runs
+            Expiry of each run's note (s), by the run's id.
+        why
+            Why the scores are wrong.
         """
         for batch in _batches(list(runs)):
             with self.redis.pipeline(transaction=False) as pipe:
@@ -310,9 +336,7 @@ class RunStore:
                 pipe.execute()
 
     def wrong(self, run_ids: Iterable[str]) -> str | None:
-        """Return why scores of these runs are wrong, from the note that a worker has left for one of them;
-        ``None`` without a note.
-        """
+        """Return why scores of these runs are wrong, as a worker has noted for one of them, or ``None``."""
         notes = self.redis.mget([keys.wrong(run) for run in run_ids])
         return next((_text(note) for note in notes if note is not None), None)
 
@@ -361,8 +385,9 @@ class RunStore:
         self.accountant.heard(counts and heard)
 
     def note(self, run: Run, progress: Progress, used: Mapping[str, Usage] = NOTHING_USED) -> None:
-        """Write the run's new progress, and add what its new results have `used` to the accounts of its
-        tenant. The results stay in Redis.
+        """Write the run's new progress, and leave its results in Redis.
+
+        Also add what the new results have `used` to the accounts of the run's tenant.
         """
         with self.redis.pipeline() as pipe:
             counts = self.accountant.count(pipe, run, used, stays=True)
@@ -371,8 +396,8 @@ class RunStore:
         self.accountant.heard(counts and heard)
 
     def count_request(self, run: Run, usage: Usage) -> None:
-        """Add the `usage` of a job that contains its own pairs to the accounts. A repeated call for the same
-        job adds nothing.
+        """Add the `usage` of a job with its own pairs to the accounts. A second call for the job adds
+        nothing.
         """
         with self.redis.pipeline(transaction=False) as pipe:
             self.accountant.count(pipe, run, {END: usage}, group=group_of(""), stays=True)
@@ -383,8 +408,9 @@ class RunStore:
         pipe.set(keys.progress(run.id), progress.written(), ex=run.ttl, xx=True)
 
     def row_errors(self, run_id: str) -> tuple[list[RowError], int]:
-        """A run's first rows without a score, as its producer has listed them, and the number of damaged
-        entries in the list. Producers list at most `rankmill.jobs.contract.run.MAX_ROW_ERRORS`.
+        """Return a run's first rows without a score, as its producer has listed them.
+
+        Also return the number of damaged entries in the list.
         """
         errors: dict[int, RowError] = {}
         damaged = 0
@@ -398,22 +424,18 @@ class RunStore:
         return list(errors.values()), damaged
 
     def find(self, prefix: str) -> list[str]:
-        """Return the ids that begin with `prefix`, among those in the list of runs with a producer."""
+        """Return the ids of all runs with a producer that begin with `prefix`."""
         if not prefix.isalnum():
             return []
         entries = self.redis.zscan_iter(keys.runs(), match=f"{prefix}*", count=1000)
         return sorted({run_id.decode() for run_id, _ in entries if run_id.isalnum()})  # ids only
 
     def unlist(self, run: Run) -> None:
-        """Remove a run from the list of runs, because no producer will report the run's progress and delete
-        the run.
-        """
+        """Remove a run from the list of runs with a producer."""
         self.redis.zrem(keys.runs(), run.id)
 
     def missing(self, run: Run, chunks: Iterable[ChunkId]) -> list[ChunkId]:
-        """Return those of the run's `chunks` whose job has ended or is no longer in Redis, so that no further
-        result comes.
-        """
+        """Return those `chunks` of a run whose job has ended or is lost, so that no further result comes."""
         waiting = list(chunks)
         with self.redis.pipeline(transaction=False) as pipe:
             # a job exists if it has a status: a heartbeat may have written another field of a lost job's hash
@@ -426,12 +448,13 @@ class RunStore:
         return self.queue(run.queue).put_back([keys.job_id(run.id, chunk) for chunk in chunks])
 
     def cancel(self, run: Run) -> int:
-        """Delete the run and inform its producer; returns how many chunks waited or paused."""
+        """Delete the run and inform its producer. Returns how many chunks waited or paused."""
         return self.delete(run, self.chunks(run), tell=True).waiting
 
     def was_cancelled(self, run: Run) -> bool:
-        """Return whether someone has cancelled the run. If a producer's run is gone and was not cancelled,
-        the server has lost the run.
+        """Return whether someone has cancelled the run.
+
+        If a run is gone and was not cancelled, the server has lost it.
         """
         return bool(self.redis.exists(keys.cancelled(run.id)))
 
@@ -450,18 +473,27 @@ class RunStore:
         fails, call this method again. Claimed jobs stay with their workers, which find that the run is gone
         and write no result.
 
-        `answered` are chunks whose result has come. They have no job, and only their pairs are deleted. With
-        `tell`, a note tells the producer that the run was cancelled. `used` is the usage of results, which is
-        counted first.
+        Parameters
+        ----------
+        run
+            The run.
+        chunks
+            Chunks that may have a job.
+        answered
+            Chunks whose result has come. They have no job, and only their pairs are deleted.
+        tell
+            Whether to tell the producer, by a note, that the run was cancelled.
+        used
+            Usage of results, which is counted first.
         """
         pending, done = list(chunks), list(answered)
         pairs = [[keys.pairs(run.id, chunk) for chunk in batch] for batch in _batches([*pending, *done])]
-        # The first batch of pairs is deleted together with the run: if this process dies when the run is
-        # gone, nobody deletes the pairs that are left. Most runs have only one batch.
+        # Delete the first batch of pairs together with the run: if this process dies in between, nobody
+        # deletes the pairs that are left. Most runs have only one batch.
         mine = [*keys.of_run(run.id), *(pairs[0] if pairs else ())]
         mine.append(keys.cancelled(run.id))
-        # This is not a transaction, because a full server refuses transactions, and deleting runs makes room
-        # on the server. The run itself goes first, so that no worker scores more of it.
+        # Do not use a transaction: a full server refuses it, and deleting runs makes room. Delete the run
+        # itself first, so that no worker scores more of it.
         with self.redis.pipeline(transaction=False) as pipe:
             counts = self.accountant.count(pipe, run, used)
             if tell:
@@ -474,8 +506,8 @@ class RunStore:
         self.accountant.heard(counts and heard)
         for names in pairs[1:]:  # a full server accepts this, but refuses the script below
             self.redis.unlink(*names)
-        # Jobs in lists are removed before paused jobs, because `remove_run` also removes the run from the
-        # turns, so that workers take no more of its jobs.
+        # Remove jobs in lists before paused jobs: `remove_run` also ends the run's turns, so that workers
+        # take no more of its jobs.
         waiting, paused = self.queue(run.queue).remove_run(run.id, pending), 0
         for batch in _batches(pending):
             states = self._states(run, batch)
@@ -485,9 +517,7 @@ class RunStore:
         return Deleted(waiting + paused, _text(note))
 
     def _states(self, run: Run, chunks: Sequence[ChunkId]) -> dict[ChunkId, str]:
-        """Read the status of some chunks' jobs. Also set the jobs' expiry again, which RQ removes from some
-        jobs.
-        """
+        """Read the status of some chunks' jobs, and renew the jobs' expiry, which RQ removes from some."""
         jobs = [Job.key_for(keys.job_id(run.id, chunk)) for chunk in chunks]
         commands = [("hget", job, "status") for job in jobs] + [("expire", job, run.ttl) for job in jobs]
         replies = each_reply(self.redis, commands)
@@ -504,7 +534,7 @@ class RunStore:
         return int(self.redis.unlink(*gone)) if gone else 0
 
     def chunks(self, run: Run) -> list[ChunkId]:
-        """Chunks of the run whose pairs are in Redis; this scans all keys of the server."""
+        """Return the chunks of the run whose pairs are in Redis. This scans all keys of the server."""
         names = self.redis.scan_iter(keys.pairs(run.id, "*"), count=1000)
         chunks = (read_chunk_id(key.rpartition(b":")[2]) for key in names)
         return [chunk for chunk in chunks if chunk is not None]
@@ -516,7 +546,7 @@ class RunStore:
         return OrderedQueue(name, connection=self.redis, serializer=JSONSerializer)
 
     def _touch(self, pipe: Pipeline, run: Run) -> None:
-        """Renew the run's expiry in `pipe`; has no effect if the run is gone."""
+        """Renew the run's expiry in `pipe`, unless the run is gone."""
         pipe.expire(keys.run(run.id), run.ttl)
         pipe.expire(keys.settled(run.id), run.ttl)
         pipe.zadd(keys.runs(), {run.id: system.now() + run.ttl}, xx=True)

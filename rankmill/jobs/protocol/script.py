@@ -14,7 +14,7 @@ from rankmill.jobs.contract.shipped import shipped
 
 
 class Script:
-    """A Lua script, whose file is read at the first use; threads may share the object.
+    """A Lua script, whose file is read at the first use. Threads may share the object.
 
     Parameters
     ----------
@@ -38,12 +38,11 @@ class Script:
         return hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
     def run(self, client: Any, keys: Sequence[str | bytes], *arguments: Any) -> Any:
-        """Run the script and return its reply; if `client` is a pipeline, add the script to it and return the
+        """Run the script and return its reply. If `client` is a pipeline, add the script, and return the
         pipeline.
 
-        A server that does not know the script gets its text. A pipeline always contains the text: redis-py
-        would ask the server before each pipeline which scripts it knows, and within a transaction it is too
-        late to send the text.
+        Do not add only the script's digest to a pipeline: the server may not know it, and within a
+        transaction it is too late to send the text.
         """
         parameters = (len(keys), *keys, *arguments)
         if isinstance(client, Pipeline):

@@ -61,7 +61,7 @@ SET_ASIDE = LatestEntries(keys.set_aside(), SetAside)
 
 
 def read_job(queue: Queue, raw_id: bytes) -> Job | None:
-    """Read a job and validate all of its fields; ``None`` if the job is gone.
+    """Read a job and validate all of its fields, or return ``None`` if the job is gone.
 
     Raises
     ------
@@ -120,9 +120,7 @@ def _check_numbers(fields: Mapping[bytes, bytes]) -> None:
 
 
 def _check(job: Job, queue: Queue) -> None:
-    """Check the content of a job. Raises `DamagedJob` or `WireError` for content with which RQ or a worker
-    would fail later.
-    """
+    """Check the content of a job. Raises `DamagedJob` or `WireError` if RQ or a worker would fail later."""
     if job.origin != queue.name:
         raise DamagedJob(f"it belongs to queue {job.origin!r}")
     if not isinstance(job.func_name, str):
@@ -146,8 +144,9 @@ def _check(job: Job, queue: Queue) -> None:
 
 
 def set_aside(queue: Queue, raw_id: bytes, reason: str) -> None:
-    """Mark a job as failed, add it with the reason to the list for operators, and remove it from the jobs in
-    transit and the paused jobs.
+    """Set a damaged job aside: mark it as failed, and list it with the reason for operators.
+
+    It is also removed from the jobs in transit and the paused jobs.
     """
     connection: Any = queue.connection
     job_id = raw_id.decode(errors="backslashreplace")[:_MAX_CHARS]

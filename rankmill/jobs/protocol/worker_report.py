@@ -40,12 +40,10 @@ death.
 """
 
 Doing = Literal["", "loading", "proving"]
-"""Why a worker does not score yet: it loads a model, or proves a new model's scores."""
+"""Why a worker does not score yet: it loads a model, or compares a new model's scores with a reference."""
 
 STAGES = ("wait", "fetch", "tokenize", "forward", "write")
-"""Names of the stages in which a worker spends its time: waiting for work, and then the stages of a chunk, in
-their order.
-"""
+"""The stages in which a worker spends its time: waiting for work, and then the stages of a chunk in order."""
 
 LATENCY_BUCKETS = (
     *(0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.35, 0.5, 0.75, 1, 1.5, 2.5, 3.5, 5, 7.5, 10, 15, 20),
@@ -143,11 +141,14 @@ class WorkerReport(WireModel):
 
 
 class LastReport(WireModel):
-    """The last report of a worker, which stopped because it computed wrong scores; ``at`` is in seconds since
-    1970.
+    """The last report of a worker that stopped because it computed wrong scores.
 
-    ``runs`` are runs, at most 100, for which the worker has written scores since its scores were last known
-    to be right.
+    Attributes
+    ----------
+    at
+        Seconds since 1970.
+    runs
+        At most 100 runs that got scores from the worker after its last successful check.
     """
 
     worker: str
@@ -165,8 +166,8 @@ def announce_worker(client: redis.Redis | Pipeline, name: str, report: WorkerRep
 
 
 def bound_reports(client: redis.Redis, queue: str, seconds: int) -> None:
-    """Shorten the expiry of workers' reports that would last too long because the server's clock has jumped
-    back (see `leases.BOUND`).
+    """Shorten the expiry of workers' reports that last too long because the server's clock has jumped
+    back.
     """
     names, longest = listed_workers(client, queue), max(seconds, UNRENEWED_SECONDS)
     with client.pipeline(transaction=False) as pipe:
@@ -184,15 +185,16 @@ def withdraw_worker(client: redis.Redis, name: str) -> None:
 
 
 def listed_workers(client: redis.Redis, queue: str) -> list[str]:
-    """Names in RQ's list of a queue's workers, including dead ones; RQ itself fails at names that are not
-    UTF-8.
+    """Return the names in RQ's list of a queue's workers, including dead ones.
+
+    Do not ask RQ for them: it fails at names that are not UTF-8.
     """
     listed = cast("set[bytes]", client.smembers(workers_of(queue)))
     return [key.decode(errors="backslashreplace").removeprefix(WORKER_PREFIX) for key in listed]
 
 
 def queue_workers(client: redis.Redis, queue: str) -> QueueWorkers:
-    """The live workers that listen on `queue`, by kind; RQ lists a dead worker for minutes."""
+    """Return the live workers that listen on `queue`, by kind."""
     connection: Any = client
     names = listed_workers(client, queue)
     with connection.pipeline(transaction=False) as pipe:
@@ -208,8 +210,9 @@ def queue_workers(client: redis.Redis, queue: str) -> QueueWorkers:
 
 
 def worker_doings(client: redis.Redis, names: Iterable[str]) -> dict[Doing, str]:
-    """Return what these workers do before they can score, by the kind of activity, such as loading a model.
-    Each activity is described by the longest text with which one of the workers has reported it.
+    """Return what these workers do before they can score, such as loading a model.
+
+    For each kind of activity, this is the longest description that one of the workers has reported.
     """
     reports = [report for report in known_reports(client, names).values() if report and report.doing]
     reports.sort(key=lambda report: len(report.doing_words))  # a text without the time left is shorter
@@ -217,11 +220,10 @@ def worker_doings(client: redis.Redis, names: Iterable[str]) -> dict[Doing, str]
 
 
 def _died(client: Any, name: str) -> bool:
-    """Return whether a listed worker that has no report is dead. A worker counts as dead in two cases.
+    """Return whether a listed worker that has no report is dead.
 
-    In the first case, the worker's hash marks a ScoringWorker: a live ScoringWorker has a report. In the
-    second case, the hash has no time of birth. Either the worker has ended, or the server has lost the hash,
-    of which RQ writes only the worker's state again.
+    It is dead if its hash marks a ScoringWorker, because live ScoringWorkers have reports. It also counts as
+    dead if its hash has no time of birth: then it has ended, or the server has lost its hash.
     """
     try:
         born, mark = client.hmget(WORKER_PREFIX + name, "birth", SCORING_FIELD)
@@ -233,7 +235,9 @@ def _died(client: Any, name: str) -> bool:
 
 
 def known_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, WorkerReport | None]:
-    """The reports of the live ScoringWorkers among `names`; ``None`` if a report cannot be read here."""
+    """Return the reports of the live ScoringWorkers among `names`. A report that cannot be read is
+    ``None``.
+    """
     reports: dict[str, WorkerReport | None] = {}
     for name, raw in _raw_reports(client, names).items():
         try:
@@ -244,15 +248,13 @@ def known_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, Worker
 
 
 def taking_workers(client: redis.Redis, scoring: Iterable[str]) -> frozenset[str]:
-    """Return those of the ScoringWorkers in `scoring` that take new chunks, which are all except drained
-    ones.
-    """
+    """Return those of the ScoringWorkers in `scoring` that take new chunks: all except drained ones."""
     reports = known_reports(client, sorted(scoring))
     return frozenset(name for name, report in reports.items() if not (report and report.drained))
 
 
 def worker_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, WorkerReport]:
-    """The latest report of each of the ScoringWorkers `names`; workers that are gone are left out.
+    """Return the latest reports of the ScoringWorkers `names`. Workers that are gone are left out.
 
     Raises `WireError` if a report is damaged or has another format.
     """
