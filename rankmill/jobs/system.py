@@ -1,8 +1,8 @@
 """The clocks, pauses, threads, randomness, disks and processes of the system, as this package uses them.
 
-Everything that decides when or in which order something happens is called through `system`, as in
-``system.monotonic()``. So a simulation can replace the functions of `system`, and drive the real code in
-virtual time from one thread. Asynchronous tasks do not need `system`: their event loop is their clock.
+Code that decides when or in which order something happens calls `system`, such as ``system.monotonic()``. So
+a simulation can replace these functions, and run the real code in virtual time in one thread. Asynchronous
+tasks do not need `system`: their event loop is their clock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class System:
     Attributes
     ----------
     now, monotonic
-        Seconds since 1970, which may jump; seconds since an unspecified time, which never go back.
+        Seconds since 1970, which may jump, and seconds since an unspecified time, which never go back.
     sleep
         Pauses the calling thread for some seconds.
     Thread, Event, Lock, RLock, Condition, Semaphore, Executor
@@ -82,8 +82,7 @@ class Backoff:
     first, longest
         Seconds of the first pause, and of the longest, before jitter.
     jitter
-        Share by which a pause may be longer or shorter, so that callers who failed together do not try again
-        together.
+        Share by which a pause is longer or shorter at random, so that callers do not all try again together.
     """
 
     first: float
@@ -101,7 +100,7 @@ class Backoff:
 
 
 class Periodic:
-    """Calls `do` again and again in a thread, with pauses of `seconds`; after an error it goes on.
+    """Calls a function again and again in a thread, with pauses, and goes on after errors.
 
     An error that is raised again and again is logged only once.
 
@@ -116,7 +115,7 @@ class Periodic:
     at_once
         Whether the first call comes at the start instead of after `seconds`.
     woken
-        An event that other code sets to make the next call now. By default, only `wake` sets the event.
+        An event that other code sets to make the next call at once. By default, only `wake` sets it.
     """
 
     def __init__(
@@ -158,7 +157,7 @@ class Periodic:
                 self._do()
                 self._failed = ""
             except Exception as error:
-                # whatever fails, the next call must follow, because leases must be renewed
+                # catch every error: the next call must follow, because leases must be renewed
                 if repr(error) != self._failed:
                     logger.exception("%s failed, trying again", self._name)
                 self._failed = repr(error)

@@ -23,17 +23,16 @@ from rankmill.jobs.runtime.sentinel import names_sentinels, parse_sentinel_url
 _PROBE_SECONDS = 2
 
 _SILENCE_SECONDS = 15
-"""A server that sends nothing for this many seconds counts as away. No command blocks for longer than a
-second.
-"""
+"""A server that sends nothing for this many seconds counts as away. Commands block for a second at most."""
 
 _CONNECTIONS = 256
 """One client opens at most this many connections; further threads wait for a free one."""
 
 
 class WaitingPool(redis.BlockingConnectionPool):
-    """A pool of connections to Redis for any number of threads. If no connection is free, a thread waits for
-    one, with the same `Patience` with which commands wait for the server.
+    """A pool of connections to Redis for any number of threads.
+
+    If no connection is free, a thread waits for one, with the `Patience` of the client's commands.
     """
 
     def get_connection(self, *args: Any, **options: Any) -> Any:
@@ -41,9 +40,7 @@ class WaitingPool(redis.BlockingConnectionPool):
         return retry.call_with_retry(self._take, lambda error: None)
 
     def set_retry(self, retry: Retry) -> None:
-        """Replace the retry policy of all connections. The method of redis-py, which this overrides, fails
-        for a blocking pool.
-        """
+        """Replace the retry policy of all connections. redis-py's own method fails for a blocking pool."""
         self.connection_kwargs["retry"] = retry
         for connection in self._connections:
             connection.retry = retry
@@ -67,8 +64,9 @@ class WaitingPool(redis.BlockingConnectionPool):
 
 
 def connect(url: str, wait_seconds: float) -> redis.Redis:
-    """Make a Redis client for `url`, and check that a server answers there and is not in cluster mode. The
-    parameters are those of `client_for`.
+    """Make a Redis client for `url`, and check that a suitable server answers there.
+
+    The parameters are those of `client_for`.
 
     Raises
     ------
@@ -92,8 +90,9 @@ def connect(url: str, wait_seconds: float) -> redis.Redis:
 
 
 def connection_failed(url: str, error: Exception) -> ConnectionFailed | None:
-    """Return the error to raise after a client's first command has failed; ``None`` if the server has only
-    said that it cannot serve now, for instance because it loads its data.
+    """Return the error to raise after a client's first command has failed.
+
+    Return ``None`` if the server only cannot serve now, for instance because it loads its data.
     """
     if cannot_serve(error) and _is_a_reply(error):
         return None
@@ -107,8 +106,8 @@ def client_for(url: str, wait_seconds: float) -> redis.Redis:
     Parameters
     ----------
     url
-        ``redis://``, ``rediss://`` (TLS) or ``unix://``, optionally with user, password and database;
-        ``redis+sentinel://`` or ``rediss+sentinel://`` as in `parse_sentinel_url`.
+        ``redis://``, ``rediss://`` (TLS) or ``unix://``, optionally with user, password and database; or a
+        URL of Sentinels, as `parse_sentinel_url` reads it.
     wait_seconds
         Longest wait of each command, in seconds, while the server cannot serve (`Patience`).
 
@@ -122,7 +121,8 @@ def client_for(url: str, wait_seconds: float) -> redis.Redis:
 
 
 def pool_for(url: str, patience: Patience) -> WaitingPool:
-    """Make the connection pool of a client for `url`, whose commands wait for the server with `patience`.
+    """Make the connection pool of a client for `url`. Its commands wait for the server with `patience`.
+
     Raises as `client_for` does.
     """
     remember_url(url)
@@ -134,11 +134,11 @@ def pool_for(url: str, patience: Patience) -> WaitingPool:
         pool: WaitingPool = WaitingPool(  # type: ignore[no-untyped-call]
             **{
                 "max_connections": _CONNECTIONS,
-                "timeout": 1,  # seconds that a thread waits for a free connection; `Patience` repeats this
+                "timeout": 1,  # seconds to wait for a free connection; `Patience` repeats this
                 "socket_connect_timeout": 5,
                 "socket_timeout": _SILENCE_SECONDS,
                 "health_check_interval": 30,
-                # The name of the driver is not sent: Redis before 7.2 may not allow a user that command.
+                # Do not send the driver's name: Redis before 7.2 may not allow a user that command.
                 "driver_info": None,
                 **options,
                 "connection_class": KINDS.get(kind, kind),
@@ -170,8 +170,8 @@ def check_options(options: Mapping[str, object]) -> None:
 
 
 def check_mode(client: redis.Redis) -> None:
-    """Raise `ConfigError` for a server in cluster mode, whose transactions and scripts may use keys of only
-    one slot.
+    """Raise `ConfigError` for a server in cluster mode, where transactions and scripts work in one slot
+    only.
     """
     with suppress(redis.RedisError, OSError):  # the server may not tell its mode, or may be away
         if str(client.info("cluster").get("cluster_enabled")) == "1":
@@ -190,15 +190,16 @@ def _check_url(url: str) -> None:
 
 
 def _is_a_reply(error: BaseException) -> bool:
-    """Whether the error is a server's reply, and is not about the credentials."""
+    """Return whether an error is a reply of the server, except a reply about the credentials."""
     if isinstance(error, redis.BusyLoadingError):
         return True
     return not isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError)
 
 
 def impatient(client: redis.Redis, seconds: float = _PROBE_SECONDS) -> redis.Redis:
-    """Make a client of the same server that tries each command once, and waits `seconds` for a connection and
-    for a reply.
+    """Make a client of the same server that tries each command once.
+
+    It waits `seconds` for a connection, and `seconds` for a reply.
     """
     pool = client.connection_pool
     options = {
@@ -211,8 +212,9 @@ def impatient(client: redis.Redis, seconds: float = _PROBE_SECONDS) -> redis.Red
 
 
 def unreachable(client: redis.Redis) -> str | None:
-    """Send a PING with an `impatient` client. Returns one line that says why the server does not answer;
-    ``None`` if it answers.
+    """Return one line that says why the server does not answer a PING, or ``None`` if it answers.
+
+    The client should be `impatient`.
     """
     try:
         client.ping()
@@ -222,10 +224,9 @@ def unreachable(client: redis.Redis) -> str | None:
 
 
 def refuses_writes(client: redis.Redis) -> str | None:
-    """Test whether the server accepts writes now. Returns one line that says why it does not; ``None`` if it
-    does.
+    """Return one line that says why the server accepts no writes now, or ``None`` if it accepts them.
 
-    The test writes a key that expires after a millisecond. For a user without write permission the answer is
+    The test writes a key that expires after a millisecond. For a user without write permission the result is
     ``None``.
     """
     try:

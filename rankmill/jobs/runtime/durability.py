@@ -18,11 +18,9 @@ from rankmill.jobs.runtime.patience import each_reply, waiting
 from rankmill.jobs.system import system
 
 Concerns = Literal["every run", "only in Redis"]
-"""The data that a risk concerns: every run, or only the data that are stored on the Redis server and nowhere
-else (`_ALONE`).
+"""The data that a risk concerns: every run, or only data that no process could submit again (`_ALONE`).
 
-The data of a run whose producer is alive are not only on the server, because the producer submits again what
-the server has lost.
+A live producer submits the data of its run again if the server has lost them.
 """
 
 _ALONE = "detached and submitted runs, batches and API keys"
@@ -37,8 +35,9 @@ _said: set[tuple[str, str]] = set()
 
 
 class Risk(BaseModel):
-    """A loss of data that the settings of the Redis server allow. ``is_known`` is false if the server does
-    not tell the settings on which the loss depends.
+    """A loss of data that the settings of the Redis server allow.
+
+    ``is_known`` is false if the server does not tell the settings on which the loss depends.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -50,12 +49,16 @@ class Risk(BaseModel):
 
 
 class Durability(BaseModel):
-    """The settings by which a Redis server keeps data. A field is ``None`` if the server does not tell that
-    setting.
+    """The settings that decide how safely a Redis server keeps data. Each is ``None`` if the server hides it.
 
-    ``maxmemory`` is in bytes, 0 for no limit. ``save`` has the times of snapshots, and is empty without any.
-    ``needs_replicas`` says that the server accepts no writes unless a replica follows closely
-    (min-replicas-to-write).
+    Attributes
+    ----------
+    maxmemory
+        In bytes; 0 for no limit.
+    save
+        The times of snapshots; empty without snapshots.
+    needs_replicas
+        Whether the server accepts writes only while a replica follows closely (min-replicas-to-write).
     """
 
     model_config = ConfigDict(frozen=True)
@@ -71,7 +74,7 @@ class Durability(BaseModel):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def risks(self) -> tuple[Risk, ...]:
-        """The losses of data that these settings allow, each with a sentence that says what to do."""
+        """The losses of data that these settings allow, each with a sentence that says how to prevent it."""
         return (*self._eviction(), *self._restart(), *self._sync(), *self._failover())
 
     def concerning(self, concerns: Concerns) -> tuple[Risk, ...]:
@@ -127,9 +130,9 @@ class Durability(BaseModel):
 
 
 def read_durability(client: redis.Redis) -> Durability | None:
-    """Read the server's durability settings in one round trip; ``None`` if the server cannot serve now.
+    """Read the server's durability settings in one round trip, or return ``None`` if it cannot serve now.
 
-    A server may refuse CONFIG or INFO, to this user or to all, and managed servers leave fields out.
+    A server may refuse CONFIG or INFO, and managed servers leave fields out.
     """
     try:
         with waiting(most=0, until=system.monotonic() + _SECONDS):
@@ -175,8 +178,16 @@ def _number(value: object) -> int | None:
 
 
 def warn_of_risks(durability: Durability | None, url: str, concerns: Concerns) -> None:
-    """Log each risk that a server's settings mean for the data `concerns`. A risk is logged once for each
-    server in this process.
+    """Log each risk that a server's settings mean for some data. Each risk of a server is logged only once.
+
+    Parameters
+    ----------
+    durability
+        The server's settings; ``None`` if unknown.
+    url
+        The server.
+    concerns
+        The data.
     """
     for risk in durability.concerning(concerns) if durability else ():
         if (url, risk.text) not in _said:

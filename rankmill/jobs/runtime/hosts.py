@@ -14,13 +14,16 @@ from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.installation import install_line
 
 TOKEN_BUDGETS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
-"""A batch has at most this many padded tokens, by device, until a better number is found. With fewer tokens,
-the device may be idle; with more, there is more padding, and the CPU's caches may be too small.
+"""The most padded tokens of a batch, by device, until a better number is found.
+
+With fewer tokens, the device may be idle. With more, batches have more padding, and the CPU's caches may be
+too small.
 """
 
 CLAIM_AHEAD = {"cpu": 2048, "cuda": 32_768, "mps": 8_192}
-"""A worker claims this many pairs ahead, by its device. With fewer pairs, forwards may wait; with more, other
-workers may get too few jobs.
+"""The number of pairs that a worker claims ahead, by its device.
+
+With fewer pairs, forwards may wait. With more, other workers may get too few jobs.
 """
 
 _GPU_DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")
@@ -28,8 +31,9 @@ _GPU_DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/nvmap", "/dev/dxg
 
 
 SUPERVISED = "RANKMILL_SUPERVISED"
-"""Environment variable of a worker that a parent process keeps running. The parent holds the other end of the
-worker's standard input, so the worker notices when the parent ends, whatever the cause.
+"""Environment variable that marks a worker which a parent process keeps running.
+
+The parent holds the other end of the worker's standard input, so the worker notices when the parent ends.
 """
 
 WORKER_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
@@ -58,11 +62,11 @@ def require_worker_packages(*more: str) -> None:
 
 
 def thread_environ(threads: int) -> dict[str, str]:
-    """Environment variables for a process with this many CPU threads; libraries read these when they are
-    imported.
+    """Return environment variables that limit a process to this many CPU threads.
 
-    OMP_WAIT_POLICY tells threads not to spin while they wait, because spinning threads take the cores of
-    other processes. If this process's environment sets OMP_WAIT_POLICY, that value is used instead.
+    Set them before the process starts: libraries read them when they are imported. OMP_WAIT_POLICY keeps
+    waiting threads from spinning, which would take the cores of other processes. If this process's
+    environment has another value, that value is used.
     """
     count = str(threads)
     policy = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
@@ -105,8 +109,10 @@ def cpu_name() -> str:
 
 
 def cpu_model() -> str:
-    """Return the CPU's family, model and stepping numbers; empty if the system does not list these numbers.
-    They identify the CPU even if a hypervisor hides the CPU's name.
+    """Return the CPU's family, model and stepping numbers, which a hypervisor shows even if it hides the
+    name.
+
+    The text is empty if the system does not list these numbers.
     """
     fields = {field: _cpu_field(f"{field}\t") for field in ("cpu family", "model", "stepping")}
     return " ".join(f"{name} {number}" for name, number in fields.items() if number)

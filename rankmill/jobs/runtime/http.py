@@ -27,11 +27,10 @@ if TYPE_CHECKING:
     import redis
 
 MANY_PORTS = 100
-"""A process of which several may run on one host tries at most this many successive ports until one is free.
-"""
+"""The most successive ports that a process tries if several such processes may run on one host."""
 
 SERVICE_PORTS = frozenset({9807, 9809, 9810})
-"""Ports of the exporter and the gateway (HTTP, gRPC), which `serve` skips when it tries successive ports."""
+"""Ports of the exporter and the gateway (HTTP, gRPC). `serve` skips them when it tries successive ports."""
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +46,8 @@ def serve(
 ) -> tuple[str, int]:
     """Serve a WSGI app over HTTP from a daemon thread.
 
-    Requests whose Host header names another host are refused. Without this check, a web page in a browser on
-    this network could let its own name resolve to this address, and read all answers (DNS rebinding).
+    Requests whose Host header names another host are refused. Otherwise, a web page could read all answers by
+    DNS rebinding.
 
     Parameters
     ----------
@@ -96,13 +95,13 @@ def serve(
 
 
 def cannot_listen(setting: str, address: str, error: OSError) -> ConfigError:
-    """The error for an address that this process cannot listen at."""
+    """Make the error for an address at which this process cannot listen."""
     return ConfigError(f"{setting}: cannot listen on {address}: {error.strerror}; name another address")
 
 
 def paths(apps: Mapping[str, WSGIApplication]) -> WSGIApplication:
-    """Make a WSGI app that passes each request to one of `apps`, by the path of its URL; other paths get
-    status 404.
+    """Make a WSGI app that passes each request to the one of `apps` for its path, or answers with status
+    404.
     """
 
     def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
@@ -132,15 +131,16 @@ def health(
     ailment: Callable[[], str | None] = lambda: None,
     obstacle: Callable[[], str | None] = lambda: None,
 ) -> dict[str, WSGIApplication]:
-    """Make the WSGI apps of a process for health checks, under their paths ``/healthz`` and ``/readyz``.
+    """Make the WSGI apps for health checks of a process, by their paths ``/healthz`` and ``/readyz``.
 
     Parameters
     ----------
     client
         A client of the process's Redis server, without which the process is not ready.
-    ailment, obstacle
-        `ailment` returns why the process cannot continue, and `obstacle` why it is not ready although Redis
-        serves; ``None`` means that nothing is wrong.
+    ailment
+        Returns why the process cannot continue, or ``None``.
+    obstacle
+        Returns why the process is not ready although Redis serves, or ``None``.
     """
     probe = impatient(client)
 
@@ -169,8 +169,9 @@ def _known_hosts_only(app: WSGIApplication, names: Collection[str]) -> WSGIAppli
 
 
 def host_check(names: Collection[str]) -> Callable[[str | None], bool]:
-    """Make a function that returns whether a Host header is absent, or names an IP address, ``localhost`` or
-    one of `names`.
+    """Make a function that checks the Host header of a request.
+
+    It returns true for no header, an IP address, ``localhost`` and each of `names`.
     """
     allowed = {"localhost", *(name.lower().rstrip(".") for name in names)}
 
@@ -261,12 +262,12 @@ def _server(host: str, port: int) -> _Server:
 
 
 def shown_address(host: str, port: int) -> str:
-    """``HOST:PORT``, written as in URLs."""
+    """Write ``HOST:PORT`` as in URLs: an IPv6 address gets brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def split_address(setting: str, address: str, usual: int | None = None) -> tuple[str, int]:
-    """Split the address in a setting into host and port; `usual` is the port if the address lacks one.
+    """Split the address in a setting into host and port. An address without a port gets the port `usual`.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Connections to Redis that give up on a silent server when their caller's time (`seconds_left`) ends."""
+"""Connections to Redis that stop waiting for a reply when their caller's time ends."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ import redis
 from rankmill.jobs.runtime.patience import seconds_left
 
 _GRACE_SECONDS = 0.5
-"""A connection waits for a reply for this many seconds more when its caller's time has ended."""
+"""A connection waits for a reply until this many seconds after the end of its caller's time."""
 
 
 class InTime:
-    """Base of connections to Redis whose sockets wait for a reply no longer than their caller has time
-    (`seconds_left`), plus `_GRACE_SECONDS`.
-    """
+    """Base of connections to Redis that wait for a reply hardly longer than their caller has time."""
 
     _socket_timeout: Any
 

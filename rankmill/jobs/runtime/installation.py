@@ -17,7 +17,7 @@ _CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 def install_line(extra: str) -> str:
-    """The command that installs an extra of rankmill from where rankmill itself came from."""
+    """Return the command that installs an extra of rankmill, from the place where rankmill came from."""
     if (_CHECKOUT / "pyproject.toml").is_file():  # this code runs from a checkout, whatever else is installed
         return install_command(extra, {"url": _CHECKOUT.as_uri(), "dir_info": {"editable": True}})
     recorded = metadata.distribution("rankmill").read_text("direct_url.json")
@@ -25,8 +25,16 @@ def install_line(extra: str) -> str:
 
 
 def require_packages(names: Iterable[str], extra: str, needing: str) -> None:
-    """Raise `ConfigError` if one of the packages `names` is not installed. The message names what needs it
-    (`needing`), and the command that installs the `extra` with these packages.
+    """Raise `ConfigError` if one of these packages is not installed.
+
+    Parameters
+    ----------
+    names
+        The packages.
+    extra
+        The extra of rankmill that has the packages; the message has the command that installs it.
+    needing
+        What needs the packages, for the message.
     """
     for name in names:
         if find_spec(name) is None:
@@ -34,7 +42,7 @@ def require_packages(names: Iterable[str], extra: str, needing: str) -> None:
 
 
 def install_command(extra: str, origin: Mapping[str, Any] | None) -> str:
-    """The command that installs an extra of rankmill as installed from `origin`.
+    """Return the command that installs an extra of a rankmill that came from `origin`.
 
     Parameters
     ----------

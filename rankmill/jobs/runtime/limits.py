@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _UNLIMITED = 1 << 60
-"""A limit above this counts as no limit; version 1 of cgroups writes a number close to 2⁶³ if no limit is
-set.
-"""
+"""A limit above this counts as no limit. Without a limit, cgroups of version 1 show a number close to 2⁶³."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class Cgroups:
     own: Path = Path("/proc/self/cgroup")
 
     def cores(self) -> float | None:
-        """CPU seconds per second that the tightest quota allows; ``None`` without a quota."""
+        """CPU seconds that the tightest quota allows in each second, or ``None`` without a quota."""
         quotas = [tuple(_read(folder / "cpu.max").split()) for folder in self._groups("")]
         for folder in self._groups("cpu"):
             quotas.append((_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")))
@@ -59,15 +57,16 @@ class Cgroups:
                     yield int(limit), max(int(used) - int(cached.get(cached_name, 0)), 0)
 
     def _groups(self, controller: str) -> Iterator[Path]:
-        """Folders of this process's control group and of the groups above it; for version 2, `controller` is
-        ``""``.
+        """Yield the folders of this process's control group and of the groups above it.
+
+        For cgroups of version 2, `controller` is ``""``.
         """
         for line in _read(self.own).splitlines():
             _, _, rest = line.partition(":")
             controllers, _, path = rest.partition(":")
             if controller in controllers.split(","):
                 root = self.mounts / controllers if controllers else self.mounts
-                # In a container without its own namespace, the path is the host's, and does not exist here.
+                # In a container, the path may be the host's, and not exist here.
                 parts = Path(path.lstrip("/")).parts
                 yield root
                 yield from (root.joinpath(*parts[: end + 1]) for end in range(len(parts)))

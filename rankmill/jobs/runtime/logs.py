@@ -1,9 +1,8 @@
 """Logs to standard error, as readable lines or as JSON. With JSON, all that Python code writes to standard
 error is JSON.
 
-Every line that is logged within `about`, even by a library, has the ids that were given there, such as those
-of the run, chunk, job and worker. So a chunk can be followed by one id from its producer to its worker and
-back.
+Every line that is logged within `about`, even by a library, has the ids of the run, chunk, job and worker
+that were given there. One id leads from a chunk's producer to its worker and back.
 """
 
 from __future__ import annotations
@@ -60,8 +59,7 @@ def about_job(job_id: str) -> Iterator[None]:
 def set_up(level: LogLevel, form: LogFormat, **ids: str | int) -> None:
     """Make this process log to standard error; every line has these `ids`, such as the worker's name.
 
-    Of libraries, only warnings and errors are logged. RQ's other lines are logged at level ``debug`` only,
-    because they mostly repeat rankmill's own lines.
+    Of libraries, only warnings and errors are logged; RQ's other lines are logged at level ``debug``.
     """
     handler = _StandardError()
     human = form == "human" or (form == "auto" and sys.stderr.isatty())
@@ -87,8 +85,8 @@ def write_json() -> None:
 
 
 def is_json_asked_for() -> bool:
-    """Return whether the environment asks for logs in JSON, by ``RANKMILL_LOG_FORMAT``. This does not need
-    the settings, which may not have been read yet.
+    """Return whether the variable ``RANKMILL_LOG_FORMAT`` asks for JSON. This works before settings are
+    read.
     """
     return os.environ.get("RANKMILL_LOG_FORMAT") == "json"
 
@@ -102,10 +100,9 @@ def complain(line: str) -> None:
 
 
 class JsonLines(io.TextIOBase):
-    """Standard error that turns each line into a line of JSON. Of a line that was written over (with carriage
-    returns), only the last state is kept.
+    """Standard error that turns each line into a line of JSON, except a line that already is a JSON object.
 
-    A line that already is a JSON object stays as it is, such as score-file's summary.
+    Of a line that was overwritten with carriage returns, only the last state is kept.
 
     Parameters
     ----------
@@ -118,7 +115,7 @@ class JsonLines(io.TextIOBase):
     def __init__(self, plain: TextIO) -> None:
         self.plain = plain
         self._begun: dict[int, str] = {}
-        """Beginnings of lines whose end is not written yet, by the thread that writes them."""
+        """By thread, the beginning of a line that the thread has not finished yet."""
 
     def write(self, text: str) -> int:
         thread = system.thread_id()
@@ -149,9 +146,7 @@ class JsonLines(io.TextIOBase):
         return False
 
     def fileno(self) -> int:
-        """The descriptor that child processes inherit. What child processes write to it is not turned into
-        JSON.
-        """
+        """Return the descriptor for child processes. What they write is not turned into JSON."""
         return self.plain.fileno()
 
 

@@ -14,9 +14,7 @@ API_KEY = re.compile(API_KEY_PREFIX + r"_([0-9a-f]{12})_[0-9a-f]{48}")
 """Matches the text of an API key of the gateway; the first group of the match is the key's id."""
 
 _SHORT = 6
-"""A known password with fewer characters is masked only as a whole word, because it may be part of other
-words.
-"""
+"""A known password with fewer characters is masked only as a whole word: it may be a part of other words."""
 
 _known: set[str] = set()
 
@@ -35,8 +33,9 @@ def without_line_end(value: object) -> object:
 
 
 def sendable_key(value: str | None) -> str | None:
-    """Check that an HTTP header can contain an API key, and return the key; raises `ValueError` if not. From
-    now on, `mask_passwords` masks the key.
+    """Check that an HTTP header can contain an API key, and return the key.
+
+    From now on, `mask_passwords` masks the key. Raises `ValueError` if a header cannot contain it.
     """
     remember_password(value)
     if value and not all("!" <= character <= "~" for character in value):
@@ -86,7 +85,7 @@ def mask_passwords(text: str) -> str:
 
 
 def _mask_options(text: str) -> str:
-    """Mask passwords in the options of URLs; each ends at the next &."""
+    """Mask passwords in the options of a URL: ``?password=secret&db=1`` becomes ``?password=***&db=1``."""
     parts, done = [], 0
     for option in _OPTION.finditer(text):
         if option.start() >= done and "pas" in unquote_plus(option[1]).lower():

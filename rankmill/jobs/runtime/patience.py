@@ -27,32 +27,30 @@ from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.system import Backoff, system
 
 AUTH_SECONDS = 60
-"""A command waits at most this many seconds while the server refuses the password. Someone may just be
-changing the password.
+"""A command waits at most this many seconds while the server refuses the password, which may just be
+changing.
 """
 
 _REMIND_SECONDS = 30
 
 _CUT_OFF_SECONDS = 0.1
-"""If a connection breaks after a command has taken longer than this (s), the server has worked on the command
-until then. The time for which the command may wait for the server then begins anew.
+"""If a connection breaks after a command ran longer than this (s), the server was working until then. So the
+command's longest wait begins anew.
 """
 
 _LOOK_SECONDS = 0.5
-"""While a command pauses before its next attempt, the function `look` (see `waiting`) is called at least once
-in this many seconds.
+"""A command that pauses before its next attempt calls `look` (see `waiting`) at least every this many
+seconds.
 """
 
 _LEAST_SECONDS = 0.01
 
 _SMALL_BYTES = 2**20
-"""Every server accepts values up to this size (bytes), because the setting proto-max-bulk-len cannot be
-lower.
-"""
+"""Every server accepts values of this size (bytes), the least for its setting proto-max-bulk-len."""
 
 _CUTS = 4
-"""A server refuses a value because of its size if the connection breaks this many times when the value is
-sent, and the server answers a PING after each time.
+"""A value counts as refused for its size if sending it breaks the connection this many times, and the server
+answers a PING after each.
 """
 
 _BACKOFF = Backoff(first=0.1, longest=1.0, jitter=0.5)
@@ -79,8 +77,7 @@ logger = logging.getLogger(__name__)
 
 
 def cannot_serve(error: BaseException) -> str | None:
-    """Return one line that says why the server cannot serve now, if `error` means that; ``None`` if the
-    command failed for another reason.
+    """Return one line that says why the server cannot serve now, or ``None`` if `error` has another reason.
 
     >>> cannot_serve(redis.ResponseError("BUSY Redis is busy running a script."))
     'BUSY Redis is busy running a script.'
@@ -93,7 +90,7 @@ def cannot_serve(error: BaseException) -> str | None:
 
 
 def _reply(error: BaseException) -> tuple[str, str]:
-    """The code of an error reply, and its text without the command that failed."""
+    """Return the code of an error reply, and its text without the command that failed."""
     whole = mask_passwords(" ".join(str(error).split()))
     text = whole.rpartition("caused error: ")[2]  # in a pipeline, the text before it is the command
     if isinstance(error, ExecAbortError):
@@ -105,8 +102,9 @@ def _reply(error: BaseException) -> tuple[str, str]:
 
 
 def _was_cut_off(error: BaseException, seconds: float) -> bool:
-    """Return whether a connection broke after the server must have begun the command, for instance a command
-    that blocks. `seconds` is the time since the command was sent.
+    """Return whether a connection broke while the server was working on a command.
+
+    `seconds` is the time since the command was sent.
     """
     return seconds > _CUT_OFF_SECONDS and _is_broken(error)
 
@@ -118,11 +116,16 @@ def _is_broken(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class _Wait:
-    """How Redis commands of the current thread wait for the server; `look`, `most` and `until` are as in
-    `waiting`.
+    """How Redis commands of the current thread wait for the server.
 
-    `value` is the size (bytes) of the largest value in a command that `sending` watches. `ask` sends the
-    server a PING.
+    Attributes
+    ----------
+    look, most, until
+        The parameters of `waiting`.
+    value
+        Size (bytes) of the largest value in a command that `sending` watches.
+    ask
+        Sends the server a PING.
     """
 
     look: Callable[[], None] = lambda: None
@@ -144,14 +147,14 @@ def waiting(
     Parameters
     ----------
     look
-        Called at least every half second while a command pauses between two attempts. If it raises an
-        exception, the wait ends with this exception. Redis commands in `look` do not wait.
+        Called at least every half second while a command pauses between two attempts. An exception that it
+        raises ends the wait. Redis commands in `look` do not wait.
     most
         Longest wait of each command in seconds. The client and enclosing blocks have limits too; the shortest
         counts.
     until
         When the caller's time ends, in `time.monotonic` seconds; of nested blocks, the earliest time counts.
-        A pause calls `look` at this time, and a command without a reply gives up soon after.
+        At this time, a pause calls `look`; a command without a reply gives up soon after.
     """
     outer = _WAIT.get()
     token = _WAIT.set(_Wait(look, min(most, outer.most), min(until, outer.until)))
@@ -163,11 +166,10 @@ def waiting(
 
 @contextmanager
 def sending(client: redis.Redis, pipe: Pipeline) -> Iterator[None]:
-    """Raise an error if the server refuses a value of `pipe` because of its size; execute `pipe` in the
-    ``with`` block.
+    """Raise an error if the server refuses a value of a pipeline that is executed in the ``with`` block.
 
-    A server refuses a value by breaking the connection. Without this function, the command would wait as if
-    the server were away.
+    A server refuses a value that is too large by breaking the connection. Without this function, the command
+    would wait as if the server were away.
 
     Raises
     ------
@@ -184,10 +186,10 @@ def sending(client: redis.Redis, pipe: Pipeline) -> Iterator[None]:
 
 
 def end_of_command() -> float:
-    """Return the time at which a command that begins now must give up, in `time.monotonic` seconds. The time
-    follows from `most` and `until` of `waiting`, and is infinite if neither is set.
+    """Return when a command that begins now must give up, as `waiting` says, in `time.monotonic` seconds.
 
-    ``most=0`` allows one attempt of any length, so it sets no limit here.
+    The result is infinite without a limit. ``most=0`` allows one attempt of any length, so it is no limit
+    here.
     """
     wait = _WAIT.get()
     now = system.monotonic()
@@ -195,9 +197,7 @@ def end_of_command() -> float:
 
 
 def seconds_left() -> float:
-    """Return the seconds until the caller's time ends, which `until` of `waiting` has set; infinite without
-    such a time.
-    """
+    """Return the seconds until the caller's time ends, as `waiting` says; infinite if it does not end."""
     return max(_WAIT.get().until - system.monotonic(), 0)
 
 
@@ -222,10 +222,17 @@ def redis_errors() -> Iterator[None]:
 
 
 def each_reply(client: redis.Redis, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Run several commands, given as method names and arguments, in one round trip; returns their replies.
+    """Run several commands in one round trip, and return their replies.
 
-    If a command can never succeed, for instance because of a damaged key, its reply is the error. A command
-    that the server cannot serve now is sent again by itself, and waits as any command does.
+    A command that can never succeed, for instance because of a damaged key, has its error as the reply. A
+    command that the server cannot serve now is sent again by itself, and waits as any command does.
+
+    Parameters
+    ----------
+    client
+        The client.
+    commands
+        For each command the name of a method of the client, and the arguments.
     """
     with client.pipeline(transaction=False) as pipe:
         for name, *arguments in commands:
@@ -248,8 +255,9 @@ def _one_reply(client: redis.Redis, name: str, *arguments: Any) -> Any:
 
 
 def _is_too_large(error: BaseException) -> bool:
-    """Return whether the server's reply says that a value is too large. With most servers, the connection
-    breaks before this reply can be read.
+    """Return whether the server has replied that a value is too large.
+
+    With most servers, the connection breaks before this reply can be read.
     """
     return _WAIT.get().value > _SMALL_BYTES and "Protocol error: invalid bulk length" in str(error)
 
@@ -281,8 +289,8 @@ class Patience(Retry):
     seconds
         Longest wait of a command (``redis_wait_seconds``).
     give_up
-        Called with the error before a command raises it at the end of its longest wait; not called if
-        `waiting` has made the wait shorter. The function may end the process.
+        Called with the error when a command ends its longest wait, unless `waiting` has made the wait
+        shorter. The function may end the process.
 
     Raises
     ------
@@ -307,7 +315,7 @@ class Patience(Retry):
         self._since = self._reminded = 0.0
 
     def __deepcopy__(self, memo: object) -> Patience:
-        """Return this object itself: redis-py copies the retry policy for every connection, and all must
+        """Return this object itself. redis-py copies the policy for every connection, and all must
         share it.
         """
         return self
@@ -316,14 +324,12 @@ class Patience(Retry):
         system.sleep(seconds)
 
     def caller(self) -> int:
-        """Return a number that identifies the caller, here its thread: no other caller has it at the same
-        time.
-        """
+        """Return a number that no other caller has at the same time; here, a caller is a thread."""
         return system.thread_id()
 
     @property
     def trouble(self) -> str | None:
-        """The reason why commands of this client wait for the server now; ``None`` if no command waits."""
+        """Why commands of this client wait for the server now, or ``None`` if no command waits."""
         with self._lock:
             return next(iter(self._waiting.values()), None)
 
@@ -334,13 +340,13 @@ class Patience(Retry):
         is_retryable: Callable[[Exception], bool] | None = None,
         with_failure_count: bool = False,
     ) -> T:
-        """Repeat `do` until the server has carried it out; `fail` closes the connection before each
-        repetition.
+        """Call `do` until the server has carried it out. Before each repetition, `fail` closes the
+        connection.
         """
         if os.getpid() != self._process:  # after a fork, threads of the parent may hold the lock
             self._begin()
         failures, since, served, cuts = 0, 0.0, False, 0
-        # true if this call only makes a connection, for a command of this thread that already waits
+        # true if this call makes a connection for a command of this thread that already waits
         inner = bool(self._waiting) and self.caller() in self._waiting
         try:
             while True:
@@ -403,8 +409,9 @@ class Patience(Retry):
         raise gone from None
 
     def _note(self, reason: str, most: float) -> None:
-        """Record that this thread waits. Log the wait once for all threads, and again every
-        `_REMIND_SECONDS`.
+        """Record that this thread waits, and log the first such wait of all threads.
+
+        The log is repeated every `_REMIND_SECONDS`.
         """
         now = system.monotonic()
         with self._lock:

@@ -1,8 +1,8 @@
 """URLs that name Sentinels of Redis, and connections to the master that the Sentinels name.
 
-redis-py's own code for Sentinels is not used, for two reasons. That code sends ``SENTINEL MASTERS``, for
-which a user may lack the right. After a failover, that code also keeps a connection to the old master until
-the old master refuses a write; all writes before the refusal are lost.
+Do not use redis-py's own code for Sentinels, for two reasons. It sends ``SENTINEL MASTERS``, for which a user
+may lack the right. After a failover, it stays connected to the old master until that refuses a write; earlier
+writes are lost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.system import system
 
 _SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
-"""Schemes of Sentinels' URLs, and the schemes of the servers that the Sentinels name."""
+"""Schemes of Sentinels' URLs, each with the scheme for the servers that the Sentinels name."""
 
 _PORT = 26379
 
@@ -29,8 +29,7 @@ _SENTINEL_SECONDS = 1.0
 """Seconds that a Sentinel may take to answer before the next one is asked."""
 
 _LOOK_SECONDS = 1.0
-"""At least this many seconds pass between two checks whether the server of a connection is still the master.
-"""
+"""A connection asks at most once in this many seconds whether its server is still the master."""
 
 _SENTINELS_OWN = {"sentinel_username", "sentinel_password"}
 
@@ -43,15 +42,14 @@ def names_sentinels(url: str) -> bool:
 
 
 def parse_sentinel_url(url: str) -> dict[str, Any]:
-    """Read a URL that names Sentinels. Returns options for a pool whose connections go to the current master.
+    """Read a URL that names Sentinels, and return options for a pool of connections to the current master.
 
     Parameters
     ----------
     url
         ``redis+sentinel://[USER:PASSWORD@]HOST[:PORT][,HOST…]/SERVICE[/DB][?OPTIONS]``; ``rediss+sentinel``
-        for TLS. User, password, database and options are for the servers; only the options
-        ``sentinel_username`` and ``sentinel_password`` are for the Sentinels. TLS options are for servers and
-        Sentinels.
+        for TLS. User, password, database and most options are for the servers. The options
+        ``sentinel_username`` and ``sentinel_password`` are for the Sentinels, and TLS options for both.
 
     Raises
     ------
@@ -108,7 +106,7 @@ class MasterFinder:
         self._asked = float("-inf")
 
     def find(self) -> Address:
-        """The host and port of the current master; raises redis-py's errors if no Sentinel reports one."""
+        """Return host and port of the current master. Raises redis-py's errors if no Sentinel reports one."""
         failures: list[str] = []
         refused = False
         for sentinel in list(self._sentinels):
@@ -127,8 +125,8 @@ class MasterFinder:
         raise kind(mask_passwords(f"no Sentinel names a master ({'; '.join(failures)})"))
 
     def has_moved(self, address: Address) -> bool:
-        """Return whether the master is now another server than the one at `address`. This asks the Sentinels
-        at most once a second.
+        """Return whether the master is no longer at `address`. This asks the Sentinels at most once a
+        second.
         """
         if system.monotonic() - self._asked > _LOOK_SECONDS and self._lock.acquire(blocking=False):
             try:
@@ -164,8 +162,8 @@ class MasterFinder:
 class MasterConnection(InTime, redis.Connection):
     """A connection that asks `finder` for the master whenever it connects.
 
-    After a failover, the old master may serve its connections for some seconds more, and what is written
-    there is lost. So a connection is closed between two commands if the master has moved.
+    If the master has moved, the connection is closed between two commands: the old master may still accept
+    writes for some seconds, which are then lost.
     """
 
     def __init__(self, *, finder: MasterFinder, **options: Any) -> None:

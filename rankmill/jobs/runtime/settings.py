@@ -64,7 +64,9 @@ _NOT_SETTINGS = re.compile(
     r"RANKMILL_(CONFIG|REQUIRE_TOOLS|SIMULATED_SECONDS|SUPERVISED)"
     r"|RANKMILL_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)"
 )
-"""rankmill's variables that are not settings, and Kubernetes' variables for a service named rankmill-…"""
+"""Variables that begin with ``RANKMILL_`` but are no settings: rankmill's own, and Kubernetes' variables for
+a service named rankmill-….
+"""
 
 BASE = shipped("configs", "base.yaml")
 
@@ -83,8 +85,7 @@ BackendName = Annotated[str, AfterValidator(_installed_backend)]
 HeaderKey = Annotated[
     str | None, Field(min_length=16), AfterValidator(sendable_key), BeforeValidator(without_line_end)
 ]
-"""Type of the settings that are secret keys: at least 16 characters, all of which an HTTP header can contain.
-"""
+"""A setting that is a secret key: at least 16 characters, all of which an HTTP header can contain."""
 
 
 def _names(value: Any) -> Any:
@@ -110,16 +111,16 @@ class Sourced:
 class ExtensionSettings(BaseModel):
     """Base of an extension's settings.
 
-    A package names its subclass in an entry point of the group ``rankmill.settings``; `WorkerSettings.of`
-    reads the settings where they are used. A field without a default has one in ``configs/base.yaml``. The
-    description of a field is the help of its option, if a command has that option.
+    A package names its subclass in an entry point of the group ``rankmill.settings``, and reads its settings
+    with `WorkerSettings.of`. A field without a default has one in ``configs/base.yaml``. If a command has an
+    option for a field, the field's description is the option's help.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     of_workers: ClassVar[bool] = False
-    """Whether workers read these settings. If true, a process that starts workers on this host passes these
-    settings on to the workers.
+    """Whether workers read these settings. If so, a process passes them on to the workers that it starts
+    here.
     """
 
 
@@ -127,7 +128,7 @@ E = TypeVar("E", bound=ExtensionSettings)
 
 
 class WorkerSettings(BaseModel):
-    """Settings of a worker; the fields from ``model`` to ``inputs`` are the spec of the model to load at the
+    """Settings of a worker. The fields from ``model`` to ``inputs`` name the model that is loaded at the
     start.
     """
 
@@ -178,20 +179,19 @@ class WorkerSettings(BaseModel):
     @field_validator("lease_seconds")
     @classmethod
     def _outlasts_a_lost_heartbeat(cls, lease: int, info: ValidationInfo) -> int:
-        heartbeat = info.data.get("heartbeat_seconds")  # None if heartbeat_seconds is not valid itself
+        heartbeat = info.data.get("heartbeat_seconds")  # None if heartbeat_seconds is not valid
         if heartbeat is not None and lease < 2 * heartbeat:
             message = "must be at least twice heartbeat_seconds, which is {heartbeat}"
             raise PydanticCustomError("lease_too_short", message, {"heartbeat": heartbeat})
         return lease
 
     def of(self, kind: type[E]) -> E:
-        """Return the validated settings of an extension, as an object of their class `kind`.
+        """Return the validated settings of an extension, whose class is `kind`.
 
         Raises
         ------
         ConfigError
-            A setting is not valid, or two settings have the same name. For a setting that is not valid, the
-            message names the setting, and where it was set.
+            A setting is not valid, and the message says where it was set; or two settings have the same name.
         """
         _check_names(kind)
         defaults = {key: Sourced(value, BASE.name) for key, value in _base().items()}
@@ -199,7 +199,7 @@ class WorkerSettings(BaseModel):
         return _validated(kind, {key: merged[key] for key in kind.model_fields if key in merged})
 
     def changed(self, changes: Mapping[str, Any]) -> Self:
-        """Return a copy of these settings with some values changed and validated; the settings of extensions
+        """Return a copy of these settings with some values changed and validated. Settings of extensions
         stay.
         """
         settings = type(self).model_validate({**self.model_dump(), **changes})
@@ -207,7 +207,7 @@ class WorkerSettings(BaseModel):
         return settings
 
     def environ(self) -> dict[str, str]:
-        """The environment variables that give these settings to a worker's process."""
+        """Return the environment variables that give these settings to a worker's process."""
         values = {key: getattr(self, key) for key in WorkerSettings.model_fields}
         if any(setting.source != BASE.name for setting in self._of_extensions.values()):
             for kind in dict.fromkeys(extension_settings().values()):
@@ -216,7 +216,7 @@ class WorkerSettings(BaseModel):
         return {**own, "RANKMILL_CONFIG": ""}  # the worker needs no config file: this process has read it
 
     def spec(self, model: str | None = None) -> ScoreSpec:
-        """Make the score spec of these settings; another `model` gets the same options without the revision.
+        """Make the score spec of these settings. With another `model`, the spec has no revision.
 
         Raises `ConfigError` if the prompt template does not exist, or a value is not valid for a spec.
         """
@@ -253,7 +253,7 @@ class Settings(WorkerSettings):
 class SettingsOptions(TypedDict, total=False):
     """The settings of a client as options by name, except ``redis_url``; ``None`` means not given.
 
-    The settings of rankmill's extensions are here too, because a package cannot add fields to this type.
+    They include the settings of rankmill's extensions, because a package cannot add fields to this type.
     """
 
     model: str | None
@@ -308,14 +308,13 @@ class SettingsOptions(TypedDict, total=False):
 
 
 _CALL = frozenset({"chunk_size", "columns", "detached", "priority", "timeout", "top_k"})
-"""Options of a client's calls besides the fields of the spec. An error message for a misspelt option may
-suggest one of these options too.
-"""
+"""Further options of a client's calls, which the error message for a misspelt option may suggest."""
 
 
 def run_spec(settings: Settings, changes: Mapping[str, Any]) -> ScoreSpec:
-    """Make the spec of a run; a model's directory gets an absolute path, because workers may run in other
-    folders.
+    """Make the spec of a run from the settings and some changes.
+
+    A model's directory gets an absolute path, because workers may run in other folders.
 
     Raises
     ------
@@ -332,9 +331,10 @@ def run_spec(settings: Settings, changes: Mapping[str, Any]) -> ScoreSpec:
 
 
 def _made_spec(values: Mapping[str, Any], names: Iterable[str] = ()) -> ScoreSpec:
-    """Make a spec of `values`, after reading the prompt template that `values` names. Raises `ConfigError` if
-    the template cannot be read or a value is not valid. For an unknown option, the message suggests one of
-    `names`.
+    """Make a spec of `values`, after reading the prompt template that they name.
+
+    Raises `ConfigError` if the template cannot be read or a value is not valid. For an unknown option, the
+    message suggests one of `names`.
     """
     template = read_template(values["prompt_template"])
     try:
@@ -373,8 +373,10 @@ def merge_settings(
     config: str | os.PathLike[str] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> dict[str, Sourced]:
-    """Merge the sources of settings by precedence. Returns the value of each setting before validation, with
-    its source; the parameters are those of `load_settings`.
+    """Merge the sources of settings by precedence. Returns each setting's value, not validated, with its
+    source.
+
+    The parameters are those of `load_settings`.
     """
     layers = [(BASE.name, _base())]
     file = config_file(config, environ)
@@ -392,8 +394,10 @@ def merge_settings(
 
 
 def extension_settings() -> dict[str, type[ExtensionSettings]]:
-    """The name of each setting of the installed extensions, with the pydantic model that it belongs to.
-    Raises `ConfigError` if an extension's settings are not a model of settings, or two have the same name.
+    """Return the settings of all installed extensions: the name of each, and the class that it belongs to.
+
+    Raises `ConfigError` if an extension's settings are not of a subclass of `ExtensionSettings`, or if two
+    have the same name.
     """
     kinds: dict[str, type[ExtensionSettings]] = {}
     for kind in plugins.load_all("rankmill.settings"):
@@ -418,8 +422,9 @@ def _check_names(kind: type[ExtensionSettings], others: Collection[str] = ()) ->
 
 
 def _is_setting(key: str) -> bool:
-    """Whether the core or an extension has a setting of this name. Extensions of rankmill count even if they
-    are not installed, because their settings are in ``configs/base.yaml``.
+    """Return whether the core or an extension has a setting of this name.
+
+    Extensions of rankmill count even if they are not installed.
     """
     return key in Settings.model_fields or key in _base() or key in extension_settings()
 
@@ -429,10 +434,9 @@ def _all_settings() -> set[str]:
 
 
 def validate(merged: Mapping[str, Sourced]) -> Settings:
-    """Validate the core's settings in `merged`. Raises `ConfigError` for an unknown option, or for the first
-    setting that is not valid.
+    """Validate the core's settings in `merged`. `WorkerSettings.of` validates those of extensions.
 
-    The settings of an extension are not validated here, but by `WorkerSettings.of`.
+    Raises `ConfigError` for an unknown option, or for the first setting that is not valid.
     """
     others = {key: entry for key, entry in merged.items() if key not in Settings.model_fields}
     for key, entry in others.items():
@@ -464,7 +468,7 @@ def _as_text(value: object) -> str:
 
 
 def config_layers(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Read a YAML config file and the files that it ``extends``, as (name, values); `path` itself is last.
+    """Read a YAML config file and the files that it ``extends``. Returns (name, values) of each, `path` last.
 
     Raises
     ------
@@ -497,9 +501,7 @@ def config_layers(path: Path) -> list[tuple[str, dict[str, Any]]]:
 
 @cache
 def _base() -> dict[str, Any]:
-    """Read the defaults of all settings, but only once in a process, because parsing them slows a client's
-    start.
-    """
+    """Read the defaults of all settings once in a process, because parsing takes long."""
     return _read(BASE)
 
 
@@ -515,15 +517,15 @@ def _read(path: Path) -> dict[str, Any]:
 def config_file(
     config: str | os.PathLike[str] | None = None, environ: Mapping[str, str] = os.environ
 ) -> Path | None:
-    """The path of the config file: `config`, or else the variable ``RANKMILL_CONFIG``; ``None`` if both are
-    empty.
+    """Return the path of the config file, or ``None`` if neither `config` nor ``RANKMILL_CONFIG`` names one.
 
-    The value is a path, or the name of a shipped file. A path is returned even if no file exists there.
+    Each can be a path or the name of a shipped file; `config` comes first. A path is returned even if no file
+    exists there.
 
     Raises
     ------
     ConfigError
-        The value is a bare name, and neither a file in this folder nor a shipped file has the name.
+        The name is not a path, and neither a file in this folder nor a shipped file has it.
     """
     config = config or environ.get("RANKMILL_CONFIG")
     if not config:
@@ -539,8 +541,7 @@ def config_file(
 
 
 def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Read settings from the environment variables ``RANKMILL_<KEY>``; ``REDIS_URL`` is read as
-    ``redis_url``.
+    """Read settings from the environment variables ``RANKMILL_<KEY>``, and ``redis_url`` from ``REDIS_URL``.
 
     Raises
     ------

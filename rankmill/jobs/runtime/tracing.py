@@ -22,8 +22,9 @@ _tracer = trace.get_tracer("rankmill")
 
 
 def begin(name: str, parent: Span | None = None, **attributes: str | int) -> Span:
-    """Begin a span below `parent`, or else below the current span or in a new trace; the caller ends the
-    span.
+    """Begin a span, which the caller must end.
+
+    The span is below `parent`, or else below the current span. Without both, it begins a new trace.
     """
     context = trace.set_span_in_context(parent) if parent else None
     return _tracer.start_span(f"rankmill.{name}", context, attributes=_prefixed(attributes))
@@ -51,7 +52,7 @@ def step(name: str) -> Iterator[None]:
 
 
 def carrier(span: Span) -> Mapping[str, str]:
-    """The span's context, for a job's metadata; empty if no traces are collected."""
+    """Return the span's context for a job's metadata. It is empty if no traces are collected."""
     headers: dict[str, str] = {}
     inject(headers, trace.set_span_in_context(span))
     return headers

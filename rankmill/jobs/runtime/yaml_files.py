@@ -12,15 +12,15 @@ from rankmill.jobs.contract.errors import ConfigError
 MAX_BYTES = 256 << 10
 
 MAX_DEPTH = 32
-"""A YAML file is refused if its lists and mappings are nested deeper than this, because PyYAML recurses for
-each level.
+"""A YAML file is refused if its lists and mappings are nested deeper than this: PyYAML recurses at each
+level.
 """
 
 MAX_PLAIN = 1024
 """A YAML file is refused if a value without quotes has more characters than this."""
 
 _LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""PyYAML's loader in C, if it is installed, because it is twelve times as fast."""
+"""PyYAML's loader in C, which is twelve times as fast, if it is installed."""
 
 _OPENS = (yaml.SequenceStartEvent, yaml.MappingStartEvent)
 _CLOSES = (yaml.SequenceEndEvent, yaml.MappingEndEvent)
@@ -30,7 +30,7 @@ _DAMAGE = (
     UnicodeDecodeError,
     ValueError,  # such as an impossible date, or an integer of thousands of digits
     ArithmeticError,
-    # A value that does not fit its explicit type, as in "!!int ''", raises one of these three.
+    # a value that does not fit its explicit type, as in "!!int ''", raises one of these three
     LookupError,
     AttributeError,
     TypeError,
