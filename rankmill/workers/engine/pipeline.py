@@ -26,7 +26,7 @@ from rankmill.workers.models.loading import Model
 _WAIT_SECONDS = 5
 
 _LOOK_SECONDS = 1
-"""Seconds between two checks whether the worker must stop, while a thread waits for all work to be scored."""
+"""Seconds between two checks whether the worker must stop, while a thread waits for all scores."""
 
 _ENOUGH_BATCHES = 2
 
@@ -39,7 +39,7 @@ FIRST_BATCH_SECONDS = 900
 """Seconds after which a worker's first batch counts as hanging; this time may include compilation."""
 
 LATER_BATCH_SECONDS = 300
-"""A later batch counts as hanging after this many seconds, or 100 times as long as the slowest batch took if
+"""A later batch counts as hanging after this many seconds, or after 100 times the slowest batch's time if
 that is longer.
 """
 
@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 class PriorityTurns:
-    """Decides whether requests or bulk work are scored next, by the pairs that each of the two has had.
+    """Decides whether requests or bulk work are scored next.
 
     Requests come first until they have had more than `REQUESTS_FOR_BULK` pairs for each pair of bulk work.
 
@@ -77,11 +77,16 @@ class PriorityTurns:
         return self._ahead > 0
 
     def took(self, kind: str, pairs: int) -> None:
-        """Record that a batch with this many `pairs` was taken to be scored. `kind` is ``request`` or
-        ``bulk``.
+        """Record that a batch of requests or of bulk work was taken to be scored.
 
-        Requests that were absent for a long time do not get many batches in a row afterwards, and neither
-        does bulk work: the pairs that one of the two may be ahead of the other are limited.
+        Neither kind may get far behind: after a long pause it would get many batches in a row.
+
+        Parameters
+        ----------
+        kind
+            ``request`` or ``bulk``.
+        pairs
+            The batch's pairs.
         """
         if kind == "request":
             self._ahead = min(self._ahead + pairs, max(self._part, pairs))
@@ -90,7 +95,7 @@ class PriorityTurns:
             self._ahead = max(self._ahead - self._part, -self._part)
 
     def no_bulk_waits(self) -> None:
-        """Forget that requests have had more than their part of the pairs, because no bulk work waits."""
+        """Forget that bulk work is owed a turn, because none waits."""
         self._ahead = min(self._ahead, 0)
 
 
@@ -106,9 +111,9 @@ class _Lane:
 class Pipeline:
     """Scores the work of several chunks together, and answers each chunk when its last row is scored.
 
-    Requests come before bulk work, except that bulk work gets a quarter of the pairs if requests always wait
-    (`PriorityTurns`). A request waits for the forwards in progress. While requests keep coming, one forward
-    is in progress at a time; otherwise up to `Backend.depth` are.
+    Requests come before bulk work, but if requests always wait, bulk work still gets a quarter of the pairs.
+    While requests keep coming, only one forward is in progress at a time, so that a request waits for no
+    more.
 
     Parameters
     ----------
@@ -132,8 +137,8 @@ class Pipeline:
         self.proven: Callable[[Model], None] = lambda model: None
         """Called with a model after its probes were scored again and had the right scores."""
         self.changed: Callable[[Model, str], None] = lambda model, figures: None
-        """Called in the writing thread, with a model and figures, when the model's probes have wrong scores.
-        Nothing is scored afterwards.
+        """Called in the writing thread, with a model and figures, when the model turns out to have wrong
+        scores. Nothing is scored afterwards.
         """
         self._batch_since: float | None = None
         self._slowest_batch: float | None = None
@@ -142,9 +147,9 @@ class Pipeline:
         self._writer: ThreadPoolExecutor | None = None
 
     def start(self) -> Pipeline:
-        """Start the thread that scores and the thread that writes results, and return this pipeline. If
-        `start` is not called, batches are scored in the thread that calls `step`, and answers are called
-        there.
+        """Start the threads that score and that write results, and return this pipeline.
+
+        Tests may leave this out: then whoever calls `step` scores batches and calls answers.
         """
         self._writer = system.Executor(1, thread_name_prefix="writer")
         self._forward = system.Thread(target=self._guard(self._run), name="forward", daemon=True)
@@ -156,8 +161,11 @@ class Pipeline:
     ) -> None:
         """Let `engine` score `work`. After the last row is scored, `answer` is called in the writing thread.
 
-        With `whole`, works are cut into batches one by one, so that `withdraw` can remove bulk work until its
-        first rows are being scored.
+        Parameters
+        ----------
+        whole
+            Cut the work into batches by itself, so that `withdraw` can remove it until its first rows are
+            being scored.
         """
         if not work.left:
             self.answer(answer)
@@ -172,24 +180,23 @@ class Pipeline:
             self._changed.notify_all()
 
     def drop(self, work: Work, answer: Answer) -> None:
-        """Remove the rows of `work` that wait to be scored, and call `answer` in place of the function that
-        `put` was given. If no row waits, nothing happens.
+        """Stop scoring `work` if any of its rows waits, and call this `answer` instead of the one given to
+        `put`.
         """
         with self._changed:
             if self._remove(work):
                 self.answer(answer)
 
     def withdraw(self, work: Work) -> bool:
-        """Remove bulk work from the pipeline if none of its rows is scored or being scored. Returns whether
-        the work was removed. The answer of removed work is not called.
+        """Remove bulk work without an answer, unless one of its rows is scored or being scored.
+
+        Returns whether the work was removed.
         """
         with self._changed:
             return work in self._whole() and self._remove(work)
 
     def unstarted(self) -> list[Work]:
-        """Return the bulk work of which no row is scored or being scored; for each engine, the oldest comes
-        first.
-        """
+        """Return the bulk work of which no row is scored or being scored, oldest first for each engine."""
         with self._changed:
             return self._whole()
 
@@ -216,9 +223,10 @@ class Pipeline:
             answer()
 
     def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait until `condition` holds, at most `seconds` or until `wake`; returns whether it holds.
+        """Wait until `condition` holds, and return whether it holds.
 
-        `condition` is checked whenever work is added, finished or removed.
+        The wait also ends after `seconds`, or by `wake`. The condition is checked whenever work is added,
+        finished or removed.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._woken or condition(), seconds)
@@ -226,17 +234,13 @@ class Pipeline:
             return condition()
 
     def wake(self) -> None:
-        """End the call of `wait_for` that is in progress in another thread. If no call is in progress, the
-        next call of `wait_for` returns without waiting.
-        """
+        """End another thread's wait in `wait_for`, or its next one if it does not wait now."""
         with self._changed:
             self._woken = True
             self._changed.notify_all()
 
     def wait_until_idle(self, seconds: float) -> bool:
-        """Wait up to `seconds` until all work is scored, and then until all answers have been called. Returns
-        whether all work is scored.
-        """
+        """Wait up to `seconds` until all work is scored and answered, and return whether it is."""
         while self._forward is None and self.step(wait=False):
             pass
         idle = self.wait_for(lambda: not self.pending, seconds)
@@ -275,8 +279,12 @@ class Pipeline:
         return system.monotonic() - since > limit
 
     def close(self, finish: bool) -> None:
-        """Stop the threads. With `finish`, all work is scored first; without `finish`, only the batches in
-        progress are. Before the threads stop, the answers of all scored work are called.
+        """Stop the threads, after all scored work is answered.
+
+        Parameters
+        ----------
+        finish
+            Whether to score all work first; otherwise only the batches in progress are finished.
         """
         with self._changed:
             self._closed = True
@@ -292,15 +300,14 @@ class Pipeline:
             while self.step():
                 pass
         except ScoresChanged as error:
-            # `changed` is called after all earlier answers, to know the runs whose scores may be wrong too
+            # Do not call `changed` here: only after all earlier answers does it know all runs that may have
+            # wrong scores.
             self.answer(partial(self.changed, error.model, str(error)))
 
     def step(self, *, wait: bool = True) -> bool:
-        """Begin the forward of the next batch. If no batch waits or enough forwards are in progress, finish
-        the oldest forward instead.
+        """Begin the forward of the next batch, or finish the oldest forward if none can begin.
 
-        With `wait` and without a forward in progress, the step waits for work. Returns whether something was
-        done.
+        Returns whether something was done. With `wait`, an idle pipeline waits for work first.
         """
         batch = None if self._full() else self._take(wait=wait and not self._flights)
         if batch is not None:
@@ -333,9 +340,7 @@ class Pipeline:
             self._batch_since = None
 
     def _take(self, wait: bool) -> tuple[_Lane, list[Part]] | None:
-        """Take the next batch from the waiting rows of the engine and priority whose turn it is; ``None`` if
-        no batch waits. With `wait`, wait for a batch, until `close`.
-        """
+        """Take the next batch, or return ``None`` if none waits. With `wait`, wait for one until `close`."""
         with self._changed:
             if wait:
                 self._wait_for_work()
@@ -350,8 +355,9 @@ class Pipeline:
             return lane, parts
 
     def _next_lane(self) -> tuple[int, Priority]:
-        """Return the key of the engine and priority whose rows are scored next. The priority is the one whose
-        turn it is, if it has rows; of its engines, the one that has waited longest is next.
+        """Return the key of the engine and priority whose rows are scored next.
+
+        First the priority whose turn it is, if it has rows, then its engine that has waited longest.
         """
         first: dict[Priority, tuple[int, Priority]] = {}
         for key in self._lanes:
@@ -364,7 +370,7 @@ class Pipeline:
     def _wait_for_work(self) -> None:
         waiting = True
         while waiting:
-            # the wait is in steps, so that metrics show a long wait while it lasts
+            # Not in one long wait: metrics show a wait only after it ends.
             with metrics.stage("wait"):
                 waiting = not self._changed.wait_for(lambda: self._lanes or self._closed, _WAIT_SECONDS)
                 if not waiting:
@@ -379,13 +385,13 @@ class Pipeline:
                 return
 
     def _finish(self, lane: _Lane, flight: Flight) -> float:
-        """Finish the forward of a batch, and call the answers of the works that have no row left to score.
+        """Finish the forward of a batch, and answer the work whose last row is scored.
 
-        Returns the seconds since the previous batch ended, or since this batch began if it began later.
+        Returns how long the batch took, not counting the time in which it waited for the previous one.
         """
         complete = lane.engine.finish(flight)
         if lane.engine.must_prove:
-            lane.engine.prove()  # if `prove` raises, the chunks of this batch are not answered
+            lane.engine.prove()  # if this raises, the batch's chunks are not answered
             self.proven(lane.engine.model)
         now = system.monotonic()
         seconds = now - (self._batch_since or now)
@@ -405,8 +411,8 @@ class Pipeline:
         return seconds
 
     def _guard(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that calls `run` and ends the process after any error. The leases of the process
-        then expire, and other workers do its work.
+        """Return a function that calls `run` and ends the process after any error, so that other workers get
+        its jobs.
         """
 
         def guarded() -> None:

@@ -21,57 +21,46 @@ from rankmill.workers.models.loading import Model
 from rankmill.workers.models.probes import SCORED, Probe, columns_of
 
 _BUDGET = 1024
-"""The engine cuts the probes into batches of at most this many padded tokens. `Probed` also scores the probes
-in batches that it makes itself, and these batches may have more tokens.
+"""Of the planned batches of probes (pairs that check a model's scores), each has at most this many padded
+tokens.
 """
 
 _UNLIKE = 3
-"""The probes are scored in this many batches that mix short and long probes. Each probe is in one of these
-batches, except the longest probe and `_BESIDE_LONGEST` others, which share one more batch.
-"""
+"""Most probes are spread over this many batches that mix short and long ones."""
 
 _BESIDE_LONGEST = 2
-"""The longest probe is scored in a batch with this many others. The number is small, because in a padded
-batch each other probe costs as much as the longest.
+"""The longest probe shares a batch with only this many others, because in a padded batch each costs as much
+as the longest.
 """
 
 _ALIKE = 2
-"""Where rows share prefixes, one batch has this many groups of probes; the probes of a group begin with the
-same tokens.
-"""
+"""If rows share prefixes, one batch has this many groups of probes that begin alike."""
 
 _PACKED_AGAIN = 8
-"""Packed batches of probes are scored again this many times, so that a CUDA graph of their shape is recorded
-and used.
-"""
+"""Packed batches of probes are scored again this many times, so that their CUDA graphs are used too."""
 
 _ALONE = 8
-"""At least this many probes of short and middle lengths (all, if there are fewer) are also scored in batches
-of one row, as requests are. These probes are chosen because they get the most padding in batches with longer
-rows.
-"""
+"""At least this many probes (if there are so many) are also scored in batches of one row, as requests are."""
 
 _MIDDLE = 4
-"""A probe is of short or middle length if it has at most 1/4 of the longest probe's tokens, as most pairs do.
-"""
+"""A probe counts as short or middle if it has at most 1/4 of the longest probe's tokens."""
 
 _FEW = 8
-"""In a large batch, this many of the shortest probes are repeated. In another large batch, up to this many of
-the longest probes of short and middle lengths are repeated.
+"""One large batch repeats this many of the shortest probes. Another one repeats up to this many of the
+longest among the short and middle probes.
 """
 
 _SHARE = 4
-"""If rows share prefixes, a large batch has each probe this many times. With fewer, sharing would save so
-little that the backend would not share.
+"""If rows share prefixes, a large batch has each probe this many times, because otherwise sharing would not
+pay.
 """
 
 _WORKS = 4
-"""The rows of a large batch come from this many works, like those of several chunks."""
+"""The rows of a large batch of probes are split into this many parts, like those of several chunks."""
 
 
 class Probed:
-    """Scores the probes (pairs that check a model's scores) with a model whose rows share forwards in one
-    `Way`.
+    """Scores the probes, which are the pairs that check a model's scores, beside different other rows.
 
     Parameters
     ----------
@@ -97,18 +86,25 @@ class Probed:
             self.tokens[row] = digest(ids)
 
     def companies(self, time: ProofTime, then: float) -> list[Logits]:
-        """Score the probes in several sets of batches, with other rows beside them in each set. Returns the
-        logits ``[probes, outputs]`` of each set; NaN stands for a probe that was not scored.
+        """Score the probes several times, beside other rows each time.
 
-        The first set has the batches that the engine plans. The second has batches of very different lengths,
-        and the third has some short probes by themselves. If all rows of a batch must be equally long, one
-        more set has batches of such rows. If rows share prefixes, one more set has a batch of rows that begin
-        alike. In the last set, the batches of the first set have their rows in the reverse order. If rows are
-        packed, more sets follow, so that `_PACKED_AGAIN` sets have the batches of the first set, with their
-        rows alternately in the reverse order and in the planned order.
+        Returns the logits ``[probes, outputs]`` of each time, with NaN for a probe that was not scored. The
+        sets of batches are, in this order:
 
-        `time` estimates how long the proof of the model's scores takes. `then` is the number of seconds that
-        the proof takes after these batches.
+        - The batches that the engine plans.
+        - Batches that mix short and long probes.
+        - Some short probes, each by itself.
+        - If all rows of a batch must be equally long: a batch of each length that several probes have.
+        - If rows share prefixes: one batch of probes that begin alike.
+        - The planned batches with their rows in reverse order. If rows are packed, these and the planned
+          batches follow alternately, `_PACKED_AGAIN` sets in all.
+
+        Parameters
+        ----------
+        time
+            Estimates how long the proof of the model's scores takes.
+        then
+            Seconds that the proof takes after these batches.
         """
         tokens = self._tokens
         order = np.argsort(-tokens.lengths, kind="stable")
@@ -116,7 +112,7 @@ class Probed:
         unlike = [np.concatenate([order[:1], beside]), *(rest[first::_UNLIKE] for first in range(_UNLIKE))]
         alone = self._middle[:: max(len(self._middle) // _ALONE, 1)][:, None]
         planned = self._planned()
-        # batches with the rows of the planned ones in the other order, and the planned ones again
+        # in reverse order, and as planned
         turned = [[rows[::-1] for rows in planned], planned]
         batches = [planned, unlike, [*alone]]
         if self._way == "equal":  # the engine cuts the batches above into pieces of one length
@@ -124,7 +120,7 @@ class Probed:
             batches.append([np.flatnonzero(tokens.lengths == length) for length in several])
         if self._model.backend.shares_prefixes and tokens.groups is not None and len(self._rows):
             _, of, members = np.unique(tokens.groups, return_inverse=True, return_counts=True)
-            # the largest groups, because a backend shares prefixes only if that saves enough
+            # Not all groups: a backend shares prefixes only if that saves enough.
             alike = np.isin(of, np.argsort(-members, kind="stable")[:_ALIKE])
             batches.append([np.flatnonzero(alike)])
         times = _PACKED_AGAIN if self._way == "packed" else 1
@@ -139,14 +135,19 @@ class Probed:
         return logits
 
     def repeated(self, rows: int, tokens: int) -> Iterator[tuple[Rows, Logits]]:
-        """Score four large batches that repeat probes. Yields, for each batch, the indices of its probes and
-        their logits.
+        """Score four large batches that repeat probes, and yield each batch's probes (as indices) and logits.
 
-        The first batch has `rows` rows, which repeat the shortest probes. The other three have at most `rows`
-        rows and `tokens` padded tokens: the second has rows of equal lengths, the third has rows of middle
-        lengths, and the last has all probes, beginning with the longest. If all rows of a batch must be
-        equally long, each batch repeats probes of one length. If rows share prefixes, each probe comes
-        several times in the last batch. Each batch has several works, like a batch of several chunks.
+        1. The first batch has `rows` rows, which repeat the shortest probes. The others have at most `rows`
+        rows and `tokens` padded tokens.
+
+        2. The second repeats probes of one length.
+
+        3. The third repeats short and middle probes.
+
+        4. The last has all probes, the longest first. If rows share prefixes, it has each probe several
+        times.
+
+        If all rows of a batch must be equally long, each batch repeats probes of one length.
         """
         lengths = self._tokens.lengths
         order = np.argsort(lengths, kind="stable")[::-1]
@@ -174,7 +175,7 @@ class Probed:
 
     @property
     def _middle(self) -> Rows:
-        """Indices of the probes of short and middle lengths (`_MIDDLE`), the shortest first."""
+        """Indices of the short and middle probes (see `_MIDDLE`), the shortest first."""
         lengths = self._tokens.lengths
         order = np.argsort(lengths, kind="stable")
         most = max(lengths.max(initial=0) // _MIDDLE, lengths[order[:1]].sum())
@@ -187,9 +188,7 @@ class Probed:
 
     @property
     def shortest(self) -> int:
-        """Number of tokens of the longest row in the first batch of `repeated`, which has the shortest
-        probes.
-        """
+        """Number of tokens of the longest probe in the first batch of `repeated`."""
         return int(np.sort(self._tokens.lengths)[:_FEW].max(initial=1))
 
     def _engine(self, budget: int) -> Engine:
@@ -210,9 +209,7 @@ class Probed:
 
 
 def tokens_of(model: Model, probes: Sequence[Probe]) -> list[str]:
-    """Tokenize probes for a model, and return the digest of each one's token ids. All probes must have a
-    text.
-    """
+    """Tokenize probes (which all must have a text), and return the digest of each one's token ids."""
     return [digest(ids) for ids in ids_of(prepare(model, *columns_of(probes, model.inputs)).tokens)]
 
 

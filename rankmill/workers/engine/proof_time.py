@@ -9,17 +9,13 @@ from typing import TypeVar
 from rankmill.jobs.system import system
 
 _OVERHEAD = 32
-"""Each forward counts as this many tokens more than it has, because a forward takes some time whatever its
-size.
-"""
+"""Each forward counts as this many tokens more than it has, because starting it takes time too."""
 
 _ENOUGH = 0.1
 """The time that a proof still needs is estimated once this share of its work is done."""
 
 _STEP, _LONG, _MINUTE = 5, 120, 60
-"""An estimate is rounded up to a multiple of `_STEP` seconds. An estimate above `_LONG` seconds is rounded up
-to whole minutes.
-"""
+"""An estimate is rounded up to a multiple of `_STEP` seconds, or to whole minutes above `_LONG` seconds."""
 
 T = TypeVar("T")
 
@@ -27,11 +23,8 @@ T = TypeVar("T")
 class ProofTime:
     """An estimate of how long the proof of a model's scores takes.
 
-    ``str()`` makes the end of a sentence from the estimate, such as ``: about 20 s``. The text is empty while
-    nothing is known. ``str()`` may be called in other threads too.
-
-    A proof runs transformers first, and then the worker's own backend, so the two parts of a proof are
-    estimated separately.
+    ``str()`` makes the end of a sentence from it, such as ``: about 20 s``, or an empty text while nothing is
+    known. Other threads may call ``str()`` too.
 
     Parameters
     ----------
@@ -44,8 +37,8 @@ class ProofTime:
         self._expected: tuple[float, bool] | None = None
 
     def each(self, items: Sequence[T], costs: Sequence[float], then: float | None = None) -> Iterator[T]:
-        """Yield items of work, and estimate how long the proof takes by the time that the caller needed for
-        the items so far.
+        """Yield items of work, and estimate the proof's duration from the time that the caller takes for
+        them.
 
         Parameters
         ----------

@@ -45,45 +45,42 @@ from rankmill.workers.models.loading import CannotConvert, Loaded, find_max_leng
 from rankmill.workers.models.probes import SCORED, over_the_limit, scored_length
 
 _FLOOR, _PART = 1e-4, 1e-5
-"""In a proof, the worker's logits may always differ from transformers' by `_FLOOR`, and by `_PART` times the
-largest logit, if the worker scores in fp32. The same is allowed in other precisions if the model is too large
-to be run in fp32 for comparison.
+"""In fp32, a worker's logits may always differ from transformers' by `_FLOOR`, plus `_PART` times the largest
+logit. The same holds in other precisions for a model too large to be run in fp32 for comparison.
 """
 
 _SCORE_PART = 1e-6
-"""From the same logits, the worker and transformers must make scores that differ by at most this share of the
-largest score. A largest score below 1 counts as 1.
+"""Scores made from the same logits may differ from transformers' by at most this share of the largest score.
+A largest score below 1 counts as 1.
 """
 
 _TIMES = 2.0
-"""A model's logits on a worker may differ from those in fp32 by this many times the error that transformers
-itself has in the worker's precision.
+"""A worker's logits may differ from those in fp32 by this many times transformers' own error in the same
+precision.
 """
 
 _LARGEST = 4 << 30
-"""Size of a model's weight files, in bytes, above which a proof does not run transformers' model in fp32 on
-the CPU. The model then runs on the worker's device, in its precision.
+"""If a model's weight files have more bytes, transformers' model is not run in fp32 on the CPU for
+comparison, but on the worker's device in its precision.
 """
 
 _CHOSEN = 16
-"""A proof checks the scores of at most this many of a model's outputs one by one. Each of these outputs is
-selected by its name and by its number, as specs can do, unless the name or number is ambiguous.
-"""
+"""At most this many of a model's outputs are checked one by one, by their names and by their numbers."""
 
 _LONGEST = 160
-"""The error of a probe is cut to this many characters where a proof quotes it."""
+"""A probe's error is cut to this many characters in messages."""
 
 _BATCH_SECONDS = 0.5
-"""When a model is loaded, its scores are compared with transformers' in batches that take up to about this
-many seconds each. A larger batch is compared before the first chunk that needs it is scored.
+"""A model's scores are checked at loading in batches of up to about this many seconds. Larger batches are
+checked before the first chunk that needs them.
 """
 
 _LARGE_BATCHES = 4
 """Number of batches that `Probed.repeated` scores."""
 
 _FACTOR, _ROWS = 4, 1024
-"""When a model is loaded, its scores are compared with transformers' in batches of at most `_ROWS` rows.
-These batches have at most `_FACTOR` times the padded tokens of the device's entry in `TOKEN_BUDGETS`.
+"""A model's scores are checked at loading in batches of at most `_ROWS` rows, and of `_FACTOR` times the
+padded tokens of the device's entry in `TOKEN_BUDGETS`.
 """
 
 DEMO_FIGURES = shipped("examples", "demo-model.json")
@@ -95,7 +92,7 @@ logger = logging.getLogger(__name__)
 
 
 class Own(BaseModel, frozen=True, extra="forbid"):
-    """Results of transformers for the probes, the pairs with which a worker's scores are checked.
+    """Results of transformers for the probes, which are the pairs that check a worker's scores.
 
     Attributes
     ----------
@@ -124,8 +121,7 @@ class Own(BaseModel, frozen=True, extra="forbid"):
 
 
 class Shipped(BaseModel, frozen=True, extra="forbid"):
-    """Results of transformers for a model that is part of rankmill, and the error of these results in bf16 on
-    a CPU.
+    """Results of transformers for the demo model, and their error in bf16 on a CPU.
 
     ``of`` is the value of `Proving.of_model` for which the results were made.
     """
@@ -136,9 +132,7 @@ class Shipped(BaseModel, frozen=True, extra="forbid"):
 
 
 class Kept(BaseModel, frozen=True, extra="forbid"):
-    """A file in the cache of a host, with the proof of a model's scores, everything that the proof depends
-    on, and the results of transformers.
-    """
+    """A file in this host's cache: the proof of a model's scores, and what it depends on."""
 
     about: dict[str, Any]
     proof: Proof
@@ -153,13 +147,18 @@ def load_proven(
     copies: ModelCopies | None = None,
     on_proof: Callable[[ProofTime], None] = lambda _: None,
 ) -> Loaded:
-    """Load a model, and compare its scores with those from transformers. If an earlier worker of this host
-    has stored a proof of these scores, use this proof instead.
+    """Load a model and prove its scores: compare them with those of transformers, or use a cached proof.
 
-    The model uses the first backend, precision and way of sharing forwards (`Way`) whose scores pass. All
-    parameters but `on_proof` are those of `rankmill.workers.models.loading.load`. `on_proof` is called with
-    an estimate of the time for a new proof: first when the model is loaded, and again when the estimate
-    changes.
+    A cached proof comes from an earlier worker of this host. The model gets the first backend, precision and
+    way of sharing forwards (`Way`) that pass.
+
+    Parameters
+    ----------
+    spec, device, backend, cache_dir, copies
+        As in `rankmill.workers.models.loading.load`.
+    on_proof
+        Called with an estimate of the time for a new proof: first when the model is loaded, and again when
+        the estimate changes.
 
     Raises
     ------
@@ -265,8 +264,10 @@ class Proving:
         self._loaded.backend.shares_prefixes = self._shares_prefixes and way in ("packed", "shared")
 
     def proof(self, way: Way) -> Proof:
-        """Return the proof of the model's scores in one way from this host's cache. If the cache has none,
-        make a new proof; other workers of this host wait until it is made.
+        """Return the proof of the model's scores in one way of sharing forwards, from this host's cache or
+        made now.
+
+        While one worker makes a proof, other workers of this host wait for it.
         """
         if not self._read(way):
             with ExitStack() as stack:
@@ -279,8 +280,9 @@ class Proving:
         return self._proof
 
     def again(self, way: Way) -> Proof:
-        """Score the probes again, and return a new proof. If the new proof does not hold, delete the proof in
-        this host's cache.
+        """Score the probes (pairs with known scores) again, and return a new proof of the model's scores.
+
+        If the scores are wrong now, delete the proof in this host's cache.
         """
         assert self._proof
         self._time = ProofTime()  # without `on_proof`, because nobody waits for this proof
@@ -292,12 +294,11 @@ class Proving:
         return proof
 
     def batch(self, way: Way, rows: int, tokens: int) -> Proof | None:
-        """Score the probes in batches of up to `rows` rows and `tokens` padded tokens, or somewhat more, and
-        compare the scores with transformers'. Returns the proof, which then includes such batches. If the
-        proof already includes them, nothing is scored, and ``None`` is returned.
+        """Check the model's scores in batches of `rows` rows and `tokens` padded tokens, or somewhat more.
 
-        The new proof is stored in this host's cache even if it does not hold. Workers of this host that load
-        the model later then do not score in this way.
+        Returns the extended proof, or ``None`` if the proof included such batches already. The proof is
+        stored in this host's cache even if the scores are wrong, so that later workers do not score in this
+        way.
         """
         assert self._proof
         if rows <= self._proof.rows and tokens <= self._proof.tokens:
@@ -320,8 +321,8 @@ class Proving:
         return self.folder / f"{digest(sorted(self._about(way).items()))}.json"
 
     def _about(self, way: Way) -> dict[str, Any]:
-        """Return everything that a proof of the model's scores in one way depends on, such as the device and
-        the versions of packages.
+        """Return everything on which the proof of the model's scores depends, such as the versions of
+        packages.
         """
         backend = self._loaded.backend
         return {
@@ -339,12 +340,10 @@ class Proving:
         }
 
     def _read(self, way: Way) -> bool:
-        """Read the proof of the model's scores that an earlier worker has stored on this host. Returns
-        whether this proof is used.
+        """Read the proof of the model's scores from this host's cache, and return whether it is used.
 
-        A proof is used only if everything that the proof depends on (`_about`) is still the same. A proof
-        that was made with too little memory to run transformers' model in fp32 is not used if the memory
-        suffices now.
+        A proof is used only if everything on which it depends (`_about`) is still the same. If it was made
+        without transformers' model in fp32, because memory was short, it is used only while memory is short.
         """
         if strangers(self.folder, self.folder.parent):
             return False
@@ -370,9 +369,15 @@ class Proving:
         return Probed(self._loaded.model(self._spec.model_copy(update={"max_length": self._length})), way)
 
     def measured(self, way: Way, rows: int | None = None, tokens: int | None = None) -> Proof:
-        """Make a new proof, even if this host's cache has one. The proof includes a batch of `rows` rows and
-        one of `tokens` padded tokens, or smaller ones if the memory does not suffice. By default, the speed
-        of the model decides the sizes of both batches.
+        """Make a new proof of the model's scores, whatever this host's cache has.
+
+        Parameters
+        ----------
+        way
+            How rows share a forward.
+        rows, tokens
+            Sizes of the largest batches that the proof includes, smaller if memory is short. By default the
+            speed of the model decides.
         """
         began, backend = system.monotonic(), self._loaded.backend
         own, off, reference = self._known = self._known or self._reference()
@@ -422,10 +427,11 @@ class Proving:
         return proof
 
     def _first_sizes(self, probed: Probed, seconds: float) -> tuple[int, int]:
-        """Return how many rows and padded tokens the largest batches have in which scores are compared when a
-        model is loaded. `seconds` is the time in which `probed` has scored its sets of batches.
+        """Return the sizes of the largest batches, in rows and padded tokens, in which loading checks scores.
+
+        `seconds` is how long `probed` took for its sets of batches.
         """
-        # in these `seconds`, each probe was scored at least three times
+        # each probe was scored at least three times in these `seconds`
         speed = 3 * probed.size / max(seconds, 1e-6)
         most = _FACTOR * TOKEN_BUDGETS[self._loaded.backend.device.partition(":")[0]]
         tokens = int(min(most, max(_BATCH_SECONDS * speed, 1)))
@@ -434,9 +440,19 @@ class Proving:
     def _repeated(
         self, probed: Probed, rows: int, tokens: int, bound: float | None = None
     ) -> tuple[str | None, float]:
-        """Compare the logits of probes in large batches with transformers'. Returns a sentence on the first
-        batch that does not pass (``None`` if all pass), and the largest difference in the batches that pass.
-        `bound` is the largest allowed difference, by default the proof's bound.
+        """Compare the logits of large batches of probes with transformers'.
+
+        Returns what is wrong with the first batch that fails (or ``None``), and the largest difference until
+        then.
+
+        Parameters
+        ----------
+        probed
+            Scores the probes.
+        rows, tokens
+            Sizes of the batches.
+        bound
+            The largest allowed difference; by default that of the proof.
         """
         assert self._known
         bound = self._proof.bound if bound is None and self._proof else bound
@@ -453,8 +469,8 @@ class Proving:
         return None, most
 
     def _other_bits(self, companies: list[Logits]) -> str | None:
-        """Return why a model that must be deterministic is not: a probe got different bits in two sets of
-        batches. Returns ``None`` if the bits are equal, or the model need not be deterministic.
+        """Return why a model that must be deterministic is not, or ``None`` if a probe's bits are always
+        equal.
         """
         first, *others = companies
         if self._loaded.kind is None or all(_same_bits(first, logits) for logits in others):
@@ -462,9 +478,7 @@ class Proving:
         return "it must be deterministic, but a pair by itself does not get the same bits each time"
 
     def _wrong(self, own: Own, probed: Probed, theirs: Logits, bound: float) -> str | None:
-        """Return what is wrong with a model even if its logits are right, such as token ids that differ from
-        transformers'; ``None`` if nothing is wrong.
-        """
+        """Return what is wrong with a model apart from its logits, such as other token ids, or ``None``."""
         scored = len(SCORED)
         if probed.tokens != list(own.tokens[:scored]):
             place = next(n for n in range(scored) if probed.tokens[n] != own.tokens[n])
@@ -480,15 +494,17 @@ class Proving:
         return self._other_scores(own, theirs)
 
     def _other_scores(self, own: Own, theirs: Logits) -> str | None:
-        """Return why the worker would make other scores from the same logits than transformers does, with an
-        activation or output that a spec may name; ``None`` if all scores are the same.
+        """Return where the worker would make other scores than transformers from the same logits, or
+        ``None``.
+
+        This tries the activations and outputs that a spec may name.
         """
         several = len(own.labels) > 1
         logits = theirs if several else theirs[:, 0]
         for activation, (label, output) in product(own.scores, _choices(own.labels)):
             every = label is None and several
             spec = {"activation": activation, "label": label, "all_labels": every}
-            with suppress(SpecError):  # torch lacks this activation, so a spec must name another one
+            with suppress(SpecError):  # without this activation in torch, a spec must name another one
                 model = self._loaded.model(self._spec.model_copy(update=spec))
                 if model.labels != (own.labels if every else ()):
                     return f"its outputs are {', '.join(own.labels)}, in this order"
@@ -501,9 +517,7 @@ class Proving:
         return None
 
     def _reference(self) -> tuple[Own, float, Literal["exact", "own"]]:
-        """Return transformers' results for the probes, their error in the worker's precision, and the value
-        of `Proof.reference`.
-        """
+        """Return transformers' results for the probes, their error, and the value of `Proof.reference`."""
         backend, large = self._loaded.backend, self._is_large()
         here = "" if large or backend.device != "cpu" else backend.precision
         if here in ("fp32", "bf16") and (figures := self._shipped()):
@@ -511,9 +525,7 @@ class Proving:
         return *self.asked(large=large), "own" if large else "exact"
 
     def _shipped(self) -> Shipped | None:
-        """Read transformers' results for the demo model from the file in the package. Returns ``None`` for
-        other models, or if the demo model or the probes have changed since the file was made.
-        """
+        """Return transformers' results for the demo model from the package, if they are still valid."""
         if self._spec.model != "demo" or not DEMO_FIGURES.is_file():
             return None
         figures = Shipped.model_validate(read_json(DEMO_FIGURES))
@@ -521,15 +533,13 @@ class Proving:
 
     @property
     def of_model(self) -> str:
-        """A digest of what transformers' results depend on: the model, its prompt template, the kind of its
-        rows, the longest row and the probes.
+        """A digest of what transformers' results depend on, such as the model, its prompt template and the
+        probes.
         """
         return digest(sorted(self._model.items()))
 
     def _is_large(self) -> bool:
-        """Return whether the model is too large for a second copy, which transformers would run in fp32 on
-        the CPU for comparison.
-        """
+        """Return whether the model is too large to be run in fp32 on the CPU, for comparison."""
         files = checkpoint(self._loaded.source, self._loaded.revision)
         size = sum(file.stat().st_size for file in files)
         return size > _LARGEST or size > free_memory() // 2
@@ -538,14 +548,12 @@ class Proving:
         """Run transformers' model, and return its results for the probes and the error of the worker's
         precision.
 
-        The results are those in fp32 on the CPU. If the model is too `large` for fp32, the results are those
-        in the worker's precision on the worker's device, or in bf16 if the worker's precision has 8 or 4
-        bits.
+        The results are those in fp32 on the CPU. For a `large` model they are those in the worker's precision
+        on the worker's device, with bf16 in place of 8 or 4 bits.
 
-        The error is the largest change of the logits if the model runs once more, in the worker's precision
-        on the worker's device. There are two exceptions, in which the model would only repeat the same run.
-        For a `large` model in a precision of more than 8 bits, the error is the largest change of the logits
-        by padding. For a smaller model in fp32 on the CPU, the error is 0.
+        The error is how much the logits change if the model runs once more, in the worker's precision on the
+        worker's device. Where this would repeat the same run, the error is 0, or for a `large` model the
+        change by padding.
         """
         # this module imports torch, which is not needed if the proof is in the cache
         from rankmill.workers.models.reference import ReferenceModel
@@ -583,8 +591,9 @@ class Proving:
             model.close()
 
     def _theirs(self, model: Any, tokens: list[dict[str, list[int]]], *beside: Any) -> Logits:
-        """Compute transformers' logits ``[probes, outputs]``; NaN for a probe without tokens. Each probe is
-        computed by itself, or in a batch with the longer probe `beside` if that is given.
+        """Compute transformers' logits ``[probes, outputs]``, with NaN for a probe without tokens.
+
+        Each probe is computed by itself, or padded to the length of the probe `beside`.
         """
         places = [place for place, row in enumerate(tokens) if row["input_ids"]]
         costs = [sum(len(row["input_ids"]) for row in (tokens[place], *beside)) for place in places]
@@ -595,16 +604,14 @@ class Proving:
 
 
 def _rounded_up(size: int) -> int:
-    """Round the size of a batch up to a power of two, so that batches that grow need few comparisons with
-    transformers' scores.
-    """
+    """Round the size of a batch up to a power of two, so that growing batches need few new checks."""
     return 1 << max(size - 1, 0).bit_length()
 
 
 def _choices(labels: tuple[str, ...]) -> Iterator[tuple[str | None, slice]]:
-    """Yield values for the label of a spec, each with the slice of a model's outputs that it selects. The
-    first is ``None``, which selects all outputs. The others are names and numbers of some outputs, unless
-    these are ambiguous.
+    """Yield values for the label of a spec, each with the slice of a model's outputs that it selects.
+
+    The first is ``None``, for all outputs. The others are names and numbers of up to `_CHOSEN` outputs.
     """
     yield None, slice(None)
     lower = [label.lower() for label in labels]
@@ -627,9 +634,9 @@ def _same_bits(ours: Logits, theirs: Logits) -> bool:
 
 
 def _spearman(ours: Logits, theirs: Logits) -> float:
-    """Return the rank correlation between the worker's logits (`ours`) and transformers' (`theirs`), for the
-    output where it is lowest; 0 if no probe has numbers in both. An output with the same value for all probes
-    does not count.
+    """Return the rank correlation between the worker's logits and transformers', for the worst output.
+
+    If no probe has numbers in both, the result is 0.
     """
     in_both = np.isfinite(ours).all(axis=1) & np.isfinite(theirs).all(axis=1)
     if not in_both.any():

@@ -22,18 +22,15 @@ from rankmill.workers.models.probes import LONGEST, OF_SPECS, Probe, columns_of,
 from rankmill.workers.models.reference_tokens import ReferenceTokens, own_tokenizer
 
 _KEPT = 1000
-"""A host stores the specs of a model that get right tokens, and at most this many of them. Beyond this
-number, the oldest specs are forgotten.
-"""
+"""A host remembers at most this many specs of a model whose tokens are right; the oldest are forgotten."""
 
 _OTHERS = {"model", "revision", "precision", "activation", "label", "all_labels", "deterministic"}
-"""Fields of a spec for which `SpecCheck` does not compare tokens with those from transformers. Some of these
-fields change no tokens. For the others, the proof of the model's scores has compared the tokens.
-"""
+"""Fields of a spec that change no tokens, or whose tokens were compared when the model's scores were."""
 
 
 class SpecCheck:
-    """Compares a model's tokens with those from transformers, once for each spec whose options change tokens.
+    """Compares a model's tokens with those from transformers, once for each set of options that change
+    tokens.
 
     Parameters
     ----------
@@ -56,9 +53,10 @@ class SpecCheck:
         self._tokenizer: Any = None
 
     def __call__(self, spec: ScoreSpec, model: Model) -> None:
-        """Tokenize probes with the options of a spec, and compare the tokens with transformers'. Does nothing
-        if the spec asks for tokens instead of scores, or if tokens with the same options were compared
-        before: by this check on this host, or by the proof of the model's scores.
+        """Compare the tokens of probes (sample pairs) with transformers', with the options of a spec.
+
+        Does nothing if the spec asks for tokens, or if tokens with the same options were compared before on
+        this host.
 
         Raises
         ------
@@ -96,7 +94,7 @@ class SpecCheck:
     def _compare(self, spec: ScoreSpec, model: Model) -> None:
         limit = find_max_length(spec, self._loaded.about)
         theirs = ReferenceTokens(spec, replace(self._loaded.about, tokenizer=self._tokenizer))
-        # texts over a model's own long limit were compared when the model was loaded
+        # long texts were compared when the model was loaded
         cut = spec.max_length is not None or limit <= LONGEST
         probes = [*OF_SPECS, *(over_the_limit(limit) if cut else ())]
         work = prepare(model, *columns_of(probes, spec.inputs))
@@ -134,8 +132,8 @@ class SpecCheck:
         return 1 + len(range(0, tokens - room, min(spec.long_stride or max(room // 2, 1), room)))
 
     def _windows(self, probe: Probe, model: Model) -> Iterator[Probe]:
-        """Yield the windows into which the worker cuts a probe's passage, in order. If a part of the passage
-        is in no window, an empty probe comes last.
+        """Yield the windows into which the worker cuts a probe's passage, and an empty probe if text is left
+        out.
         """
         if model.windows is None:
             return
@@ -146,7 +144,7 @@ class SpecCheck:
         parts, (text,) = read if read is not None else queries, columns[-1]
         done = 0
         for part in parts:
-            # the text may have the part several times: the last place that leaves no gap is taken
+            # a text may contain the part several times: take the last place that leaves no gap
             at = text.rfind(part, 0, done + len(part) + 1)
             if at < 0 or text[done:at].strip():
                 break

@@ -89,8 +89,8 @@ class Work:
     found: list[str | None] | None = None
 
     def pairs_in(self, rows: Rows) -> int:
-        """Return the number of pairs whose first window is among `rows`. A pair has a row for each window of
-        its passage, and one row if the passage was not cut into windows.
+        """Return the number of pairs whose first window is among `rows`; a pair that is not cut is one
+        window.
         """
         if not self.scored.windows:
             return len(rows)
@@ -103,8 +103,9 @@ class Work:
 
 
 def prepare(model: Model, queries: Texts, passages: Texts | None = None) -> Work:
-    """Tokenize pairs ``[n]``, or single texts if `passages` is ``None``. A pair gets an error if a text is
-    missing, cannot be tokenized or is too long.
+    """Tokenize pairs ``[n]``, or single texts if `passages` is ``None``.
+
+    A pair gets an error if a text is missing, too long or cannot be tokenized.
     """
     scored = PairScores(model.no_scores(len(queries)))
     pieces: list[tuple[Rows, Tokens]] = []
@@ -135,8 +136,9 @@ def prepare(model: Model, queries: Texts, passages: Texts | None = None) -> Work
 
 
 def encode(model: Model, requests: Texts) -> Work:
-    """Find the tokens or texts that the rows ``[n]`` ask for. Returns complete work, in which the score of a
-    row is its number of tokens.
+    """Answer the rows ``[n]`` of a chunk that ask for tokens, or for the text of tokens.
+
+    The result is complete work, in which a row's score is its number of tokens.
     """
     assert model.encoder
     encoder, room = model.encoder, _MOST_FOUND
@@ -164,9 +166,7 @@ def _row_of(model: Model) -> str:
 
 
 def _with_texts(model: Model, queries: Texts, passages: Texts | None, scored: PairScores) -> Rows:
-    """Return the indices of the rows whose texts are all present and short enough to be tokenized; other rows
-    get an error in `scored`.
-    """
+    """Return the indices of the rows whose texts can be tokenized; other rows get an error in `scored`."""
     columns = (queries,) if passages is None else (queries, passages)
     names = names_of_texts(model.inputs)
     alike = len(set(map(len, columns))) == 1
@@ -182,7 +182,8 @@ def _with_texts(model: Model, queries: Texts, passages: Texts | None, scored: Pa
 
 
 def _fitting(model: Model, part: Rows, tokens: Tokens, scored: PairScores) -> tuple[Rows, Tokens]:
-    """Return those pairs of `part` (indices in the chunk) that are not refused as too long, and their tokens.
+    """Return the pairs of `part` (indices in the chunk) that are not too long, and their tokens.
+
     The other pairs get an error in `scored`.
     """
     most = model.refused_over
@@ -194,10 +195,10 @@ def _fitting(model: Model, part: Rows, tokens: Tokens, scored: PairScores) -> tu
 
 
 def bisect(rows: Rows, run: Callable[[Rows], None], broken: Callable[[int, str], None]) -> None:
-    """Call `run` with `rows`. If `run` raises an error, call `run` with each half of the rows, and cut halves
-    that fail again. If `run` fails with a single row, `broken` is called with this row and the reason.
+    """Call `run` with `rows`, and after an error with each half, down to the single rows that fail.
 
-    A `SpecError`, which concerns the whole model, and `DeviceLost` are not caught.
+    `broken` is called with each such row and the reason. `SpecError`, which concerns the whole model, and
+    `DeviceLost` are raised.
     """
     if not len(rows):
         return
