@@ -149,7 +149,7 @@ class Pipeline:
     def start(self) -> Pipeline:
         """Start the threads that score and that write results, and return this pipeline.
 
-        Tests may leave this out: then whoever calls `step` scores batches and calls answers.
+        Without these threads, the caller of `step` scores batches and calls answers.
         """
         self._writer = system.Executor(1, thread_name_prefix="writer")
         self._forward = system.Thread(target=self._guard(self._run), name="forward", daemon=True)
@@ -161,11 +161,8 @@ class Pipeline:
     ) -> None:
         """Let `engine` score `work`. After the last row is scored, `answer` is called in the writing thread.
 
-        Parameters
-        ----------
-        whole
-            Cut the work into batches by itself, so that `withdraw` can remove it until its first rows are
-            being scored.
+        With `whole`, the work is cut into batches by itself, so that `withdraw` can remove it until its first
+        rows are being scored.
         """
         if not work.left:
             self.answer(answer)

@@ -94,7 +94,7 @@ class SpecCheck:
     def _compare(self, spec: ScoreSpec, model: Model) -> None:
         limit = find_max_length(spec, self._loaded.about)
         theirs = ReferenceTokens(spec, replace(self._loaded.about, tokenizer=self._tokenizer))
-        # long texts were compared when the model was loaded
+        # if a model's own limit is long, texts over it were compared when the model was loaded
         cut = spec.max_length is not None or limit <= LONGEST
         probes = [*OF_SPECS, *(over_the_limit(limit) if cut else ())]
         work = prepare(model, *columns_of(probes, spec.inputs))
