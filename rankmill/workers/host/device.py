@@ -56,9 +56,7 @@ def _gpus() -> list[str]:
 
 
 def gpu_precision(device: str, supported: Sequence[str]) -> str:
-    """The best supported precision on a GPU, which is bf16 with CUDA on hardware that has it, else fp16, else
-    fp32.
-    """
+    """The best supported precision on a GPU: bf16 (CUDA with support in hardware), else fp16, else fp32."""
     best = "fp16"
     if device == "cuda":
         import torch
@@ -75,9 +73,7 @@ def has_fp8() -> bool:
 
 
 def resolve_claim_ahead(setting: int | str, device: str) -> int:
-    """Return how many pairs a worker claims ahead: the setting's number, or for ``auto`` the device's value
-    in `CLAIM_AHEAD`.
-    """
+    """Return how many pairs a worker claims ahead; ``auto`` means the device's value in `CLAIM_AHEAD`."""
     return setting if isinstance(setting, int) else CLAIM_AHEAD[device]
 
 
@@ -119,7 +115,7 @@ def forced_kernels() -> list[str]:
 
 
 def int8_overflows() -> bool:
-    """Whether sums of 8-bit products can overflow on this CPU: they can without VNNI, except on ARM."""
+    """Whether sums of 8-bit products can overflow on this CPU, which lacks VNNI and is not ARM."""
     is_arm = platform.machine() in {"aarch64", "arm64"}
     return not is_arm and not cpu_flags() & {"avx512_vnni", "avx_vnni"}
 

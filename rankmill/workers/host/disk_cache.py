@@ -88,10 +88,10 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
 
 
 def is_kept(folder: Path, cache: Path) -> bool:
-    """Return whether `folder`, in the cache folder `cache`, exists and is still as `build_once` made it.
+    """Return whether a cached folder exists and is unchanged since `build_once` made it.
 
-    An unchanged folder is marked as in use; a changed folder is removed. Several threads may call `is_kept`.
-    The first call for a folder reads all of the folder's files, which takes a while if the files are large.
+    An unchanged folder is marked as in use; a changed folder is removed. The first call for a folder reads
+    all of its files, which may take a while. Several threads may call this.
 
     Raises
     ------
@@ -113,8 +113,9 @@ def is_kept(folder: Path, cache: Path) -> bool:
 
 
 def try_to_keep(file: Path, values: dict[str, Any], name: str) -> None:
-    """Write a JSON file into the cache folder. If the file cannot be written, log this and go on; `name` says
-    in the log what the file contains.
+    """Write a JSON file into the cache folder, or log why it cannot be written.
+
+    `name` says in the log what the file contains.
     """
     try:
         write_json(file, values)
@@ -123,12 +124,12 @@ def try_to_keep(file: Path, values: dict[str, Any], name: str) -> None:
 
 
 def digest(value: object) -> str:
-    """Return a short digest of a value's `repr`, to name files whose content depends on the value."""
+    """Return a short digest of a value's `repr`, for the name of a file that depends on the value."""
     return hashlib.blake2b(repr(value).encode(), digest_size=16).hexdigest()
 
 
 def kept_as(folder: Path) -> str:
-    """A digest of a cached folder's content. Workers that load different files have different digests."""
+    """A digest of a cached folder's content."""
     return hashlib.sha256(json.dumps(read_json(folder / _DIGESTS), sort_keys=True).encode()).hexdigest()
 
 
@@ -151,11 +152,20 @@ class _Entry:
 
 
 def make_room(kept: Iterable[KeptFolder], limit: int, *, needed: int = 0, keep: Path | None = None) -> int:
-    """Remove folders of `kept` (cached folders), those unused for longest first, until the folders that are
-    left take at most `limit` bytes together with `needed` more bytes.
+    """Remove cached folders, the longest unused first, until at most `limit` bytes are used.
 
-    A folder that a process has locked is not removed. The folder `keep` is not removed either, and its bytes
-    do not count.
+    A folder that a process has locked is not removed.
+
+    Parameters
+    ----------
+    kept
+        The cached folders.
+    limit
+        The limit in bytes.
+    needed
+        Bytes that count as used too. If they exceed the limit by themselves, nothing is removed.
+    keep
+        A folder that is not removed, and does not count.
 
     Returns
     -------
@@ -207,8 +217,7 @@ def _remove(entry: _Entry) -> bool:
 
 
 def cache_name(source: str | Path, revision: str | None, *inputs: str) -> str:
-    """A name for files that are derived from a model, made from the model's commit or content and from
-    `inputs`.
+    """A name for files that are derived from a model, which changes with the model's content and `inputs`.
 
     Parameters
     ----------

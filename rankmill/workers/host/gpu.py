@@ -48,9 +48,7 @@ class Gpu(Collector):
         return [_gauge(name) for name in _METRICS]
 
     def collect(self) -> Iterable[Metric]:
-        """The metrics that the GPU reports; a part of a GPU (MIG), for instance, reports no use and no
-        temperature.
-        """
+        """The metrics that the GPU reports; a part of a GPU (MIG), for example, reports no temperature."""
         nvml = self._nvml
         if nvml is None:
             return
@@ -82,9 +80,7 @@ class Gpu(Collector):
 
 
 def _cuda() -> Any:
-    """PyTorch's CUDA module if this process uses CUDA, otherwise ``None``. While another thread imports
-    PyTorch, parts of PyTorch are missing, and the result is ``None``.
-    """
+    """PyTorch's CUDA module if this process uses CUDA, otherwise ``None``."""
     cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
     return cuda if hasattr(cuda, "is_initialized") and cuda.is_initialized() else None
 

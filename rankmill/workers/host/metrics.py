@@ -39,9 +39,7 @@ from rankmill.jobs.system import system
 from rankmill.workers.host.gpu import Gpu
 
 _PACE_SECONDS = 30
-"""The worker's pace (padded tokens scored in a second of forward) is measured over at least this many
-seconds, or over the worker's life if that is shorter.
-"""
+"""The worker's pace, in padded tokens per second of forward, is measured over about this many seconds."""
 
 _LEAST_FORWARD_SECONDS = 1
 """A worker reports no pace if its forwards took fewer seconds than this, because a first batch is slow."""
@@ -161,9 +159,18 @@ def stage(name: str) -> Iterator[None]:
 
 
 def count_batch(scored: int, rows: int, real: int, padded: int, budget: int) -> None:
-    """Add a scored batch to the metrics. `rows` is the number of its rows, and `scored` the number of pairs
-    whose first window is in it. `real` and `padded` are its tokens without and with padding, and `budget` is
-    its token budget.
+    """Add a scored batch to the metrics.
+
+    Parameters
+    ----------
+    scored
+        Pairs whose first window is in the batch.
+    rows
+        Rows of the batch.
+    real, padded
+        Tokens of the batch, without and with padding.
+    budget
+        The batch's token budget.
     """
     pairs.inc(scored)
     tokens.inc(real)
@@ -181,8 +188,18 @@ def count_chunk(outcome: str) -> None:
 def count_scored(
     run: Run, priority: Priority, result: ChunkScores, submitted: datetime | None, faults: Iterable[RowFault]
 ) -> None:
-    """Add a scored chunk to the metrics: its scores, the `faults` of rows without a score, and the time since
-    `submitted`, if that is known.
+    """Add a scored chunk to the metrics.
+
+    Parameters
+    ----------
+    run, priority
+        The chunk's run, and its priority.
+    result
+        The chunk's scores.
+    submitted
+        When the chunk was submitted, if that is known.
+    faults
+        The fault of each row without a score.
     """
     count_chunk("scored")
     for fault in faults:
@@ -208,8 +225,9 @@ class _CpuUse:
         self._cores: float | None = None
 
     def cores(self) -> float | None:
-        """Return the mean number of busy CPU cores since the last measurement. If the last measurement was
-        less than half a second ago, return its result again; ``None`` if nothing was measured yet.
+        """Return the mean number of busy CPU cores since the last measurement, or ``None`` before the first.
+
+        A measurement is at least half a second long; until then, the last result is returned again.
         """
         at, seconds = system.monotonic(), time.process_time()
         if at - self._at >= 0.5:
@@ -226,8 +244,14 @@ class _Pace:
         self._seen: deque[tuple[float, float, float]] = deque()
 
     def now(self, padded: float, forward: float) -> float | None:
-        """Return the pace from the process's totals of padded tokens and of seconds in forwards; ``None`` if
-        too little was scored.
+        """Return the pace by the process's totals so far, or ``None`` if too little was scored.
+
+        Parameters
+        ----------
+        padded
+            Padded tokens.
+        forward
+            Seconds in forwards.
         """
         at = system.monotonic()
         self._seen.append((at, padded, forward))

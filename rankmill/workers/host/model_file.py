@@ -29,8 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def commit_of(source: str | Path, revision: str | None) -> str | None:
-    """Return the commit that a revision on the hub, such as a branch, names now, so that all files of a model
-    come from one commit.
+    """Return the commit that a revision on the hub, such as a branch, names now.
 
     If the model is a directory or cannot be found, the revision itself is returned. If the hub does not
     answer, this process uses only cached files of the hub until the next call.
@@ -56,9 +55,7 @@ def commit_of(source: str | Path, revision: str | None) -> str | None:
 
 
 def _hub_answers() -> bool:
-    """Return whether the Hugging Face hub answers within seconds. If it does not, set the hub's client
-    offline, because otherwise the client would try for a minute.
-    """
+    """Return whether the Hugging Face hub answers within seconds. If not, its client is set offline."""
     from huggingface_hub import constants, get_session
 
     constants.HF_HUB_OFFLINE = False
@@ -69,8 +66,7 @@ def _hub_answers() -> bool:
             answer = get_session().head(constants.ENDPOINT, timeout=_HUB_SECONDS)
             answers.extend([answer] if answer.status_code < 500 else [])  # a status of 5xx comes from a proxy
 
-    # The request runs in a thread, because its time limit covers neither the name's resolution nor a second
-    # address that is tried.
+    # In a thread, because the time limit covers neither the name's resolution nor a second address.
     thread = system.Thread(target=ask, name="hub", daemon=True)
     thread.start()
     thread.join(_HUB_SECONDS)
@@ -85,11 +81,7 @@ _NAMING = ("config.json", "tokenizer_config.json", "modules.json", "model.safete
 def check_files(source: str | Path, revision: str | None) -> None:
     """Refuse a model with an adapter, and a model on the hub that names files of this host.
 
-    The scores of such models do not depend on the model alone. Whether transformers applies an adapter
-    depends on what is installed on a host. If a model on the hub names files of this host, the model's commit
-    does not say what the model computes.
-
-    For a directory, `rankmill.jobs.model_files` checks the names.
+    The scores of such a model would depend on what is on the host.
 
     Raises
     ------
@@ -142,7 +134,7 @@ def model_file(source: str | Path, revision: str | None, name: str) -> Path | No
 
 
 def read_json(source: str | Path, revision: str | None, name: str, kind: type[Any]) -> Any:
-    """Read a JSON file of the model, which must be of type `kind`; ``None`` if the model lacks it."""
+    """Read a JSON file of the model, which must be of type `kind`. Returns ``None`` without the file."""
     file = model_file(source, revision, name)
     if file is None:
         return None
@@ -153,9 +145,7 @@ def read_json(source: str | Path, revision: str | None, name: str, kind: type[An
 
 
 def checkpoint(source: str | Path, revision: str | None) -> list[Path]:
-    """Return the files that contain a model's weights. A model on the hub has a single such file, or an index
-    that names several.
-    """
+    """Return the files that contain a model's weights."""
     if isinstance(source, Path):
         return weight_files(source)
     if file := model_file(source, revision, "model.safetensors"):

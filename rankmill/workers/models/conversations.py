@@ -15,9 +15,8 @@ from rankmill.workers.models.templates import bound_templates, template_options
 Messages = list[dict[str, Any]]
 
 PROBES = (("alpha", "bravo"), ("charlie", "bravo"), ("alpha", "foxtrot"))
-"""Three pairs of texts with which a chat template is tested: a question with its answer, another question
-with the same answer, and the first question with another answer. A template drops a text if the first pair
-gives the same result as another pair.
+"""A chat template is tested with these pairs of texts. It drops a text if the first pair gives the same
+result as another pair, which differs in one text.
 """
 
 
@@ -27,11 +26,11 @@ def exchange(question: str, answer: str) -> Messages:
 
 
 class ConversationTokenizer:
-    """Puts conversations into the model's own chat template, and tokenizes the result, as transformers does.
+    """Puts conversations into the model's own chat template, and tokenizes the result.
 
-    The template writes the special tokens, so the tokenizer adds none. A text that is too long is cut at the
-    side that the tokenizer's files name, which is mostly the end. If a message's content is a list of texts
-    and the template does not read such lists, the texts are joined by newlines, as vLLM joins them.
+    The template writes the special tokens, so the tokenizer adds none. A text that is too long is cut. If a
+    message's content is a list of texts and the template does not read lists, the texts are joined by
+    newlines.
 
     Parameters
     ----------
@@ -82,9 +81,12 @@ class ConversationTokenizer:
         return sharing(in_a_row(self._ids(chats)), [json.dumps(chat[:-1]) for chat in chats])
 
     def _finds_texts_in_lists(self, plain: list[int]) -> bool:
-        """Return whether the chat template also reads a message's content that is a list of texts. To find
-        out, the first pair of `PROBES` is tokenized with each text in a list; the tokens must be `plain`,
-        those of the same pair without lists.
+        """Return whether the chat template also reads a message's content that is a list of texts.
+
+        Parameters
+        ----------
+        plain
+            Token ids of the first of `PROBES`. With its texts in lists, the ids must be the same.
         """
         lists = [{**message, "content": [_part(message["content"])]} for message in exchange(*PROBES[0])]
         with suppress(Exception):  # an error of Jinja, or one that the template raises
@@ -92,9 +94,10 @@ class ConversationTokenizer:
         return False
 
     def _readable(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Convert a content that is a list of texts to the form that the chat template reads: a list, or one
-        text of several lines. Returns other messages as they are. Raises `ValueError` for a list that
-        contains anything other than texts.
+        """Convert a message's list of texts to what the chat template reads: a list, or one text of several
+        lines.
+
+        Raises `ValueError` for a list that contains anything other than texts.
         """
         parts = message.get("content")
         if not isinstance(parts, list):

@@ -17,7 +17,8 @@ from rankmill.workers.host.disk_cache import make_room
 
 
 class ModelCopies:
-    """Finds the files of models that extensions know by name on a worker's host, and removes old ones.
+    """Finds the files of models that extensions know by name, such as registered models, and removes old
+    ones.
 
     Parameters
     ----------
@@ -31,8 +32,9 @@ class ModelCopies:
         self._names = ModelNames(settings)
 
     def pinned(self, spec: ScoreSpec) -> ScoreSpec:
-        """Return a copy of `spec` in which a model's name that an extension knows is replaced by the model
-        for which it stands now. Any other name stays as it is.
+        """Return a copy of `spec` that names the exact model, if an extension knows the model's name.
+
+        A name such as an alias may stand for different models in time. Any other name stays as it is.
 
         Raises
         ------
@@ -45,9 +47,19 @@ class ModelCopies:
             raise WorkerError(str(error)) from error
 
     def find(self, model: str, content: str | None) -> ModelCopy | None:
-        """Return where this host has the files of a model that an extension knows by name, and fetch missing
-        files (`NamedModels.copy`). `content` is the digest that the files must have, if it is known. Returns
-        ``None`` if no extension knows the name.
+        """Return this host's copy of a model that an extension knows by name, and fetch missing files.
+
+        Parameters
+        ----------
+        model
+            The model's name.
+        content
+            The digest that the files must have, if it is known.
+
+        Returns
+        -------
+        ModelCopy
+            Where the files are, or ``None`` if no extension knows the name.
 
         Raises
         ------
@@ -63,10 +75,16 @@ class ModelCopies:
             raise SpecError(str(error)) from None
 
     def make_room(self, needed: int = 0, keep: Path | None = None) -> int:
-        """Remove copies of models and converted models from the cache folder, those unused for longest first,
-        until `needed` more bytes fit into the cache folder. Returns the number of bytes that still do not
-        fit. Parameters are as in `CacheRoom.make_room`. If the settings set no limit for the cache folder,
-        nothing is removed.
+        """Remove copies and converted models from the cache folder, the longest unused first, to make room.
+
+        Returns the number of bytes that still do not fit. If the settings set no limit, nothing is removed.
+
+        Parameters
+        ----------
+        needed
+            Bytes for which there must be room.
+        keep
+            A folder that is not removed, and does not count.
         """
         return 0 if self._limit is None else make_room(self._kept(), self._limit, needed=needed, keep=keep)
 

@@ -111,16 +111,12 @@ class Description:
 
     @cached_property
     def joiner(self) -> Joiner | None:
-        """The `Joiner` that tokenizes each distinct text of pairs only once. ``None`` if a pair would get
-        other tokens from a `Joiner` than from the model's own tokenizer.
-        """
+        """Tokenizes each distinct text of pairs only once; ``None`` if that would change the tokens."""
         return Joiner.of(self.tokenizer, self.cache)
 
     @cached_property
     def joiner_alone(self) -> Joiner | None:
-        """The `Joiner` for texts that are scored by themselves. ``None`` if a text would get other tokens
-        from a `Joiner` than from the model's own tokenizer.
-        """
+        """Like `joiner`, for texts that are scored by themselves."""
         return Joiner.of(self.tokenizer, self.cache, alone=True)
 
     @property
@@ -141,7 +137,7 @@ class PlainTokenizer:
     """
 
     split_special_tokens = False
-    truncation_side = "right"  # `_plain` refuses tokenizers that cut elsewhere
+    truncation_side = "right"  # `_plain` refuses a tokenizer that cuts on the left
 
     def __init__(self, text: str, facts: TokenizerFacts) -> None:
         self.backend_tokenizer = Tokenizer.from_str(text)
@@ -279,9 +275,7 @@ def _tokenizer_facts(tokenizer: Any) -> TokenizerFacts:
 
 
 def _plain(tokenizer: Any, source: str | Path, revision: str | None) -> str | None:
-    """Return JSON from which a `PlainTokenizer` can be made that gives the same tokens as `tokenizer`;
-    ``None`` if there is no such JSON.
-    """
+    """Return JSON from which a `PlainTokenizer` gives the same tokens as `tokenizer`, if there is any."""
     if not tokenizer.is_fast or tokenizer.truncation_side != "right" or tokenizer.split_special_tokens:
         return None
     own = _state(tokenizer.backend_tokenizer)

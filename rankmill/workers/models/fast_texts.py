@@ -42,26 +42,24 @@ from rankmill.workers.models.tokenizer_proof import (
 )
 
 _AFTER_SECONDS = 7.0
-"""On a CPU, the proof of a fast tokenizer library begins after this many seconds of tokenizing. The proof
-takes about as many seconds, and a short run should not pay for it.
+"""On a CPU, the proof of a fast tokenizer library begins after this many seconds of tokenizing, about as long
+as a proof takes.
 """
 
 _SAMPLE = 256
-"""One of this many texts, chosen at random, is tokenized both by the fast library and by Hugging Face's, to
-compare the ids. That costs 0.4 µs per text on average.
-"""
+"""One of this many texts, chosen at random, is tokenized by both libraries, to compare the ids."""
 
 _ATTEMPTS = 3
-"""If this many proofs of a fast tokenizer library have begun and none has ended, the library is not used,
-because the library probably crashes the workers.
+"""If this many proofs of a fast tokenizer library have begun and none has ended, the library probably crashes
+the workers, and is not used.
 """
 
 _CACHED_WORDS = 1 << 18
 """Number of words that nanotoken remembers, in two tables with about 64 bytes for each word."""
 
 _RECIPE = 1
-"""Version of the proof that compares a fast tokenizer library with Hugging Face's. A proof that compares more
-gets a higher version, so that each host proves its tokenizers again.
+"""Version of the proof of a fast tokenizer library. Raise it when the proof compares more, so that each host
+proves its tokenizers again.
 """
 
 logger = logging.getLogger(__name__)
@@ -107,16 +105,12 @@ class FastTexts:
         return self._fast is not None
 
     def news(self) -> str | None:
-        """Return what was found wrong with the fast tokenizer library since the last call of `news`; ``None``
-        if nothing was.
-        """
+        """Return what was found wrong with the fast tokenizer library since the last call, if anything."""
         news, self._news = self._news, None
         return news
 
     def settle(self) -> bool:
-        """Wait for a proof of the fast tokenizer library, if `begin_proof` begins one. Returns whether the
-        fast library is in use after the proof.
-        """
+        """Prove the fast tokenizer library now if possible, and return whether it is in use."""
         if proof := self.begin_proof():
             proof.join()
         return self.is_fast
@@ -134,9 +128,7 @@ class FastTexts:
         return tokens
 
     def _tokenize_fast(self, texts: list[str]) -> Tokens | None:
-        """Tokenize texts with the fast library, except those with unproven characters. Returns ``None`` if
-        the library must not be used any more.
-        """
+        """Tokenize texts with the fast library where it is proven, or return ``None`` if it is wrong."""
         if _stamp(self._file) != self._seen:
             self._read()
         if self._make is None or self._fast is None:
@@ -158,9 +150,7 @@ class FastTexts:
         return None
 
     def _unproven(self, texts: list[str]) -> list[int]:
-        """Return the indices of texts with an unproven character: one that was not compared, or that gets
-        other ids from the fast library than from Hugging Face's tokenizer.
-        """
+        """Return the indices of texts with a character for which the fast library is not proven right."""
         other = [place for place, text in enumerate(texts) if not text.isascii()]
         if not other or self._all_proven("".join([texts[place] for place in other])):
             return []
@@ -171,8 +161,8 @@ class FastTexts:
         return bool(self._proven[codes].all())
 
     def _mixed(self, texts: list[str], odd: list[int]) -> Tokens:
-        """Tokenize texts with the fast library, except the texts at the indices `odd`. Texts at these indices
-        have unproven characters, and go to Hugging Face's tokenizer.
+        """Tokenize the texts at the indices `odd` with Hugging Face's tokenizer, the others with the fast
+        library.
         """
         assert self._fast
         others = sorted(set(range(len(texts))) - set(odd))
@@ -181,8 +171,9 @@ class FastTexts:
         return both.take(np.argsort([*others, *odd]))
 
     def _differing(self, texts: list[str], tokens: Tokens) -> str | None:
-        """Tokenize a random sample of texts with Hugging Face's tokenizer, and compare the ids with those in
-        `tokens`. Returns how they differ, or ``None`` if they agree.
+        """Compare the ids in `tokens` with Hugging Face's for a random sample of the texts.
+
+        Returns how they differ, or ``None`` if they agree.
         """
         self._due += len(texts) / _SAMPLE
         wanted, self._due = int(self._due), self._due % 1
@@ -195,8 +186,8 @@ class FastTexts:
 
     def begin_proof(self) -> threading.Thread | None:
         """Start a thread that compares the fast tokenizer library with Hugging Face's, and return the thread.
-        Returns ``None`` if no thread starts, for example because another process of this host is comparing
-        the libraries, or because the result of a proof is already stored.
+
+        Returns ``None`` if no thread starts, for example because another process is comparing them already.
         """
         if self._missing:
             logger.warning(
@@ -306,6 +297,6 @@ LIBRARIES: dict[str, tuple[str, Callable[[str], FastEncode]]] = {
     "WordPiece": ("nanotoken", _nanotoken),
     "BPE": ("fastokens", _fastokens),
 }
-"""The fast tokenizer library for each kind of Hugging Face tokenizer: the library's name, and a function that
-makes the library's tokenizer from the JSON of Hugging Face's.
+"""The fast tokenizer library for each kind of Hugging Face tokenizer, and a function that makes its tokenizer
+from JSON.
 """

@@ -47,8 +47,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class LastProbes:
-    """Records when the probes of a loaded model (pairs with known scores) last got the right scores, and
-    whether a batch has failed since then.
+    """When a model's probes (pairs with known scores) were last right, and whether a batch has failed since
+    then.
 
     All specs of the model share this object, so that the probes are scored once for all of them.
     """
@@ -61,8 +61,7 @@ class LastProbes:
 class Model:
     """A model that is ready to score: it turns texts into ids, ids into logits, and logits into scores.
 
-    ``int8_gain`` is the speed of int8 here divided by that of the model's precision; ``None`` if it is not
-    known.
+    ``int8_gain`` says how many times as fast int8 is here as the model's precision, if that is known.
     """
 
     name: str
@@ -84,20 +83,18 @@ class Model:
     one score; scores are then ``[rows]``.
     """
     proof: Proof | None = None
-    """The proof of the model's scores: how much they differ from those of transformers on this device.
-    ``None`` if nothing was proven, as in a simulation.
+    """The result of comparing the model's scores with those of transformers; ``None`` if they were not
+    compared.
     """
     kind: str | None = None
-    """A text that names all that the bits of a deterministic score depend on apart from the row and the
-    model, such as the CPU and the versions of packages (`Alone.kind`). ``None`` unless the spec is
-    deterministic.
+    """A text that names everything on which the bits of a deterministic score depend, such as the CPU and
+    versions of packages. ``None`` unless the spec is deterministic.
     """
     prove_again: Callable[[], Proof] | None = None
     """Scores the probes (the pairs of the proof) again, and returns a new proof of the model's scores."""
     prove_batch: Callable[[int, int], Proof | None] | None = None
-    """Scores batches of at least a given size (rows, padded tokens), and compares the scores with those of
-    transformers. Returns a new proof, which includes batches up to this size, or ``None`` if the proof of the
-    model already included this size.
+    """Compares scores in batches of at least a given size (rows, padded tokens) with those of transformers.
+    Returns a new proof, or ``None`` if such batches were compared before.
     """
     last_probes: LastProbes = field(default_factory=LastProbes)
     inputs: Inputs = "pairs"
@@ -106,7 +103,7 @@ class Model:
     encoder: TextEncoder | None = None
     """Answers rows that ask for tokens instead of scores; ``None`` if rows ask for scores."""
     lock: threading.RLock = field(default_factory=system.RLock, compare=False)
-    """The lock that a thread must hold while it tokenizes for this model (`Description.lock`)."""
+    """A thread must hold this lock while it tokenizes for this model."""
 
     @property
     def texts(self) -> FastTexts | None:
@@ -119,12 +116,22 @@ class Model:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Tokenizer and weights of a model, which specs with any length, activation and instruction share.
+    """Tokenizer and weights of a model, which many specs share.
 
-    ``held`` keeps an extension's copy of the model on this host, ``source`` is where the model's files are,
-    and ``copies`` has digests of the cached files that were loaded instead of the model's. ``proof``,
-    ``prove_again`` and ``prove_batch`` are as in `Model`. If a spec has options that change tokens,
-    ``check_spec`` compares the tokens with those of transformers.
+    Attributes
+    ----------
+    about, backend, revision, int8_gain
+        The model's description and weights, its commit or digest, and how many times as fast int8 is.
+    held
+        Keeps an extension's copy of the model on this host.
+    source
+        Where the model's files are.
+    copies
+        Digests of the cached files that were loaded instead of the model's.
+    proof, prove_again, prove_batch, last_probes
+        As in `Model`.
+    check_spec
+        Compares tokens with those of transformers, if a spec has options that change tokens.
     """
 
     about: Description
@@ -234,7 +241,7 @@ def load(
         description = describe(source, revision, cache, located.check_unchanged)
         _scores(spec, description)  # raises errors of the spec before the weights are read
         texts = _texts_of(tokenizer_for(spec, description, find_max_length(spec, description)))
-        # a fast tokenizer is proven while the weights load: a GPU waits less for tokens even in a short run
+        # During this proof of a fast tokenizer the weights load, so that a GPU waits less for tokens.
         if device != "cpu" and texts:
             texts.begin_proof()
         answer_ids = answers(spec, description) if description.layout.task == "causal" else None
@@ -283,8 +290,8 @@ def _scores(spec: ScoreSpec, description: Description) -> Activation:
 
 
 def _row_by_row(function: Activation) -> Activation:
-    """Make a function that applies `function` to one row at a time, so that a row's bits do not depend on
-    other rows. A library may use other instructions for the end of an array than for the rest.
+    """Make a function that applies `function` to one row at a time, so that other rows change no bits of a
+    row.
     """
     return lambda logits: np.concatenate([function(logits[row : row + 1]) for row in range(len(logits))])
 
@@ -300,8 +307,9 @@ def _load_network(files: ModelFiles) -> Any:
 
 
 class CannotConvert(SpecError):
-    """A backend cannot convert a model to its own form, or run the result; ``combination`` is the backend and
-    precision that was tried.
+    """A backend cannot convert a model to its own form, or cannot run the result.
+
+    ``combination`` is the backend and precision.
     """
 
     def __init__(self, combination: Combination, reason: str) -> None:
@@ -332,8 +340,7 @@ def _load_backend(choice: BackendChoice, files: ModelFiles, device: str) -> Back
 
 @contextmanager
 def one_line(spec: ScoreSpec) -> Iterator[None]:
-    """Turn errors of other libraries into a `SpecError` of one line, because every chunk of the model would
-    fail with the same error.
+    """Turn errors of other libraries into a `SpecError` of one line.
 
     Errors of rankmill, of memory and of the device pass unchanged.
     """
@@ -365,8 +372,7 @@ _LONGEST = 300
 
 
 def find_max_length(spec: ScoreSpec, description: Description) -> int:
-    """Return the limit on a pair's tokens that the spec sets, or else the model's files, or else
-    `ANY_LENGTH`.
+    """Return the limit on a pair's tokens: the spec's, or else the model's own, or else `ANY_LENGTH`.
 
     The result is never more than the model's number of positions.
 

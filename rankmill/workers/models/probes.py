@@ -1,5 +1,4 @@
-"""Defines the probes: the pairs that a worker scores to prove that a model's scores are those of
-transformers.
+"""Defines the probes: the pairs with which a worker checks that a model's scores are those of transformers.
 
 Some probes are short, long, empty, equal or over the model's limit, and the probes are in many scripts. For a
 model of single texts, only a probe's passage is scored. For a reward model, a probe is a question and an
@@ -16,9 +15,7 @@ from rankmill.jobs.contract.schema import Inputs
 from rankmill.workers.models.conversations import Messages, exchange
 
 LONGEST = 512
-"""Probes that are scored are cut to at most this many tokens, except with BigBird (`scored_length`). For
-pairs with more tokens, only the tokens are compared with those of transformers.
-"""
+"""Probes are cut to at most this many tokens when their scores are compared; BigBird's may be longer."""
 
 _TEXT = (
     "the moon is far away and nobody knows how long a river flows under old stone bridges before it meets "
@@ -28,7 +25,7 @@ _WORDS = _TEXT.split()
 
 
 class Probe(NamedTuple):
-    """A pair of texts that a worker scores to prove a model's scores.
+    """A pair of texts with which a worker checks a model's scores.
 
     ``before`` has the earlier messages of a conversation, each as role and content. If ``is_null``, the row
     has no text, and so no score.
@@ -50,9 +47,7 @@ def _words(count: int, start: int = 0, step: int = 7) -> str:
 
 
 def _alike(first: str, last: str, count: int) -> list[str]:
-    """Make `count` different texts of about equally many tokens. Each begins with `first` and ends with
-    `last`, and has the same words in another order between them.
-    """
+    """Make `count` texts of about equally many tokens, which begin with `first` and end with `last`."""
     words = _WORDS[1:12]
     return [" ".join([first, *words[turn:], *words[:turn], last]) for turn in range(count)]
 
@@ -95,9 +90,7 @@ _SAME = _words(45, 3, 11)
 _MOON, _SEA = f"{_SAME} moon", f"{_SAME} sea"
 
 _LENGTHS = (16, 56, 88, 120, 184, 248, 376)
-"""The numbers of words in some probes' passages. With these, the token counts of pairs lie near powers of two
-and in between.
-"""
+"""Numbers of words in some probes' passages, which give pairs of about 2ⁿ tokens and of sizes between."""
 
 _SYSTEM = (("system", "Be brief."),)
 _TURNS = (("user", "how far is the moon"), ("assistant", "Nobody knows."))
@@ -124,8 +117,7 @@ of its texts are cut; some probes are equal, or almost equal.
 """
 
 OF_SPECS = tuple(SCORED[place] for place in (1, 4, 6, 8, 12, 17, 22, 25, 37)) + SCORED[-5:-1]
-"""The probes whose tokens are compared with those of transformers if a spec has options that change tokens.
-"""
+"""The probes whose tokens are compared with transformers', if a spec has options that change tokens."""
 
 AT_THE_LIMIT = (
     Probe("how far is the moon", "{long}"),
@@ -133,16 +125,16 @@ AT_THE_LIMIT = (
     Probe("{long}", "{long}"),
     Probe("é {long}", "🌕 {long}"),
 )
-"""Pairs over the model's limit in tokens, whose tokens are compared with those of transformers. ``{long}``
-stands for more words than the limit, but for at most 20,000.
+"""Pairs over the model's limit, whose tokens are compared with transformers'. ``{long}`` stands for more
+words than the limit, but for at most 20,000.
 """
 
 _MOST_WORDS = 20_000
 
 
 def columns_of(probes: Sequence[Probe], inputs: Inputs) -> list[list[str | None]]:
-    """Put probes into the columns of a chunk whose rows are of the kind `inputs`; a null probe is
-    ``None``.
+    """Put probes into the columns of a chunk whose rows are of the kind `inputs`, with ``None`` for null
+    probes.
     """
 
     def column(text: Callable[[Probe], str]) -> list[str | None]:

@@ -132,8 +132,8 @@ class PromptTokenizer:
         return texts
 
     def _fills_without_instruction(self) -> bool:
-        """Remove this tokenizer's instruction, and return whether the prompt template can be filled without
-        the instruction. The caller raises an error in either case, so the instruction is not restored.
+        """Return whether the prompt template can be filled without the instruction, which is removed for
+        good.
         """
         self._instruction = ""
         try:
@@ -154,9 +154,7 @@ class PromptTokenizer:
         return np.array_equal(ours.ids, theirs.ids) and np.array_equal(ours.offsets, theirs.offsets)
 
     def _find_ending(self) -> list[int]:
-        """Return the token ids that the template puts after the passage. As in sentence-transformers, these
-        are the common ending of two short prompts.
-        """
+        """Return the token ids that the template puts after the passage: the common ending of two prompts."""
         both = self._encoded(self.rendered(["0", "1 2 3 4"], ["0", "1 2 3 4"]))
         short, long = (part.tolist() for part in np.split(both.ids, both.offsets[1:2]))
         count = 0
@@ -166,7 +164,7 @@ class PromptTokenizer:
 
 
 def is_structured(template: str, chat_format: str, model_type: str) -> bool:
-    """Whether a template reads contents as lists, decided as in sentence-transformers."""
+    """Whether a template reads a message's content as a list, as sentence-transformers decides it."""
     if chat_format != "auto":
         return chat_format == "structured"
     return model_type not in _FLAT_TYPES and any(sign in template for sign in _STRUCTURED)
@@ -248,7 +246,7 @@ def prompt_template(spec: ScoreSpec, description: Description) -> str | None:
 
 
 def answers(spec: ScoreSpec, description: Description) -> tuple[int, int | None]:
-    """The token ids of a language model's answers yes and no; the second is ``None`` if only yes counts.
+    """The token ids of a language model's answers yes and no. The second is ``None`` if only yes counts.
 
     Raises
     ------

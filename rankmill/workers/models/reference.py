@@ -50,7 +50,7 @@ class ReferenceModel:
 
     def __init__(self, spec: ScoreSpec, source: str | Path, revision: str | None) -> None:
         self._source, self._revision, self._device = source, revision, "cpu"
-        self._about = description = read(source, revision)  # `read` does not use the cached description
+        self._about = description = read(source, revision)  # not the cached description
         self._inputs = spec.inputs
         self.tokens = ReferenceTokens(spec, description)
         self._answers = answers(spec, description) if description.layout.task == "causal" else None
@@ -61,8 +61,9 @@ class ReferenceModel:
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row], beside: Row | None = None) -> Logits:
-        """Compute the logits ``[rows, outputs]`` of tokenized rows, each row by itself. If a longer row is
-        given as `beside`, each row is computed in a batch with that row, and so with padding.
+        """Compute the logits ``[rows, outputs]`` of tokenized rows, one row at a time.
+
+        With a longer row `beside`, each row is padded to its length and computed together with it.
         """
         return np.stack([self._one(row, beside) for row in rows])
 
@@ -107,8 +108,9 @@ class ReferenceModel:
         return {name: tensor.to(like) for name, tensor in load_file(file).items()}
 
     def cast(self, precision: str, device: str, rounding: Rounding | None) -> None:
-        """Move the model to a device, and make later calls compute in another precision. Precisions of 8 and
-        4 bits are simulated by rounding values as `rounding` says.
+        """Move the model to a device, and compute in another precision from now on.
+
+        Precisions of 8 and 4 bits are simulated by rounding values as `rounding` says.
         """
         self._device = device
         if precision in _DTYPES:
@@ -127,7 +129,7 @@ class ReferenceModel:
 
     def scores(self, logits: Logits) -> dict[str, Logits]:
         """Return the scores of logits ``[rows, outputs]`` for each activation that a spec may name, by its
-        name. Activations that need a function which torch lacks are left out.
+        name.
         """
         outputs, several = torch.from_numpy(logits), logits.shape[1] > 1
         probability = outputs.softmax(-1) if several else outputs.sigmoid()
@@ -143,9 +145,7 @@ class ReferenceModel:
         return {activation: values.numpy() for activation, values in scores.items()}
 
     def labels(self, outputs: int) -> list[str]:
-        """Return a name for each of the model's outputs, in order; `outputs` is their number. Names come from
-        a classifier's config; an output without a name gets its number.
-        """
+        """Return a name or else the number of each of the model's `outputs` outputs, in order."""
         names = self._model.config.id2label if self._about.layout.task == "classifier" else {}
         return [str(names.get(number, number)) for number in range(outputs)]
 
@@ -155,14 +155,12 @@ class ReferenceModel:
 
 
 def _padded(ids: list[int], beside: list[int] | None) -> list[list[int]]:
-    """Make a batch of one row. With a longer row `beside`, the batch has both, and the shorter is padded with
-    0.
-    """
+    """Make a batch of a row and, if given, of the longer row `beside`, to which the first is padded."""
     return [ids] if beside is None else [ids + [0] * (len(beside) - len(ids)), beside]
 
 
 def _rounded(values: torch.Tensor, precision: str, together: int | None) -> torch.Tensor:
-    """Round values to 8 or 4 bits; each group of `together` values shares a scale, as in `Rounding`."""
+    """Round values to 8 or 4 bits; each group of `together` values shares a scale."""
     if together is None:
         return values
     width = values.shape[-1]

@@ -17,9 +17,7 @@ from rankmill.workers.models.prompts import is_structured, prompt_template
 from rankmill.workers.models.templates import template_options
 
 Row = dict[str, list[int]]
-"""Token ids of a probe and, from most tokenizers, an attention mask and token types, under their names in
-transformers.
-"""
+"""A tokenized probe: its token ids and, from most tokenizers, an attention mask and token types."""
 
 
 def own_tokenizer(source: str | Path, revision: str | None) -> Any:
@@ -48,8 +46,8 @@ class ReferenceTokens:
             self._tokenizer.truncation_side = spec.truncation_side
 
     def __call__(self, probe: Probe, max_length: int) -> Row:
-        """Tokenize a probe. Two kinds of probes get no ids: a null probe, and a conversation with earlier
-        messages if the chat template refuses the conversation.
+        """Tokenize a probe; a null probe gets no ids, and neither does a conversation that the template
+        refuses.
         """
         if probe.is_null:
             return {"input_ids": []}
@@ -82,9 +80,7 @@ class ReferenceTokens:
         return {"input_ids": ids, "attention_mask": [1] * len(ids)}
 
     def beginning(self, passage: str) -> str:
-        """Return a passage without its end if the passage has more tokens than the spec's
-        ``max_passage_tokens``, and otherwise the whole passage.
-        """
+        """Return the beginning of a passage, up to ``max_passage_tokens`` of the spec."""
         most = self._spec.max_passage_tokens
         while most:
             encoding = self._tokenizer(passage, add_special_tokens=False, return_offsets_mapping=True)

@@ -27,9 +27,7 @@ from rankmill.workers.models.copies import ModelCopies
 DEMO_MODEL = shipped("examples", "demo-model")
 
 _AT_ONCE_SECONDS = 0.2
-"""After `Reading.goes_on` has started a thread that reads a model's files, it waits up to this many seconds
-for the thread. A model with small files can then be loaded after the first call of `Reading.goes_on`.
-"""
+"""The first call of `Reading.goes_on` waits up to this many seconds, so that small files are read at once."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +92,9 @@ def find_source(
 
 
 def directory_content(spec: ScoreSpec, cache: Path) -> str | None:
-    """The digest of a model's directory; ``None`` if the model is not a directory. Raises as `find_source`
-    does.
+    """The digest of a model's directory, or ``None`` if the model is not a directory.
+
+    Raises the same errors as `find_source`.
     """
     files = spec.model if has_tag(spec.model) else locate(spec.model)
     return _content(files, spec, cache) if isinstance(files, Path) else None
@@ -187,8 +186,10 @@ class Reading:
         self._threads: dict[tuple[str, str | None], threading.Thread] = {}
 
     def goes_on(self, spec: ScoreSpec) -> bool:
-        """Return whether a thread is still reading the files of the spec's model. The first call starts this
-        thread. After ``False``, the model can be loaded.
+        """Return whether a thread is still reading the model's files. After ``False``, the model can be
+        loaded.
+
+        The first call starts this thread.
         """
         key = spec.model, spec.revision
         thread = self._threads.get(key)

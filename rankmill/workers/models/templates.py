@@ -24,30 +24,23 @@ from jinja2.visitor import NodeTransformer
 from rankmill.jobs.contract.errors import SpecError
 
 _DAY = "26 Jul 2024"
-"""The date that templates get instead of today's, because a score must not change overnight. Llama's
-templates use this day if they cannot ask for the date.
-"""
+"""The date that templates get instead of today's, because a score must not change overnight."""
 
 _LONGEST = 1 << 18
 """A chat template with more characters than this is refused."""
 
 _MOST = 1 << 28
-"""A chat template that makes more characters and items of lists for one prompt, counted together, is refused.
-"""
+"""A chat template may make at most this many characters and items of lists for one prompt."""
 
 _STEP = 1024
-"""Each step of a loop, call and written item of a chat template counts as this many characters of `_MOST`. So
-the template may take 262,144 steps for a prompt.
-"""
+"""Each step of a loop, each call and each item of a list counts as this many characters of `_MOST`."""
 
 _TIMES, _BESIDE = 4, 1 << 14
-"""A chat template may make a prompt of at most 4 times as many characters as `_size` counts for the messages,
-and 16,384 more, so that the prompts of a chunk's rows do not fill the memory.
-"""
+"""A prompt may have 4 times as many characters as its messages, and 16,384 more."""
 
 _FIRST_SECONDS, _PROMPT_SECONDS = 10.0, 0.02
-"""CPU time in seconds that all prompts of a template together may take: the first number, plus the second
-number for each prompt.
+"""CPU time in seconds that a template may take for all its prompts: the first number, plus the second for
+each prompt.
 """
 
 _LOOK = 64
@@ -60,35 +53,31 @@ _ITERATE = frozenset({
     "length", "list", "map", "max", "min", "reject", "rejectattr", "reverse", "select", "selectattr",
     "slice", "sort", "sum", "unique",
 })  # fmt: skip
-"""Jinja's filters, and methods of texts, whose arguments may be of any type, because these filters and
-methods do not turn arguments into text.
+"""Jinja's filters, and methods of texts, which do not turn their arguments into text. So the arguments may be
+of any type.
 """
 
 _ADD_UP = frozenset({"join", "sum"})
-"""Filters of `_ITERATE` whose result contains the content of all items, so that the items' sizes are added
-up.
-"""
+"""Filters whose result contains all items of a list, so that the items' sizes are added up."""
 
 _WIDEN = frozenset({
     "batch", "center", "expandtabs", "indent", "ljust", "rjust", "round", "slice", "tojson", "wordwrap",
     "zfill",
 })  # fmt: skip
-"""Jinja's filters, and methods of texts, whose result grows with a number among their arguments."""
+"""Filters and methods of texts whose result grows with a number: ``"a".zfill(9)`` has 9 characters."""
 
 _MULTIPLY = frozenset({"expandtabs", "indent", "join", "replace", "tojson", "translate", "wordwrap"})
-"""Jinja's filters, and methods of texts, whose result grows with the product of two arguments."""
+"""Jinja's filters, and methods of texts, whose result may be as long as two arguments' sizes multiplied."""
 
 _DIGITS = 300
 """A chat template that rounds a number to more digits than this is refused."""
 
 _WIDTH = re.compile(r"%[^%a-zA-Z]*(\d{6,}|\*)|\{[^{}]*:[^{}]*(\d{6,}|\{)")
-"""Matches a large or computed width in a format string."""
+"""Matches a large or computed width in a format string, such as ``%9999999d`` or ``%*d``."""
 
 
 class _Meter(local):
-    """Counts the steps and characters that a chat template may still use for the prompt that this thread
-    renders, and stops a template that uses more or takes too long.
-    """
+    """Counts what a chat template does for one prompt in this thread, and stops it at the limit."""
 
     left = _MOST
     until = float("inf")
@@ -110,8 +99,8 @@ _TOO_LONG = (
 
 
 class _Counted(NodeTransformer):
-    """Changes templates so that steps of loops and macros are counted, and so are values that are joined or
-    cut. `BoundedEnvironment` counts the rest.
+    """Changes templates so that `BoundedEnvironment` also counts steps of loops and macros, and joined or cut
+    values.
     """
 
     def visit_For(self, node: nodes.For | nodes.Macro | nodes.CallBlock) -> nodes.Node:  # noqa: N802
@@ -135,14 +124,15 @@ class _Counted(NodeTransformer):
 
 
 def _call(method: str, first: nodes.Expr, *others: nodes.Expr) -> nodes.Expr:
-    """Make template code that calls a method of `BoundedEnvironment`, as a filter with a name that no
-    template can write.
+    """Make template code that calls a method of `BoundedEnvironment`.
+
+    The method is a filter whose name no template can write.
     """
     return nodes.Filter(first, f"bounded {method}", list(others), [], None, None)
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """A Jinja environment that bounds what a template does for a prompt.
+    """A Jinja environment that limits the time and the text of a template for each prompt.
 
     Raises
     ------
@@ -157,9 +147,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     @classmethod
     def like(cls, environment: Environment) -> BoundedEnvironment:
-        """Make a bounded environment from another environment. A template of the bounded environment gets no
-        filter or function for random text, and a fixed date instead of today's.
-        """
+        """Make a bounded environment from another one, without random text and today's date."""
         bounded: Any = environment.overlay()
         bounded.__class__ = cls
         bounded.finalize, bounded.template_class = bounded.written, BoundedTemplate
@@ -178,9 +166,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     @pass_context
     def step(self, context: Context, text: int) -> None:
-        """Count a step of a loop or macro. `text` is the number of characters of the template's own text in
-        the loop's or macro's body.
-        """
+        """Count a step of a loop or macro, whose body has `text` characters of the template's own text."""
         self._meter.spend(_STEP + text)
 
     @pass_context
@@ -203,7 +189,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if operator == "*":
             size = _times(left, right)
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
-            # the time of a power grows faster than its digits
+            # computing a power takes longer than its number of digits suggests
             size = _digits(left) * min(abs(right), _MOST) ** 2
         elif operator == "%" and isinstance(left, str):
             _check_widths(left)
@@ -231,9 +217,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return bounded
 
     def _check(self, name: str, given: tuple[Any, ...]) -> None:
-        """Check the arguments of a filter or of a text's method before the call, because the result may be
-        much larger than the arguments.
-        """
+        """Check the arguments of a filter or method before the call, because the result may be huge."""
         if name in {"format", "format_map"} and isinstance(given[0], str):
             _check_widths(given[0])
         sizes = [1, 1]
@@ -254,7 +238,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class BoundedTemplate(Template):
-    """A template that adds up the CPU time of its prompts, and counts them."""
+    """A template that counts its prompts and their CPU time."""
 
     seconds = 0.0
     prompts = 0
@@ -294,9 +278,7 @@ def _compiled(template: str) -> Template:
 
 
 def template_options(template: str) -> dict[str, str]:
-    """Return the variables that a chat template gets besides the messages: a fixed date, if the template
-    would ask for today's.
-    """
+    """Return a fixed date as a variable for a chat template that would otherwise ask for today's."""
     return {"date_string": _DAY} if "strftime_now" in template else {}
 
 
@@ -305,8 +287,9 @@ def _today(_: str) -> NoReturn:
 
 
 def _size(value: Any, depth: int = 0) -> int:
-    """Approximate number of characters of a value as text, and `_STEP` more for each item of a list or
-    mapping; raises `TemplateError` if the text differs each time, or is too long or too deeply nested.
+    """Return about how many characters a value has as text, plus `_STEP` for each item of a list.
+
+    Raises `TemplateError` if the text differs each time, is too long or is too deeply nested.
     """
     if isinstance(value, str):
         return len(value)

@@ -78,7 +78,7 @@ class PairTokenizer:
 
 
 class ShortPassages:
-    """Cuts passages to the spec's ``max_passage_tokens``, before anything else is done with them.
+    """Cuts each passage to the ``max_passage_tokens`` of the spec.
 
     Parameters
     ----------
@@ -105,10 +105,9 @@ class ShortPassages:
         ]
 
     def _beginning(self, passage: str, spans: Sequence[tuple[int, int]]) -> str:
-        """Cut a passage so that the result, tokenized by itself, has at most `most` tokens.
+        """Cut a passage so that the result has at most `most` tokens by itself.
 
-        The result may end before the passage's token `most`, and may be empty, because a beginning by itself
-        may have more tokens than within the whole passage: one character can be several tokens.
+        The result may have fewer tokens, even none: one character can be several tokens.
         """
         for kept in range(self._most, 0, -1):
             short = passage[: spans[kept - 1][1]]
@@ -143,10 +142,8 @@ def tokenize_pairs(
 
 
 class Joiner:
-    """Tokenizes each distinct text of pairs only once, and gives the same tokens as the model's tokenizer.
-
-    Numpy joins the texts' token ids into those of pairs. Making Python objects for each pair would be slower,
-    even with more threads.
+    """Tokenizes each distinct text of pairs only once, and joins the token ids of two texts to those of a
+    pair.
 
     Parameters
     ----------
@@ -170,11 +167,18 @@ class Joiner:
 
     @classmethod
     def of(cls, tokenizer: Any, cache: Path | None = None, *, alone: bool = False) -> Joiner | None:
-        """Make a `Joiner` that gives the same tokens as a Hugging Face tokenizer, for pairs, or for single
-        texts if `alone`.
+        """Make a `Joiner` that gives the same tokens as a Hugging Face tokenizer.
 
-        If no `Joiner` can be made, or its tokens of any sample differ, log a line and return ``None``.
-        `cache` is as in `FastTexts`.
+        If there is none, or its tokens of any sample differ, log a line and return ``None``.
+
+        Parameters
+        ----------
+        tokenizer
+            The Hugging Face tokenizer.
+        cache
+            Cache folder; ``None`` means that no fast tokenizer library is used.
+        alone
+            Whether to tokenize single texts instead of pairs.
         """
         try:
             joiner = cls._guess(tokenizer, cache, ["b"] if not alone else None)
@@ -225,17 +229,23 @@ class Joiner:
         return self._join(texts, pairs, lengths, side)
 
     def _join(self, texts: Tokens, pairs: Ids, truncated: Ids, side: Side) -> Tokens:
-        """Make the token ids of pairs by inserting tokens of `texts` at the placeholders of a pair's pattern.
-        `pairs` has the indices of each pair's texts, and `truncated` has the number of tokens that are
-        inserted for each text. The shape of `pairs` and of `truncated` is ``[2, n]``, or ``[1, n]`` for
-        single texts.
+        """Make the token ids of pairs by putting the tokens of texts at the places of a pair's pattern.
 
-        The first tokens of each text are inserted, or the last ones if the left side is cut.
+        Parameters
+        ----------
+        texts
+            The tokens of the distinct texts.
+        pairs
+            Indices of each pair's texts, ``[2, n]``, or ``[1, n]`` for single texts.
+        truncated
+            How many tokens of each of these texts are used, in the same shape.
+        side
+            The side at which texts are cut.
         """
         width, count = len(self._pattern), pairs.shape[1]
         numbers = np.concatenate([self._pattern, texts.ids])
         offsets = np.concatenate([np.arange(width), width + texts.offsets])
-        # `which` numbers the pieces of a row, each a token of the pattern or a text: the pattern's come first
+        # `which` numbers the parts of a row: the pattern's tokens first, then the texts
         which = np.tile(np.arange(width), (count, 1))
         which[:, self._places] = width + pairs.T
         lengths = np.ones_like(which)
@@ -259,9 +269,14 @@ def sample_pairs(tokenizer: Any) -> tuple[list[str], list[str]]:
 
 
 def longest_first(lengths: Ids, room: int) -> Ids:
-    """Return how many tokens of each text are left after truncation: ``[2, n]`` for the texts of pairs, ``[1,
-    n]`` for single texts. `lengths` has the numbers of tokens before. The longer text of a pair is cut until
-    both texts have at most `room` tokens together.
+    """Return how many tokens of each text are left if the longer text of each pair is cut first.
+
+    Parameters
+    ----------
+    lengths
+        Tokens of the texts before, ``[2, n]``, or ``[1, n]`` for single texts.
+    room
+        A pair may have this many tokens after.
     """
     if len(lengths) == 1:
         return np.minimum(lengths, room)
@@ -273,10 +288,9 @@ def longest_first(lengths: Ids, room: int) -> Ids:
 
 
 def single_texts(tokenizer: Any) -> Tokenizer:
-    """Make a Rust tokenizer like `tokenizer`'s own that does not truncate, and adds no special tokens.
+    """Make a tokenizer like the Rust part of `tokenizer`, without truncation and special tokens.
 
-    The new tokenizer shares the parts of the original. A copy would go through JSON, where the scores of a
-    Unigram model lose their last digit, which sometimes changes the tokens.
+    Do not copy it by JSON: a Unigram model's scores would lose their last digit, which can change tokens.
     """
     whole = tokenizer.backend_tokenizer
     single = Tokenizer(whole.model)
@@ -291,9 +305,9 @@ def single_texts(tokenizer: Any) -> Tokenizer:
 
 
 def texts_with_places(tokenizer: Any, option: str, wanted: str) -> Tokenizer:
-    """Make a tokenizer of single texts that tells where each token is in its text (`single_texts`). If this
-    tokenizer cannot be made, raise a `SpecError` about the spec's field `option`; the error's message names
-    the feature `wanted`.
+    """Make a tokenizer of single texts that tells where each token is in its text.
+
+    If there is none, raise a `SpecError` about the field `option` and the feature `wanted`.
     """
     try:
         return single_texts(tokenizer)
@@ -328,11 +342,11 @@ class Windows:
     def cut(
         self, queries: Sequence[str], passages: Sequence[str] | None
     ) -> tuple[Rows, list[str], list[str] | None]:
-        """Cut pairs ``[n]`` into windows; returns the index of each window's pair, its query and its passage,
-        each ``[windows]``.
+        """Cut pairs ``[n]`` into windows, and return the index of each window's pair, its query and its
+        passage.
 
-        A passage that fits stays whole. If the query leaves less than a quarter of the model's length, the
-        passage stays whole too, and is truncated later. A text without a passage is cut like a passage.
+        A passage that fits stays whole. It also stays whole, and is truncated later, if the query leaves less
+        than a quarter of the model's length. Without `passages`, the texts in `queries` are cut.
         """
         questions, long_texts = ([""] * len(queries), queries) if passages is None else (queries, passages)
         distinct = list(dict.fromkeys(questions))

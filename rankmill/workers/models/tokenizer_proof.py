@@ -17,17 +17,17 @@ from tokenizers.decoders import ByteLevel
 from rankmill.workers.batches.tokens import TokenIds, Tokens, ends
 
 _PLANES = (0, 1, 2, 3, 14)
-"""Planes of Unicode that have characters; other planes have only private characters, or none."""
+"""Planes of Unicode that have characters of general use."""
 
 CODES = [code for plane in _PLANES for code in range(plane << 16, (plane + 1) << 16)]
-"""Code points, except surrogates, for which the fast tokenizer library is compared with Hugging Face's. A
-text with any other code point never goes to the fast library.
+"""Code points for which the fast tokenizer library is compared with Hugging Face's, except surrogates. A text
+with another code point never goes to the fast library.
 """
 
 _MOST_DIFFERENT = 256
-"""If more characters than this get other ids from the fast tokenizer library than from Hugging Face's, the
-fast library is not used. If fewer characters differ, only texts with a differing character do not go to the
-fast library. A differing character of ASCII ends the use of the fast library by itself.
+"""If more characters than this get other ids from the fast tokenizer library, it is not used. If fewer do,
+only texts with these characters go to Hugging Face's tokenizer. If an ASCII character does, the library is
+not used either.
 """
 
 _CONTEXTS = ("{0}", "a{0}b{0}{0}1", "e{0}\u0301 .{0} A")
@@ -38,7 +38,7 @@ _SIGNS = (" ", "\n", "\t", "\u00a0", "\u3000", ".", ", ", "'s", "-", "1999", "$3
 RANDOM_TEXTS, LONG_TEXTS = 4000, 4
 
 FastEncode = Callable[[list[str]], tuple[npt.NDArray[Any], npt.NDArray[Any]]]
-"""A function that returns the ids of texts, end to end, and their offsets, as in `Tokens`."""
+"""Returns the ids of texts, end to end, and the offsets at which each text's ids begin and end."""
 
 logger = logging.getLogger(__name__)
 
@@ -112,9 +112,7 @@ def _agree(slow: Tokenizer, fast: FastEncode, texts: list[str]) -> npt.NDArray[n
 
 
 def _with_added(slow: Tokenizer) -> Iterator[str]:
-    """Make texts that contain the added tokens of a tokenizer. A tokenizer finds added tokens in a text
-    before it cuts the text into words.
-    """
+    """Make texts that contain the added tokens of a tokenizer, in several contexts."""
     for added in list(slow.get_added_tokens_decoder().values())[:_MOST_DIFFERENT]:
         content = added.content
         yield from (content, f"a{content}b", f"a {content} b", f"{content}{content}", f" {content[:-1]}")
@@ -122,9 +120,7 @@ def _with_added(slow: Tokenizer) -> Iterator[str]:
 
 
 def _words(slow: Tokenizer) -> list[str]:
-    """Return the entries of a tokenizer's vocabulary as text. A byte-level vocabulary, in which a letter
-    stands for each byte, is decoded.
-    """
+    """Return the entries of a tokenizer's vocabulary as text."""
     words = sorted(slow.get_vocab())
     if _SPACE_BYTE not in words:
         return words
@@ -133,8 +129,9 @@ def _words(slow: Tokenizer) -> list[str]:
 
 
 def _random_texts(words: list[str], characters: str) -> Iterator[str]:
-    """Make pseudo-random texts of words, pieces of words, spaces, signs and characters of all scripts; each
-    call makes the same texts. Long texts come last.
+    """Make pseudo-random texts of words and of characters of all scripts, the long ones last.
+
+    Each call makes the same texts.
     """
     chance = random.Random(0)  # noqa: S311 (no secret)
     near = [characters[start : start + 256] for start in range(0, len(characters), 256)]
