@@ -106,9 +106,7 @@ _HOMES = {
 }
 
 _OF_EXTENSIONS = ("AsyncSubmittedFile", "SubmittedFile", "score_file")
-"""Names that extensions add, by entry points of ``rankmill.names``. ``import *`` imports only the names of
-the core.
-"""
+"""Names that extensions add, by entry points of ``rankmill.names``. ``import *`` leaves them out."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,12 +1,12 @@
-"""Finds plugins, which extend rankmill, by the entry points of installed packages, rankmill's own included.
+"""Finds plugins, which extend rankmill, by entry points of installed packages, including rankmill's own.
 
 A package names what it adds in its metadata, as here in a ``pyproject.toml``::
 
     [project.entry-points."rankmill.formats"]
     pairs = "my_package:PAIRS"
 
-Nothing is imported before it is needed. A name in brackets behind the object is the extra that the object
-needs.
+Nothing is imported before it is needed. An extra that the object needs follows in brackets:
+``my_package:PAIRS [extra]``.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ Seam = Literal[
 
 @cache
 def _named(seam: Seam) -> dict[str, list[EntryPoint]]:
-    """Return the entry points of a group (`Seam`) by name, rankmill's own first. A name that several packages
-    add has several entry points.
+    """Return the entry points of a group by name, rankmill's own first.
+
+    A name that several packages add has several entry points.
     """
     named: dict[str, list[EntryPoint]] = {}
     _ours()
@@ -103,16 +104,15 @@ def load(seam: Seam, name: str) -> Any:
 
 
 def load_all(seam: Seam) -> list[Any]:
-    """Import all plugins of a group (`Seam`), rankmill's own first; raises what `names` and `load` raise."""
+    """Import all plugins of a group (`Seam`), rankmill's own first. Raises what `names` and `load` raise."""
     return [load(seam, name) for name in names(seam)]
 
 
 def load_each(seam: Seam) -> Iterator[tuple[str, str, Any]]:
-    """Import the plugins of a group (`Seam`), rankmill's own first; yields name, package and plugin of each.
+    """Import the plugins of a group (`Seam`), rankmill's own first. Yields name, package and plugin of each.
 
-    For a plugin that cannot be imported, or whose name several packages add, yields the `ConfigError` that
-    `load` would raise in place of the plugin. Raises `ConfigError` if this code of rankmill is not the one
-    that is installed.
+    If a plugin cannot be imported, or several packages add its name, the `ConfigError` of `load` is yielded
+    in its place. Raises `ConfigError` if this code of rankmill is not the one that is installed.
     """
     for name, points in _named(seam).items():
         try:
@@ -141,8 +141,7 @@ def _ours() -> EntryPoints:
     Raises
     ------
     ConfigError
-        Rankmill is not installed, or the installed package has no entry points for backends. The second case
-        means that this code is not the one that is installed.
+        Rankmill is not installed, or this code is not the one that is installed.
     """
     try:
         points = distribution("rankmill").entry_points

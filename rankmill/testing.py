@@ -58,8 +58,9 @@ from rankmill.producer.client.async_client import AsyncClient, LoopClient, LoopS
 from rankmill.producer.client.sync_client import Client, settings_of
 
 Scoring: TypeAlias = Callable[..., float | Sequence[float] | str]
-"""The type of ``score`` of `FakeWorkers`: a function that gets the texts of a row, and returns its score, its
-several scores, or the reason why it has none.
+"""The type of ``score`` of `FakeWorkers`: a function of a row's texts.
+
+It returns the row's score, its several scores, or the reason why it has none.
 """
 
 URL = "redis://fake.invalid:6379/0"
@@ -72,10 +73,10 @@ _WORD = re.compile(r"\w+")
 
 
 def shared_words(*texts: Any) -> float:
-    """Return the share of the query's words that the passage has, from 0 to 1, plus a tiny number that
-    depends on the texts, so that different pairs seldom have equal scores.
+    """Return the share of the query's words that the passage has, from 0 to 1.
 
-    For a text or a conversation, the result is a number from 0 to 1 that depends on the characters.
+    A tiny number that depends on the texts is added, so that different pairs seldom have equal scores. For a
+    text or a conversation, the result is a number from 0 to 1 that depends on the characters.
     """
     if len(texts) == 1:
         return _by_chance(*texts)
@@ -112,8 +113,9 @@ class FakeRun:
 
 
 class FakeWorkers:
-    """Scores the runs of fake clients, in place of workers and their server. All attributes may be changed at
-    any time.
+    """Scores the runs of fake clients, in place of workers and their server.
+
+    All attributes may be changed at any time.
 
     Parameters
     ----------
@@ -151,9 +153,7 @@ class FakeWorkers:
         self.files: dict[str, FileRunState] = {}
         self._known: dict[str, FakeRun] = {}
         self._told: set[str] = set()
-        """Ids of the runs of which a client that collects results must learn that they were cancelled
-        (`RunStore.was_cancelled`).
-        """
+        """Ids of cancelled runs whose clients must learn of that (`RunStore.was_cancelled`)."""
         self._words: dict[int, str] = {}
         self._lock = system.RLock()
 
@@ -191,7 +191,7 @@ class FakeWorkers:
                 os.environ.pop("REDIS_URL", None)
 
     def end_file(self, run_id: str, reason: str = "", *, rows: int = 0, row_errors: int = 0) -> None:
-        """End a submitted run of files: as failed if a `reason` is given, and as done without a `reason`."""
+        """End a submitted run of files. With a `reason`, the run has failed; without one, it is done."""
         run = self.files[run_id]
         outcome = RunOutcome(
             output=run.order.request.output or "", rows=rows, row_errors=row_errors, resumed_rows=0,
@@ -212,8 +212,16 @@ class FakeWorkers:
         return run if run and system.now() < run.asked.created + run.asked.ttl else None
 
     def _end(self, run: Run, *, left: bool, tell: bool) -> int:
-        """Forget a run, and mark it as cancelled if `left`, or as complete if not. With `tell`, clients that
-        collect the run's results learn that it was cancelled. Returns how many chunks had no result.
+        """Forget a run, and return how many of its chunks had no result.
+
+        Parameters
+        ----------
+        run
+            The run.
+        left
+            Whether the run is cancelled; if not, it is complete.
+        tell
+            Whether clients that collect the run's results learn that it was cancelled.
         """
         with self._lock:
             fake_run = self._known.pop(run.id, None)
@@ -230,8 +238,9 @@ class FakeWorkers:
         return [f"fake-{number}" for number in range(1, self.count + 1)]
 
     def _collect(self, run: FakeRun, after: int) -> list[tuple[str, ChunkResult]]:
-        """Score the run's chunks that have waited for `seconds`. Returns those results of the run whose
-        numbers are greater than `after`, with their numbers.
+        """Score the run's chunks that have waited for ``seconds``, and return its results with their numbers.
+
+        Only results whose numbers are greater than `after` are returned.
         """
         latest = system.monotonic() - self.seconds
         due = [chunk for chunk, since in list(run._waiting.items()) if self.count and since <= latest]
@@ -283,8 +292,10 @@ class FakeWorkers:
     def _scores(
         self, spec: ScoreSpec, rows: Sequence[Sequence[str | None]], reasons: list[str | None]
     ) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
-        """Return the labels of the scores, and the scores of the rows. The labels are empty if each row has
-        one score. If a row gets no score, write the reason into `reasons`.
+        """Return the labels and the scores of the rows. Without several scores for each row, there are no
+        labels.
+
+        If a row gets no score, the reason is written into `reasons`.
         """
         several = max(len(self.labels), 1)
         logits = np.zeros((len(rows), several), np.float32)
@@ -330,9 +341,7 @@ class FakeWorkers:
 
 
 def _activated(logits: npt.NDArray[np.float32], spec: ScoreSpec) -> npt.NDArray[np.float32]:
-    """Apply the spec's activation to logits ``[n, outputs]``; the activation of the fake model itself is the
-    identity.
-    """
+    """Apply the spec's activation to logits ``[n, outputs]``. The fake model's own is the identity."""
     several = logits.shape[1] > 1
     if spec.activation == "softmax" and not several:
         why = f"activation softmax is for several outputs, and model {spec.model} has one"
@@ -489,7 +498,7 @@ class _WithFakeWorkers:
 
 
 class FakeClient(_WithFakeWorkers, Client):
-    """A `Client` without a server; `fake_workers` score, and several clients may share them.
+    """A `Client` without a server. Its runs are scored by `fake_workers`, which several clients may share.
 
     The parameters are those of `Client`; the URL of a server may be left out.
     """

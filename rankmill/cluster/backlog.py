@@ -13,24 +13,27 @@ RUNS = 1000
 """The backlog is computed from at most this many runs, those with the most recent activity."""
 
 _QUIET_SECONDS = 600
-"""A run is active (its rows that are left count in its queue's backlog) for this many seconds after its last
-result, if its queue has jobs and workers. After this time, the run's producer has probably died.
+"""If its queue has jobs and workers, a run is active for this many seconds after its last result. Later, its
+producer has probably died, and its remaining rows do not count in the backlog.
 """
 
 _ABANDONED_SECONDS = 60
-"""A run is active (its rows that are left count in its queue's backlog) for this many seconds after its last
-result, if its queue has no jobs.
-"""
+"""If its queue has no jobs, a run is active for this many seconds after its last result."""
 
 _FORWARD = STAGES.index("forward")
 
 
 @dataclass(frozen=True)
 class Backlog:
-    """The pairs of a queue that are not scored yet, and the seconds that its live workers need for them.
+    """The work left for the workers of a queue.
 
-    If no worker lives, ``seconds`` is the time that a single worker would need. ``seconds`` is ``None`` if
-    pairs are left, but it is unknown how fast the queue's workers are.
+    Attributes
+    ----------
+    pairs
+        Number of pairs that are not scored yet.
+    seconds
+        Time that the live workers need for them, or one worker if none lives. ``None`` if pairs are left, but
+        the speed of the workers is unknown.
     """
 
     pairs: int
@@ -38,8 +41,9 @@ class Backlog:
 
 
 class Backlogs:
-    """Computes each queue's backlog from snapshots of the cluster. If a queue has no workers now, its backlog
-    is computed with the speed that its workers had in an earlier snapshot.
+    """Computes each queue's backlog from snapshots of the cluster.
+
+    For a queue without workers, the speed of its workers in an earlier snapshot is used.
     """
 
     def __init__(self) -> None:
@@ -62,14 +66,12 @@ class Backlogs:
         speed = self._speeds.get(queue.name)
         if not pairs or speed is None:
             return Backlog(pairs, None if pairs else 0.0)
-        # A worker that has scored nothing yet is assumed to be as fast as the others.
+        # Assume that a worker which has scored nothing yet is as fast as the others.
         return Backlog(pairs, pairs / (speed * max(len(reports), 1)))
 
 
 def _speed(report: WorkerReport) -> float | None:
-    """Return how many pairs a worker has scored, divided by the seconds in which its models computed;
-    ``None`` if it has not scored a pair yet.
-    """
+    """Return how many pairs a worker scores per second of its models' computing, or ``None`` if unknown."""
     seconds = report.stage_seconds[_FORWARD]
     return report.pairs / seconds if report.pairs and seconds > 0 else None
 
@@ -87,8 +89,8 @@ def _pairs(queue: QueueState, runs: Iterable[RunState], chunk_pairs: float) -> i
     active run has left are counted, even if they are not in the queue yet. A run whose number of rows is
     unknown does not count as active.
 
-    Each waiting job that belongs to no active run counts as `chunk_pairs` pairs. If no run is active, each
-    started job counts as `chunk_pairs` pairs, too.
+    Each waiting job that belongs to no active run counts as `chunk_pairs` pairs. If no run is active, so does
+    each started job.
     """
     jobs = queue.waiting + queue.started
     limit = _QUIET_SECONDS if jobs else _ABANDONED_SECONDS
@@ -98,8 +100,8 @@ def _pairs(queue: QueueState, runs: Iterable[RunState], chunk_pairs: float) -> i
         if run.rows is not None and (run.quiet_seconds < limit or (jobs and not queue.workers))
     ]
     pairs = [max((run.rows or 0) - run.rows_done, 0) for run in active]
-    # How many jobs of a request wait is unknown, but a request has at most as many jobs as pairs left. To
-    # which runs the started jobs belong is unknown, too.
+    # It is unknown how many jobs of a request wait: at most as many as pairs are left. It is also unknown to
+    # which runs the started jobs belong.
     waiting = sum(
         run.waiting if priority_of(run.id) == "bulk" else left
         for run, left in zip(active, pairs, strict=True)

@@ -33,12 +33,14 @@ from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 
 _CACHE_SECONDS = 1
-"""For this many seconds, all HTTP requests are answered from the same snapshot of the cluster, to spare
+"""All HTTP requests within this many seconds are answered from one snapshot of the cluster, to spare
 Redis.
 """
 
 _REMEMBERED_SECONDS = 86400
-"""The last report of a worker that is gone is remembered for this many seconds after its last heartbeat."""
+"""The exporter remembers the last report of a worker for this many seconds after the worker's last
+heartbeat.
+"""
 
 _JOBS = ("waiting", "started", "failed")
 _COUNTED = {
@@ -47,16 +49,16 @@ _COUNTED = {
     "pairs": "Pairs that went through the models of all workers.",
     "row_errors": "Pairs that got an error instead of a score.",
 }
-"""Fields of `WorkerReport` that the exporter sums over all workers. The value of each field is the help text
-of the metric that has the sum.
-"""
+"""Fields of `WorkerReport` that the exporter sums over all workers, and the help texts of their metrics."""
 
 logger = logging.getLogger(__name__)
 
 
 def exporter_app(client: redis.Redis, settings: Settings) -> WSGIApplication:
-    """Make the exporter's WSGI application. It serves ``/metrics``, ``/sd`` with the addresses of the
-    workers' own metrics, ``/healthz``, and the pages that extensions add.
+    """Make the exporter's WSGI application.
+
+    It serves ``/metrics``, ``/sd`` with the addresses of the workers' own metrics, ``/healthz``, and the
+    pages that extensions add.
 
     Parameters
     ----------
@@ -69,7 +71,7 @@ def exporter_app(client: redis.Redis, settings: Settings) -> WSGIApplication:
 
     def targets() -> tuple[HTTPStatus, str]:
         cluster = view.look()
-        if cluster is None:  # Prometheus keeps its targets if the answer is a 503
+        if cluster is None:  # Prometheus keeps its targets after a 503
             return HTTPStatus.SERVICE_UNAVAILABLE, "Redis does not answer"
         return HTTPStatus.OK, json.dumps(discovery(cluster))
 
@@ -86,9 +88,7 @@ def exporter_app(client: redis.Redis, settings: Settings) -> WSGIApplication:
 
 
 def exporter_registry(view: ClusterView) -> CollectorRegistry:
-    """Return a registry with all metrics that the exporter serves, about the cluster and about its own
-    process.
-    """
+    """Return a registry of all metrics that the exporter serves."""
     registry = CollectorRegistry()
     registry.register(ClusterMetrics(view))
     build = Info("rankmill_exporter_build", "Version of rankmill.", registry=registry)
@@ -98,7 +98,7 @@ def exporter_registry(view: ClusterView) -> CollectorRegistry:
 
 
 def discovery(cluster: Snapshot) -> list[dict[str, list[str]]]:
-    """Return the addresses of the live workers' metrics, as Prometheus' HTTP service discovery reads them."""
+    """Return the addresses of the live workers' metrics in the form of Prometheus' HTTP service discovery."""
     addresses = []
     for worker in cluster.workers:
         with suppress(ValueError):  # a report may have any text as the address of the metrics
@@ -117,7 +117,7 @@ class ClusterView:
         self._away = False
 
     def look(self) -> Snapshot | None:
-        """Return a snapshot of the cluster, about 1 s old at most; ``None`` while Redis does not answer."""
+        """Return a snapshot of the cluster of the last second, or ``None`` while Redis does not answer."""
         with self._lock:
             if system.monotonic() >= self._until:
                 self._seen = self._read()
@@ -143,8 +143,9 @@ class ClusterView:
 
 
 class ClusterMetrics(Collector):
-    """Makes Prometheus metrics from a snapshot of the cluster. While Redis does not answer, only
-    ``rankmill_redis_up`` has a value, which is 0.
+    """Makes Prometheus metrics from a snapshot of the cluster.
+
+    While Redis does not answer, only ``rankmill_redis_up`` has a value, which is 0.
     """
 
     def __init__(self, view: ClusterView) -> None:
@@ -182,10 +183,10 @@ class ClusterMetrics(Collector):
         return families
 
     def _count(self, cluster: Snapshot) -> None:
-        """Add to each total what the workers have done since the last snapshot. A worker that ends takes
-        nothing away from a total, so the totals never fall.
+        """Add to each total what the workers have done since the last snapshot.
 
-        What workers did before the first snapshot is not counted.
+        What workers did before the first snapshot is not counted. A worker that ends takes nothing away from
+        a total.
         """
         with self._lock:
             reports = {worker.name: worker.report for worker in cluster.workers if worker.report}
@@ -258,7 +259,7 @@ def _gauges(cluster: Snapshot, backlogs: Mapping[str, Backlog]) -> list[Gauge]:
     ]  # fmt: skip
     gauges = {gauge.name: gauge for gauge in itertools.starmap(Gauge, own)}
     for extension, watch in watches().items():
-        with suppress(Exception):  # an extension that fails is named by a fault when the cluster is read
+        with suppress(Exception):  # the snapshot has a fault that names an extension which fails
             for gauge in checked_gauges(cluster.extensions.get(extension, watch.nothing)):
                 if gauges.setdefault(gauge.name, gauge) is not gauge:
                     _warn_once(

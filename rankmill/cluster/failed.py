@@ -28,9 +28,14 @@ _OF_A_RUN = "its run has its failure already: score what has no score again, wit
 class FailedJob(BaseModel):
     """A job that failed for good or was set aside. No worker takes it, unless someone retries it.
 
-    ``failed`` means that all attempts have failed, ``set aside`` that no worker could read the job. ``at`` is
-    when the job failed or was set aside, in seconds since 1970, or ``None`` if this is unknown. ``final`` is
-    why the job cannot be retried, or empty if it can.
+    Attributes
+    ----------
+    state
+        ``failed`` after all attempts have failed, ``set aside`` if no worker could read the job.
+    at
+        When that happened, in seconds since 1970; ``None`` if unknown.
+    final
+        Why the job cannot be retried; empty if it can.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -44,7 +49,9 @@ class FailedJob(BaseModel):
 
 
 def failed_jobs(client: redis.Redis) -> list[FailedJob]:
-    """List the failed jobs, at most `MOST` of a queue, and the jobs that were set aside, the latest first.
+    """List the failed jobs and the jobs that were set aside, the latest first.
+
+    At most `MOST` failed jobs of each queue are listed.
 
     Raises
     ------
@@ -62,7 +69,7 @@ def failed_jobs(client: redis.Redis) -> list[FailedJob]:
 
 
 def chosen(jobs: list[FailedJob], ids: Sequence[str]) -> list[FailedJob]:
-    """Return those of `jobs` that have one of `ids`, or all of them if `ids` is empty.
+    """Return the jobs with these ids, or all jobs if `ids` is empty.
 
     Raises
     ------
@@ -94,8 +101,9 @@ def retry(client: redis.Redis, job: FailedJob) -> str:
 
 
 def clear(client: redis.Redis, job: FailedJob) -> str:
-    """Remove a job from its queue's failed jobs, or from the jobs that were set aside. A failed job that does
-    not belong to a run is also deleted. Returns the word that the command prints for the job.
+    """Remove a job from the failed jobs of its queue, or from the jobs that were set aside.
+
+    A failed job that belongs to no run is also deleted. Returns the word that the command prints for the job.
     """
     connection: Any = client
     if job.state == "set aside":

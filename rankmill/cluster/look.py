@@ -19,8 +19,12 @@ Item = TypeVar("Item")
 
 
 class Look:
-    """Reads keys of a Redis server, many in one round trip, and notes which of them are damaged. Ages are
-    counted until `now`, the time at which the object was made, in seconds since 1970.
+    """Reads keys of a Redis server, many in one round trip, and notes which of them are damaged.
+
+    Attributes
+    ----------
+    now
+        When the object was made, in seconds since 1970. Ages are counted until then.
 
     Parameters
     ----------
@@ -37,10 +41,15 @@ class Look:
     def replies(
         self, items: Sequence[Item], commands: Callable[[Item], list[tuple[Any, ...]]]
     ) -> list[list[Any]]:
-        """Send the `commands` of all items in one round trip; returns a list of replies for each item.
+        """Send the commands for all items in one round trip, and return a list of replies for each item.
 
-        A command only reads. It is a tuple of its name, its key, a default, and its other arguments. If the
-        key holds a value of another type than the command reads, the default is the reply.
+        Parameters
+        ----------
+        items
+            The items.
+        commands
+            Returns the commands for an item, which only read. A command is a tuple of its name, its key, a
+            default, and its other arguments. The default is the reply if the key has a value of another type.
         """
         reads = [commands(item) for item in items]
         sent = [(name, key, *arguments) for of_item in reads for name, key, _, *arguments in of_item]
@@ -73,8 +82,9 @@ class Look:
         return [text for text in (self.text(raw, key) for raw in raws) if text is not None]
 
     def time(self, raw: bytes | None, key: str) -> float | None:
-        """Convert a time in RQ's format to seconds since 1970; ``None`` if `raw` is ``None``. If `raw` is not
-        a time, note `key` as damaged, and return ``None``.
+        """Convert a time in RQ's format to seconds since 1970. If `raw` is not a time, note `key` as damaged.
+
+        The result is ``None`` for ``None``, and for damaged times.
         """
         try:
             return None if raw is None else str_to_date(raw).timestamp()
@@ -83,8 +93,9 @@ class Look:
             return None
 
     def number(self, raw: bytes | None, key: str) -> int:
-        """Convert a count to a number; 0 if `raw` is ``None``, empty or negative. If `raw` is not a number,
-        note `key` as damaged, and return 0.
+        """Convert a count to a number. If `raw` is not a number, note `key` as damaged.
+
+        The result is 0 for ``None``, and for empty, negative and damaged counts.
         """
         try:
             return max(int(raw or 0), 0)

@@ -27,8 +27,8 @@ class WorkerOutOfReach(RankmillError):
 class OrderOutcome(BaseModel):
     """The outcome of an order to a worker, as far as it is known.
 
-    ``waiting`` means that the worker has not carried out the order, and still may. ``gone`` means that the
-    worker has ended, is lost, or was started again, and is not expected to carry out the order.
+    - ``waiting``: the worker has not carried out the order, but still may.
+    - ``gone``: the worker has ended, is lost or was started again, and will not carry out the order.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -55,8 +55,9 @@ def find_worker(workers: Iterable[WorkerState], name: str) -> WorkerState:
 
 
 def whole_name(names: Iterable[str], name: str) -> str | None:
-    """Return `name` if it is one of `names`, or else the only one of them that begins with it; ``None`` if
-    none does. Raises `InputError` if several begin with it.
+    """Return the only one of `names` that is `name` or begins with it, or ``None`` without such a name.
+
+    A name that is exactly `name` comes first. Raises `InputError` if several names begin with it.
     """
     matches = sorted({other for other in names if other.startswith(name)})
     if name in matches:
@@ -70,7 +71,7 @@ def whole_name(names: Iterable[str], name: str) -> str | None:
 
 
 def unreachable(worker: WorkerState) -> str | None:
-    """Return why a worker takes no orders, such as to drain; ``None`` if it takes them."""
+    """Return why a worker takes no orders, such as to drain, or ``None`` if it takes them."""
     if worker.state == "foreign":
         return "is an RQ worker of another class than ScoringWorker, which takes no orders"
     if worker.state == "lost":
@@ -86,7 +87,7 @@ def reachable(workers: Iterable[WorkerState]) -> list[WorkerState]:
 
 
 def queues_without(workers: Sequence[WorkerState], drained: Sequence[str]) -> list[str]:
-    """Return the queues of the workers named in `drained` from which no other worker takes chunks."""
+    """Return the queues from which no worker takes chunks when the workers named in `drained` are drained."""
     theirs = {queue for worker in workers if worker.name in drained for queue in worker.queues}
     rest = [worker for worker in workers if worker.name not in drained and worker.state in TAKE_CHUNKS]
     return sorted(theirs - {queue for worker in rest for queue in worker.queues})
@@ -101,23 +102,24 @@ def order_workers(
     *,
     wait_seconds: float,
 ) -> list[OrderOutcome]:
-    """Give the workers an order, and wait until they have carried out the order, or the time is over.
+    """Give workers an order, and wait until they have carried it out or the time is over.
 
     Parameters
     ----------
     client
         A client of the server.
-    workers, order, model, revision
-        The workers that get the order, and the order. If the order is about a model, its name, and the
-        revision that it must have; ``None`` for any revision.
+    workers, order
+        The workers, and what they shall do.
+    model, revision
+        For an order about a model, its name, and the revision that it must have (``None`` for any).
     wait_seconds
-        The workers get this many seconds to carry out the order; with 0, the function does not wait. An order
-        that was not carried out in time has the outcome ``waiting``, and is not withdrawn.
+        Longest wait; 0 for no wait. An order that was not carried out in time has the outcome ``waiting``,
+        and is not withdrawn.
 
     Raises
     ------
     WorkerOutOfReach
-        A worker does not take orders; in this case no worker has got the order.
+        A worker does not take orders. No worker has got the order then.
     """
     for worker in workers:
         if reason := unreachable(worker):

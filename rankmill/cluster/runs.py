@@ -12,7 +12,7 @@ from rankmill.jobs.runtime.settings import Settings
 
 
 def find_run(store: RunStore, prefix: str) -> Run:
-    """Find the run whose id begins with `prefix`; a detached run is found only by its whole id.
+    """Find the run whose id begins with `prefix`. A detached run is found only by its whole id.
 
     Raises
     ------
@@ -26,7 +26,7 @@ def find_run(store: RunStore, prefix: str) -> Run:
         raise InputError(
             f"{len(ids)} runs begin with {prefix}: {', '.join(ids[:5])}; give more characters of the id"
         )
-    exact = [prefix] if prefix.isalnum() else []  # because detached runs are not listed
+    exact = [prefix] if prefix.isalnum() else []  # detached runs are not listed
     run = store.load(*(ids or exact)) if ids or exact else None
     if run is None:
         raise InputError(
@@ -37,8 +37,7 @@ def find_run(store: RunStore, prefix: str) -> Run:
 
 
 def cancel_run(client: redis.Redis, settings: Settings, run_id: str) -> str:
-    """Cancel the run with the id `run_id`, which may be a run that processes of an extension carry out.
-    Returns a sentence that names the cancelled run.
+    """Cancel a run, and return a sentence that names it. The run may also be one of an extension.
 
     Parameters
     ----------

@@ -31,13 +31,13 @@ from rankmill.jobs.runtime.durability import Durability
 PAGE_RUNS = 50
 
 SLOW = 1 / 3
-"""A worker counts as slow if its speed in tokens per second is below this share of the usual speed of workers
-with the same device and models.
+"""A worker is slow if its tokens per second are below this share of the usual speed of workers with the same
+device and models.
 """
 
 _LOOK_AT = 256
-"""To find a queue's oldest job, the lists of waiting jobs of at most this many tenants are read, and of each
-tenant the lists of at most this many runs.
+"""To find the oldest job of a queue, at most this many of its tenants are looked at, and this many runs of
+each.
 """
 
 _CHUNK_BYTES = 8 << 20
@@ -51,9 +51,11 @@ _WORKER_FIELDS = (
 WorkerStateName = Literal["idle", "busy", "draining", "drained", "lost", "foreign"]
 """The state of a worker.
 
-A ``draining`` worker takes no new chunks but has some left; a ``drained`` one has none left. A ``lost``
-worker is a ScoringWorker without a heartbeat for the time of its lease. A ``foreign`` worker is an RQ worker
-of another class.
+- ``idle`` or ``busy``: it takes chunks.
+- ``draining``: it takes no new chunks, but has some left.
+- ``drained``: it takes no new chunks, and has none left.
+- ``lost``: a ScoringWorker without a heartbeat for the time of its lease.
+- ``foreign``: an RQ worker of another class.
 """
 
 
@@ -69,13 +71,19 @@ class Damaged(_Frozen):
 
 
 class WorkerState(_Frozen):
-    """A worker as Redis knows it. ``report`` is its own report, or ``None`` if that is missing or cannot be
-    read.
+    """A worker as Redis knows it.
 
-    ``host`` is the name of the worker's host, and ``pid`` the worker's process id on the host.
-    ``beat_seconds`` is the age of the worker's last heartbeat. ``relative_pace`` is the worker's speed in
-    tokens per second, divided by the usual speed of workers with the same device and models; ``None`` if the
-    speed of the worker is unknown, or that of all others with the same device and models.
+    Attributes
+    ----------
+    beat_seconds
+        Age of the last heartbeat.
+    report
+        The worker's own report; ``None`` if it is missing or cannot be read.
+    host, pid
+        Name of the worker's host, and the worker's process id there.
+    relative_pace
+        The worker's tokens per second, divided by the usual speed of workers with the same device and models.
+        ``None`` if one of the two is unknown.
     """
 
     name: str
@@ -94,11 +102,18 @@ class WorkerState(_Frozen):
 
 
 class QueueState(_Frozen):
-    """The numbers of a queue's waiting, started and finally failed jobs, and of its live ScoringWorkers.
+    """The jobs and live ScoringWorkers of a queue, as numbers.
 
-    ``workers`` counts the workers that take chunks, and ``drained`` those that are draining or drained.
-    ``oldest_seconds`` is the age of the oldest waiting job, ``None`` if no job waits. Only the first job in
-    each list of waiting jobs is considered.
+    Attributes
+    ----------
+    waiting, started, failed
+        Number of jobs that wait, that workers have begun, and that have failed for good.
+    oldest_seconds
+        Age of the oldest job among the first ones of all waiting lists; ``None`` if no job waits.
+    workers
+        Number of workers that take chunks.
+    drained
+        Number of workers that are draining or drained.
     """
 
     name: str
@@ -111,8 +126,16 @@ class QueueState(_Frozen):
 
 
 class ServerMemory(_Frozen):
-    """The memory of the Redis server in bytes (``limit`` is maxmemory, 0 for none), its maxmemory-policy, and
-    the number of keys that it has evicted so far.
+    """The memory of the Redis server.
+
+    Attributes
+    ----------
+    used, limit
+        Bytes in use, and the limit (maxmemory); 0 for no limit.
+    policy
+        The setting maxmemory-policy.
+    evicted
+        Number of keys that the server has evicted so far.
     """
 
     used: int
@@ -129,9 +152,13 @@ class ServerMemory(_Frozen):
 class RunState(RunFigures):
     """An unfinished run.
 
-    ``quiet_seconds`` is the time since the last result, or since the run's creation if no result has come.
-    ``waiting`` is the number of the run's chunks that wait in its queue. For a request, ``waiting`` is always
-    0: the requests of a tenant share one list, in which the chunks of a single request are not counted.
+    Attributes
+    ----------
+    quiet_seconds
+        Time since the last result, or since the run's creation if no result has come.
+    waiting
+        Number of the run's chunks that wait in its queue. Always 0 for a request, because all requests of a
+        tenant share one list.
     """
 
     quiet_seconds: float
@@ -139,15 +166,30 @@ class RunState(RunFigures):
 
 
 class Snapshot(_Frozen):
-    """The cluster at one time: all queues and workers, and one page of the runs, those with the most recent
-    activity first.
+    """The cluster at one time: all queues and workers, and one page of the runs, the most recently active
+    first.
 
-    ``at`` is when it was read, in seconds since 1970, and ``page`` counts from 0. ``damaged`` lists the keys
-    that cannot be read. ``trouble`` is the reason if the server accepts no writes now. ``set_aside`` lists
-    the jobs that no worker could read. ``last_reports`` are the last reports of workers that stopped because
-    they computed wrong scores, at most 100; all of these reports expire when no worker has stopped for this
-    reason for a week. ``extensions`` has what each extension shows, by the extension's name. ``durability``
-    is ``None`` unless the caller has added it, and ``memory`` is ``None`` if the server does not tell it.
+    Attributes
+    ----------
+    at
+        When the cluster was read, in seconds since 1970.
+    trouble
+        Why the server accepts no writes now; ``None`` if it accepts them.
+    set_aside
+        Jobs that no worker could read.
+    last_reports
+        Last reports of workers that stopped because they computed wrong scores, at most 100. They expire when
+        no worker has stopped for this reason for a week.
+    page
+        Number of the page of runs, from 0.
+    damaged
+        Keys that cannot be read.
+    extensions
+        What each extension shows, by the extension's name.
+    durability
+        ``None`` unless the caller has added it.
+    memory
+        ``None`` if the server does not tell it.
     """
 
     at: float
@@ -266,8 +308,10 @@ class _Reader(Look):
     def _queues(
         self, known: Iterable[str], used: Iterable[str], workers: Sequence[WorkerState]
     ) -> tuple[QueueState, ...]:
-        """Return the states of the queues in use. These are all queues in `used`, all queues of `workers`,
-        and the queues in `known` that have waiting or started jobs.
+        """Return the states of the queues in use: all in `used`, all of `workers`, and those in `known` with
+        jobs.
+
+        Failed jobs do not count here.
         """
         listed = {*used, *(name for worker in workers for name in worker.queues)}
         names = sorted({*known, *listed})
@@ -306,8 +350,9 @@ class _Reader(Look):
         return tuple(in_use)
 
     def _next_jobs(self, queues: Sequence[str], counts: Sequence[list[Any]]) -> list[list[str]]:
-        """Return for each queue the key of the first job in each list of waiting jobs. The lists of at most
-        `_LOOK_AT` tenants, and of at most `_LOOK_AT` runs of each tenant, are read.
+        """Return for each queue the keys of the first jobs of its waiting lists.
+
+        At most `_LOOK_AT` tenants of a queue, and `_LOOK_AT` runs of each tenant, are looked at.
         """
         scopes = [
             (queue, f"bulk:{tenant}")

@@ -25,9 +25,8 @@ ID_CHARS = 12
 """Number of characters of a run's id in tables, which is enough to identify it."""
 
 _FRAME = 4
-"""Number of lines that a terminal needs in addition to one line for each worker, and to the texts that
-`Overview` shows above and below the table of workers. They are the head of the table, the line that counts
-the workers that do not fit, an empty line, and the prompt.
+"""Number of lines that a terminal needs for the head of the table of workers, the line that counts the
+workers that do not fit, an empty line, and the prompt.
 """
 
 _FEWEST = 3
@@ -45,7 +44,7 @@ _STYLES = {
 
 @dataclass(frozen=True)
 class Overview:
-    """Shows a cluster: its faults or that all is well, at most `most_runs` runs, the queues and the workers.
+    """Shows a cluster in a terminal: its faults, at most `most_runs` runs, the queues and the workers.
 
     Workers in trouble come first. A terminal shows only as many workers as fit.
     """
@@ -97,7 +96,7 @@ class Overview:
 
 def _first_workers(workers: Sequence[WorkerState], most: int | None) -> RenderableType:
     ordered = sorted(workers, key=lambda worker: (not _is_in_trouble(worker), natural_order(worker.name)))
-    # one worker too many is shown, because the line "and 1 more" would need as much room
+    # One worker too many may be shown: the line "and 1 more" would need as much room.
     if most is None or len(ordered) <= most + 1:
         return workers_table(ordered)
     states = Counter(worker.state for worker in ordered[most:])
@@ -280,11 +279,19 @@ def _alarm(count: int) -> Text:
 def table(
     rows: Iterable[Row], columns: Mapping[str, Callable[[Row], str | Text]], *, left: str, unbroken: str = ""
 ) -> Table:
-    """Make a table of `rows`. Each of `columns` has a title, and a function that makes the text of a row's
-    cell.
+    """Make a table.
 
-    Columns whose titles are in `left` are left-aligned, the others right-aligned. The texts in the column
-    with the title `unbroken` are not broken into lines.
+    Parameters
+    ----------
+    rows
+        What the rows of the table are made from.
+    columns
+        For each column its title, and a function that makes the text of a row's cell.
+    left
+        Titles of the columns that are left-aligned, separated by spaces. A space in a title is written as
+        ``-``.
+    unbroken
+        Title of the column whose texts are not broken into lines.
     """
     made = Table(box=None, header_style="bold", pad_edge=False)
     for name in columns:

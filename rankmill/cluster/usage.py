@@ -18,9 +18,7 @@ By = Literal["key", "model", "day"]
 NOBODY = "(none)"
 """Name of the tenant of runs that do not name one."""
 OTHER = "(other)"
-"""Shown in place of a tenant's or a model's name for usage that did not fit into a day's account
-(`Entry.other`).
-"""
+"""Shown as the tenant's or model's name for usage that did not fit into the account of a day."""
 
 _NOBODY_GROUP = group_of("")
 _LABELS = ("tenant", "model", "device")
@@ -34,8 +32,9 @@ _COUNTED = {
 
 
 def tenant_of(entry: Entry) -> str:
-    """Return the name of the tenant whose usage `entry` has. If the name is unknown, return the digits that
-    stand for the tenant in the ids of its runs. For usage of several tenants (`Entry.other`), return `OTHER`.
+    """Return the name of the tenant whose usage `entry` has, or `OTHER` for the usage of several tenants.
+
+    If the name is unknown, return the digits that stand for the tenant in the ids of its runs.
     """
     if entry.other:
         return OTHER
@@ -43,7 +42,7 @@ def tenant_of(entry: Entry) -> str:
 
 
 def summed(entries: Iterable[Entry], by: By) -> dict[tuple[str, str], Amounts]:
-    """Sum up the usage in `entries` by tenant, model or day, as `by` says, and by device."""
+    """Sum up usage by device and by tenant, model or day, as `by` says."""
     sums: dict[tuple[str, str], Amounts] = {}
     for entry in entries:
         name = {"key": tenant_of(entry), "model": entry.model or OTHER, "day": entry.date}[by]
@@ -65,7 +64,7 @@ def usage_table(entries: Iterable[Entry], by: By) -> Table:
 
 
 def listed(entries: Iterable[Entry], called: Callable[[str], str] = str) -> dict[str, Any]:
-    """Return all entries of usage, for JSON. `called` gets a model's name and returns the name to show."""
+    """Return all entries of usage for JSON. `called` turns a model's name into the name to show."""
     data = [
         {
             "date": entry.date,
@@ -84,8 +83,7 @@ def listed(entries: Iterable[Entry], called: Callable[[str], str] = str) -> dict
 
 
 class UsageMetrics:
-    """Makes Prometheus counters of what tenants have used since this process first read the accounts of
-    usage.
+    """Makes Prometheus counters of what tenants have used since the first reading of their accounts.
 
     Each day has its own account. A reading adds how much each account has grown since the last reading, so
     the counters do not fall at midnight.
@@ -97,9 +95,7 @@ class UsageMetrics:
         self._totals: dict[tuple[str, ...], Amounts] = {}
 
     def families(self, entries: Iterable[Entry] | None) -> Iterable[CounterMetricFamily]:
-        """Return the counters of usage. If `entries` is ``None``, the accounts cannot be read, and the
-        counters have no values.
-        """
+        """Return the counters of usage. They have no values if `entries` is ``None``, which means unknown."""
         counters = [
             CounterMetricFamily(f"rankmill_usage_{name}", text, labels=_LABELS)
             for name, text in _COUNTED.items()

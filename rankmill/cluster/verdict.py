@@ -133,9 +133,8 @@ def _of_memory(memory: ServerMemory) -> Iterator[ClusterFault]:
 
 
 def _of_queue(queue: QueueState, *, has_lost: bool) -> Iterator[ClusterFault]:
-    # Started jobs count as waiting, because their workers may be dead and forgotten by RQ. Started jobs do
-    # not count in two cases: a lost worker is shown, which is a fault of its own; or draining workers may
-    # still finish the jobs.
+    # Started jobs count as waiting, because their workers may be dead and forgotten by RQ. They do not count
+    # if a lost worker is shown, which is a fault of its own, or if draining workers may still finish them.
     waits = queue.waiting + (0 if has_lost or queue.drained else queue.started)
     if waits and not queue.workers:
         whom = "all workers are drained" if queue.drained else "no workers"
@@ -185,8 +184,9 @@ def _is_stuck(run: RunState, queues: Iterable[QueueState], workers: Iterable[Wor
 
 
 def _is_free(worker: WorkerState) -> bool:
-    """Return whether a worker is idle and would take any chunk. A worker that refuses some runs may be idle
-    while chunks of these runs wait, so it is not free.
+    """Return whether a worker is idle and would take any chunk.
+
+    A worker that refuses some runs is not free: it may be idle while their chunks wait.
     """
     report = worker.report
     return worker.state == "idle" and not (report and (report.doing or report.refusals))

@@ -33,8 +33,16 @@ logger = logging.getLogger(__name__)
 
 
 class ClusterFault(BaseModel):
-    """Something that is wrong in a cluster: ``text`` is a sentence without a full stop, and ``remedy`` says
-    what to do about it.
+    """Something that is wrong in a cluster.
+
+    Attributes
+    ----------
+    kind
+        The kind of fault.
+    text
+        A sentence without a full stop.
+    remedy
+        What to do about it.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -54,7 +62,9 @@ class Gauge(NamedTuple):
 
 
 class RunFigures(BaseModel):
-    """The progress of a run, which has ``rows`` rows in all. A field is ``None`` if its value is unknown."""
+    """The progress of a run. A field is ``None`` if its value is unknown; ``rows`` is the number of all
+    rows.
+    """
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -70,10 +80,14 @@ class RunFigures(BaseModel):
 
 
 class SeenRun(RunFigures):
-    """A run that processes of an extension carry out; ``runner`` is the process that works on it.
+    """A run that processes of an extension carry out.
 
-    ``reason`` says why the run has failed, or why the run was put back and waits again. For all other runs,
-    ``reason`` is empty.
+    Attributes
+    ----------
+    runner
+        The process that works on the run.
+    reason
+        Why the run has failed, or why it was put back and waits again; empty for all other runs.
     """
 
     state: str
@@ -98,8 +112,8 @@ class Seen(BaseModel):
         return ()
 
     def faults(self) -> Iterator[ClusterFault]:
-        """Return what is wrong with the extension's part of the cluster; each fault's kind is one of
-        `Watch.kinds`.
+        """Return what is wrong with the extension's part of the cluster. `Watch.kinds` has each fault's
+        kind.
         """
         return iter(())
 
@@ -108,15 +122,19 @@ class Seen(BaseModel):
         return iter(())
 
     def gauges(self) -> list[Gauge]:
-        """Return metrics for the exporter. The names and labels of the metrics must not depend on what the
-        extension has read.
-        """
+        """Return metrics for the exporter. Their names and labels must always be the same."""
         return []
 
 
 class RunStatus(NamedTuple):
-    """The state of a run, in words for people and as JSON for ``--json``, with the number of rows without a
-    score.
+    """The state of a run.
+
+    Attributes
+    ----------
+    text, data
+        The state in words for people, and as JSON for ``--json``.
+    row_errors
+        Number of rows without a score.
     """
 
     text: str
@@ -131,12 +149,12 @@ class WatchedRun(Protocol):
         """Return the state of the run."""
 
     def wait(self, timeout: float | None, show: Callable[[int, Progress], None]) -> RunStatus:
-        """Wait for the end of the run; `show` gets the number of rows and the progress, several times a
-        second.
+        """Wait for the end of the run. Several times a second, call `show` with the number of rows and the
+        progress.
         """
 
     def cancel(self) -> str:
-        """Cancel the run; returns a sentence that says so."""
+        """Cancel the run, and return a sentence that says so."""
 
 
 class ListedRuns(NamedTuple):
@@ -151,33 +169,37 @@ class Watch:
     """Base class for what an extension adds to the views of a cluster, such as faults, metrics and runs."""
 
     kinds: ClassVar[Mapping[str, str]] = {}
-    """The kinds of the extension's faults. The value of each kind names a kind of fault that is worse: in the
-    list of all kinds, which has the worst first, the extension's kind comes just after the named one. If no
-    fault has the named kind, the extension's kind comes last.
+    """For each kind of the extension's faults, a kind that is a little worse.
+
+    In the list of all kinds, the worst first, the extension's kind comes just after that kind. If that kind
+    does not exist, the extension's kind comes last.
     """
 
     nothing: ClassVar[Seen] = Seen()
-    """Stands for the `Seen` of the extension until the extension has read the cluster."""
+    """The `Seen` of the extension before it has read the cluster."""
 
     def read(self, look: Look) -> Seen:
-        """Read with `look` what the extension shows of the cluster, in a few round trips for any size of the
-        cluster.
+        """Read with `look` what the extension shows of the cluster. Use few round trips, whatever its
+        size.
         """
         return self.nothing
 
     def find(self, client: redis.Redis, settings: Settings, run_id: str) -> WatchedRun | None:
-        """Find the extension's run whose id is or begins with `run_id`; ``None`` if the extension has no
-        such run. Raises `InputError` if several ids begin with `run_id`.
+        """Find the extension's run whose id is or begins with `run_id`, or return ``None`` without such a
+        run.
+
+        Raises `InputError` if several ids begin with `run_id`.
         """
         return None
 
     def runs(self, client: redis.Redis, settings: Settings) -> ListedRuns | None:
-        """Return the latest runs of the extension; ``None`` if the extension does not have runs."""
+        """Return the latest runs of the extension, or ``None`` if the extension does not have runs."""
         return None
 
     def pages(self, client: redis.Redis, settings: Settings) -> Mapping[str, WSGIApplication]:
-        """Return the WSGI applications that the exporter serves for the extension, by path. `client` does not
-        wait for a server that is away.
+        """Return the WSGI applications that the exporter serves for the extension, by path.
+
+        `client` does not wait for a server that is away.
         """
         return {}
 
@@ -197,8 +219,9 @@ class Broken(Seen):
 
 
 def watches() -> dict[str, Watch]:
-    """Return each installed extension's `Watch`, by the extension's name. An extension that cannot be
-    imported has a `Watch` that shows a fault.
+    """Return each installed extension's `Watch`, by the extension's name.
+
+    For an extension that cannot be imported, the `Watch` shows a fault.
     """
     loaded: dict[str, Watch] = {}
     for name, _, watch in load_each("rankmill.watch"):
@@ -216,8 +239,9 @@ class _BrokenWatch(Watch):
 
 
 def read_extensions(look: Look) -> dict[str, Seen]:
-    """Return what each extension has read of the cluster, by the extension's name. `Broken` stands for an
-    extension that fails.
+    """Return what each extension has read of the cluster, by the extension's name.
+
+    For an extension that fails, this is a `Broken`.
 
     Raises
     ------
@@ -230,8 +254,8 @@ def read_extensions(look: Look) -> dict[str, Seen]:
 def _seen(name: str, watch: Watch, look: Look) -> Seen:
     try:
         seen = watch.read(look)
-        # All methods are called here once, although their results are used only later: if one raises an
-        # error, the extension is shown as broken, and all else of the cluster is still shown.
+        # Call all methods once, although their results are used only later: if one fails, only this extension
+        # is shown as broken.
         kinds = {fault.kind for fault in seen.faults()} - {"extension", *watch.kinds}
         if kinds:
             raise ValueError(f"{', '.join(sorted(kinds))} is not among the kinds of its faults")
@@ -244,9 +268,7 @@ def _seen(name: str, watch: Watch, look: Look) -> Seen:
 
 
 def checked_gauges(seen: Seen) -> list[Gauge]:
-    """Return an extension's metrics for the exporter; raises `ValueError` if one is not a metric of
-    Prometheus.
-    """
+    """Return an extension's metrics for the exporter. Raises `ValueError` if Prometheus would refuse one."""
     gauges = seen.gauges()
     for name, _, labels, samples in gauges:
         if not (_METRIC.fullmatch(name) and all(map(_LABEL.fullmatch, labels))):
@@ -258,10 +280,10 @@ def checked_gauges(seen: Seen) -> list[Gauge]:
 
 
 def ask_extensions(question: Callable[[Watch], T]) -> Iterator[T]:
-    """Call `question` with the `Watch` of each extension, and yield the answers. An extension that fails is
-    left out, with a warning that names it.
+    """Call `question` with the `Watch` of each extension, and yield the answers.
 
-    Errors of rankmill, the server and the operating system are raised instead.
+    An extension that fails is left out, with a warning that names it. Errors of rankmill, the server and the
+    operating system are raised.
     """
     for name, watch in watches().items():
         try:
@@ -279,7 +301,9 @@ def _reason(error: Exception) -> str:
 
 
 def find_watched(client: redis.Redis, settings: Settings, run_id: str) -> WatchedRun | None:
-    """Find the run of an extension whose id is or begins with `run_id`; ``None`` if no extension has one."""
+    """Find the run of any extension whose id is or begins with `run_id`, or return ``None`` without such a
+    run.
+    """
     runs = ask_extensions(lambda watch: watch.find(client, settings, run_id))
     return next((run for run in runs if run), None)
 
