@@ -135,7 +135,7 @@ def usage(day: int | None = None) -> str:
 
 
 def refusals(run_id: str) -> str:
-    """Hash: why each worker that cannot score the run refuses it, and until when."""
+    """Hash, by the worker's name: why a worker cannot score the run, and until when it refuses the run."""
     return f"{PREFIX}:run:{run_id}:refusals"
 
 
