@@ -117,7 +117,9 @@ class ClusterView:
         self._away = False
 
     def look(self) -> Snapshot | None:
-        """Return a snapshot of the cluster of the last second, or ``None`` while Redis does not answer."""
+        """Return a snapshot of the cluster, at most about 1 s old, or ``None`` while Redis does not
+        answer.
+        """
         with self._lock:
             if system.monotonic() >= self._until:
                 self._seen = self._read()
@@ -259,7 +261,7 @@ def _gauges(cluster: Snapshot, backlogs: Mapping[str, Backlog]) -> list[Gauge]:
     ]  # fmt: skip
     gauges = {gauge.name: gauge for gauge in itertools.starmap(Gauge, own)}
     for extension, watch in watches().items():
-        with suppress(Exception):  # the snapshot has a fault that names an extension which fails
+        with suppress(Exception):  # a failing extension has a fault in the snapshot
             for gauge in checked_gauges(cluster.extensions.get(extension, watch.nothing)):
                 if gauges.setdefault(gauge.name, gauge) is not gauge:
                     _warn_once(

@@ -97,8 +97,8 @@ def strangers(folder: Path, top: Path | None = None, setting: str = "cache_dir")
 def _strangers(folder: Path, *, above: bool = False) -> str | None:
     """Return why strangers (other users) can write to a folder, such as ``belongs to user 7``.
 
-    The result is ``None`` if they cannot. With `above`, the folder is above the cache, where a sticky bit is
-    enough.
+    The result is ``None`` if they cannot. With `above`, the folder is above the cache, and a sticky bit is
+    protection enough.
     """
     try:
         status = folder.stat()
@@ -152,9 +152,9 @@ def owner_in(folder: Path) -> int | None:
 
 
 def _unmapped() -> set[int]:
-    """Return the user id that files of the host's root show in a container without that user.
+    """Return the user id under which the host's root appears in a container that does not map root.
 
-    The set is empty if root is a user of the container, or if the system does not tell.
+    The set is empty if the container maps root, or if the system does not tell.
     """
     try:
         mapped = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
@@ -196,8 +196,8 @@ Facts = tuple[int, int, int, int, int]
 """
 
 _SETTLED_SECONDS = 2.0
-"""A digest is stored in the cache only if its file last changed longer ago than this (s). The clocks of file
-systems are coarse, so two changes in quick succession may have the same time.
+"""The digest of a file is stored in the cache only if the file's last change is longer ago than this (s). The
+clocks of file systems are coarse, so two changes in quick succession may have the same time.
 """
 
 _SMALL = 1 << 20

@@ -70,8 +70,9 @@ def model_folder(model: str) -> Path | None:
 def model_files(folder: Path) -> dict[str, Path]:
     """The files of a model's directory on which its scores may depend, by relative path, in order.
 
-    Hidden files, checkpoints of a training, texts for people, code and, in the top folder, weights in formats
-    that are not read are left out, unless a JSON file of the model names them.
+    Hidden files, checkpoints of a training, texts for people and code are left out. So are weights in the top
+    folder in formats that rankmill does not read. A file that a JSON file of the model names is never left
+    out.
 
     Raises
     ------

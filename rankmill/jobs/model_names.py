@@ -139,7 +139,7 @@ class NamedModels(Protocol):
         """
 
     def kept(self, cache: Path) -> Iterable[KeptFolder]:
-        """Return this extension's folders in the `cache` folder of a worker that may be removed."""
+        """Return those of this extension's folders in a worker's `cache` that may be removed."""
 
 
 MakeModels = Callable[[WorkerSettings], NamedModels]

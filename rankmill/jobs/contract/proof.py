@@ -1,4 +1,4 @@
-"""A worker's proof that its scores are the model's own, within a bound."""
+"""A worker's proof that its scores differ from a reference by no more than a bound."""
 
 from __future__ import annotations
 

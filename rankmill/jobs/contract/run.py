@@ -118,6 +118,8 @@ def settled_by(spec: ScoreSpec, precision: str, revision: str | None, kind: str 
 class Progress(WireModel):
     """How many rows of a run are done; a row is done when its chunk is finished.
 
+    Times are in seconds since 1970, and are 0 until the run's first scores.
+
     Attributes
     ----------
     rows, at
@@ -126,8 +128,6 @@ class Progress(WireModel):
         Number of done rows that have no score.
     since, since_rows
         An earlier time, usually half a minute before ``at``, and the rows that were done then.
-
-    Times are in seconds since 1970, and are 0 until the run's first scores.
     """
 
     rows: Count = 0

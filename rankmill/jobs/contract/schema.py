@@ -70,7 +70,7 @@ class WireModel(BaseModel):
 
     @classmethod
     def read_json(cls, raw: bytes | str, subject: str) -> Self:
-        """Read JSON. The `subject` is what a `WireError` calls the data, such as ``run 0af``."""
+        """Read JSON. In the message of a `WireError`, `subject` names the data, such as ``run 0af``."""
         try:
             fields = from_json(raw)
         except ValueError as error:
@@ -81,7 +81,9 @@ class WireModel(BaseModel):
 
     @classmethod
     def read_fields(cls, raw: Mapping[bytes, bytes], subject: str) -> Self:
-        """Read the fields of a hash or stream entry. The `subject` is what a `WireError` calls the data."""
+        """Read the fields of a hash or stream entry. In the message of a `WireError`, `subject` names the
+        data.
+        """
         try:
             fields = {name.decode(): value.decode() for name, value in raw.items()}
         except UnicodeDecodeError:

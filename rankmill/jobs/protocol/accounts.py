@@ -1,9 +1,9 @@
 """Accounts of what each tenant has used in the last 400 days (pairs, tokens, device time), by day, model and
 device.
 
-Each result is counted once, even if a transaction is repeated: the script that counts a result's usage also
-deletes the result's entry from the run's stream. If the entry has to stay, the script records the entry as
-counted. If the server loses the accounts, nothing restores them.
+Each result is counted once, even if a transaction is repeated: the script that counts a result also deletes
+its entry from the run's stream. If the entry has to stay, the script records that it is counted. Nothing
+restores accounts that the server has lost.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Leases: who holds something, and until when. The holder renews its lease again and again; a lease that is
-not renewed lapses.
+"""Leases: who holds something, and until when. A holder renews its lease again and again; otherwise it
+lapses.
 
 A lease is an entry of a sorted set in Redis, with the time at which it lapses. This time is by the server's
 clock, so the clocks of hosts need not agree. There are two kinds. `Leases` are deleted when they lapse.
@@ -57,8 +57,8 @@ def move(
 ) -> bool:
     """Move a job between lists of Redis, and end its lease or pause, in one transaction.
 
-    Returns whether the server has confirmed the transaction. If the entry is gone, the job is not moved:
-    another process may have moved the job, or an earlier transaction whose reply was lost.
+    Returns whether the server has confirmed the transaction. If the lease or pause is gone, the job is not
+    moved: another process may have moved it, or an earlier transaction whose reply was lost.
 
     Parameters
     ----------
@@ -69,8 +69,7 @@ def move(
     do
         Adds the commands that move the job to a pipeline.
     until
-        The job is not moved if the entry ends later than this (s since 1970), because the lease was renewed
-        meanwhile.
+        The job is not moved if its lease ends later than this (s since 1970), because the lease was renewed.
     """
     connection: Any = client
     wanted = connection.pipeline()
@@ -133,8 +132,9 @@ class Leases:
         self._seconds = seconds
 
     def take(self, holder: str, most: float = math.inf) -> bool:
-        """Renew the holder's lease, or begin one if there are fewer than `most`. Returns whether that
-        worked.
+        """Renew the holder's lease, or begin one if there are fewer than `most`.
+
+        Returns whether the holder has a lease now.
         """
         limit = int(min(most, 1 << 53))
         return bool(_TAKE.run(self._redis, [self._key], limit, self._seconds, holder))

@@ -49,7 +49,7 @@ def save_jobs(queue: Queue, jobs: list[Any], pipe: Pipeline) -> None:
 
 
 def restored(queue: Queue, job_id: str, fields: Mapping[bytes, bytes]) -> tuple[Job, bool]:
-    """Make a job from its hash; also returns whether its metadata could be read. RQ's errors are not
+    """Make a job from its hash. Also returns whether its metadata could be read. RQ's errors are not
     caught.
     """
     job: Job = queue.job_class(job_id, connection=queue.connection, serializer=queue.serializer)

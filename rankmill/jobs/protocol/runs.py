@@ -82,8 +82,7 @@ class Deleted(NamedTuple):
 
 
 class RunStore:
-    """Reads and writes the runs on one Redis server; threads may share the store, as they may share its
-    client.
+    """Reads and writes the runs on one Redis server. Threads may share the store.
 
     Parameters
     ----------
@@ -103,7 +102,9 @@ class RunStore:
 
     @property
     def patrol_seconds(self) -> float:
-        """The least seconds between two checks that a producer makes of its run and its queue's workers."""
+        """A producer waits at least this many seconds between two checks of its run and its queue's
+        workers.
+        """
         return 0.2
 
     def compute(self, do: Callable[[], T], rows: int) -> T:

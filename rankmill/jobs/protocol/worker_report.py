@@ -35,9 +35,7 @@ class QueueWorkers:
 Share = Annotated[float, Field(ge=0, le=1)]
 
 SCORING_FIELD = "scoring"
-"""Field in RQ's hash of a worker that marks a ScoringWorker; the hash stays for minutes after the worker's
-death.
-"""
+"""Field in RQ's hash of a worker that marks a ScoringWorker. The hash outlives the worker by minutes."""
 
 Doing = Literal["", "loading", "proving"]
 """Why a worker does not score yet: it loads a model, or compares a new model's scores with a reference."""

@@ -92,7 +92,7 @@ def connect(url: str, wait_seconds: float) -> redis.Redis:
 def connection_failed(url: str, error: Exception) -> ConnectionFailed | None:
     """Return the error to raise after a client's first command has failed.
 
-    Return ``None`` if the server only cannot serve now, for instance because it loads its data.
+    Return ``None`` if the server can serve later, for instance because it still loads its data.
     """
     if cannot_serve(error) and _is_a_reply(error):
         return None

@@ -1,5 +1,4 @@
-"""Reads how safely a Redis server keeps the data that it has acknowledged, and which losses its settings
-allow.
+"""Reads how safely a Redis server keeps data, and which losses of data its settings allow.
 
 docs/explanation/guarantees.md says what follows from each setting.
 """
@@ -49,7 +48,8 @@ class Risk(BaseModel):
 
 
 class Durability(BaseModel):
-    """The settings that decide how safely a Redis server keeps data. Each is ``None`` if the server hides it.
+    """The settings that decide how safely a Redis server keeps data; ``None`` for a setting that it does not
+    tell.
 
     Attributes
     ----------

@@ -14,7 +14,7 @@ from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.installation import install_line
 
 TOKEN_BUDGETS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
-"""The most padded tokens of a batch, by device, until a better number is found.
+"""A batch has at most this many padded tokens, by device, until a better number is found.
 
 With fewer tokens, the device may be idle. With more, batches have more padding, and the CPU's caches may be
 too small.

@@ -13,7 +13,7 @@ _GRACE_SECONDS = 0.5
 
 
 class InTime:
-    """Base of connections to Redis that wait for a reply hardly longer than their caller has time."""
+    """Base of connections to Redis that stop waiting for a reply soon after their caller's time ends."""
 
     _socket_timeout: Any
 

@@ -2,7 +2,7 @@
 error is JSON.
 
 Every line that is logged within `about`, even by a library, has the ids of the run, chunk, job and worker
-that were given there. One id leads from a chunk's producer to its worker and back.
+that were given there. So one id finds all lines about a chunk, from its producer to its worker and back.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def about_job(job_id: str) -> Iterator[None]:
 def set_up(level: LogLevel, form: LogFormat, **ids: str | int) -> None:
     """Make this process log to standard error; every line has these `ids`, such as the worker's name.
 
-    Of libraries, only warnings and errors are logged; RQ's other lines are logged at level ``debug``.
+    Of libraries, only warnings and errors are logged. With level ``debug``, RQ's other lines are logged too.
     """
     handler = _StandardError()
     human = form == "human" or (form == "auto" and sys.stderr.isatty())

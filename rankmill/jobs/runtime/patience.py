@@ -46,7 +46,7 @@ seconds.
 _LEAST_SECONDS = 0.01
 
 _SMALL_BYTES = 2**20
-"""Every server accepts values of this size (bytes), the least for its setting proto-max-bulk-len."""
+"""Every server accepts values up to this size (bytes), the least value of the setting proto-max-bulk-len."""
 
 _CUTS = 4
 """A value counts as refused for its size if sending it breaks the connection this many times, and the server
@@ -186,10 +186,10 @@ def sending(client: redis.Redis, pipe: Pipeline) -> Iterator[None]:
 
 
 def end_of_command() -> float:
-    """Return when a command that begins now must give up, as `waiting` says, in `time.monotonic` seconds.
+    """Return when a command that begins now must give up, in `time.monotonic` seconds.
 
-    The result is infinite without a limit. ``most=0`` allows one attempt of any length, so it is no limit
-    here.
+    `waiting` sets this time, which is infinite otherwise. ``most=0`` allows one attempt of any length, so it
+    is no limit here.
     """
     wait = _WAIT.get()
     now = system.monotonic()
@@ -197,7 +197,9 @@ def end_of_command() -> float:
 
 
 def seconds_left() -> float:
-    """Return the seconds until the caller's time ends, as `waiting` says; infinite if it does not end."""
+    """Return the seconds until the end of the caller's time, which `waiting` sets; infinite without an
+    end.
+    """
     return max(_WAIT.get().until - system.monotonic(), 0)
 
 
@@ -365,10 +367,10 @@ class Patience(Retry):
                     if _was_cut_off(error, system.monotonic() - began):
                         failures, since = 0, system.monotonic()
                     failures += 1
-                    since = since or began  # the time in which a silent server did not reply counts too
+                    since = since or began  # also count the time in which a silent server did not reply
                     try:
                         fail(error, failures) if with_failure_count else fail(error)
-                    finally:  # also if `fail` raises, which makes callers with watched keys start again
+                    finally:  # also if `fail` raises: callers with watched keys then start again
                         self._pause(error, reason, failures, since)
                     cuts += _breaks_at_value(error)
                     if cuts == _CUTS:

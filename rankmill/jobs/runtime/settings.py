@@ -128,8 +128,8 @@ E = TypeVar("E", bound=ExtensionSettings)
 
 
 class WorkerSettings(BaseModel):
-    """Settings of a worker. The fields from ``model`` to ``inputs`` name the model that is loaded at the
-    start.
+    """Settings of a worker. The fields from ``model`` to ``inputs`` are the spec of the model to load
+    first.
     """
 
     # pydantic builds the validator at its first use

@@ -1,6 +1,6 @@
--- For scripts with leases: no time in the sorted set `ends` may be later than `length` seconds from `now`. A later one
--- was written before the server's clock jumped back, and becomes this latest time. If `length` is under 120 s
--- (UNRENEWED_SECONDS of leases.py), 120 s are the limit, because other processes may have longer leases.
+-- For scripts with leases. Makes each time in the sorted set `ends` at most `length` seconds from `now`: a later one
+-- was written before the server's clock jumped back. The limit is at least 120 s (UNRENEWED_SECONDS of leases.py),
+-- because other processes may have longer leases.
 local function bound(ends, now, length)
   local last = now + math.max(length, 120)
   for _, name in ipairs(redis.call('ZRANGEBYSCORE', ends, '(' .. last, '+inf')) do

@@ -1,5 +1,4 @@
--- Takes workers from the list of idle ones, because the caller has work for them. Takes none while jobs wait, because
--- idle workers will take these jobs.
+-- Takes workers from the list of idle ones for new work. Takes none while jobs wait: idle workers will take those.
 -- KEYS: see waiting.lua. ARGV: the most workers. Returns how many were taken.
 if redis.call('LLEN', rq) + tonumber(redis.call('GET', base .. 'waits') or 0) > 0 then return 0 end
 redis.call('ZREMRANGEBYSCORE', base .. 'idle', 0, '(' .. redis.call('TIME')[1])

@@ -1,5 +1,5 @@
--- Adds what results of a run have used (pairs, tokens, device time) to the accounts of the run's tenant. Each result
--- counts once: when this script deletes its entry from the run's stream (XDEL), or adds the entry's id to a set (SADD).
+-- Adds what results of a run have used (pairs, tokens, device time) to the accounts of the run's tenant. To count each
+-- result once, the script also deletes its entry from the run's stream (XDEL), or adds the entry's id to a set (SADD).
 -- The entry 'end' stands for usage that is known only when the run ends; XDEL then deletes the whole stream.
 -- KEYS: the stream of results or the set of entries, the prefix of the accounts' keys.
 -- ARGV: XDEL or SADD, expiry of the accounts (s), most entries of a day, the tenant's digits, its name, the model;

@@ -1,4 +1,4 @@
--- Puts back a job in transit, which a worker has taken but not begun, if an earlier call saw it in transit long ago.
+-- Puts back a job that a worker has taken but not begun, if an earlier call saw it long ago.
 -- KEYS: see waiting.lua; then the jobs in transit, the time of the first call for this job. ARGV: the job's id, now (s
 -- since 1970), how long ago the first call must be (s). Returns nothing.
 local transit, seen, id, now = KEYS[4], KEYS[5], ARGV[1], tonumber(ARGV[2])

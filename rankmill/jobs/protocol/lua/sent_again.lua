@@ -1,5 +1,5 @@
--- Runs at the end of the transaction that sends jobs. If the reply was lost, the transaction is repeated, and gives the
--- jobs all of their attempts again. This script takes away the attempts that have failed since the first transaction.
+-- Runs at the end of the transaction that sends jobs, which gives them all of their attempts. If the reply was lost,
+-- the transaction is repeated: this script then takes away the attempts that have failed since the first time.
 -- KEYS: failed attempts of the run, paused jobs, the jobs. ARGV: for each job the chunk, its failed attempts
 -- when it was sent, and the job's id. Returns nothing.
 if redis.call('EXISTS', KEYS[1]) == 0 then return end

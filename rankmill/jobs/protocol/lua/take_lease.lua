@@ -1,4 +1,4 @@
--- Begins or renews a holder's lease. If the most leases exist already, no lease is begun.
+-- Begins or renews a holder's lease, but begins none if there are as many leases as allowed.
 -- KEYS: the leases. ARGV: most leases, length of a lease (s), the holder. Returns 1 if the holder has a lease, else 0.
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1000000

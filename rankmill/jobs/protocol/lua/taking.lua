@@ -11,9 +11,9 @@ local function bring_strays()
   end
 end
 local costs
--- Returns the next job for this worker, and counts the turn. The job is of the first tenant or run in the turns of
--- `scope` that has a job for the worker. The function `try` gets the name of a tenant or run; it returns a job or nil,
--- and whether jobs wait that the worker does not take.
+-- Returns the next job for this worker, and counts its turn. The tenants or runs in `turns:<scope>` are tried in order
+-- until one has a job. The function `try` gets the name of a tenant or run; it returns a job or nil, and whether jobs
+-- wait that the worker does not take.
 local function next_of(scope, try)
   local turns, skipped = base .. 'turns:' .. scope, 0
   while true do

@@ -1,11 +1,11 @@
 -- For the scripts of a queue. KEYS[1]: the prefix of the queue's keys, `rankmill:queue:<queue>:`; KEYS[2]: RQ's own
--- list; KEYS[3]: the prefix of keys of jobs. The jobs of a bulk run wait in `waiting:<run>`, those of all requests of a
--- tenant in `waiting:requests:<tenant>`, and jobs by name in RQ's list; contract/priority.py says what an id tells. In
--- the scopes `request` and `bulk` tenants take turns, and in a scope `bulk:<tenant>` the tenant's bulk runs.
--- `turns:<scope>`: how many pairs each tenant or run has had, a tenant's divided by its weight (start-time fair
--- queueing); the lowest is next. An entry without waiting jobs is removed when its turn comes. `level:<scope>`: the
--- value that the entry with the last turn had before that turn; new entries begin with it. `waits`: the number of jobs
--- that wait outside of RQ's list.
+-- list; KEYS[3]: the prefix of keys of jobs.
+-- `waiting:<run>`: the jobs of a bulk run. `waiting:requests:<tenant>`: the jobs of all requests of a tenant. Jobs by
+-- name wait in RQ's list. `waits`: the number of jobs that wait outside of RQ's list.
+-- `turns:<scope>`: how many pairs each tenant or run has had; the lowest is next (start-time fair queueing). In the
+-- scopes `request` and `bulk` these are tenants, whose pairs are divided by their weights, and in a scope
+-- `bulk:<tenant>` the tenant's bulk runs. An entry without waiting jobs is removed when its turn comes.
+-- `level:<scope>`: the value that the entry with the last turn had before that turn; new entries begin with it.
 local base, rq, jobs = unpack(KEYS, 1, 3)
 local function run_of(id) return string.match(id, '^(r?%x+)%-[%d_]+$') end
 local function where(id)  -- the list in which a job waits; then its scopes, with its name in each
