@@ -411,7 +411,7 @@ def _check_columns(path: AnyPath, schema: pa.Schema, columns: TextColumns) -> No
                     f"their JSON (choose another with {option})"
                 )
         elif not is_text(kind):
-            way_out = f"choose another with {option}"
+            way_out = f"write it as text first, or choose another with {option}"
             if pa.types.is_list(kind) or pa.types.is_large_list(kind):
                 way_out = f"--list-columns {name} makes a row of each item"
                 way_out = "--messages-column is for conversations" if holds_messages(kind) else way_out

@@ -260,7 +260,12 @@ def test_json_lines_details(tmp_path: Path) -> None:
 
 BAD = {
     "latin1.csv": (b"query,passage\nq,p\nq,caf\xe9\n", "column 'passage', row 3 .* is not valid UTF-8"),
-    "ragged.csv": (b"query,passage\nq,p\nq\n", "Row #3: Expected 2 columns, got 1"),
+    "ragged.csv": (b"query,passage\nq,p\nq\n", "Row #3: Expected 2 columns, got 1.*in quotes.*--delimiter"),
+    "utf16.csv": ("query,passage\nq,p\n".encode("utf-16"), "the header is not valid UTF-8.*-f utf-16"),
+    "number.jsonl": (
+        b'{"query": 1, "passage": "p"}\n',
+        "line 1: column 'query' holds '1'.*write numbers as text",
+    ),
     "twice.csv": (b"query,passage,query\na,b,c\n", "two columns are named 'query'"),
     "missing.csv": (
         b"question,passage\na,b\n",
@@ -291,7 +296,7 @@ def test_a_bad_file_is_named_with_what_is_wrong(tmp_path: Path, name: str) -> No
 
 def test_a_column_of_the_wrong_type_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", [{"query": "q", "passage": 5}])
-    with pytest.raises(InputError, match="column 'passage' holds int64, not text"):
+    with pytest.raises(InputError, match="column 'passage' holds int64, not text .write it as text first"):
         opened(path)
 
 

@@ -22,7 +22,7 @@ from rankmill.producer.files.stores.paths import AnyPath
 MAX_LINE_BYTES = 16 << 20
 """A line of a text file may have at most this many bytes. A longer line is refused before it is parsed."""
 
-NOT_UTF8 = "not valid UTF-8; convert the file first, for example: iconv -f latin1 -t utf-8"
+NOT_UTF8 = "not valid UTF-8; convert the file first: iconv -f latin1 -t utf-8 (or -f utf-16, if it is that)"
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 

@@ -215,7 +215,10 @@ class _DelimitedReader:
             return InputError(
                 f"{self._path}: a row is longer than {block_bytes >> 20} MiB; {self._options.way_out}"
             )
-        return InputError(f"{self._path}: {text.removeprefix('CSV parse error: ')}")
+        way_out = ""
+        if "Expected " in text:
+            way_out = "; write a field with a delimiter in quotes, or name another delimiter with --delimiter"
+        return InputError(f"{self._path}: {text.removeprefix('CSV parse error: ')}{way_out}")
 
 
 def _first_row(beginning: str, delimiter: str, *, has_quotes: bool) -> list[str] | None:

@@ -62,7 +62,10 @@ _MAX_CELLS = 20_000_000
 _SAFE_INTEGER = 2**53
 """A 64-bit floating-point number holds every integer up to this size exactly."""
 
-_WAY_OUT = "--list-columns {} makes a row of each item of lists, and --messages-column is for conversations"
+_WAY_OUT = (
+    "write numbers as text, in quotes; --list-columns {} makes a row of each item of lists, "
+    "and --messages-column is for conversations"
+)
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SPACES = " \t\r\n"
