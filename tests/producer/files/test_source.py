@@ -296,7 +296,7 @@ def test_a_bad_file_is_named_with_what_is_wrong(tmp_path: Path, name: str) -> No
 
 def test_a_column_of_the_wrong_type_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", [{"query": "q", "passage": 5}])
-    with pytest.raises(InputError, match="column 'passage' holds int64, not text .write it as text first"):
+    with pytest.raises(InputError, match=r"column 'passage' holds int64, not text \(write it as text first"):
         opened(path)
 
 
