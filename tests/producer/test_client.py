@@ -515,6 +515,10 @@ class _Closed:
         (np.array([[1, 2]]), r"pair 0 is \[1, 2\], not a query and a passage"),
         (pl.DataFrame({"query": ["q"], "text": ["t"]}), "no column 'passage'; there are 'query', 'text'"),
         (pl.DataFrame({"query": ["q"]}).lazy(), "pairs are LazyFrame, which cannot be read"),
+        (
+            datasets.DatasetDict({"train": datasets.Dataset.from_dict({"query": ["q"]})}),
+            "its splits: 'train'",
+        ),
         (datasets.Dataset.from_dict({"query": ["q"]}), "no column 'passage'; there are 'query'"),
         (None, "give one of pairs, texts and messages, not 0"),
         ("a query", "pairs are str, which cannot be read"),

@@ -213,6 +213,9 @@ def _table_of(pairs: Any, columns: tuple[str, ...], inputs: Inputs) -> _Tables |
             # A data frame of pandas, recognized without a slow import of pandas.
             has_both = set(columns) <= set(pairs.columns)
             pairs = pa.Table.from_pandas(pairs[list(columns)] if has_both else pairs, preserve_index=False)
+        elif hasattr(pairs, "with_format") and isinstance(pairs, Mapping):
+            splits = ", ".join(map(repr, pairs))
+            raise InputError(f"{inputs} are a {type(pairs).__name__}; give one of its splits: {splits}")
         elif hasattr(pairs, "with_format") and hasattr(pairs, "select_columns"):
             return _of_dataset(pairs, columns) if pairs.features else None
         elif hasattr(pairs, "iter_slices") and hasattr(pairs, "select"):
