@@ -55,9 +55,9 @@ def find_worker(workers: Iterable[WorkerState], name: str) -> WorkerState:
 
 
 def whole_name(names: Iterable[str], name: str) -> str | None:
-    """Return the only one of `names` that is `name` or begins with it, or ``None`` without such a name.
+    """Return the name that a user means: `name` itself, or else the only one of `names` that begins with it.
 
-    A name that is exactly `name` comes first. Raises `InputError` if several names begin with it.
+    Return ``None`` if none begins with it. Raises `InputError` if several do.
     """
     matches = sorted({other for other in names if other.startswith(name)})
     if name in matches:

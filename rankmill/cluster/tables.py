@@ -25,8 +25,8 @@ ID_CHARS = 12
 """Number of characters of a run's id in tables, which is enough to identify it."""
 
 _FRAME = 4
-"""Number of lines that a terminal needs for the head of the table of workers, the line that counts the
-workers that do not fit, an empty line, and the prompt.
+"""Further lines of a terminal: the head of the table of workers, the count of hidden workers, an empty line,
+and the prompt.
 """
 
 _FEWEST = 3

@@ -45,8 +45,8 @@ _OF_CONFIGS = ("configuration_files", "fast_tokenizer_files")
 _MODULES = "modules.json"
 
 _WITHOUT_NAMES = re.compile(r"(^|/)tokenizer\.json$|(?<!\.safetensors)\.index\.json$")
-"""JSON files whose strings are not names of files: the vocabularies of tokenizers, and the indexes of weights
-that are not safetensors, which rankmill does not read.
+"""JSON files whose strings are not names of files: vocabularies of tokenizers, and indexes of weights in
+formats that rankmill does not read.
 """
 
 _LARGEST_JSON = 64 << 20
@@ -159,8 +159,14 @@ def check_named_files(file: Path) -> None:
 
 @dataclass(frozen=True)
 class _Names:
-    """The names of files in a JSON file of a model: weights, and files that are left out unless they are
-    named.
+    """The names of files that a JSON file of a model contains.
+
+    Attributes
+    ----------
+    weights
+        Names of files with weights.
+    left_out
+        Names of files that would be left out of the model if this JSON file did not name them.
     """
 
     weights: frozenset[str] = frozenset()

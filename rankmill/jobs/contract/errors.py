@@ -46,8 +46,13 @@ class Fault(Enum):
 
 
 RowFault = Literal["null", "tokenizer", "too_long", "model", "not_a_number"]
-"""Why a row has an error, while the rows beside it have scores: a text is null, the tokenizer fails, a text
-or the row is too long and must not be cut, the model fails, or the model's output is not a number.
+"""Why a row has an error, while the rows beside it have scores.
+
+- ``null``: a text is null.
+- ``tokenizer``: the tokenizer fails.
+- ``too_long``: a text or the row is too long, and must not be cut.
+- ``model``: the model fails.
+- ``not_a_number``: the model's output is not a number.
 """
 
 
@@ -172,8 +177,9 @@ class RunFailed(RankmillError):
 
 
 class WrongScores(RunFailed):
-    """A worker that scored rows of this run computes wrong scores, because of its device or of a tokenizer
-    library.
+    """A worker that scored rows of this run computes wrong scores.
+
+    The cause is its device or a tokenizer library.
     """
 
 

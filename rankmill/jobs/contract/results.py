@@ -1,6 +1,4 @@
-"""The result of a chunk, its form as an entry of the run's result stream, and the device usage that is
-counted for the run's tenant.
-"""
+"""The result of a chunk, its entry in the run's stream of results, and the usage of devices."""
 
 from __future__ import annotations
 

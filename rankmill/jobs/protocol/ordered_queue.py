@@ -24,7 +24,7 @@ from rankmill.jobs.protocol.script import Script
 from rankmill.jobs.runtime.patience import each_reply
 
 IDLE_SECONDS = 5
-"""Seconds for which a worker counts as idle, or as waiting at RQ's list, after it last said so."""
+"""A worker counts as idle, or as waiting at RQ's list, for this many seconds after it last said so."""
 
 _PROBES = 4
 """The search for lost jobs of a run begins with this many, which the producer needs first. All jobs of the
@@ -124,7 +124,10 @@ class OrderedQueue(RQQueue):
         _RESCUE.run(self.connection, places, job_id, now, seconds)
 
     def count_waiting(self) -> tuple[int, set[str]]:
-        """Count the waiting jobs anew. Returns the number of requests, and the tenants with bulk work."""
+        """Count the waiting jobs, and correct the stored count.
+
+        Returns the number of requests' jobs, and the tenants whose bulk work waits.
+        """
         requests, tenants = _COUNT.run(self.connection, self._places)
         return requests, {tenant.decode(errors="replace") for tenant in tenants}
 

@@ -102,8 +102,8 @@ def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> int:
     running = store.redis.smembers(executions_of(worker))
     if running:
         store.redis.zadd(queue.started_job_registry.key, dict.fromkeys(running, 0), xx=True)
-        # Pass 0 as `until`, so that other jobs with a lapsed lease stay: after an outage, their live workers
-        # may not have renewed the leases yet.
+        # `until=0` takes only these jobs: after an outage, live workers may have other leases that they have
+        # not renewed yet.
         hand_on_abandoned(queue, failure_handler(store), until=0)
     return len(running)
 

@@ -44,8 +44,8 @@ class RunRefusals:
         self._worker = worker
         self._lease_seconds = lease_seconds
         self._looks: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """By the run's id, two times in monotonic seconds: when this worker last read the refusals of the
-        run, and since when all live workers have refused the run (infinity if not all refuse it).
+        """By the run's id: when this worker last read the run's refusals, and since when all live workers
+        refuse the run, both in monotonic seconds. The second is infinity if not all refuse it.
         """
 
     def refuse(

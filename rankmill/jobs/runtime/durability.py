@@ -48,8 +48,9 @@ class Risk(BaseModel):
 
 
 class Durability(BaseModel):
-    """The settings that decide how safely a Redis server keeps data; ``None`` for a setting that it does not
-    tell.
+    """The settings that decide how safely a Redis server keeps data.
+
+    A field is ``None`` if the server does not tell that setting.
 
     Attributes
     ----------

@@ -100,9 +100,7 @@ def cannot_listen(setting: str, address: str, error: OSError) -> ConfigError:
 
 
 def paths(apps: Mapping[str, WSGIApplication]) -> WSGIApplication:
-    """Make a WSGI app that passes each request to the one of `apps` for its path, or answers with status
-    404.
-    """
+    """Make a WSGI app that passes each request to the app for its path. Other paths get status 404."""
 
     def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         return apps.get(environ["PATH_INFO"], missing)(environ, start)
