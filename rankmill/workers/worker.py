@@ -83,13 +83,11 @@ _READING_SECONDS = 0.05
 """Seconds between two checks, in a burst, whether a model can be loaded."""
 
 _SHOWN = 50
-"""A model's name with more characters than this is cut at its beginning, in the text that says what this
-worker does.
-"""
+"""A model's name in the worker's status text is cut at its beginning to this many characters."""
 
 _SWITCH_SECONDS = 0.0001
-"""Seconds that a thread keeps Python's lock while another waits. The forward's thread releases the lock at
-each launch on a GPU. On an H200, one run scored 94,554 pairs/s, and one with Python's own 5 ms scored 91,192.
+"""Seconds that a thread keeps Python's lock while another waits. Python's own 5 ms would slow a GPU's thread
+down.
 """
 
 logger = logging.getLogger(__name__)
@@ -155,7 +153,7 @@ class ScoringWorker(RQWorker):
         except (RankmillError, redis.RedisError, DeviceLost) as error:
             logger.critical("the worker cannot go on: %s", error)
             if isinstance(error, DeviceLost):
-                self.stop()  # the chunks that wait cannot be scored, and are handed back
+                self.stop()  # the waiting chunks are handed back
             raise SystemExit(os.EX_CONFIG if isinstance(error, ConfigError) else 1) from None
         finally:
             self._finish()
@@ -164,10 +162,10 @@ class ScoringWorker(RQWorker):
         return bool(taken)
 
     def _claim_next(self, max_idle_time: int | None, *, wait: bool) -> bool:
-        """Wait until the worker may claim more pairs and a job waits, and claim the job. Returns ``False`` if
-        the worker should stop, or was idle for `max_idle_time` seconds.
+        """Wait for a job and claim it. Returns ``False`` if the worker should stop.
 
-        Without `wait`, as in a burst, the worker should stop as soon as no job waits for it.
+        It should stop after `max_idle_time` seconds without work, or without `wait` (as in a burst) as soon
+        as no job waits.
         """
         idle_since = system.monotonic()
         while not self.stopping:
@@ -199,8 +197,9 @@ class ScoringWorker(RQWorker):
         return False
 
     def _finish(self) -> None:
-        """Finish all claimed work, or only the batches in progress if the worker was told to stop. Then hand
-        back the other chunks, and unregister the worker.
+        """Finish claimed work, or only the batches in progress if the worker was told to stop.
+
+        Then hand back the other chunks, and unregister the worker.
         """
         try:
             self._pipeline.close(finish=not self.stopping)
@@ -210,7 +209,7 @@ class ScoringWorker(RQWorker):
                 with self.connection.pipeline() as pipe:
                     LAST_REPORTS.add(pipe, self._claims.wrong)
                     pipe.execute()
-            self._heartbeat.stop()  # a heartbeat after the next line would announce the worker again
+            self._heartbeat.stop()  # first, because a later heartbeat would announce the worker again
             self.teardown()  # type: ignore[no-untyped-call]
             logger.info("stopped")
 
@@ -287,16 +286,15 @@ class ScoringWorker(RQWorker):
             self._tell("")
 
     def _tell(self, doing: Doing, words: Callable[[], str] = str) -> None:
-        """Send a heartbeat immediately that says what this worker does, in the text that `words` returns.
+        """Send a heartbeat at once that says what this worker does, in the text that `words` returns.
+
         Each later heartbeat calls `words` again.
         """
         self._doing, self._doing_words = doing, words
         self._orders.news.set()
 
     def _tell_proof(self, spec: ScoreSpec, time: ProofTime) -> None:
-        """Say in the heartbeats that the scores of the spec's model are being proven. As soon as the expected
-        duration of the proof is known, say the duration too.
-        """
+        """Say in the heartbeats that the model's scores are being proven, and how long that takes if known."""
         self._tell("proving", lambda: f"proving {self._where(spec)}, once on each host{time}")
         if str(time):
             logger.info("%s", self._doing_words())
@@ -306,12 +304,13 @@ class ScoringWorker(RQWorker):
         return f"{name} on {self._device}"
 
     def _spec(self, model: str) -> ScoreSpec:
-        """Return the score spec with which a model is loaded before any chunk needs it."""
+        """Return the score spec for loading a model before any chunk needs it."""
         return self._copies.pinned(self._settings.spec(model))
 
     def _report(self) -> WorkerReport:
-        """Make the report that heartbeats write to Redis. The answers to operators' orders are read first, so
-        that the figures are at least as new as these answers.
+        """Make the report that heartbeats write to Redis.
+
+        Read the answers to orders first, so that no figure is older than an answer.
         """
         return metrics.report(
             answers=self._orders.answers(),
@@ -325,8 +324,9 @@ class ScoringWorker(RQWorker):
         )
 
     def _obstacle(self) -> str | None:
-        """Return why the worker cannot score now; ``None`` if it can. Of the models that cannot be loaded,
-        only those of the setting ``warm`` are a reason.
+        """Return why the worker cannot score now, such as a model of the setting ``warm`` that is not loaded.
+
+        If it can score, return ``None``.
         """
         if self.stopping:
             return "the worker is stopping"
@@ -345,9 +345,7 @@ class ScoringWorker(RQWorker):
         self._last_resort.signals = signals
 
     def stop_soon(self) -> None:
-        """Make the worker stop at its next check, and not in the middle of what a signal interrupted. Only
-        the loading of models at the worker's start is interrupted.
-        """
+        """Make the worker stop at its next check. Only the loading of models at its start is interrupted."""
         self._pipeline.stopping = True
         if self._warms_up:
             raise SystemExit(0)

@@ -74,9 +74,7 @@ class ChunkClaim:
     """
 
     in_redis: ClassVar[bool] = True
-    """Whether the chunk's run, with the run's progress, is stored in Redis. If a job contains its pairs
-    itself, no run is stored for the job.
-    """
+    """Whether the chunk's run is stored in Redis; false for a job that contains its pairs."""
 
     held: HeldJob
     span: Span
@@ -113,8 +111,8 @@ class ChunkClaim:
         return priority_of(self.run_id)
 
     def load(self) -> Run | None:
-        """Read the chunk's run from Redis; ``None`` if the run is gone. If the run is a request, the same
-        command also reads its pairs, which are few.
+        """Read the chunk's run from Redis, and for a request also its few pairs. Returns ``None`` if the run
+        is gone.
 
         Raises
         ------
@@ -128,8 +126,7 @@ class ChunkClaim:
         return self.run
 
     def columns(self, run: Run) -> Sequence[Texts] | None:
-        """Read the chunk's rows as columns ``[n]``: queries and passages, or one column of texts,
-        conversations or requests for tokens.
+        """Read the chunk's rows as columns ``[n]``, such as queries and passages.
 
         Returns ``None`` if no producer waits for the scores any more.
 
@@ -144,12 +141,20 @@ class ChunkClaim:
         return None if payload is None else decode_rows(payload, run.inputs)
 
     def settle(self, run: Run, rows: int, mine: Settled) -> Settled:
-        """Agree with the other workers on the precision and the model's content with which all chunks of a
-        run are scored, and return what was agreed. The run's first worker decides for all workers; `mine` is
-        what this worker would use. `rows` is the number of the chunk's rows.
+        """Agree with other workers on the precision and the model's content of a run, and return what was
+        agreed.
 
-        For a request of one chunk, `mine` is returned without asking Redis: no other chunk could be scored
-        differently.
+        The run's first worker decides for all. For a request of one chunk, `mine` is returned without asking
+        Redis.
+
+        Parameters
+        ----------
+        run
+            The run.
+        rows
+            Number of the chunk's rows.
+        mine
+            What this worker would use.
         """
         if self.priority == "request" and (self.chunk, rows) == (0, run.rows):
             return mine
@@ -161,8 +166,7 @@ class ChunkClaim:
     def finish(self, result: ChunkResult | None) -> None:
         """End the job and write its result, if it has one, in one transaction.
 
-        If the result is too large for a payload, or the server refuses it because of its size, a failure of
-        the run is written instead.
+        If the result is too large for a payload or for the server, a failure of the run is written instead.
         """
 
         def write(pipe: redis.client.Pipeline) -> None:
@@ -202,8 +206,9 @@ class PairsClaim(ChunkClaim):
         return self.held.is_wanted()
 
     def finish(self, result: ChunkResult | None) -> None:
-        """End the job with its result through RQ, which also starts jobs that depend on this job. Without a
-        result, only remove the record that this worker holds the job.
+        """End the job with its result through RQ, which also starts jobs that depend on it.
+
+        Without a result, only give up this worker's hold of the job.
         """
         try:
             if isinstance(result, ChunkScores) and not self.held.asks_the_same():
@@ -227,8 +232,8 @@ class PairsClaim(ChunkClaim):
             raise DamagedJob(f"RQ cannot end it ({type(error).__name__}: {error})") from None
 
     def fail(self, error: Exception) -> None:
-        """Record a failed attempt; an error that rankmill explains is final, because another attempt would
-        have the same result.
+        """Record a failed attempt. An error that rankmill explains is final, because another attempt would
+        fail too.
         """
         if isinstance(error, RankmillError):
             self.job.retries_left = 0
@@ -247,8 +252,8 @@ class WrongTokens(Exception):
 class ChunkScorer:
     """Scores chunks of any run with this process's models.
 
-    What happens to a chunk after an error depends on the error's `Fault`. `WrongTokens` is an exception:
-    after this error the worker hands back all chunks and stops.
+    An error's `Fault` decides what happens to a chunk. Only after `WrongTokens` does the worker hand back all
+    chunks and stop.
 
     Parameters
     ----------
@@ -308,14 +313,15 @@ class ChunkScorer:
             try:
                 claim.run = run = run.model_copy(update={"spec": self._pinned(run.spec)})
             except WorkerError as error:
-                # A `SpecError` refuses only this run. A `WorkerError` would refuse all runs of a model, and
-                # it is not known for which model the name stands.
+                # Do not raise `WorkerError` here: it would refuse all runs of a model, but which model the
+                # name means is unknown.
                 raise SpecError(str(error)) from None
         self._refusals.check(weights_key(self.spec(run)))
 
     def reads(self, run: Run) -> bool:
-        """Return whether a thread is still reading the files of the run's model, so that the model cannot be
-        loaded yet. The first call starts this thread.
+        """Return whether a thread is still reading the model's files, so that the model cannot be loaded yet.
+
+        The first call starts this thread.
         """
         spec = self.spec(run)
         return not self._engines.has(spec) and self._reading.goes_on(spec)
@@ -324,9 +330,10 @@ class ChunkScorer:
         return self._engines.evicts(self.spec(run))
 
     def begin(self, claim: ChunkClaim, answer: Callable[[], None], *, whole: bool) -> None:
-        """Fetch and tokenize a chunk, and put it into the pipeline, which calls `answer` when it is scored.
+        """Fetch and tokenize a chunk, and put it into the pipeline, which calls `answer` when the chunk is
+        scored.
 
-        If no producer waits for the scores any more, nothing is put into the pipeline. `whole` is as in
+        If no producer waits for the scores any more, nothing is put into the pipeline. For `whole`, see
         `Pipeline.put`.
 
         Raises
@@ -392,17 +399,17 @@ class ChunkScorer:
             claim.work.seconds["tokenize"] = system.monotonic() - began
 
     def spec(self, run: Run) -> ScoreSpec:
-        """Return the run's spec, with the precision and revision on which the run's workers have agreed, if
-        this worker knows them.
+        """Return the run's spec, with the precision and revision on which its workers have agreed, if known
+        here.
         """
         return self._settled.get(run.id, run.spec)
 
     def _engine(self, claim: ChunkClaim, run: Run, rows: int) -> Engine:
-        """Return the engine that scores a run, with the precision and the model's content on which the run's
-        workers have agreed. The run's first worker decides both.
+        """Return the engine that scores a run, with the precision and model content on which its workers
+        agreed.
 
-        This worker remembers the agreement, and reads it from Redis again when a chunk is tried again. In the
-        meantime the server may have lost the agreement, and another worker may have made a different one.
+        This worker remembers the agreement. When a chunk is tried again it asks Redis again, which may have
+        lost the agreement and got another one since.
         """
         if attempt(run, claim.job) > 1:
             self._settled.pop(run.id, None)
@@ -421,8 +428,7 @@ class ChunkScorer:
             try:
                 engine = self._engines.get(spec)
             except WorkerError as error:
-                # A `SpecError` refuses only this run. For other runs of the model, the workers may have
-                # agreed on the precision and the content that this host has.
+                # Do not raise `WorkerError` here: this host may well score other runs of the model.
                 raise SpecError(str(error)) from None
             own = engine.model.backend.precision
             if settled.precision not in {None, own}:

@@ -15,15 +15,12 @@ from rankmill.workers.engine.pipeline import PriorityTurns
 
 _LEFT_ALONE_SECONDS = 1.0
 _REFUSED_SECONDS = 10.0
-"""After a worker has handed back a chunk that it cannot score, it takes no chunk of the same run for the
-first number of seconds. Until the second number of seconds is over, it takes the run's chunks only if no
-other run has any.
+"""After a worker has handed back a chunk that it cannot score, it leaves the run's other chunks to other
+workers: for the first number of seconds in any case, and for the second number if any other run has chunks.
 """
 
 _KEEP = 4
-"""A worker gives a chunk to an idle worker only if the chunk has at most this many times as many pairs as the
-worker then keeps.
-"""
+"""A worker gives a chunk to an idle worker only if it keeps at least a quarter as many pairs for itself."""
 
 
 class ClaimOrder:
@@ -46,15 +43,16 @@ class ClaimOrder:
 
     @property
     def left_alone(self) -> list[str]:
-        """Ids of the runs whose chunks this worker does not take now, because the worker has just handed back
-        a chunk of each of these runs unscored.
+        """Ids of the runs whose chunks this worker does not take now, because it has just handed back one of
+        them.
         """
         return self._refused_within(_LEFT_ALONE_SECONDS)
 
     @property
     def refused_lately(self) -> list[str]:
-        """Ids of the runs whose chunks this worker takes only if no other run has a chunk, because the worker
-        has lately handed back a chunk of each of these runs unscored. The ids of `left_alone` are included.
+        """Ids of the runs whose chunks this worker takes only if no other run has a chunk.
+
+        It has lately handed back a chunk of each. The ids of `left_alone` are included.
         """
         return self._refused_within(_REFUSED_SECONDS)
 
@@ -65,8 +63,8 @@ class ClaimOrder:
 
     @property
     def last(self) -> bool:
-        """Whether fewer jobs wait than there are workers. If fewer wait, another worker may soon be idle and
-        get chunks that this worker has claimed. Always false for a single worker.
+        """Whether fewer jobs wait than there are workers, so that others may soon be idle. False for a single
+        worker.
         """
         return self._workers > 1 and self._waiting < self._workers
 
@@ -80,9 +78,7 @@ class ClaimOrder:
             self._chunk_pairs = pairs
 
     def refused(self, run_id: str) -> None:
-        """Remember that this worker has handed back a chunk of the run to other workers, so that it takes no
-        chunk of the run for a while.
-        """
+        """Remember that this worker cannot score the run, so that it takes none of its chunks for a while."""
         self._refused[run_id] = system.monotonic()
 
     def no_bulk_waits(self) -> None:
@@ -110,10 +106,9 @@ class ClaimOrder:
 
 
 def chunks_to_give(unstarted: Sequence[int], pending: int, idle: int) -> int:
-    """Return how many of its unstarted chunks a worker gives to idle workers, beginning with the last chunk.
+    """Return how many chunks that it has not begun a worker gives to idle workers, one to each.
 
-    Each idle worker gets one chunk. An idle worker begins the chunk immediately, and a worker gives away only
-    chunks that it has not begun, so a chunk is not passed on from worker to worker.
+    The last chunks are given first.
 
     Parameters
     ----------

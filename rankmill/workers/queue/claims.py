@@ -37,29 +37,26 @@ from rankmill.workers.rq.worker import RQWorker
 
 GROUP = 8
 GROUP_SECONDS = 3.0
-"""Claims that wait for another model begin when `GROUP` of them are ready, when the oldest has waited
+"""Chunks that wait for another model begin when `GROUP` of them are ready, when the oldest has waited
 `GROUP_SECONDS`, or when no job waits in the queues.
 """
 
 _NAMED = 100
-"""The last report of a worker that stops because of wrong scores names at most this many runs, the latest
-ones.
-"""
+"""A worker that stops because of wrong scores names at most this many runs in its last report."""
 
 _REMEMBERED = 100_000
-"""A worker remembers at most this many of the runs of which it has scored chunks, the latest ones. If scores
-turn out to be wrong, it leaves a note for each of these runs.
+"""A worker remembers this many of the runs that it has scored last, to warn them if scores turn out to be
+wrong.
 """
 
 logger = logging.getLogger(__name__)
 
 
 class ModelQueue:
-    """Holds claimed chunks whose scoring waits, in two cases: loading the chunk's model would evict another
-    model, or a thread is still reading the files of the chunk's model.
+    """Holds claimed chunks until their model can be loaded.
 
-    Chunks of one model begin together. If each chunk began when it was claimed, two models would evict each
-    other job by job.
+    Loading it would unload another model, or a thread is still reading its files. Chunks of one model begin
+    together, so that two models do not unload each other for every chunk.
     """
 
     def __init__(self) -> None:
@@ -80,14 +77,18 @@ class ModelQueue:
         return claims
 
     def take(self, more_to_come: Callable[[], bool], reading: Callable[[Run], bool]) -> list[ChunkClaim]:
-        """Remove and return all claims of one model: the model of the oldest ready claim. A claim is ready if
-        the files of its model are not being read any more (`reading`).
+        """Remove and return all claims of one model, that of the oldest ready claim.
 
-        The result is empty in two cases:
+        A claim is ready when the files of its model have been read. The result is empty if none is ready. It
+        is also empty if more jobs wait in the queues, fewer than `GROUP` claims are ready, and the oldest has
+        waited less than `GROUP_SECONDS`.
 
-        - No claim is ready.
-        - More jobs wait in the queues (`more_to_come`), fewer than `GROUP` claims of any models are ready,
-          and the oldest ready claim has waited less than `GROUP_SECONDS`.
+        Parameters
+        ----------
+        more_to_come
+            Returns whether more jobs wait in the queues.
+        reading
+            Returns whether the files of a run's model are still being read.
         """
         ready = [(model, claim) for model, claim in self._waiting if claim.run and not reading(claim.run)]
         if not ready:
@@ -103,10 +104,10 @@ class ModelQueue:
 
 @dataclass
 class Answered:
-    """The runs of which a worker has written scores, the latest last, each with its expiry in seconds (0 if
-    the run is not in Redis).
+    """The runs of which a worker has written scores, the latest last, each with its expiry in seconds.
 
-    ``since`` is when the worker began to write these scores, in seconds since 1970.
+    The expiry is 0 if the run is not in Redis. ``since`` is the time of the first scores, in seconds since
+    1970.
     """
 
     since: float = field(default_factory=system.now)
@@ -120,17 +121,15 @@ class Answered:
 
 
 def loaded_as(model: Model) -> tuple[object, ...]:
-    """The key of a loaded model: a name is not enough, because a model may be loaded in several precisions
-    and revisions.
-    """
+    """The key of a loaded model, which may be loaded in several precisions and revisions."""
     return model.name, model.revision, model.backend.name, model.backend.precision, model.kind
 
 
 class Claims:
-    """Begins the jobs that a worker has claimed, in turn, and answers each of them exactly once.
+    """Begins the jobs that a worker has claimed, and answers each of them exactly once.
 
-    A claim is answered in one of four ways: its job ends, mostly with a result; or a failed attempt is
-    recorded; or the job is set aside; or the job is handed back.
+    An answer is one of these: the job ends, mostly with a result; a failed attempt is recorded; the job is
+    handed back; or, if its keys are damaged, it is set aside.
 
     Parameters
     ----------
@@ -164,16 +163,14 @@ class Claims:
         self._run_refusals = RunRefusals(store.redis, worker.name, worker.lease_seconds)
         self._put_aside = ModelQueue()
         self._unproven: dict[tuple[object, ...], Answered] = {}
-        """For each loaded model, the runs of which scores were written since the model's probes last had the
-        right scores.
+        """For each loaded model, the runs that it scored since its probes (pairs with known scores) were last
+        right.
         """
         self._fast = Answered()
-        """The runs of which scores were written that may depend on a fast tokenizer library's tokens."""
+        """The scored runs whose tokens may come from a fast tokenizer library."""
         self._lock = system.Lock()
         self.unanswered: dict[str, ChunkClaim] = {}
-        """The claims that are not answered yet, by job id. Other threads read copies; `_lock` decides which
-        thread ends a claim.
-        """
+        """The claims that are not answered yet, by job id. Other threads may read only a copy."""
         self.wrong: LastReport | None = None
         """Why the worker stops, if it has computed wrong scores, or else ``None``."""
         pipeline.proven = self._proven
@@ -189,9 +186,8 @@ class Claims:
     def take(self, job: ScoringJob, queue: OrderedQueue) -> None:
         """Claim a job and let its chunk be scored.
 
-        A job whose model would evict another one is put aside first (`ModelQueue`). A suspect job, which may
-        kill its worker, is claimed only when the pipeline is empty, and is scored by itself. Otherwise a row
-        of another chunk could kill the worker, and that would count as a failed attempt at the suspect job.
+        A job whose model would unload another one waits in the `ModelQueue`. A suspect job, which may kill
+        its worker, is scored by itself, so that it is not blamed for a row of another chunk.
         """
         with self._set_aside_if_damaged(job, queue):
             if suspect := is_suspect(job):
@@ -208,9 +204,7 @@ class Claims:
                     self._pipeline.drain()
 
     def begin_put_aside(self) -> None:
-        """Begin to score the chunks of one model that wait in the `ModelQueue`, if `ModelQueue.take` returns
-        any.
-        """
+        """Begin to score chunks that wait in the `ModelQueue`, if those of one model may begin now."""
         for claim in self._put_aside.take(self._more_to_come, self._scorer.reads):
             with (
                 about_job(claim.job.id),
@@ -223,9 +217,7 @@ class Claims:
         return any(queue.count for queue in self._worker.queues)
 
     def drop_cancelled(self) -> None:
-        """Stop scoring chunks of cancelled runs; write no result, because the same run may be submitted
-        again.
-        """
+        """Stop scoring chunks of cancelled runs, and write no result: the same run may be submitted again."""
         for claim in list(self.unanswered.values()):
             if claim.work and not claim.is_wanted():
                 self._pipeline.drop(claim.work, partial(self._answer, claim, None))
@@ -236,10 +228,9 @@ class Claims:
         return [by_work[work] for work in self._pipeline.unstarted() if work in by_work]
 
     def hand_back_unstarted(self) -> None:
-        """Hand back all jobs that wait in the `ModelQueue`, and all bulk jobs of which no row is scored or
-        being scored. The last job is handed back first, so that the jobs keep their order in the queue.
-        Requests that do not wait in the `ModelQueue` stay with this worker, because these requests are scored
-        soon.
+        """Hand back all bulk jobs that have not begun, and all jobs that wait for their model to be loaded.
+
+        The last job is handed back first, so that the jobs keep their order in the queue.
         """
         for claim in reversed(self._put_aside.empty()):
             self.hand_back(claim.job.id)
@@ -255,10 +246,10 @@ class Claims:
             self.hand_back(job_id)
 
     def hand_back(self, job_id: str, *, to_others: bool = False) -> None:
-        """Put a claimed job back into its queue, as the next job of its run; this does not count as an
+        """Put a claimed job back into its queue, as the next job of its run. This does not count as an
         attempt.
 
-        `to_others` says that the job is left to other workers, because this one cannot score it.
+        `to_others` says that this worker cannot score the job, and leaves it to other workers.
         """
         claim = self.unanswered.get(job_id)
         if claim is None or not self._ends(claim):
@@ -287,14 +278,15 @@ class Claims:
             self._begin(claim)
 
     def _begin(self, claim: ChunkClaim) -> None:
-        """Put the chunk of a claim into the pipeline, to be scored and then answered. If no producer waits
-        for the scores any more, the job ends without a result. If the device is lost, a failed attempt of the
-        job is recorded, and `DeviceLost` is raised.
+        """Put the chunk of a claim into the pipeline, to be scored and then answered.
+
+        If no producer waits for the scores any more, the job ends without a result. `DeviceLost` is raised
+        after a failed attempt is recorded.
         """
         try:
             self._scorer.begin(claim, partial(self._answer_scored, claim), whole=self._order.last)
         except WrongTokens as error:
-            self.hand_back_all()  # so that no claim is answered with scores of wrong tokens
+            self.hand_back_all()  # so that no scores of wrong tokens are written
             self._pipeline.answer(partial(self._stop, [self._fast], f"a tokenizer library gave {error}"))
             return
         except Exception as error:
@@ -315,7 +307,7 @@ class Claims:
         self._run_refusals.take_back(run.id)
 
     def _end(self, claim: ChunkClaim, error: Exception) -> None:
-        """Decide what happens to a job after an error, by the error's `Fault`; no other code decides this.
+        """Decide what happens to a job after an error, by the error's `Fault`.
 
         Raises
         ------
@@ -339,9 +331,9 @@ class Claims:
             self._fail(claim, error)
 
     def _refuse(self, claim: ChunkClaim, error: Exception) -> str | None:
-        """Refuse a claim's run for a while, because this worker cannot score the run. If the host is the
-        cause (`_is_of_the_host`), refuse all runs with the run's model. Returns why no live worker can score
-        the run; ``None`` if a live worker may be able to.
+        """Refuse a run for a while, or all runs with its model if this host is the cause of the error.
+
+        Returns why no live worker can score the run, or ``None`` if a live worker may be able to.
         """
         run, reason, key = claim.run, str(error), ("run", claim.run_id)
         if not isinstance(error, StillRefused):
@@ -353,7 +345,7 @@ class Claims:
             claim.run_id,
             claim.queue.name,
             reason,
-            seconds=self._refusals.seconds(reason),  # afterwards this worker tries again
+            seconds=self._refusals.seconds(reason),  # then this worker tries again
             ttl=run.ttl if run else claim.job.run_ttl,
             in_redis=claim.in_redis,
         )
@@ -377,7 +369,7 @@ class Claims:
         self._answer(claim, self._scorer.result(claim))
 
     def _answer(self, claim: ChunkClaim, result: ChunkResult | None) -> None:
-        """Finish a job and write its result, if it has one; the writing thread runs this."""
+        """Finish a job in the writing thread, and write its result if it has one."""
         if not self._ends(claim):
             return  # the job was handed back, and another worker may have it
         claim.forward.end()
@@ -400,7 +392,7 @@ class Claims:
                 logger.warning("the run cannot be scored: %s", result.message)
 
     def _remember(self, claim: ChunkClaim) -> None:
-        """Remember the run of a claim whose scores were written, in case the scores turn out to be wrong."""
+        """Remember the run of a scored chunk, in case the scores turn out to be wrong."""
         assert claim.engine
         for record in (
             self._unproven.setdefault(loaded_as(claim.engine.model), Answered()),
@@ -409,9 +401,7 @@ class Claims:
             record.add(claim.run_id, claim.job.run_ttl if claim.in_redis else 0)
 
     def _ends(self, claim: ChunkClaim) -> bool:
-        """Remove a claim from `unanswered`, and return whether the claim was in `unanswered`. If true, the
-        caller must end the claim, and no other thread does. If false, the claim has ended already.
-        """
+        """Take the right to end a claim; false means that another thread has ended it."""
         with self._lock:
             if self.unanswered.get(claim.job.id) is not claim:
                 return False
@@ -422,15 +412,13 @@ class Claims:
         self._unproven.pop(loaded_as(model), None)
 
     def _stop_wrong_device(self, model: Model, figures: str) -> None:
-        """Stop this worker, because the probes of a model have wrong scores now. Pairs that were scored
-        lately may have wrong scores too.
-        """
+        """Stop this worker, because a model's probes (pairs with known scores) now have wrong scores."""
         reason = f"its device gets wrong scores of {model.name} now ({figures})"
         self._stop(list(self._unproven.values()), reason)
 
     def _stop(self, answered: Sequence[Answered], reason: str) -> None:
-        """Stop this worker because its scores are wrong: leave a note for each run that may have wrong
-        scores, and hand back all claims.
+        """Stop this worker because its scores are wrong, and leave a note for each run that may have wrong
+        scores.
 
         The writing thread runs this after it has written all earlier results.
         """
@@ -447,13 +435,11 @@ class Claims:
         self._store.leave_notes({run: ttl for run, ttl in runs.items() if ttl}, why)
         self.wrong = LastReport(worker=self._worker.name, at=system.now(), reason=why, runs=named)
         self._worker.stop()
-        self.hand_back_all()  # not left to the main thread, which may be loading a model
+        self.hand_back_all()  # here, because the main thread may be loading a model
 
     @contextmanager
     def _set_aside_if_damaged(self, job: ScoringJob, queue: OrderedQueue) -> Iterator[None]:
-        """If the ``with`` block finds that a job's keys in Redis are damaged, set the job aside, because RQ
-        might not even be able to mark it as failed.
-        """
+        """Set a job aside if the ``with`` block finds that the job's keys in Redis are damaged."""
         try:
             yield
         except (redis.RedisError, DamagedJob) as error:
@@ -466,15 +452,12 @@ class Claims:
 
 
 def _option(error: Exception) -> str | None:
-    """The field of the spec that the error is about; ``None`` if the error is about no field."""
+    """The field of the spec that the error is about, if any."""
     return error.option if isinstance(error, SpecError | RunFailed) else None
 
 
 def _is_of_the_host(error: Exception) -> bool:
-    """Return whether the host is the cause of an error, because the model's directory, the hub, a package or
-    memory is missing. After such an error, the worker refuses all runs with the same model for a while.
-
-    After any other error, the worker refuses only this run. The next run of the model may have other options,
-    or the fault may be repaired before the next run begins.
+    """Return whether this host is the cause of an error, because a directory, the hub, a package or memory is
+    missing.
     """
     return isinstance(error, WorkerError) or isinstance(error.__cause__, OSError | ImportError | MemoryError)

@@ -27,24 +27,22 @@ if TYPE_CHECKING:  # a connection does not need the engine
     from rankmill.workers.queue.claims import Claims
 
 _CHECK_SECONDS = 0.2
-"""While a worker is stopping, this many seconds are between two checks of whether Redis answers."""
+"""Seconds between two checks whether Redis answers, while a worker is stopping."""
 
 _PROBE_SECONDS = 0.5
-"""If Redis takes longer than this (s) to answer the check of a stopping worker, the check has failed."""
+"""While a worker is stopping, a check fails if Redis takes longer than this (s) to answer."""
 
 IDLE_SECONDS = 1.0
-"""A stopping worker waits this long (s) for a Redis server that does not answer, if the worker has claimed no
-chunks, or after a second signal to stop.
+"""A stopping worker without claimed chunks waits this long (s) for Redis, and so does any worker after a
+second signal.
 """
 
 BUSY_SECONDS = 10.0
-"""A stopping worker that must write scores or hand chunks back waits this long (s) for a Redis server that
-does not answer, counted from the end of the batches in progress.
-"""
+"""A stopping worker that must still write scores waits this long (s) for Redis after its last batches."""
 
 _MISSES = 2
-"""A stopping worker's process ends after this many failed checks in a row of whether Redis answers. On a busy
-host, a healthy server may be late once.
+"""If Redis fails this many checks in a row, the stopping worker's process ends. On a busy host, a healthy
+server may be late once.
 """
 
 logger = logging.getLogger(__name__)
@@ -72,8 +70,8 @@ class Connection(redis.Redis):
         except ConfigError as error:
             complain(mask_passwords(f"the worker cannot start: {error}"))
             raise SystemExit(os.EX_CONFIG) from None
-        # Without a handler, the first process of a container ignores SIGTERM. The worker sets its own handler
-        # later.
+        # Until the worker sets its own handler: without one, the first process of a container ignores
+        # SIGTERM.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         set_up(settings.log_level, settings.log_format)  # so that a wait can be logged
         return cast("Connection", cls.from_pool(pool))
@@ -101,8 +99,9 @@ class LastResort:
         """The number of signals to stop that the worker has got: 0, 1, or 2, which means to stop at once."""
 
     def start(self) -> None:
-        """Start the thread that ends a stopping process if Redis does not answer. The thread has a connection
-        of its own, so no command of another thread can block it.
+        """Start the thread that ends a stopping process if Redis does not answer.
+
+        It has a connection of its own, so that no command of another thread can block it.
         """
         system.Thread(target=self._watch, name="last-resort", daemon=True).start()
 
@@ -132,10 +131,9 @@ class LastResort:
 
 
 def stop_without_supervisor() -> None:
-    """If this worker has a supervisor (the process that started this worker, and keeps it running), stop as
-    on SIGTERM when the supervisor ends.
+    """Stop this worker, as on SIGTERM, when its supervisor ends.
 
-    Without the supervisor, nothing would stop this worker, or start it again after a crash.
+    A supervisor is the process that started this worker and starts it again after a crash, if there is one.
     """
     if os.environ.get(SUPERVISED):
         system.Thread(target=_wait_for_its_end, name="supervisor", daemon=True).start()
@@ -150,9 +148,7 @@ def _wait_for_its_end() -> None:
 
 
 def give_up(error: RedisUnavailable) -> None:
-    """End the worker's process without handing back claimed jobs, because Redis cannot serve. The jobs'
-    leases end by themselves.
-    """
+    """End the worker's process because Redis cannot serve. The leases of its jobs end by themselves."""
     logger.critical("the worker ends: %s", error)
     logging.shutdown()
     system.exit(os.EX_UNAVAILABLE)

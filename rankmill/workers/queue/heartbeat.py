@@ -94,9 +94,7 @@ class WorkerHeartbeat(Periodic):
                 logger.exception("heartbeat failed, trying again")
 
     def _report_state(self) -> None:
-        """Write the worker's report to Redis and read operators' orders to the worker, in one round trip. If
-        Redis refuses a command, log the first refusal and go on.
-        """
+        """Write the worker's report to Redis, and read operators' orders to the worker, in one round trip."""
         worker = self._worker
         with worker.connection.pipeline() as pipe:
             announce_worker(pipe, worker.name, self._report(), self.lease_seconds)
@@ -114,9 +112,7 @@ class WorkerHeartbeat(Periodic):
         self._renewals.renewed(self._server_now)
 
     def _end_if_wedged(self) -> None:
-        """End the worker's process if a forward, a load or a tokenizer hangs. A hanging process that went on
-        would renew the leases of its jobs forever.
-        """
+        """End the worker's process if a forward, a load or a tokenizer hangs, so that its leases end too."""
         if self._wedged():
             logger.critical("a batch, or a model's load, takes far too long; ending this worker")
             system.exit(1)
@@ -136,14 +132,13 @@ class WorkerHeartbeat(Periodic):
                 if trusts:
                     self._end_lock_with_a_lease(queue)
                 else:
-                    # another worker that already trusts the leases can recover more jobs
+                    # let a worker that already trusts the leases recover more jobs
                     worker.connection.delete(queue.registry_cleaning_key)
 
     def _lock(self, queue: OrderedQueue) -> bool:
-        """Take the lock for cleaning a queue; returns whether this worker has it now.
+        """Take the lock for cleaning a queue, and return whether this worker has it now.
 
-        RQ's own lock lasts 15 minutes, and a lock that was taken before the server's clock jumped back may
-        last for hours. So a lock that would last longer than a new one counts as abandoned.
+        A lock that would last longer than a new one counts as abandoned: RQ's own lock lasts 15 minutes.
         """
         connection: Any = self._worker.connection
         lock, mine = queue.registry_cleaning_key, {"value": os.getpid(), "px": self._lock_ms}
@@ -152,11 +147,8 @@ class WorkerHeartbeat(Periodic):
         return bool(connection.pttl(lock) > self._lock_ms and connection.set(lock, **mine))
 
     def _end_lock_with_a_lease(self, queue: OrderedQueue) -> None:
-        """Shorten the lock for cleaning a queue, so that it ends when the next lease of a job lapses. Any
-        worker can then recover that job at its next heartbeat.
-
-        If the lock outlasted the lease, the job would wait for this worker's next heartbeat. Another worker's
-        heartbeat may come earlier, and this worker may be dead by then.
+        """Shorten the lock for cleaning a queue until the next lease lapses, so that any worker can recover
+        that job.
         """
         connection: Any = self._worker.connection
         for _, ends in connection.zrange(queue.started_job_registry.key, 0, 0, withscores=True):

@@ -26,15 +26,14 @@ from rankmill.workers.rq.job import ScoringJob
 from rankmill.workers.rq.worker import POLL_SECONDS, RQWorker
 
 _LOOK_AGAIN_SECONDS = 0.1
-"""A worker that refuses some runs asks the queues for a job again after this many seconds. It does not wait
-at RQ's list meanwhile, because the list could give it a job of those runs.
+"""A worker that refuses some runs does not wait for a job, but asks the queues again after this many seconds.
+Waiting at RQ's list could give it a job of those runs.
 """
 
 _LISTEN_SECONDS = 1
 
 _RING_SECONDS = 60
-"""Seconds after which the Redis list that wakes workers for requests (`Bell`) expires, as in `pushing.lua`.
-"""
+"""Seconds after which the list in Redis that wakes workers for requests (`Bell`) expires."""
 
 _SAY_SECONDS = 30
 """A worker logs at most once in this many seconds that Redis refuses to look into a queue."""
@@ -49,9 +48,9 @@ logger = logging.getLogger(__name__)
 class Bell:
     """Wakes a busy worker when a request comes. A thread waits for requests between `listen` and `pause`.
 
-    An idle worker waits for any job at the queue. A worker that is full of bulk work cannot wait at the
-    queue, because it would get more bulk work. Each chunk of a request rings the bell once, and so wakes one
-    worker that listens. A ring that is heard after `pause` is passed on to the next worker.
+    A worker that is full of bulk work cannot wait at the queue, because it would get more bulk work. Each
+    chunk of a request rings the bell once, which wakes one listening worker. A ring that is heard after
+    `pause` is passed on to the next worker.
 
     Parameters
     ----------
@@ -109,16 +108,14 @@ class Intake:
         self._refusals = refusals
         self._bell = Bell(self._queues, pipeline.wake)
         self._room: list[Priority] = []
-        """The priorities of which the worker could claim more pairs at the last `claim_next`, the first
-        choice first.
+        """The priorities of which the worker could claim more pairs when it last tried, the first choice
+        first.
         """
         self._said = float("-inf")
 
     @property
     def full(self) -> bool:
-        """Whether the worker could claim no more pairs of some priority at the last `claim_next`. Jobs of
-        that priority may still wait in the queues.
-        """
+        """Whether the worker could claim no more pairs of some priority when it last tried."""
         return len(self._room) < 2
 
     @property
@@ -126,11 +123,10 @@ class Intake:
         return self._worker.queues_in_turn
 
     def claim_next(self, *, wait: bool) -> bool:
-        """Claim the next job; returns whether a job was claimed. If no job waits, `wait` is true, and the
-        worker may claim jobs of all priorities, wait up to `POLL_SECONDS` for a job.
+        """Claim the next job, and return whether a job was claimed.
 
-        If Redis refuses to look into a queue and `wait` is true, log this, wait `POLL_SECONDS` and return
-        ``False``.
+        With `wait`, a worker that may claim jobs of all priorities waits up to `POLL_SECONDS` for one. If
+        Redis then refuses to look into a queue, this is logged.
 
         Raises
         ------
@@ -188,11 +184,10 @@ class Intake:
         return None
 
     def _take(self, kinds: list[Priority], willing: bool, waits: bool) -> Found | None:
-        """Take a job of one of the priorities `kinds` from the queues. If no job waits, give unstarted jobs
-        of this worker to idle workers.
+        """Take a job of one of the priorities `kinds` from the queues, or else give jobs to idle workers.
 
-        Jobs of runs in `ClaimOrder.left_alone` are not taken. Jobs of runs in `ClaimOrder.refused_lately` are
-        taken only if no jobs of other runs wait.
+        Chunks of refused runs are left to other workers (`ClaimOrder.left_alone` and
+        `ClaimOrder.refused_lately`).
         """
         alone, lately = self._order.left_alone, self._order.refused_lately
         for runs in (lately, alone) if lately != alone else (alone,):
@@ -213,9 +208,7 @@ class Intake:
     def _look(
         self, kinds: list[Priority], willing: bool, waits: bool, alone: list[str]
     ) -> list[tuple[OrderedQueue, Taken]]:
-        """Ask one queue after another for a job, until a queue gives a job. Returns the queues that were
-        asked, each with its reply. Only the last reply can have a job.
-        """
+        """Ask one queue after another until one gives a job, and return each asked queue with its reply."""
         idle = willing and not self._claims.unanswered
         seen: list[tuple[OrderedQueue, Taken]] = []
         for queue in self._queues:
@@ -227,9 +220,9 @@ class Intake:
         return seen
 
     def _wait_for_any(self) -> Found | None:
-        """Wait up to `POLL_SECONDS` for a job at RQ's lists, as RQ's workers do, and remove the job's id from
-        its list. If the worker has one queue, the job's id moves to the queue's intermediate list; Redis
-        cannot do that for several lists.
+        """Wait up to `POLL_SECONDS` for a job at RQ's lists, and take it.
+
+        With one queue, the job's id moves to the queue's intermediate list; Redis cannot do that for several.
         """
         queues, connection = self._queues, cast("Any", self._worker.connection)
         with _naming(queues):
@@ -251,9 +244,7 @@ class Intake:
             self._claims.withdraw(claim)
 
     def wait_for_room(self) -> None:
-        """Wait up to `POLL_SECONDS` until the worker may claim jobs of one more priority than at the last
-        `claim_next`. If the worker may claim requests, a request that comes ends the wait too.
-        """
+        """Wait up to `POLL_SECONDS` until the worker may claim more, or a request comes that it may claim."""
         if "request" in self._room:
             self._bell.listen()
         self._pipeline.wait_for(lambda: len(self._kinds()) > len(self._room), POLL_SECONDS)
@@ -262,9 +253,7 @@ class Intake:
 
 @contextmanager
 def _naming(queues: Sequence[OrderedQueue]) -> Iterator[None]:
-    """If Redis refuses a command in the ``with`` block, raise a `RedisFailed` that names the queues and says
-    what to do.
-    """
+    """Raise a `RedisFailed` that names the queues if Redis refuses a command in the ``with`` block."""
     try:
         yield
     except redis.ResponseError as error:

@@ -60,19 +60,17 @@ class Orders:
         self._drains: list[str] = []
         self._arrived = system.Event()
         self.news = system.Event()
-        """An event that makes the heartbeat thread send the next heartbeat at once. It is set when an order
-        has a new answer, or when the worker begins or ends something that takes long.
+        """Makes the heartbeat thread send the next heartbeat at once, for example with the answer to an
+        order.
         """
         self.known: Sequence[bytes] = ()
-        """The operators' orders that the last heartbeat read, as bytes. The next heartbeat deletes them from
-        Redis.
-        """
+        """The operators' orders that the last heartbeat read. The next one deletes them from Redis."""
         self.drained = False
         self.cold: dict[str, str] = {}
-        """The models of the setting ``warm`` that are not loaded yet, each with the reason if loading it has
+        """The models of the setting ``warm`` that are not loaded yet, each with the error if loading has
         failed.
 
-        Other threads read this dict, so it is replaced and never changed.
+        Do not change this dict, but replace it: other threads read it.
         """
         self._pauses = Refusals()
         metrics.drained.set_function(lambda: self.drained)
@@ -130,15 +128,15 @@ class Orders:
         self._arrived.wait(seconds)
 
     def warm(self, models: Iterable[str]) -> None:
-        """Load `models` before chunks need them. If a model cannot be loaded, the worker still serves the
-        other models, and the reason is put into `cold`. Raises `DeviceLost`.
+        """Load `models` before chunks need them. If one cannot be loaded, the worker still serves the others.
+
+        Raises `DeviceLost`.
         """
         self.cold = dict.fromkeys(models, "")
         self.warm_again()
 
     def warm_again(self) -> None:
-        """Try to load each model of `cold` whose pause after a failure is over. The pause grows with each
-        failure.
+        """Try to load the models of `cold` again, each after a pause that grows with each failure.
 
         Raises `DeviceLost`.
         """
@@ -193,7 +191,7 @@ class Orders:
         seconds = system.monotonic() - began
         gone = [name for name in dict.fromkeys(before) if name not in self._engines.models]
         text = f"has {model}, as before" if model in before else f"has loaded {model} in {seconds:.1f} s"
-        if gone:  # a chunk that needs an unloaded model would unload the new model
+        if gone:  # a chunk for an unloaded model would unload the new one
             limits = "model_cache_size, model_cache_gib"
             text += f"; unloaded {', '.join(gone)} to make room ({limits}): they take turns"
         self._answer(order, "done", text)

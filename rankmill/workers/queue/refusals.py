@@ -11,15 +11,13 @@ from rankmill.jobs.system import Backoff, system
 PAUSE = Backoff(first=1.0, longest=60.0)
 
 _FORGET_SECONDS = 600.0
-"""A worker forgets that it has refused a model or run, if no chunk needs it for this many seconds after the
-pause of the refusal.
-"""
+"""A refusal is forgotten if no chunk has asked for the model or run for this many seconds after its end."""
 
 _REMEMBERED = 1000
 
 
 class StillRefused(WorkerError):
-    """The worker has refused a chunk's model or run before, and does not try it again yet."""
+    """The worker lately failed to score this model or run, and does not try it again yet."""
 
 
 @dataclass
@@ -31,12 +29,10 @@ class _Refused:
 
 
 class Refusals:
-    """A circuit breaker for each model or run that a worker cannot score, named by `key`.
+    """Remembers each model or run that a worker cannot score, and when the worker may try it again.
 
-    While a breaker is closed, the worker takes chunks. A refusal opens the breaker, and the worker puts
-    chunks back until a pause is over. Each pause is twice as long as the last, up to a minute, but not
-    shorter than the attempt. After the pause, the next chunk closes the breaker or opens it again. A breaker
-    that no chunk has tested for long is forgotten.
+    After a refusal, the worker hands its chunks back until a pause is over. Then the next chunk is tried. If
+    it fails, the pause is twice as long, up to a minute, but not shorter than the attempt.
     """
 
     def __init__(self) -> None:
@@ -52,11 +48,19 @@ class Refusals:
             raise StillRefused(reason, option=self._refused[key].option)
 
     def open(self, key: Hashable, reason: str, option: str | None = None, *, took: float = 0.0) -> bool:
-        """Refuse the model or run `key` until its next pause is over; returns whether this is its first
-        refusal.
+        """Refuse the model or run `key` for a pause, and return whether this is its first refusal.
 
-        `option` is the option that a `SpecError` names. `took` is how long the attempt took in seconds; the
-        refusal lasts at least as long, so that other runs get at least half of the worker's time.
+        Parameters
+        ----------
+        key
+            The model or run.
+        reason
+            Why the worker cannot score it.
+        option
+            The option of the spec that is the reason, if any.
+        took
+            Seconds that the attempt took. The pause is at least as long, so that other runs get half of the
+            time.
         """
         before = self._refused.get(key)
         now = system.monotonic()
@@ -70,9 +74,7 @@ class Refusals:
         return before is None
 
     def close(self, key: Hashable) -> None:
-        """Forget the refusal of the model or run `key`, because the worker can score it, or no job will ask
-        for it.
-        """
+        """Forget the refusal of the model or run `key`."""
         self._refused.pop(key, None)
 
     def reasons(self) -> tuple[str, ...]:
@@ -81,9 +83,7 @@ class Refusals:
         return tuple(entry.reason for entry in list(self._refused.values()) if now < entry.until)
 
     def seconds(self, reason: str) -> float:
-        """Return the seconds until the last refusal with this `reason` ends, of any model or run. The result
-        is at most 0 if no model or run is refused for this `reason` now.
-        """
+        """Return the seconds until the last refusal with this `reason` ends; 0 or less if there is none."""
         now = system.monotonic()
         entries = [entry for entry in list(self._refused.values()) if entry.reason == reason]
         return max((entry.until - now for entry in entries), default=0.0)

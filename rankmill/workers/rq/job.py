@@ -43,10 +43,8 @@ logger = logging.getLogger(__name__)
 class Executions(ExecutionRegistry):
     """The executions of a job that are both listed and stored in Redis.
 
-    An execution is RQ's record that a worker holds the job.
-
-    RQ keeps an execution's entry in the list longer than its data, and a restarted server may have only one
-    of the two. RQ (3.0) cannot finish a job while an execution is listed without data.
+    An execution is RQ's record that a worker holds the job. RQ (3.0) cannot finish a job with an execution
+    that is listed but not stored.
     """
 
     def get_executions(self, start: int = 0, end: int = -1) -> list[Execution]:
@@ -58,8 +56,9 @@ class Executions(ExecutionRegistry):
 
 
 class LeasedJobs(StartedJobRegistry):
-    """RQ's registry of started jobs, which are the jobs that workers have claimed, each with a lease. Leases
-    end by the clock of Redis, because the clocks of hosts differ.
+    """RQ's registry of started jobs, which are the claimed jobs, each with a lease.
+
+    Leases end by the clock of Redis, because the clocks of hosts differ.
     """
 
     def add_execution(self, execution: Execution, pipeline: Pipeline, ttl: int = 0, xx: bool = False) -> int:
@@ -81,7 +80,8 @@ class ScoringJob(Job):
 
     @cached_property
     def chunk(self) -> tuple[str, ChunkId]:
-        """The run's id, and the chunk to score; a job that contains its pairs counts as a run of one chunk.
+        """The id of the run, and the chunk to score. A job that contains its pairs counts as a run of one
+        chunk.
 
         Raises
         ------
@@ -107,11 +107,7 @@ class ScoringJob(Job):
 
     @property
     def begin_seconds(self) -> int:
-        """Seconds allowed to fetch and tokenize: the job's timeout, or `BASE_TIMEOUT` if the job contains its
-        pairs.
-
-        The time in which a model is loaded does not count, because loading has a limit of its own.
-        """
+        """Seconds allowed to fetch and tokenize, without loading the model."""
         return BASE_TIMEOUT if self.has_pairs else int(self.timeout or 0)
 
     def heartbeat(
@@ -119,8 +115,7 @@ class ScoringJob(Job):
     ) -> None:
         """Write a heartbeat as RQ does, but with `xx` write nothing for a job that is gone.
 
-        For a job that has just ended, RQ would make a new hash with one field, which never expires. RQ's next
-        command deletes this hash, unless the worker dies first or a reply is lost.
+        RQ would make a hash with one field that never expires if the worker died.
         """
         if not xx:
             super().heartbeat(timestamp, ttl, pipeline)
@@ -132,8 +127,8 @@ class ScoringJob(Job):
     def retry(self, queue: Queue, pipeline: Pipeline) -> None:
         """Schedule the job's next attempt as RQ does, but entirely within the pipeline.
 
-        RQ itself writes the new status before the pipeline runs. For a job that the server has lost, this
-        would make a hash that never expires.
+        Do not let RQ write the status first: for a job that the server has lost, this makes a hash that never
+        expires.
         """
         if not (interval := self.get_retry_interval()):
             super().retry(queue, pipeline)
@@ -144,18 +139,11 @@ class ScoringJob(Job):
         queue.schedule_job(self, now() + timedelta(seconds=interval), pipeline=pipeline)
 
     def begin(self, execution: Execution, queue: OrderedQueue, pipeline: Pipeline) -> None:
-        """Start the job for a worker, as RQ's `prepare_for_execution` does; the reply in the pipeline says
-        whether it was started.
-
-        Starting removes the job from the intermediate list. If the job was put back while its worker stood
-        still, starting removes it from the list in which it waits.
+        """Start the job for a worker. The pipeline's reply says whether it was started.
 
         The job is not started if it is gone or over, if another worker has tried it since it was read, or if
-        another execution has a lease. A job that is over, or that another execution has, was in the queue
-        twice.
-
-        Once started, the job expires when its run does, or never if its ``failure_ttl`` is -1. Until it is
-        started, the job expires by its own ``ttl``, which may be shorter than the scoring takes.
+        another execution has a lease. Starting removes the job from the lists in which it may still wait. It
+        then expires with its run, or never if its ``failure_ttl`` is -1.
         """
         self.worker_name, self._status = execution.worker_name, JobStatus.STARTED
         self.last_heartbeat = self.started_at = now()
@@ -200,7 +188,7 @@ class ScoringJob(Job):
 
 
 class HeldJob:
-    """A job that a worker has claimed by `RQWorker.claim`, until it ends or is handed back.
+    """A job that a worker has claimed, until it ends or is handed back.
 
     Parameters
     ----------
@@ -224,18 +212,18 @@ class HeldJob:
         return status not in {None, JobStatus.CANCELED.value.encode()}
 
     def asks_the_same(self) -> bool:
-        """Return whether the job in Redis still asks for the same as the job that this worker has read. False
-        if someone has enqueued another job with the same id. True if the job is gone. Raises `DamagedJob`.
+        """Return whether the job in Redis is still the job that this worker has read, or is gone.
+
+        False if someone has enqueued another job with the same id. Raises `DamagedJob`.
         """
         connection: Any = self.job.connection
         data = connection.hget(self.job.key, "data")
         return data is None or unpacked(data) == self.job.data
 
     def hand_back(self) -> None:
-        """Put the job back into its queue, in one transaction. A job that is put back does not use up an
-        attempt.
+        """Put the job back into its queue, as the next job of its run, in one transaction.
 
-        The job is then the next one of its run, and the run gets its turn back.
+        This does not use up an attempt.
         """
 
         def put_back(pipe: Pipeline) -> None:
@@ -245,8 +233,7 @@ class HeldJob:
         self._move(put_back)
 
     def finish(self, write: Callable[[Pipeline], object]) -> None:
-        """End the job and run the commands that `write` adds, in one transaction. The transaction watches no
-        keys, so it can be repeated.
+        """End the job and run the commands that `write` adds, in one transaction that can be repeated.
 
         Raises
         ------
@@ -265,9 +252,7 @@ class HeldJob:
                 pipe.execute()
 
     def fail(self, error: Exception) -> None:
-        """Record a failed attempt as RQ does, but only once: after a lost reply, another worker may have the
-        job.
-        """
+        """Record a failed attempt as RQ does, unless another worker has the job by now."""
         worker, job, failure = self._worker, self.job, _told(error)
         job.ended_at = now()
         worker.handle_exception(job, *failure)
@@ -285,16 +270,12 @@ class HeldJob:
         self._move(end)
 
     def fail_for_good(self, error: Exception) -> None:
-        """Record the last attempt as failed, as RQ does. RQ also does all that follows from the failure, for
-        example for jobs that depend on this job.
-        """
+        """Record the last attempt as failed through RQ, which also sees to the jobs that depend on it."""
         let_expire(self.job)
         self._worker._finalize_failure(self.job, self.queue, self._execution, _told(error))
 
     def succeed(self, value: object) -> None:
-        """End the job as RQ does. If the connection breaks while RQ watches keys, RQ raises an error, and
-        `succeed` tries again.
-        """
+        """End the job through RQ, and try again if the connection breaks meanwhile."""
         while True:
             try:
                 self._worker._finalize_success(self.job, self.queue, self._execution, value)
@@ -313,8 +294,6 @@ class HeldJob:
 
 
 def _told(error: Exception) -> tuple[type[Exception], Exception, TracebackType | None]:
-    """Return an error as RQ's exception handlers take it: its type, itself and its traceback. An error that
-    rankmill explains gets no traceback.
-    """
+    """Return an error's type, the error and its traceback, or no traceback if rankmill explains the error."""
     explained = isinstance(error, RankmillError | DeviceLost)
     return type(error), error, None if explained else error.__traceback__

@@ -34,9 +34,7 @@ from rankmill.jobs.system import system
 from rankmill.workers.rq.job import HeldJob, ScoringJob
 
 POLL_SECONDS = 1
-"""A worker that waits, for a job or until it may claim more jobs, checks at least once in this many seconds
-whether it must stop.
-"""
+"""A waiting worker checks at least once in this many seconds whether it must stop."""
 
 _SUSPENSION_SECONDS = 1
 """A worker checks at most once in this many seconds whether ``rq suspend`` was called."""
@@ -45,14 +43,14 @@ _NAME_SECONDS = 0.2
 """Seconds between two checks whether a worker's name is free."""
 
 _NO_EXPIRY, _NO_KEY = -1, -2
-"""Redis's answers if there is no time until a key expires: the key does not expire, or does not exist."""
+"""Redis's answers in place of the time until a key expires: it never does, or there is no such key."""
 
 _MADE_UP = re.compile("[0-9a-f]{32}")
-"""Matches the name that RQ gives to a worker without ``--name``, also in a worker pool."""
+"""Matches the name that RQ makes up for a worker that was given none."""
 
 _GRACE_SECONDS = 60.0
-"""A call that runs this long (s) past its time limit counts as hanging: it runs in C and does not react to
-the signal.
+"""A call that runs this long (s) past its time limit counts as hanging. It does not react to the limit's
+signal.
 """
 
 logger = logging.getLogger(__name__)
@@ -61,12 +59,13 @@ JobTimeout = JobTimeoutException
 
 
 class TooLong(BaseException):
-    """A time limit is over. This error is not an `Exception`, so that no ``except Exception`` catches it."""
+    """A time limit is over. It is not an `Exception`, so that no ``except Exception`` catches it."""
 
 
 class DeathPenalty(UnixSignalDeathPenalty):
-    """A time limit for the main thread, by RQ's alarm signal; it raises `TooLong`. While a limit within
-    another one runs, the clock of the outer one stops.
+    """A time limit for the main thread, by RQ's alarm signal; it raises `TooLong`.
+
+    While an inner time limit runs, the clock of the outer one stops.
     """
 
     _waiting: ClassVar[list[DeathPenalty]] = []
@@ -94,7 +93,7 @@ class DeathPenalty(UnixSignalDeathPenalty):
 
     def _forget(self) -> None:
         if self in self._waiting:
-            # the clocks are moved first, because another thread may call `is_overdue` in between
+            # first, because another thread may call `is_overdue` in between
             elapsed = system.monotonic() - self._began
             for enclosing in self._waiting[: self._waiting.index(self)]:
                 enclosing._began += elapsed
@@ -102,8 +101,8 @@ class DeathPenalty(UnixSignalDeathPenalty):
 
     @classmethod
     def is_overdue(cls) -> bool:
-        """Return whether the innermost time limit ended so long ago that the main thread hangs, and will
-        never react to it. Other threads call this.
+        """Return whether the main thread hangs: its innermost time limit ended long ago. Other threads call
+        this.
         """
         now = system.monotonic()
         return any(now - limit._began > limit._timeout + _GRACE_SECONDS for limit in cls._waiting[-1:])
@@ -192,8 +191,9 @@ class RQWorker(SimpleWorker):
             self._start_scheduler(options.burst, options.log_level, options.date_format, options.log_format)
 
     def may_go_on(self, options: WorkOptions) -> bool:
-        """Wait while ``rq suspend`` keeps all workers from working, and return ``True``. In a burst, return
-        ``False`` at once if workers are suspended, which ends the burst.
+        """Wait while ``rq suspend`` keeps all workers from working, and return ``True``.
+
+        In a burst, do not wait: return ``False``, which ends the burst.
         """
         try:
             self.check_for_suspension(options.burst)
@@ -202,9 +202,7 @@ class RQWorker(SimpleWorker):
         return True
 
     def take_name(self, device: str) -> None:
-        """If RQ has made up this worker's name, replace the name by one that says the host, the accelerator
-        and the process.
-        """
+        """Replace a name that RQ has made up by one with the host, the accelerator and the process."""
         if not _MADE_UP.fullmatch(self.name):
             return
         name = first = worker_name(device, str(os.getpid()))
@@ -216,14 +214,15 @@ class RQWorker(SimpleWorker):
         self.name = name
 
     def claim(self, job: ScoringJob, queue: OrderedQueue) -> HeldJob | None:
-        """Claim a job for this worker and begin it, in one step instead of RQ's two; ``None`` if the job is
-        gone or over, or another worker has it.
+        """Claim a job for this worker and begin it, in one step.
+
+        Returns ``None`` if the job is gone or over, or another worker has it.
         """
         with self.connection.pipeline() as pipe:
             execution = Execution.create(job, self.lease_seconds, pipeline=pipe, worker_name=self.name)
             self.executions[execution.id] = execution
             self.set_state(WorkerStatus.BUSY, pipeline=pipe)
-            self.heartbeat(pipeline=pipe)  # so that the worker is listed as lost for some minutes if it dies
+            self.heartbeat(pipeline=pipe)  # if the worker dies now, it is still listed for some minutes
             job.begin(execution, queue, pipe)
             *_, is_begun = pipe.execute()
             if not is_begun:
@@ -232,7 +231,7 @@ class RQWorker(SimpleWorker):
         return HeldJob(self, job, queue, execution) if is_begun else None
 
     def forget(self, job: ScoringJob) -> None:
-        # the list is a copy, because two threads begin and end executions
+        # a copy, because two threads begin and end executions
         executions = list(self.executions.values())
         with self.connection.pipeline() as pipe:
             for execution in executions:
@@ -241,9 +240,7 @@ class RQWorker(SimpleWorker):
             pipe.execute(raise_on_error=False)  # any key of an execution may be damaged too
 
     def write_record(self) -> None:
-        """Write RQ's record of this worker again, because the server may have lost it, or someone may have
-        written over it.
-        """
+        """Write RQ's record of this worker again, in case it is lost or overwritten."""
         connection: Any = self.connection
         try:
             connection.hset(self.key, mapping=self.serialize())
@@ -255,9 +252,7 @@ class RQWorker(SimpleWorker):
         worker_registration.register(self)
 
     def renew_leases(self) -> None:
-        """Renew the worker's record and the leases of its jobs. If Redis refuses to renew one lease, the
-        other leases are still renewed.
-        """
+        """Renew the worker's record and the leases of its jobs, even if Redis refuses some."""
         self.heartbeat()
         for execution in list(self.executions.values()):
             try:
@@ -275,8 +270,8 @@ class RQWorker(SimpleWorker):
 
     @property
     def dequeue_timeout(self) -> int:
-        """Return the longest time in seconds for which RQ expects a connection to be silent. A connection
-        that is silent for ten seconds more counts as dead.
+        """Longest silence in seconds that RQ expects of a connection. After ten seconds more, it counts as
+        dead.
         """
         return POLL_SECONDS
 
@@ -331,11 +326,9 @@ class RQWorker(SimpleWorker):
         self.announce()
 
     def _await_name(self) -> None:
-        """If a killed worker had this name, wait until it counts as dead, and delete its record.
+        """Wait until a killed worker with this name counts as dead, and delete its record.
 
-        The killed worker counts as dead when its report expires. Its record must be deleted, because RQ would
-        keep the record for some minutes. If the report is renewed or has no expiry, a running worker has the
-        name, and a `ConfigError` is raised.
+        If a running worker has the name, raise a `ConfigError`: its report is renewed, or never expires.
         """
         connection: Any = self.connection
         before = math.inf
@@ -363,8 +356,9 @@ class RQWorker(SimpleWorker):
             logger.warning("Redis refuses a part of the worker's end: %s", error)
 
     def unsubscribe(self) -> None:
-        """Unsubscribe from RQ's commands as RQ does, but stop the listening thread first. RQ's own order
-        leaves this thread waiting for one more message.
+        """Unsubscribe from RQ's commands, but first stop the thread that listens to them.
+
+        RQ's own order would leave the thread waiting for one more message.
         """
         if self.pubsub_thread:
             self.pubsub_thread.stop()
@@ -376,7 +370,7 @@ class RQWorker(SimpleWorker):
             self._suspension_seen = system.monotonic()
 
     def handle_execution_ended(self, job: Job, queue: Queue, heartbeat_ttl: int) -> None:
-        """Note a job's end as RQ does, but without a last heartbeat, which would recreate a part of a job
-        that is gone from Redis.
+        """Note a job's end as RQ does, but without its last heartbeat, which would write to a job that is
+        gone.
         """
         job.ended_at = now()
