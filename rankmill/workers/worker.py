@@ -294,7 +294,7 @@ class ScoringWorker(RQWorker):
         self._orders.news.set()
 
     def _tell_proof(self, spec: ScoreSpec, time: ProofTime) -> None:
-        """Say in the heartbeats that the model's scores are being proven, and how long that takes if known."""
+        """Say in the heartbeats that the model's scores are being proven, and how long it takes if known."""
         self._tell("proving", lambda: f"proving {self._where(spec)}, once on each host{time}")
         if str(time):
             logger.info("%s", self._doing_words())

@@ -38,7 +38,9 @@ second signal.
 """
 
 BUSY_SECONDS = 10.0
-"""A stopping worker that must still write scores waits this long (s) for Redis after its last batches."""
+"""A stopping worker that must still write scores or hand chunks back waits this long (s) for Redis after its last
+batches.
+"""
 
 _MISSES = 2
 """If Redis fails this many checks in a row, the stopping worker's process ends. On a busy host, a healthy
