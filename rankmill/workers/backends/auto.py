@@ -54,7 +54,7 @@ class BackendChoice:
 
 
 def choose_device(setting: str, backend: str) -> str:
-    """Return the device that the setting ``device`` means for a backend.
+    """Choose the device on which a backend runs models, by the setting ``device``.
 
     Raises
     ------

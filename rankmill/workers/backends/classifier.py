@@ -58,7 +58,7 @@ def check_size(kind: Any, source: str | Path, revision: str | None, config: Any)
         A model of the hub does not fit into the memory of this host.
     """
     files = checkpoint(source, revision)
-    if isinstance(source, str):  # `locate` checked them if `source` is a directory
+    if isinstance(source, str):  # for a directory, `locate` has checked them
         check_headers(files, source)
     shapes = [shape for file in files for shape in _shapes(file)]
     saved = sum(map(prod, shapes))

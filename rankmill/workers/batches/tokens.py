@@ -197,9 +197,7 @@ def pieces_of(numbers: TokenIds, starts: Ids, lengths: Ids) -> TokenIds:
 
 
 def spans(starts: Ids, lengths: Ids) -> Ids:
-    """Return the indices of all numbers in several spans: starts ``[2, 9]`` and lengths ``[3, 1]`` give ``[2,
-    3, 4, 9]``.
-    """
+    """Return the indices in several spans: starts ``[2, 9]``, lengths ``[3, 1]`` give ``[2, 3, 4, 9]``."""
     last = np.cumsum(lengths)
     return np.repeat(starts - last + lengths, lengths) + np.arange(lengths.sum())
 

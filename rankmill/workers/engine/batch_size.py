@@ -171,7 +171,7 @@ class BatchSize:
         return min(self.token_budget, max(round(_BATCH_SECONDS * median(self._speeds)), _LEAST_TOKENS))
 
     def mixed_batches(self, tokens: int, *, packed: bool = False) -> int:
-        """Return into how many batches of `tokens` tokens rows are sorted and cut together.
+        """Return how many batches of `tokens` tokens are cut together, from sorted rows.
 
         The number is `_FEWEST` if the rows are `packed` (not padded), or if the model's speed is not known
         yet.

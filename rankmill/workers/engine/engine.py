@@ -72,20 +72,6 @@ class Engine:
         How rows share a forward; by default as in the proof of the model's scores, if there is one.
     counted
         Whether the worker's metrics count the pairs that the engine scores.
-
-    Parameters
-    ----------
-    model
-        The model, from `rankmill.workers.models.loading.load_model`.
-    size
-        The size of batches; a number ``n`` means ``BatchSize(n)``.
-    length_aware
-        Whether to sort rows by length before they are cut into batches.
-    way
-        How rows share a forward. By default, rows share forwards in the way that passed when the model's
-        scores were compared with transformers'. A model without such a comparison has no fixed way.
-    counted
-        Whether the worker's metrics count the pairs that the engine scores.
     """
 
     def __init__(
@@ -143,7 +129,7 @@ class Engine:
         """Return a number for each row, equal for rows that share a prefix, and 0 for rows that share
         nothing.
 
-        If the model computes each row's prefix, return ``None``.
+        If the model does not share prefixes, return ``None``.
         """
         if tokens.shared is None or tokens.groups is None or not self.model.backend.shares_prefixes:
             return None

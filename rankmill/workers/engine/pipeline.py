@@ -112,8 +112,8 @@ class Pipeline:
     """Scores the work of several chunks together, and answers each chunk when its last row is scored.
 
     Requests come before bulk work, but if requests always wait, bulk work still gets a quarter of the pairs.
-    While requests keep coming, only one forward is in progress at a time, so that a request waits for no
-    more.
+    While requests keep coming, only one forward is in progress at a time, so that the next request waits for
+    at most one.
 
     Parameters
     ----------

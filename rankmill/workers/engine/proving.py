@@ -60,7 +60,7 @@ precision.
 """
 
 _LARGEST = 4 << 30
-"""If a model's weight files have more bytes, transformers' model is not run in fp32 on the CPU for
+"""If a model's weight files have more bytes than this, transformers' model is not run in fp32 on the CPU for
 comparison, but on the worker's device in its precision.
 """
 

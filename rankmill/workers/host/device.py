@@ -115,7 +115,7 @@ def forced_kernels() -> list[str]:
 
 
 def int8_overflows() -> bool:
-    """Whether sums of 8-bit products can overflow on this CPU, which lacks VNNI and is not ARM."""
+    """Whether sums of 8-bit products can overflow on this CPU, as on x86 CPUs without VNNI."""
     is_arm = platform.machine() in {"aarch64", "arm64"}
     return not is_arm and not cpu_flags() & {"avx512_vnni", "avx_vnni"}
 

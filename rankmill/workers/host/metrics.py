@@ -244,14 +244,14 @@ class _Pace:
         self._seen: deque[tuple[float, float, float]] = deque()
 
     def now(self, padded: float, forward: float) -> float | None:
-        """Return the pace by the process's totals so far, or ``None`` if too little was scored.
+        """Return the padded tokens per second of forward, lately, or ``None`` if too little was scored.
 
         Parameters
         ----------
         padded
-            Padded tokens.
+            Padded tokens of this process so far.
         forward
-            Seconds in forwards.
+            Seconds of this process in forwards so far.
         """
         at = system.monotonic()
         self._seen.append((at, padded, forward))

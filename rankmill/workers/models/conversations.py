@@ -15,8 +15,8 @@ from rankmill.workers.models.templates import bound_templates, template_options
 Messages = list[dict[str, Any]]
 
 PROBES = (("alpha", "bravo"), ("charlie", "bravo"), ("alpha", "foxtrot"))
-"""A chat template is tested with these pairs of texts. It drops a text if the first pair gives the same
-result as another pair, which differs in one text.
+"""A chat template is tested with these pairs of texts. The template drops a text if the first pair gives the
+same result as another pair, which differs in one text.
 """
 
 

@@ -34,7 +34,7 @@ class ModelCopies:
     def pinned(self, spec: ScoreSpec) -> ScoreSpec:
         """Return a copy of `spec` that names the exact model, if an extension knows the model's name.
 
-        A name such as an alias may stand for different models in time. Any other name stays as it is.
+        A name such as an alias may stand for different models over time. Any other name stays as it is.
 
         Raises
         ------

@@ -47,7 +47,9 @@ as a proof takes.
 """
 
 _SAMPLE = 256
-"""One of this many texts, chosen at random, is tokenized by both libraries, to compare the ids."""
+"""One of this many texts, chosen at random, is tokenized by the fast library and by Hugging Face's, to
+compare the ids.
+"""
 
 _ATTEMPTS = 3
 """If this many proofs of a fast tokenizer library have begun and none has ended, the library probably crashes

@@ -408,8 +408,8 @@ class ChunkScorer:
         """Return the engine that scores a run, with the precision and model content on which its workers
         agreed.
 
-        This worker remembers the agreement. When a chunk is tried again it asks Redis again, which may have
-        lost the agreement and got another one since.
+        This worker remembers the agreement. When a chunk is tried again it asks Redis again, where another
+        agreement may be in force by now.
         """
         if attempt(run, claim.job) > 1:
             self._settled.pop(run.id, None)

@@ -106,7 +106,7 @@ class ClaimOrder:
 
 
 def chunks_to_give(unstarted: Sequence[int], pending: int, idle: int) -> int:
-    """Return how many chunks that it has not begun a worker gives to idle workers, one to each.
+    """Return how many chunks, not yet begun, a worker gives to idle workers, one to each.
 
     The last chunks are given first.
 

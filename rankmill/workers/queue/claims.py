@@ -45,8 +45,8 @@ _NAMED = 100
 """A worker that stops because of wrong scores names at most this many runs in its last report."""
 
 _REMEMBERED = 100_000
-"""A worker remembers this many of the runs that it has scored last, to warn them if scores turn out to be
-wrong.
+"""A worker remembers this many of the runs that it has scored last. If scores turn out to be wrong, it leaves
+a note for each of them.
 """
 
 logger = logging.getLogger(__name__)
@@ -55,8 +55,8 @@ logger = logging.getLogger(__name__)
 class ModelQueue:
     """Holds claimed chunks until their model can be loaded.
 
-    Loading it would unload another model, or a thread is still reading its files. Chunks of one model begin
-    together, so that two models do not unload each other for every chunk.
+    A chunk waits if loading its model would unload another one, or if a thread is still reading its files.
+    Chunks of one model begin together, so that two models do not unload each other for every chunk.
     """
 
     def __init__(self) -> None:
@@ -401,7 +401,7 @@ class Claims:
             record.add(claim.run_id, claim.job.run_ttl if claim.in_redis else 0)
 
     def _ends(self, claim: ChunkClaim) -> bool:
-        """Take the right to end a claim; false means that another thread has ended it."""
+        """Return whether the caller must end a claim; false if another thread has ended it."""
         with self._lock:
             if self.unanswered.get(claim.job.id) is not claim:
                 return False

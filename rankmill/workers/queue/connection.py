@@ -38,8 +38,8 @@ second signal.
 """
 
 BUSY_SECONDS = 10.0
-"""A stopping worker that must still write scores or hand chunks back waits this long (s) for Redis after its last
-batches.
+"""A stopping worker that must still write scores or hand chunks back waits this long (s) for Redis, counted
+from the end of its last batch.
 """
 
 _MISSES = 2

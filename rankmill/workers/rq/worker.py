@@ -43,7 +43,7 @@ _NAME_SECONDS = 0.2
 """Seconds between two checks whether a worker's name is free."""
 
 _NO_EXPIRY, _NO_KEY = -1, -2
-"""Redis's answers in place of the time until a key expires: it never does, or there is no such key."""
+"""Redis's answers in place of the time until a key expires: it never expires, or does not exist."""
 
 _MADE_UP = re.compile("[0-9a-f]{32}")
 """Matches the name that RQ makes up for a worker that was given none."""
@@ -270,8 +270,8 @@ class RQWorker(SimpleWorker):
 
     @property
     def dequeue_timeout(self) -> int:
-        """Longest silence in seconds that RQ expects of a connection. After ten seconds more, it counts as
-        dead.
+        """Longest silence in seconds that RQ expects of a connection. After ten more, the connection counts
+        as dead.
         """
         return POLL_SECONDS
 

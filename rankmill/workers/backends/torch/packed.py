@@ -143,7 +143,7 @@ class PackedRows:
         done = 0
         for numbers, size in parts:
             buffer[done : done + len(numbers)] = numbers
-            buffer[done + len(numbers) : done + size] = numbers[-1]  # which means empty rows
+            buffer[done + len(numbers) : done + size] = numbers[-1]  # equal starts mean empty rows
             done += size
         return buffer
 
