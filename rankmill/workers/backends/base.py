@@ -210,7 +210,9 @@ def _rounded(width: int) -> int:
 
 
 ROW, MATRIX = 0, -1
-"""In a field of `Rounding`, `ROW` means one scale for a row of a matrix, and `MATRIX` one for all of it."""
+"""Numbers for a field of `Rounding`: `ROW` means one scale for each row of a matrix, and `MATRIX` one for all
+of it.
+"""
 
 
 class Rounding(NamedTuple):

@@ -84,9 +84,7 @@ _PACKED = 16
 
 @contextmanager
 def _at_most(modules: int, source: str | Path) -> Iterator[None]:
-    """Raise a `SpecError` as soon as the ``with`` block makes more than `modules` modules, because millions
-    of empty modules take minutes and memory.
-    """
+    """Stop a model's construction with a `SpecError` when it has more than `modules` modules."""
     count = 0
 
     def counted(*_: object) -> None:

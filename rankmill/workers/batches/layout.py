@@ -12,8 +12,8 @@ from rankmill.jobs.contract.errors import SpecError
 from rankmill.workers.host.model_file import read_json
 
 Task = Literal["classifier", "chain", "causal"]
-"""A ``classifier`` is a sequence classifier of transformers, a ``chain`` is a model without a head that has
-modules after it, and a ``causal`` model is a language model.
+"""Kinds of models: a sequence classifier of transformers (``classifier``), a model without a head that has
+modules after it (``chain``), or a language model (``causal``).
 """
 
 _TASKS: dict[str, Task] = {
@@ -125,9 +125,7 @@ layer, more than `_MOST_REPEATED` times.
 """
 
 _LONGEST_PROMPT = 1 << 14
-"""A model is refused if one of its own prompts has more than this many characters, because a prompt is added
-to every row.
-"""
+"""A model's own prompt may have this many characters, because it is added to every row."""
 
 _REPEATED = re.compile(
     r"(^|_)(layers?|groups?|blocks?|depths?|stages?|experts|attention_types|block_sizes|inner_group_num"

@@ -252,9 +252,7 @@ def padded_lengths(lengths: Ids, most: int) -> Ids:
 
 
 def _pieces(lengths: Ids, most: int) -> list[Rows]:
-    """Return the indices of the rows in each of up to `most` pieces of a batch. If there are several pieces,
-    the longest rows come first.
-    """
+    """Return the indices of the rows in each of up to `most` pieces of a batch, the longest rows first."""
     pieces = min(most, len(lengths), -(-int(lengths.sum()) // _FEWEST_TOKENS))
     if pieces <= 1:
         return [np.arange(len(lengths))]
@@ -264,8 +262,9 @@ def _pieces(lengths: Ids, most: int) -> list[Rows]:
 
 
 def _even(lengths: list[int], pieces: int) -> list[int]:
-    """Return how many rows each of up to `pieces` pieces of a batch gets, so that the heaviest piece has as
-    few padded tokens as possible. `lengths` begin with the longest row.
+    """Return how many rows each of up to `pieces` pieces of a batch gets, so that all have about equal work.
+
+    `lengths` begin with the longest row.
     """
     low, high = 1, len(lengths) * lengths[0]
     while low < high:
@@ -278,8 +277,9 @@ def _even(lengths: list[int], pieces: int) -> list[int]:
 
 
 def _filled(lengths: list[int], tokens: int) -> list[int]:
-    """Return how many rows each piece of a batch gets if a piece may have `tokens` padded tokens. A piece has
-    at least one row. `lengths` begin with the longest row.
+    """Return how many rows each piece of a batch gets if a piece may have `tokens` padded tokens.
+
+    `lengths` begin with the longest row.
     """
     sizes, start = [], 0
     while start < len(lengths):

@@ -148,7 +148,7 @@ class EngineCache:
                 cached = None
         if cached is None:
             if spec.revision:
-                self._content(spec)  # raises if the files are missing, before another model is unloaded
+                self._content(spec)  # if the files are missing, this raises before another model is unloaded
             self._make_room(key)
             cached = self._cached[key] = _CachedModel(
                 spec, self._load_beside(spec), stamp, system.monotonic()
@@ -182,8 +182,9 @@ class EngineCache:
             raise WorkerError(f"there is not enough memory to load model {spec.model}") from None
 
     def unload(self, model: str) -> int:
-        """Wait until no engine is in use, then unload all revisions and precisions of a model. Returns how
-        many were unloaded.
+        """Wait until no engine is in use, then unload a model in all revisions and precisions.
+
+        Returns how many were unloaded.
         """
         keys = [key for key in self._cached if key[0] == model]
         if keys:

@@ -26,7 +26,7 @@ PROVE_SECONDS = 3600.0
 """While work comes, a model's probes (pairs with known scores) are scored again after this many seconds."""
 
 ERROR_SECONDS = 60.0
-"""After a failed batch, a model's probes are scored again as soon as this many seconds have passed since the
+"""After a failed batch, a model's probes are scored again at once, but not within this many seconds of the
 last time.
 """
 

@@ -31,8 +31,8 @@ _LOOK_SECONDS = 1
 _ENOUGH_BATCHES = 2
 
 _ALERT_SECONDS = 10
-"""For this many seconds after a request, only one forward is in progress at a time, so that the next request
-waits for at most one batch.
+"""For this many seconds after a request, only one forward is in progress, so that the next request waits
+less.
 """
 
 FIRST_BATCH_SECONDS = 900
@@ -44,9 +44,7 @@ that is longer.
 """
 
 REQUESTS_FOR_BULK = 3
-"""While requests and bulk work wait, this many pairs of requests are scored for each pair of bulk work, so
-that bulk work gets a quarter.
-"""
+"""If requests and bulk work wait, this many pairs of requests are scored for each pair of bulk work."""
 
 Answer = Callable[[], None]
 

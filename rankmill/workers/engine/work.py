@@ -19,8 +19,8 @@ from rankmill.workers.models.loading import Model
 Texts = Sequence[str | None]
 
 _MOST_FOUND = MAX_CHUNK_BYTES // 2
-"""The results of a chunk whose rows ask for tokens have at most this many bytes, because a larger payload
-could not be read. A row whose result would exceed this limit gets an error.
+"""The results of a chunk that asks for tokens may have this many bytes. A row beyond this limit gets an
+error.
 """
 
 

@@ -31,7 +31,7 @@ from rankmill.jobs.model_files import model_content
 from rankmill.jobs.system import system
 
 _DIGESTS = "digests.json"
-"""The file in a cached folder that holds the folder's name and the SHA-256 of each other file."""
+"""The file in a cached folder with the folder's name and the SHA-256 of each other file."""
 
 logger = logging.getLogger(__name__)
 

@@ -25,17 +25,13 @@ logger = logging.getLogger(__name__)
 
 
 class Gpu(Collector):
-    """Metrics of the GPU that this process uses, after a call of `watch`; metrics that the GPU does not
-    report are left out.
-    """
+    """Metrics of the GPU that this process uses, as far as it reports them, after a call of `watch`."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
 
     def watch(self) -> None:
-        """Load the library of the GPU's driver, from which the GPU's metrics are read. If the library cannot
-        be loaded, log this and report no metrics of the GPU.
-        """
+        """Load the library of the GPU's driver, which gives metrics, or log why it cannot be loaded."""
         try:
             import pynvml
 

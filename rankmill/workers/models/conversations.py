@@ -126,11 +126,9 @@ def _part(text: str) -> dict[str, str]:
 
 
 def read_messages(text: str) -> Messages:
-    """Read the messages of a conversation from JSON, without the keys whose values are null, and with U+FFFD
-    in place of unpaired surrogates.
+    """Read the messages of a conversation from JSON, and leave out keys whose values are null.
 
-    A key whose value is null says nothing: tables and data sets add a key to all messages if one message has
-    a value for the key.
+    Half of a character (an unpaired surrogate) becomes U+FFFD.
 
     Raises
     ------

@@ -1,6 +1,4 @@
-"""Finds a worker host's copies of models that extensions know by name, and limits the disk space of copies
-and of converted models.
-"""
+"""Finds this host's copies of models that extensions know by name, and limits the cache's disk space."""
 
 from __future__ import annotations
 

@@ -28,8 +28,9 @@ class TextEncoder:
         self._most, self._labels = most, labels
 
     def __call__(self, rows: Sequence[str]) -> list[TokensFound]:
-        """Answer rows ``[n]`` that ask for the tokens of a text or for the text of tokens; each row is a
-        `TokensAsked` in JSON.
+        """Answer rows ``[n]`` that ask for the tokens of a text, or for the text of tokens.
+
+        Each row is a `TokensAsked` in JSON.
 
         Raises
         ------

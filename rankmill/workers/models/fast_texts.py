@@ -276,8 +276,7 @@ def _nanotoken(text: str) -> FastEncode:
     core = nanotoken.WordPieceTokenizer.from_json(text)
 
     def encode(texts: list[str]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        # The library works in the calling thread, because one thread is faster than any device here, and
-        # threads do not survive a fork.
+        # In the calling thread: one thread is faster than any device here, and threads do not survive a fork.
         return core.encode_batch(texts, add_special_tokens=False, parallel=False)
 
     return encode

@@ -1,9 +1,8 @@
-"""The reference model: transformers computes the right logits of the probes (the pairs of a proof), row by
-row, as sentence-transformers does.
+"""Computes the right logits of probes (pairs that check a worker's scores) with transformers, row by row.
 
-A worker's logits are compared with the reference, so this module shares little with a worker's code: it has
-its own tokens (`reference_tokens`), poolings and activation, and transformers' own forward. The module takes
-one row at a time, and pads only to measure what padding changes.
+A worker's logits are compared with these, so this module shares little with a worker's code: it has its own
+tokens (`reference_tokens`), poolings and activation, and transformers' own forward. The module takes one row
+at a time, and pads only to measure what padding changes.
 """
 
 from __future__ import annotations

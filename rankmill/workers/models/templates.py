@@ -1,5 +1,4 @@
-"""Bounds the work of chat templates, the text that they write, and what this text depends on, because a
-template may come from anywhere.
+"""Limits what a chat template may do, because a template may come from anywhere.
 
 Jinja's sandbox protects the process from a template, but lets it run forever, fill the memory, and write text
 that differs between days or processes. In rankmill a copy of transformers' own environment renders all

@@ -37,8 +37,8 @@ from rankmill.workers.rq.worker import RQWorker
 
 GROUP = 8
 GROUP_SECONDS = 3.0
-"""Chunks that wait for another model begin when `GROUP` of them are ready, when the oldest has waited
-`GROUP_SECONDS`, or when no job waits in the queues.
+"""Chunks that wait for another model begin in three cases: `GROUP` of them are ready, the oldest has waited
+`GROUP_SECONDS`, or no job waits in the queues.
 """
 
 _NAMED = 100

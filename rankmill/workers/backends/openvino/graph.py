@@ -109,9 +109,7 @@ def _in_groups(graph: Any, precision: str) -> Any:
 
 
 def timed_layer(shape: LayerShape, precision: str) -> Callable[[], object]:
-    """Make a function that runs a layer with random weights once in OpenVINO, in fp32, bf16 or a kind of
-    int8, for timing.
-    """
+    """Make a function that runs a layer with random weights once in OpenVINO, for timing."""
     graph = _in_groups(_layer(shape).clone(), precision)
     request = compile_graph(graph, precision).create_infer_request()
     hidden = np.random.default_rng(0).standard_normal(

@@ -1,5 +1,5 @@
-"""Reads the files that ``rankmill quantize`` adds to a model, with smoothing factors and the names of the
-layers that stay out of 8 bits.
+"""Reads what ``rankmill quantize`` adds to a model: smoothing factors, and names of layers that stay out of 8
+bits.
 
 Some channels of a hidden state are many times as large as others. In 8 bits a group of channels shares a
 scale, so the small channels lose precision. Smoothing divides the channels by factors and multiplies the

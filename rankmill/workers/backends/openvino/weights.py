@@ -24,9 +24,7 @@ weights.
 """
 
 _LEAST = np.float32(1e-30)
-"""A group of weights that are all 0 gets a scale as if its largest weight were this, because a scale must not
-be 0.
-"""
+"""Stands for the largest weight of a group whose weights are all 0, because a scale must not be 0."""
 
 
 def shrink(graph: Any, group: int) -> None:

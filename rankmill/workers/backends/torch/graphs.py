@@ -122,10 +122,10 @@ class Graphs:
         return sum(graph is not None for graph in self._graphs.values())
 
     def begin(self, rows: PackedRows) -> torch.Tensor | None:
-        """Begin the forward of `rows` by a CUDA graph, and record the graph first if the rows' shape has
-        occurred often enough. Returns ``None`` if no graph can run the rows.
+        """Begin the forward of `rows` by a CUDA graph, or return ``None`` if there is none for their shape.
 
-        The logits ``[scores, outputs]`` are valid until the next graph begins on the device.
+        A graph is recorded once a shape has occurred often enough. The logits ``[scores, outputs]`` are valid
+        until the next graph begins on the device.
         """
         if rows.keys is not None or not self._works:
             return None
@@ -175,9 +175,7 @@ class Graphs:
 
 
 def _close(logits: torch.Tensor) -> float:
-    """Return by how much a CUDA graph's logits may differ from those of its forward. A difference is possible
-    because the graph has rounded sizes: PyTorch may run other kernels for these sizes, with other rounding.
-    """
+    """Return by how much a CUDA graph's logits may differ from its forward's, which has other sizes."""
     return 1e-4 if logits.device.type == "cpu" else 0.05
 
 

@@ -1,6 +1,4 @@
-"""Packs the rows of a batch into one buffer on the host, end to end without padding, and takes the buffer
-apart on a device.
-"""
+"""Packs the rows of a batch into one buffer, end to end without padding, and unpacks it on a device."""
 
 from __future__ import annotations
 
