@@ -50,8 +50,8 @@ _FIRST_SHARE = 4
 """A model's first batches have at most 1/4 of the token budget, because the model may be slow."""
 
 _FEWEST = 4
-"""At least this many batches are cut together, because fewer rows would need more padding. Packed rows, and
-the first rows of a model, are cut into exactly this many.
+"""Chunks are cut into batches together if they make at most this many batches. The limit is higher for a fast
+model, except if its rows are packed (not padded).
 """
 
 _LATEST = 20
@@ -171,9 +171,9 @@ class BatchSize:
         return min(self.token_budget, max(round(_BATCH_SECONDS * median(self._speeds)), _LEAST_TOKENS))
 
     def mixed_batches(self, tokens: int, *, packed: bool = False) -> int:
-        """Return how many batches of `tokens` tokens are cut together, from sorted rows.
+        """Return into how many batches of `tokens` tokens several chunks may be cut together.
 
-        The number is `_FEWEST` if the rows are `packed` (not padded), or if the model's speed is not known
+        The limit is `_FEWEST` if the rows are `packed` (not padded), or if the model's speed is not known
         yet.
         """
         if packed or not self._speeds:
