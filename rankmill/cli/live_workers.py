@@ -110,7 +110,7 @@ def drain(client: redis.Redis, names: tuple[str, ...], **given: Any) -> None:
     """
     every = read_cluster(client, page_size=0).workers
     chosen = [find_worker(every, name) for name in dict.fromkeys(names)]
-    for queue in queues_without(every, [worker.name for worker in chosen]):
+    for queue in queues_without(every, [worker.name for worker in reachable(chosen)]):
         echo(f"warning: no other worker takes the chunks of queue {queue!r}; they will wait", err=True)
     _order(client, chosen, "drain", **given)
 

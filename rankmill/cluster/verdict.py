@@ -16,6 +16,14 @@ _KINDS = (
     "extension",
 )  # fmt: skip
 
+_WITHOUT_REPORTS = {
+    "wrong_scores", "refuses_writes", "nearly_full", "evicts", "set_aside", "failed_jobs", "damaged",
+    "extension",
+}  # fmt: skip
+"""Kinds of faults that are found without recent reports of processes. While the server takes no writes, it
+takes no reports, and all workers look lost.
+"""
+
 QUIET_SECONDS = 15.0
 """Seconds without a result after which a run is stuck, if its queue has jobs and a worker is free."""
 
@@ -54,7 +62,8 @@ def with_verdict(cluster: Snapshot) -> Told:
 def verdict(cluster: Snapshot) -> Verdict:
     """Find the faults of a cluster in its snapshot, and say in one sentence whether all is well."""
     kinds = fault_kinds()
-    faults = tuple(sorted(_faults(cluster), key=lambda fault: kinds.index(fault.kind)))
+    found = [fault for fault in _faults(cluster) if not cluster.trouble or fault.kind in _WITHOUT_REPORTS]
+    faults = tuple(sorted(found, key=lambda fault: kinds.index(fault.kind)))
     if not faults:
         return Verdict(sentence=f"All is well: {_at_work(cluster)}", faults=())
     more = len(faults) - 1
@@ -82,7 +91,8 @@ def _faults(cluster: Snapshot) -> Iterator[ClusterFault]:
         yield ClusterFault(
             kind="refuses_writes",
             text=f"Redis takes no writes, and all wait for it ({cluster.trouble.rstrip('.')})",
-            remedy="see the log of the server; when its memory is full, raise maxmemory or cancel runs",
+            remedy="see the log of the server; when its memory is full, raise maxmemory or cancel runs; if "
+            "it is a replica, give all processes the address of the master",
         )
     if cluster.memory:
         yield from _of_memory(cluster.memory)
@@ -156,7 +166,7 @@ def _of_worker(worker: WorkerState) -> Iterator[ClusterFault]:
     if worker.state == "lost":
         yield ClusterFault(
             kind="lost_worker",
-            text=f"Worker {worker.name} has died, or cannot reach Redis",
+            text=f"Worker {_placed(worker)} has died, or cannot reach Redis",
             remedy="see its log, and start another; other workers get its chunks",
         )
     if worker.report and worker.report.refusals:
@@ -164,16 +174,24 @@ def _of_worker(worker: WorkerState) -> Iterator[ClusterFault]:
         rest = f" (and {len(more):,} more)" if more else ""
         yield ClusterFault(
             kind="refusing_worker",
-            text=f"Worker {worker.name} leaves chunks to other workers: {first[:MAX_REASON_CHARS]}{rest}",
+            text=f"Worker {_placed(worker)} leaves chunks to other workers: {first[:MAX_REASON_CHARS]}{rest}",
             remedy="mend on its host what it names; it tries again by itself",
         )
     if worker.is_slow:
         times = 1 / max(worker.relative_pace or 0.0, 1e-3)
         yield ClusterFault(
             kind="slow_worker",
-            text=f"Worker {worker.name} is slow: {times:,.0f} times the time for a token of its peers",
-            remedy="see what else runs on its host; rankmill workers drain NAME takes it out",
+            text=f"Worker {_placed(worker)} is slow: {times:,.0f} times the time for a token of its peers",
+            remedy="see what else runs on its host; rankmill workers drain "
+            f"{shlex.quote(worker.name)} takes it out",
         )
+
+
+def _placed(worker: WorkerState) -> str:
+    """Return the worker's name, with its host and process id if the name does not contain the host."""
+    if worker.host is None or worker.host in worker.name:
+        return worker.name
+    return f"{worker.name} (host {worker.host}, process {worker.pid})"
 
 
 def _is_stuck(run: RunState, queues: Iterable[QueueState], workers: Iterable[WorkerState]) -> bool:

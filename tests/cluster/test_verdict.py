@@ -236,6 +236,29 @@ def test_the_run_of_a_dead_runner_waits_until_a_runner_comes(server: Server) -> 
     assert sentence == "No runner takes queue files, where 1 submitted run waits"
 
 
+def test_nobody_looks_lost_because_the_server_takes_no_heartbeats(server: Server) -> None:
+    dead_worker(server.client)
+    waiting_chunk(server.client)
+    memory_left(server.client, -1)
+    kinds = [fault.kind for fault in verdict(read_cluster(server.client)).faults]
+    assert kinds == ["refuses_writes", "nearly_full"]
+
+
+def test_no_chunks_will_wait_for_a_lost_worker_that_cannot_be_drained(server: Server) -> None:
+    dead_worker(server.client)
+    refused = CliRunner().invoke(rankmill, ["workers", "drain", "w", "--redis", server.url])
+    assert (refused.exit_code, "w is lost" in refused.output) == (1, True)
+    assert "will wait" not in refused.output
+
+
+def test_a_fault_says_where_a_worker_runs_if_its_name_does_not(server: Server) -> None:
+    for name in ("w", "box.cpu.7"):
+        worker(server.client, name, refusals=("no such directory",))
+        server.client.hset(f"rq:worker:{name}", mapping={"hostname": "box", "pid": 7})
+    texts = {fault.text.partition(" leaves")[0] for fault in verdict(read_cluster(server.client)).faults}
+    assert texts == {"Worker w (host box, process 7)", "Worker box.cpu.7"}
+
+
 def test_the_worst_comes_first(server: Server) -> None:
     dead_worker(server.client)
     waiting_chunk(server.client)
