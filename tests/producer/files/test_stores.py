@@ -8,6 +8,7 @@ import json
 import logging
 import shutil
 import time
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
@@ -102,6 +103,32 @@ def test_hidden_objects_are_read_only_where_they_are_asked_for(bucket: Bucket) -
     assert numbers("/_temporary") == numbers("/_t*/*/*.jsonl") == [1]
     with pytest.raises(InputError, match="holds only hidden files"):
         numbers("/deep")
+
+
+def test_a_glob_reads_each_folder_anew_and_leaves_out_none_that_cannot_be_listed(
+    bucket: Bucket, s3_store: s3fs.S3FileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for day in (1, 2):
+        store_object(f"{bucket.url}/in/day={day}/a.jsonl", lines(ROWS[day : day + 1]))
+    patterns = [f"{bucket.url}/in/{pattern}" for pattern in ("*/*.jsonl", "day=*/a*.jsonl", "**/*.jsonl")]
+    assert [len(find_files([pattern])) for pattern in patterns] == [2, 2, 2]
+    s3_store.pipe_file(f"{bucket.url}/in/day=2/a2.jsonl", lines(ROWS[3:4]))  # as another process would
+    assert [len(find_files([pattern])) for pattern in patterns] == [3, 3, 3]
+
+    monkeypatch.setattr(paths, "_BACKOFF", Backoff(first=0.001, longest=0.001))
+    real, refused = s3fs.S3FileSystem._iterdir, iter([OSError("internal error"), PermissionError("Denied")])
+
+    async def listed(self: s3fs.S3FileSystem, bucket: str, **options: object) -> AsyncIterator[object]:
+        if str(options["prefix"]).startswith("in/day=2"):
+            for error in refused:
+                raise error
+        async for entry in real(self, bucket, **options):
+            yield entry
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_iterdir", listed)
+    with pytest.raises(StoreError, match="no permission \\(Denied\\)"):
+        find_files(patterns[:1])
+    assert len(find_files(patterns[:1])) == 3
 
 
 def test_an_object_that_changes_while_it_is_read_is_noticed(bucket: Bucket) -> None:

@@ -11,6 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping
+from fnmatch import fnmatchcase
 from itertools import count
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, TypeVar
@@ -123,7 +124,7 @@ class ObjectPath(PurePosixPath):
         return self._is("isdir")
 
     def iterdir(self) -> Generator[ObjectPath, None, None]:
-        yield from self.names(lambda system, name: system.ls(name, detail=False, refresh=True))
+        yield from self.names(lambda system, name: system.ls(name, detail=False))
 
     def names(
         self, question: Callable[[Any, str], Iterable[str]], above: ObjectPath | None = None
@@ -135,9 +136,12 @@ class ObjectPath(PurePosixPath):
         with `above` as the caller spells it.
         """
         above = above or self
-        names = self.ask(
-            lambda system, name: [system.unstrip_protocol(key) for key in question(system, name)]
-        )
+
+        def look(system: Any, name: str) -> list[str]:
+            system.invalidate_cache()  # fsspec keeps lists of folders, to which objects may have been added
+            return [system.unstrip_protocol(key) for key in question(system, name)]
+
+        names = self.ask(look)
         return [above.joinpath(*object_path(key).parts[len(above.parts) :]) for key in names]
 
     def unlink(self, missing_ok: bool = False) -> None:
@@ -236,11 +240,34 @@ def matches(pattern: AnyPath, *, folders: bool = False) -> list[AnyPath]:
         paths = map(Path, sorted(glob.glob(str(pattern), recursive=True)))  # noqa: PTH207
         return [path for path in paths if path.is_dir() == folders]
 
-    def find(system: Any, name: str) -> list[str]:
-        objects = system.glob(name, detail=True).items()
-        return sorted(key for key, info in objects if info["type"] == "file")
+    return list(pattern.names(_glob, fixed_part(pattern)))
 
-    return list(pattern.names(find, fixed_part(pattern)))
+
+def _glob(system: Any, pattern: str) -> list[str]:
+    """Return the names of the objects that fit a glob; raises an error if a folder cannot be listed.
+
+    fsspec's ``glob`` leaves out a folder that cannot be listed, except for ``**``, where stores list all
+    objects at once.
+    """
+    if "**" in pattern or not glob.has_magic(pattern):
+        objects = system.glob(pattern, detail=True).items()
+        return sorted(name for name, info in objects if info["type"] == "file")
+    parts = pattern.split("/")
+    start = next(at for at, part in enumerate(parts) if glob.has_magic(part))
+    found = ["/".join(parts[:start])]
+    for at, part in enumerate(parts[start:], start):
+        kind = "file" if at + 1 == len(parts) else "directory"
+        try:
+            names = {
+                info["name"].rstrip("/")
+                for folder in found
+                for info in system.ls(folder, detail=True)
+                if info["type"] == kind
+            }
+        except FileNotFoundError:
+            return []
+        found = sorted(name for name in names.difference(found) if fnmatchcase(name.rpartition("/")[2], part))
+    return found
 
 
 def below(folder: AnyPath) -> list[AnyPath]:
