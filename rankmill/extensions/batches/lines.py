@@ -116,12 +116,7 @@ def holds_requests(path: AnyPath) -> bool:
         That line is too long or is not a JSON object, or all lines are blank.
     """
     for number, raw in _lines(path):
-        try:
-            value = read_json(raw)
-        except ValueError as error:
-            raise WrongFile(f"line {number}: not JSON that can be read: {error!s:.200}") from None
-        if not isinstance(value, dict):
-            raise WrongFile(f"line {number}: neither a request nor a pair, which are JSON objects")
+        value = _object(number, raw)
         fields = _FIELDS & value.keys()
         return isinstance(value.get("body"), dict) or ("custom_id" in fields and len(fields) > 1)
     raise WrongFile("the file is empty: send one with a line for each request")
@@ -176,17 +171,27 @@ def _lines(path: AnyPath) -> Iterator[tuple[int, bytes]]:
                 yield number, raw
 
 
-def _line(number: int, raw: bytes) -> RequestLine:
+def _object(number: int, raw: bytes) -> dict[str, Any]:
     try:
-        return RequestLine.model_validate(read_json(raw))
+        value = read_json(raw)
+    except ValueError as error:
+        why = str(error).replace("at line 1 column", "at column")
+        raise WrongFile(f"line {number}: not JSON that can be read: {why:.200}") from None
+    if not isinstance(value, dict):
+        raise WrongFile(f"line {number}: neither a request nor a pair, which are JSON objects")
+    return value
+
+
+def _line(number: int, raw: bytes) -> RequestLine:
+    value = _object(number, raw)
+    try:
+        return RequestLine.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "it"
+        place = ".".join(str(part) for part in first["loc"])
         raise WrongFile(
             f"line {number}: {place[:200]}: {first['msg']}; a line has custom_id, method, url and body"
         ) from None
-    except ValueError as error:
-        raise WrongFile(f"line {number}: not JSON that can be read: {error!s:.200}") from None
 
 
 def _request(number: int, line: RequestLine, path: ScorePath) -> BatchRequest:

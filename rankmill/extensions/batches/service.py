@@ -84,7 +84,7 @@ class NewBatch(BaseModel):
 
     input_file_id: str = Field(max_length=200)
     endpoint: str = Field("/v1/score", max_length=200)
-    completion_window: str = Field("24h", max_length=20)
+    completion_window: Literal["24h"] = "24h"
     metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None = (
         Field(None, max_length=16)
     )
@@ -178,7 +178,13 @@ class Batches:
             raise Refusal("not_found", f"the bytes of file {file.id!r:.100} are gone") from None
 
     def delete(self, key: ApiKey | None, file_id: str) -> None:
+        """Delete a file and its record. Raises `Refusal` if the caller has no such file, or if a batch in
+        progress reads it, because the batch would fail, even after all of its rows were scored.
+        """
         file = self.find(FileRecord, key, file_id)
+        for batch in self._store.all(BatchRecord, file.owner):
+            if batch.file == file_id and self._goes_on(batch):
+                raise Refusal("conflict", f"batch {batch.id} reads the file: wait for its end, or cancel it")
         self._store.delete(file)
         self._folder.delete(file.place)
 

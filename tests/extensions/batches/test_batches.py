@@ -378,6 +378,24 @@ def test_a_file_that_expires_early_is_kept_while_a_batch_reads_it(server: Server
     assert (tmp_path / third.id).is_dir()
 
 
+def test_a_file_that_a_batch_reads_is_not_deleted_before_the_batch_ends(
+    server: Server, tmp_path: Path
+) -> None:
+    batches = Batches(load_settings({"gateway_files": str(tmp_path), "model": "demo"}), server.url)
+    csv = b"query,passage\nmoon,a moon\n"
+    read, other = (batches.upload(None, "a.csv", io.BytesIO(csv), len(csv)) for _ in range(2))
+    asked = NewBatch.model_validate({"input_file_id": read.id})
+    batch = batches.create(None, asked, lambda name: ServedModel("demo", "demo"))["id"]
+    with pytest.raises(Refusal, match=f"{batch} reads the file: wait for its end, or cancel it") as refused:
+        batches.delete(None, read.id)
+    assert refused.value.kind == "conflict"
+    assert (tmp_path / read.place).read_bytes() == csv
+    batches.delete(None, other.id)
+    batches.cancel(None, batch)
+    batches.delete(None, read.id)
+    assert not (tmp_path / read.id).exists()
+
+
 def test_a_batch_does_not_expire_before_its_end(server: Server, tmp_path: Path) -> None:
     batches = Batches(load_settings({"gateway_files": str(tmp_path), "model": "demo"}), server.url)
     csv = b"query,passage\nmoon,a moon\n"
@@ -426,6 +444,8 @@ def test_why_a_batch_has_failed_is_told_without_what_is_the_operator_s(error: Ex
         (lines(request(1), request(2), request(1)), "its custom_id is that of line 1", 3),
         (lines(request(1), {**request(2), "url": "/rerank"}), "the batch is for POST /v1/score", 2),
         (lines(request(1)) + b'{"custom_id": "a"}\n', "a line has custom_id, method, url and body", 2),
+        (lines(request(1)) + b"[1]\n", "neither a request nor a pair, which are JSON objects", 2),
+        (lines(request(1)) + b"{bad\n", "not JSON that can be read: key must be a string at column 2", 2),
         (lines(request(1), request(2, use_activation=False)), "its options are not those", 2),
         (lines(request(1), request(2, truncate_prompt_tokens=-1)), "its options are not those", 2),
         (lines(request(1, truncate_prompt_tokens=-1), request(2)), "its options are not those", 2),
@@ -449,6 +469,7 @@ def test_what_cannot_be_a_batch_is_refused(gateway: Running) -> None:
         (gateway.post("/v1/batches", {"input_file_id": big, "endpoint": "/v1/score"}), 404),
         (gateway.post("/v1/batches", {"input_file_id": file_id, "endpoint": "/v1/rerank"}), 400),
         (gateway.post("/v1/batches", {"input_file_id": file_id, "pairs": {"top_k": 0}}), 400),
+        (gateway.post("/v1/batches", {"input_file_id": file_id, "completion_window": "1h"}), 400),
         (gateway.get("/v1/batches/batch_none"), 404),
         (gateway.get("/v1/files/..%2F..%2Fetc%2Fpasswd/content"), 404),
         (gateway.get("/v1/batches?limit=0"), 400),
