@@ -18,6 +18,7 @@ from rankmill.extensions.lab.grid import CellResult, label
 from rankmill.extensions.lab.machine import describe_machine, markdown_table
 from rankmill.extensions.lab.statistics import BUSY_STAGES, measured_value, pareto, summary
 from rankmill.jobs.runtime.passwords import mask_passwords
+from rankmill.producer.files.stores.writing import whole_file
 
 _MAIN, _FRONT = "#c2410c", "#0f766e"
 _STAGE_COLOURS = ("#94a3b8", "#0f766e", "#c2410c", "#1e293b")
@@ -170,7 +171,8 @@ def write_report(folder: Path, experiments: Sequence[Experiment], results: Seque
     for experiment in experiments:
         parts += _section(experiment, [v for v in results if v.experiment == experiment.name], folder)
     path = folder / REPORT
-    path.write_text(mask_passwords("\n\n".join(parts)) + "\n", encoding="utf-8")
+    with whole_file(path) as partial:
+        partial.write_text(mask_passwords("\n\n".join(parts)) + "\n", encoding="utf-8")
     return path
 
 

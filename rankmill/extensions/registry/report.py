@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from rankmill.extensions.lab.machine import markdown_table
 from rankmill.extensions.lab.report import save_chart
 from rankmill.extensions.registry.compare import ModelComparison
+from rankmill.producer.files.stores.writing import whole_file
 
 _COLOURS = ("#0f766e", "#c2410c")
 _LONGEST = 120
@@ -45,7 +46,8 @@ def write_report(comparison: ModelComparison, folder: Path) -> Path:
         markdown_table(["query", "Spearman", f"best of {one.model}", f"best of {two.model}"], differences),
     ]
     path = folder / "report.md"
-    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    with whole_file(path) as partial:
+        partial.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     return path
 
 

@@ -30,6 +30,7 @@ from rankmill.extensions.lab.tune import (
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.jobs.system import system
 from tests.conftest import ENVIRON, start_command, wait_for
+from tests.harness.servers.disks import fill, small_disk
 
 pytestmark = pytest.mark.own_precision
 
@@ -302,6 +303,24 @@ def test_no_config_is_written_without_a_winner_or_over_another_file(tmp_path: Pa
     assert result.exit_code == 1
     assert "no such directory on worker host" in result.output.replace("\n", " ")
     assert not output.exists()
+
+
+def test_a_full_disk_leaves_the_last_config_and_the_same_command_replaces_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned = Tuned({"window": 7}, story=["a long step " * 1000])
+    monkeypatch.setattr(Tuner, "tune", lambda self: tuned)
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        output = disk / "tuned.yaml"
+        output.write_text(last := "# Made by rankmill tune\nmodel: demo\n")
+        others = fill(disk)
+        result = CliRunner().invoke(tune, ["-o", str(output)])
+        assert (result.exit_code, result.output.count("\n")) == (1, 1), result.output
+        assert "No space left on device" in result.output
+        assert output.read_text() == last
+        others.unlink()
+        assert CliRunner().invoke(tune, ["-o", str(output)]).exit_code == 0
+        assert output.read_text().endswith("window: 7\n")
 
 
 @pytest.mark.parametrize("text", ["soon", "-1m", "2 weeks"])

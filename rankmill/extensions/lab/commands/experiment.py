@@ -19,6 +19,7 @@ from rankmill.extensions.lab.grid import RECORDS, CellResult, Plan, plan, run
 from rankmill.extensions.lab.statistics import measurements
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.passwords import mask_passwords
+from rankmill.producer.files.stores.writing import whole_file
 
 _EPILOG = f"""\b
 rankmill ships: {", ".join(shipped())}
@@ -117,7 +118,8 @@ def _report(
     # imported here, because matplotlib is slow to import
     from rankmill.extensions.lab.report import write_report
 
-    measurements(results).to_parquet(folder / "measurements.parquet", index=False)
+    with whole_file(folder / "measurements.parquet") as partial:
+        measurements(results).to_parquet(partial, index=False)
     path = write_report(folder, experiments, results)
     if not quiet:
         click.echo(f"the report is in {path}, every measurement in {folder / 'measurements.parquet'}")

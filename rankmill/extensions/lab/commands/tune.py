@@ -24,6 +24,7 @@ from rankmill.extensions.lab.tune import MAX_ROWS, Objective, Trials, Tuned, Tun
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.runtime.settings import Settings, config_file, load_settings
+from rankmill.producer.files.stores.writing import whole_file
 
 _FIRST_LINE = "# Made by rankmill tune"
 _UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -107,7 +108,8 @@ def tune(file: str, asked: TuneOptions, model: str | None, config: str | None, q
         )
         tuned = tuner.tune()
     text = _config(tuned, settings, asked.objective, file, config, asked.output)
-    asked.output.write_text(text, encoding="utf-8")
+    with whole_file(asked.output) as partial:
+        partial.write_text(text, encoding="utf-8")
     records_file.unlink(missing_ok=True)
     if not quiet:
         click.echo(
