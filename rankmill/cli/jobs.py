@@ -42,7 +42,10 @@ def _command(name: str, do: Callable[[redis.Redis, FailedJob], str], text: str) 
             raise click.UsageError("name the jobs by their ids, or give --all")
         client = options.connection(settings)
         failed = False
-        for job in chosen(failed_jobs(client), ids):
+        found = chosen(failed_jobs(client), ids)
+        if not found:
+            echo("No failed jobs, and none was set aside.")
+        for job in found:
             try:
                 echo(f"{job.id}: {do(client, job)}")
             except InputError as error:

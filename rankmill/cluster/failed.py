@@ -129,9 +129,8 @@ def _failed(queue: OrderedQueue) -> Iterator[FailedJob]:
         except DamagedJob as error:
             job, reason, final = None, str(error), _UNREADABLE
         if job:
-            reason = _reason(queue, job)
+            reason, at = _failure(queue, job)
             final = _OF_A_RUN if job.func_name == JOB_FUNCTION else ""
-            at = job.ended_at.timestamp() if job.ended_at else None
         name = raw.decode(errors="backslashreplace")
         yield FailedJob(id=name, queue=queue.name, state="failed", reason=reason, at=at, final=final)
 
@@ -141,15 +140,18 @@ def _results(job: str) -> str:
     return key
 
 
-def _reason(queue: OrderedQueue, job: Job) -> str:
-    """Return the last line of a job's last error, or say that the error is missing or damaged."""
+def _failure(queue: OrderedQueue, job: Job) -> tuple[str, float | None]:
+    """Return the last line of a job's last error, or say that the error is missing or damaged; and when the
+    server got the error, in seconds since 1970. RQ sets no end of a job whose worker has died.
+    """
     connection: Any = queue.connection
     streams = connection.xread({_results(job.id): "0-0"})
     if not streams:
-        return "it has left no reason"
+        return "it has left no reason", None
     number, payload = streams[0][1][-1]
+    at = int(number.partition(b"-")[0]) / 1000
     try:
         text = Result.restore(job.id, number.decode(), payload, connection, job.serializer).exc_string or ""
     except Exception:  # RQ can raise any type for damaged data
-        return "its reason is damaged"
-    return (text.strip().splitlines() or ["it has left no reason"])[-1]
+        return "its reason is damaged", at
+    return (text.strip().splitlines() or ["it has left no reason"])[-1], at

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import datetime
 
 import pytest
@@ -15,6 +16,7 @@ from rankmill.cli.main import rankmill as command_line
 from rankmill.cluster.failed import failed_jobs, retry
 from rankmill.cluster.snapshot import read_cluster
 from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.protocol.rq import record_failure
 from rankmill.jobs.protocol.set_aside import set_aside
 from tests.conftest import Outcome, Server, StartWorker, wait_for
 from tests.harness.waiting import waiting_jobs
@@ -50,12 +52,26 @@ def test_a_failed_job_is_listed_with_its_reason_retried_and_cleared(
     assert (found["id"], found["state"], found["final"]) == (job.id, "failed", "")
     assert str(worker.pid) in rankmill("workers", "--redis", server.url).out
     assert "failed for good: rankmill jobs lists them" in rankmill("status", "--redis", server.url).out
+    assert time.time() - 60 < found["at"] <= time.time() + 1
     ended = ended_at(queue, job.id)
     assert rankmill("jobs", "retry", job.id, *at).out == f"{job.id}: put back into queue rankmill\n"
     wait_for(lambda: ended_at(queue, job.id) not in {None, ended})
     assert rankmill("jobs", "clear", "--all", *at).out == f"{job.id}: cleared\n"
-    assert "No failed jobs" in rankmill("jobs", *at).out
+    for again in ((), ("retry", "--all"), ("clear", "--all")):
+        assert "No failed jobs" in rankmill("jobs", *again, *at).out
     assert not server.client.exists(job.key)
+
+
+def test_the_age_of_a_failure_is_known_if_the_worker_died(server: Server, queue: Queue) -> None:
+    """Nobody wrote the end of such a job."""
+    job = queue.enqueue("rankmill.score_pairs", [], model="demo")
+    with server.client.pipeline() as pipe:
+        record_failure(job, "its worker died", pipe)
+        pipe.execute()
+    server.client.zadd(queue.failed_job_registry.key, {job.id: 4e9})
+    (listed,) = failed_jobs(server.client)
+    assert listed.reason == "its worker died"
+    assert listed.at == pytest.approx(time.time(), abs=60)
 
 
 def test_a_job_that_has_left_the_list_meanwhile_is_not_retried(server: Server, queue: Queue) -> None:
