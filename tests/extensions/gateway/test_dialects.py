@@ -57,9 +57,8 @@ def test_tei_ranks_with_the_sigmoid_unless_raw_scores_are_wanted() -> None:
         assert answer(path, **body) == [{"index": place, "score": score} for place, score in RANKED]
     assert asked("/rerank", **body, raw_scores=True).spec == {"activation": "identity"}
     assert answer("/rerank", **body, return_text=True)[0] == {"index": 1, "score": 0.75, "text": "b"}
-    assert asked("/rerank", **body, truncation_direction="right").spec == {"activation": "sigmoid"}
-    for left in ("Left", "left"):
-        assert asked("/rerank", **body, truncation_direction=left).spec["truncation_side"] == "left"
+    for side in ("Left", "left", "Right", "right"):
+        assert asked("/rerank", **body, truncation_direction=side).spec["truncation_side"] == side.lower()
 
 
 def test_tei_predicts_pairs() -> None:
@@ -469,6 +468,7 @@ IDENTITY, REFUSED = {"activation": "identity"}, {"long": "refuse"}
         ({"truncation": False}, REFUSED),
         ({"truncation": True}, {"long": "truncate"}),
         ({"truncation_direction": "Left"}, {"truncation_side": "left"}),
+        ({"truncation_direction": "Right"}, {"truncation_side": "right"}),
         ({"truncation_side": "left"}, {"truncation_side": "left"}),
         ({"truncate_prompt_tokens": 64}, {"long": "truncate", "max_length": 64}),
         ({"max_tokens_per_doc": 9}, {"max_passage_tokens": 9}),

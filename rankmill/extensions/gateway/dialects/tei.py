@@ -102,11 +102,13 @@ class TeiOptions(Options):
         None,
         description="Whether longer pairs are cut (null means true); otherwise they are an error.",
     )
-    truncation_direction: Direction = "Right"
+    truncation_direction: Direction | None = Field(
+        None, description="The side at which longer pairs are cut (null: that of the model's tokenizer)."
+    )
     raw_scores: bool = False
 
     def spec(self, owner: Dialect) -> SpecFields:
-        side = "left" if self.truncation_direction.lower() == "left" else None
+        side = self.truncation_direction and self.truncation_direction.lower()
         return spec_for(owner, raw=self.raw_scores, truncate=self.truncate, truncation_side=side)
 
 
