@@ -111,13 +111,18 @@ class PromptTokenizer:
         ids[offsets[1:][long][:, None] + np.arange(-keep, 0)] = self._ending[len(self._ending) - keep :]
         return Tokens(ids, None, offsets)
 
-    def rendered(self, queries: Sequence[str], passages: Sequence[str]) -> list[str]:
-        """Put pairs ``[n]`` into the template; returns the prompts as text."""
+    def rendered(
+        self, queries: Sequence[str], passages: Sequence[str], *, instruction: str | None = None
+    ) -> list[str]:
+        """Put pairs ``[n]`` into the template; returns the prompts as text. With `instruction`, the prompts
+        have this instruction instead of the tokenizer's.
+        """
 
         def content(text: str) -> Any:
             return [{"type": "text", "text": text}] if self._structured else text
 
-        system = [{"role": "system", "content": content(self._instruction)}] if self._instruction else []
+        system_text = self._instruction if instruction is None else instruction
+        system = [{"role": "system", "content": content(system_text)}] if system_text else []
         chats = [
             [
                 *system,
@@ -132,15 +137,18 @@ class PromptTokenizer:
         return texts
 
     def _fills_without_instruction(self) -> bool:
-        """Return whether the prompt template can be filled without the instruction, which is removed for
-        good.
-        """
-        self._instruction = ""
+        """Return whether the prompt template can be filled without an instruction."""
         try:
-            self.rendered(*map(list, zip(*PROBES, strict=True)))
+            self.rendered(*map(list, zip(*PROBES, strict=True)), instruction="")
         except Exception:
             return False
         return True
+
+    def drops_instruction(self) -> bool:
+        """Return whether the prompt template writes the same prompt for another instruction."""
+        query, passage = PROBES[0]
+        another = self.rendered([query], [passage], instruction=f"charlie {self._instruction}")
+        return self.rendered([query], [passage]) == another
 
     def _encoded(self, prompts: list[str]) -> Tokens:
         ids: list[list[int]] = self._tokenizer(
@@ -200,7 +208,7 @@ def tokenizer_for(spec: ScoreSpec, description: Description, max_length: int) ->
         joiner, side = description.joiner, spec.truncation_side
         return PairTokenizer(description.tokenizer, max_length, joiner, side, instruction)
     chat_format = description.layout.chat_format if spec.prompt_template is None else "auto"
-    return PromptTokenizer(
+    tokenizer = PromptTokenizer(
         description.tokenizer,
         max_length,
         template=template,
@@ -210,6 +218,13 @@ def tokenizer_for(spec: ScoreSpec, description: Description, max_length: int) ->
         side=spec.truncation_side,
         texts=description.joiner.texts if description.joiner else None,
     )
+    if spec.instruction and tokenizer.drops_instruction():
+        raise SpecError(
+            f"the prompt template of model {spec.model} drops the instruction: leave it out, or give a "
+            "template that writes the text of the role system",
+            option="instruction",
+        )
+    return tokenizer
 
 
 def prompt_template(spec: ScoreSpec, description: Description) -> str | None:

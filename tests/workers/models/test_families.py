@@ -357,6 +357,17 @@ def test_an_instruction_is_blamed_only_where_the_template_takes_none(tmp_path: P
         assert refused.value.option == option
 
 
+def test_an_instruction_that_the_template_drops_is_one_line(tmp_path: Path) -> None:
+    """The scores would be those without an instruction."""
+    model = make_decoder(tmp_path / "model", "qwen3", task="causal", template=PAIR_TEMPLATE)
+    dropping = (
+        "{% for m in messages if m.role in ['query', 'document'] %}{{ m.role }} {{ m.content }}{% endfor %}"
+    )
+    assert "drops the instruction" in refusal(model, tmp_path, prompt_template=dropping, instruction="find")
+    for options in ({"instruction": "Answer it."}, {"prompt_template": dropping, "instruction": ""}):
+        assert np.isfinite(scores_of(model, tmp_path, **options)).all()
+
+
 def test_answers_are_exact_in_fewer_bits(tmp_path: Path) -> None:
     """In bf16 logits of 8 bits would make ties of their differences."""
     model = make_decoder(tmp_path / "model", "qwen3", task="causal", template=PAIR_TEMPLATE)
