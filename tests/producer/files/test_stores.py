@@ -331,6 +331,25 @@ def test_a_lock_is_its_holders_until_it_does_not_change_for_long(
     assert not path.exists()
 
 
+def test_the_right_to_delete_is_needed_only_for_what_is_there(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = s3fs.S3FileSystem._call_s3
+
+    async def call(self: s3fs.S3FileSystem, method: str, *arguments: object, **options: object) -> object:
+        if method == "delete_object":
+            raise PermissionError("Access Denied")
+        return await real(self, method, *arguments, **options)
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", call)
+    object_path(f"{bucket.url}/a.errors.jsonl").unlink(missing_ok=True)
+    with pytest.raises(StoreError, match=r"cannot delete s3://.*/a: no permission \(Access Denied\)"):
+        object_path(store_object(f"{bucket.url}/a", b"1")).unlink(missing_ok=True)
+    with lock.ObjectLock(object_path(f"{bucket.url}/_a.rankmill"), Path("a"), tmp_path):
+        pass
+    assert f"cannot delete {bucket.url}/_a.rankmill: no permission (Access Denied)" in caplog.text
+
+
 def test_an_interrupted_removal_of_a_temporary_folder_is_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,10 +82,12 @@ class ObjectLock:
 
     def __exit__(self, *_: object) -> None:
         self._periodic.stop(seconds=None)  # otherwise the thread could write the lock again
-        with suppress(RankmillError):
+        try:
             seen = self._read()
             if seen and seen["owner"] == self._owner:
                 self._lock.unlink(missing_ok=True)
+        except RankmillError as error:
+            logger.warning("%s", error)
 
     def check(self) -> None:
         """Raise `OutputBusy` if another host has taken the lock. Another host may take the lock if this host

@@ -146,7 +146,9 @@ class ObjectPath(PurePosixPath):
 
     def unlink(self, missing_ok: bool = False) -> None:
         try:
-            self.ask(lambda system, name: system.rm_file(name), WORK_SECONDS)
+            if missing_ok:
+                self.about()  # so that the right to delete is needed only for an object that exists
+            self.ask(lambda system, name: system.rm_file(name), WORK_SECONDS, "cannot delete ")
         except InputError:  # some stores raise this for a missing object
             if not missing_ok:
                 raise
