@@ -24,6 +24,8 @@ _WITHOUT_REPORTS = {
 takes no reports, and all workers look lost.
 """
 
+_DRAINED = {"draining", "drained"}
+
 QUIET_SECONDS = 15.0
 """Seconds without a result after which a run is stuck, if its queue has jobs and a worker is free."""
 
@@ -98,7 +100,7 @@ def _faults(cluster: Snapshot) -> Iterator[ClusterFault]:
         yield from _of_memory(cluster.memory)
     lost = {queue for worker in cluster.workers if worker.state == "lost" for queue in worker.queues}
     for queue in cluster.queues:
-        yield from _of_queue(queue, has_lost=queue.name in lost)
+        yield from _of_queue(queue, cluster.workers, has_lost=queue.name in lost)
     for seen in cluster.extensions.values():
         yield from seen.faults()
     for run in cluster.runs:
@@ -142,17 +144,20 @@ def _of_memory(memory: ServerMemory) -> Iterator[ClusterFault]:
         )
 
 
-def _of_queue(queue: QueueState, *, has_lost: bool) -> Iterator[ClusterFault]:
+def _of_queue(queue: QueueState, workers: Iterable[WorkerState], *, has_lost: bool) -> Iterator[ClusterFault]:
     # Started jobs count as waiting, because their workers may be dead and forgotten by RQ. They do not count
     # if a lost worker is shown, which is a fault of its own, or if draining workers may still finish them.
     waits = queue.waiting + (0 if has_lost or queue.drained else queue.started)
     if waits and not queue.workers:
         whom = "all workers are drained" if queue.drained else "no workers"
         start = f"start some with score-workers --queue {shlex.quote(queue.name)}"
+        drained = [each.name for each in workers if each.state in _DRAINED and queue.name in each.queues]
         yield ClusterFault(
             kind="no_workers",
             text=f"Nothing is scored in queue {queue.name}: {whom}, {waiting(waits, 'chunk')}",
-            remedy="rankmill workers resume NAME makes one take chunks" if queue.drained else start,
+            remedy=f"rankmill workers resume {shlex.quote(drained[0])} makes one take chunks"
+            if drained
+            else start,
         )
     if queue.failed:
         yield ClusterFault(

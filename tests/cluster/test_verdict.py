@@ -236,6 +236,16 @@ def test_the_run_of_a_dead_runner_waits_until_a_runner_comes(server: Server) -> 
     assert sentence == "No runner takes queue files, where 1 submitted run waits"
 
 
+def test_a_drained_worker_that_would_take_the_waiting_chunks_is_named(server: Server) -> None:
+    waiting_chunk(server.client)
+    worker(server.client, "lost")
+    server.client.delete(keys.worker("lost"))
+    worker(server.client, "my box", drained=True)
+    fault = verdict(read_cluster(server.client)).faults[0]
+    assert fault.text == "Nothing is scored in queue q: all workers are drained, 1 chunk waits"
+    assert fault.remedy == "rankmill workers resume 'my box' makes one take chunks"
+
+
 def test_nobody_looks_lost_because_the_server_takes_no_heartbeats(server: Server) -> None:
     dead_worker(server.client)
     waiting_chunk(server.client)
