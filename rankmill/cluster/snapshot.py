@@ -5,6 +5,7 @@ A damaged key is listed with the reason, and all other keys are still shown.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, Literal, cast
@@ -385,10 +386,22 @@ class _Reader(Look):
                 runs.append(self._run(run_id, raw, self._progress(run_id, progress)))
             except (WireError, ArithmeticError, ValidationError) as error:
                 self.note(keys.run(run_id), error)
-        bulk = [run for run in runs if priority_of(run.id) == "bulk"]
-        counts = self.replies(bulk, lambda run: [("llen", keys.waiting(run.queue, run.id), 0)])
-        waiting = {run.id: count for run, (count,) in zip(bulk, counts, strict=True)}
-        return tuple(run.model_copy(update={"waiting": waiting.get(run.id, 0)}) for run in runs)
+        waiting = self._waiting([run for run in runs if priority_of(run.id) == "bulk"])
+        return tuple(run.model_copy(update={"waiting": waiting[run.id]}) for run in runs)
+
+    def _waiting(self, runs: list[RunState]) -> Counter[str]:
+        """Count the waiting chunks of each run in `runs`. Those that wake idle workers are in RQ's own list,
+        of which the first `_LOOK_AT` jobs are read.
+        """
+        queues = sorted({run.queue for run in runs})
+        own: list[tuple[Any, ...]] = [("llen", keys.waiting(run.queue, run.id), 0) for run in runs]
+        of_rq = [("lrange", _QUEUE_PREFIX + name, (), 0, _LOOK_AT - 1) for name in queues]
+        replies = [reply for (reply,) in self.replies([*own, *of_rq], lambda command: [command])]
+        counts = Counter(dict(zip([run.id for run in runs], replies[: len(runs)], strict=True)))
+        for name, ids in zip(queues, replies[len(runs) :], strict=True):
+            jobs = map(keys.parse_job_id, self.texts(ids, _QUEUE_PREFIX + name))
+            counts.update(job[0] for job in jobs if job and job[0] in counts)
+        return counts
 
     def _progress(self, run_id: str, raw: bytes | None) -> Progress:
         if raw is not None:

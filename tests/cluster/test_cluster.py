@@ -247,6 +247,9 @@ def test_a_run_shows_how_many_of_its_chunks_wait() -> None:
     store.queue(run.queue).take(["bulk"])
     seen = read_cluster(store.redis)
     assert ([each.waiting for each in seen.runs], [each.waiting for each in seen.queues]) == ([2], [2])
+    store.redis.rpush(f"rq:queue:{run.queue}", keys.job_id(run.id, 3), "odd")
+    seen = read_cluster(store.redis)
+    assert ([each.waiting for each in seen.runs], [each.waiting for each in seen.queues]) == ([3], [4])
 
 
 @pytest.mark.parametrize("scope", ["request", "bulk", "bulk:t"])
