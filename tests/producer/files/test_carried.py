@@ -192,6 +192,19 @@ def test_only_what_is_asked_for_changes_in_a_row(tmp_path: Path) -> None:
     ])  # fmt: skip
 
 
+@pytest.mark.parametrize("changed", [{"as_text": ("code",)}, {"lists": ("passage",)}])
+def test_what_no_text_or_number_holds_stays_in_a_changed_row(tmp_path: Path, changed: dict[str, Any]) -> None:
+    """Half of an emoji and NaN, in rows of which another column becomes text, or whose lists are unrolled."""
+    passage = '["p"]' if "lists" in changed else '"p"'
+    path = tmp_path / "a.jsonl"
+    path.write_text(
+        f'{{"query": "q", "passage": {passage}, "code": 1, "half": "\\ud83d", "far": [NaN, 1e999]}}\n'
+    )
+    source = opened(path, typed=False, **changed)
+    (line,) = scored(tmp_path / "o.jsonl", source).read_text().splitlines()
+    assert '"half": "\\ud83d", "far": [NaN, Infinity]' in line
+
+
 def test_a_column_that_only_a_late_row_has_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(f"{{{PAIR}}}\n" * 3 + f'{{{PAIR}, "score": 1}}\n')

@@ -102,7 +102,7 @@ def test_tsv_has_no_quotes_and_no_line_ends_in_values(
     assert "2 values had tabs or line ends" in caplog.text
 
 
-def test_json_holds_lists_times_and_no_nan(tmp_path: Path) -> None:
+def test_json_holds_lists_times_and_no_nan(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     table = pa.table(
         {"query": ["q"], "passage": ["p"], "more": [[1.5, math.nan]], "day": pa.array([0], pa.date32())}
     )
@@ -114,6 +114,7 @@ def test_json_holds_lists_times_and_no_nan(tmp_path: Path) -> None:
         "day": "1970-01-01",
         "score": 0.1,
     }
+    assert "1 values held NaN or infinity" in caplog.text
 
 
 def test_what_a_format_cannot_hold_is_said_before_any_work(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ the number of columns are bounded.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -47,6 +48,8 @@ from rankmill.producer.files.formats.text import (
 from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_stream
 
+logger = logging.getLogger(__name__)
+
 _BLOCK_BYTES = 1 << 20
 
 MAX_KEYS = 10_000
@@ -77,6 +80,7 @@ _STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _decode = json.JSONDecoder(strict=False).decode
 _scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder(strict=False).scan_once  # type: ignore[attr-defined]
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=str).encode
+_encode_row = json.JSONEncoder(ensure_ascii=False).encode
 
 Record = dict[str, Any]
 
@@ -183,12 +187,21 @@ class JsonlWriter(TextWriter):
     def __init__(self, path: Path, schema: pa.Schema, compression: str | None) -> None:
         refuse(schema, "JSON", cannot_be_text)
         super().__init__(path, schema, compression)
+        self._not_finite = 0
+
+    def close(self, metadata: Mapping[str, str]) -> None:
+        super().close(metadata)
+        if self._not_finite:
+            logger.warning(
+                "%s values held NaN or infinity, which JSON cannot hold: they are null now",
+                f"{self._not_finite:,}",
+            )
 
     def _lines(self, table: pa.Table) -> bytes:
         names = [name for name in self._schema.names if name != ROW]
-        columns = [map(_json_of, _for_json(name, table[name])) for name in names]
+        columns = [map(self._json_of, _for_json(name, table[name])) for name in names]
         named = [
-            [f"{_json_of(name)}: {text}" for text in column]
+            [f"{_encode(name)}: {text}" for text in column]
             for name, column in zip(names, columns, strict=True)
         ]
         added = map(", ".join, zip(*named, strict=True))
@@ -197,10 +210,19 @@ class JsonlWriter(TextWriter):
             lines = map(_with_fields, table[ROW].to_pylist(), added)
         return "".join(f"{line}\n" for line in lines).encode()
 
+    def _json_of(self, value: object) -> str:
+        if type(value) is float and math.isfinite(value):
+            return repr(value)  # the same text as the encoder's, in a tenth of the time
+        try:
+            return _encode(value)
+        except ValueError:  # NaN or infinity
+            self._not_finite += 1
+            return _encode(_finite(value))
+
 
 def with_keys(row: str, added: Mapping[str, object]) -> str:
     """Return the JSON object `row` with the keys and values of `added` at its end."""
-    return _with_fields(row, _json_of(added)[1:-1]) if added else row
+    return _with_fields(row, _encode(added)[1:-1]) if added else row
 
 
 def _with_fields(row: str, fields: str) -> str:
@@ -214,13 +236,18 @@ def with_items(row: str, lists: Sequence[str]) -> Iterator[str]:
     """
     record = _decode(row)
     for items in zip(*(record.get(name) or () for name in lists), strict=True):
-        yield _json_of({**record, **dict(zip(lists, items, strict=True))})
+        yield _row_of({**record, **dict(zip(lists, items, strict=True))})
 
 
 def with_text(row: str, names: Collection[str]) -> str:
     """Return the JSON object `row` with the values of its keys `names` turned into text."""
     record = _decode(row)
-    return _json_of({**record, **{name: value_as_text(record[name]) for name in names if name in record}})
+    return _row_of({**record, **{name: value_as_text(record[name]) for name in names if name in record}})
+
+
+def _row_of(record: Record) -> str:
+    """Return the JSON of a row. Halves of characters become escapes, because Arrow takes only valid UTF-8."""
+    return _SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", _encode_row(record))
 
 
 def value_as_text(value: object) -> str | None:
@@ -610,15 +637,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return value
-
-
-def _json_of(value: object) -> str:
-    if type(value) is float and math.isfinite(value):
-        return repr(value)  # the same text as the encoder's, in a tenth of the time
-    try:
-        return _encode(value)
-    except ValueError:  # NaN or infinity
-        return _encode(_finite(value))
 
 
 JSONL = Format((".jsonl", ".ndjson"), JsonlReader, JsonlWriter)
