@@ -150,8 +150,8 @@ def test_long_texts_are_cut_at_the_side_that_is_wanted(gateway: Running, channel
         wanted = {each["index"]: each["score"] for each in gateway.post("/rerank", body).json}
         asked = tei.RerankRequest(query=QUERY, texts=texts, truncate=True, truncation_direction=direction)
         found = {each.index: each.score for each in call(channel, "Rerank.Rerank", asked).ranks}
-        assert found == pytest.approx(wanted)
-        assert found[cut_off] == pytest.approx(found[0], rel=1e-5)
+        assert found == pytest.approx(wanted, rel=1e-4)  # they may have had other neighbours
+        assert found[cut_off] == pytest.approx(found[0], rel=1e-4)
         assert found[3 - cut_off] != pytest.approx(found[0], rel=1e-3)
 
 

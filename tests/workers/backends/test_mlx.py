@@ -20,7 +20,6 @@ from rankmill.workers.backends.base import Logits
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.proving import load_proven
 from rankmill.workers.models.loading import load_model
-from rankmill.workers.models.sources import DEMO_MODEL
 from tests.conftest import Server, StartWorker
 from tests.harness.models.rerankers import make_encoder
 from tests.harness.models.tiny import make_bert
@@ -136,17 +135,19 @@ def test_an_activation_function_it_does_not_have(mlx_backend: Any, tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # its fp16 is slow on some CPUs: 80 s, on a busy one 290
-def test_a_worker_scores_with_it(server: Server, workers: StartWorker, mlx_backend: Any) -> None:
+def test_a_worker_scores_with_it(
+    server: Server, workers: StartWorker, mlx_backend: Any, tmp_path: Path
+) -> None:
+    make_bert(tmp_path)  # a small one: MLX's fp16 is slow on CPUs
     workers(environ={"RANKMILL_BACKEND": "mlx", "RANKMILL_DEVICE": "cpu"})
     rows = [json.loads(line) for line in EXAMPLES.read_text().splitlines()][:6]
     queries, passages = [row["query"] for row in rows], [row["passage"] for row in rows]
-    client = Client(server.url, model="demo", precision="fp16", activation="identity")
+    client = Client(server.url, model=str(tmp_path), precision="fp16", activation="identity")
     run = client.submit(zip(queries, passages, strict=True))
     (part,) = run.tables()
     assert part.stats is not None
     assert (part.stats.backend, part.stats.precision) == ("mlx", "fp16")
-    np.testing.assert_allclose(part.scores, one_at_a_time(DEMO_MODEL, queries, passages), atol=1e-2)
+    np.testing.assert_allclose(part.scores, one_at_a_time(tmp_path, queries, passages), atol=1e-2)
 
 
 @pytest.mark.slow
