@@ -53,9 +53,8 @@ T = TypeVar("T")
 _PROBE_SECONDS = 5
 _PATROL_SECONDS = 0.2
 _PATROL_SECONDS_PER_RUN = 0.01
-"""While a run waits for results, the client checks the run on the server again and again. The least number of
-seconds between two checks is the larger of two values: `_PATROL_SECONDS`, and `_PATROL_SECONDS_PER_RUN` times
-the number of waiting runs.
+"""A waiting run is checked at most once in `_PATROL_SECONDS`. If many runs wait, each is checked less often:
+at most once in `_PATROL_SECONDS_PER_RUN` times their number.
 """
 
 _BEGINNING = 32
@@ -102,8 +101,8 @@ class LoopStore(RunStore):
 
 
 class _LoopNames(ModelNames):
-    """Finds out which model a name stands for. If an extension must be asked, a thread asks the extension, so
-    that the event loop continues.
+    """Finds the model that a name, such as an alias, stands for. Slow look-ups run in a thread, so that the
+    event loop continues.
     """
 
     def choice(self, model: str) -> Choice | None:
@@ -143,17 +142,19 @@ class AsyncScoringRun(Generic[RowScore]):
 
     @property
     def id(self) -> str:
-        """The run's id, as in logs and Redis keys. Other processes attach to a detached run by this id. If
-        the model is an alias for several versions, this text has an id for each version that scores rows,
+        """The run's id, as in logs and Redis keys. Other processes attach to a detached run by this id.
+
+        If the model is an alias for several versions, each version that scores rows has an id. The ids are
         separated by commas.
         """
         return self._run.id
 
     @property
     def model(self) -> str:
-        """Name of the model that scores the run. If the run names an alias, this is the version for which the
-        alias stood when the run began. For an alias of several versions, this has the name of each version
-        that scores rows, separated by commas.
+        """Name of the model that scores the run.
+
+        For an alias, this is the model version behind the alias when the run began. If several versions score
+        rows, their names are separated by commas.
         """
         return self._run.model
 

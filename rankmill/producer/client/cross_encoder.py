@@ -544,8 +544,10 @@ class CrossEncoder:
             )
 
     def _prompt(self, prompt: str | None, name: str | None) -> str | None:
-        """Return the prompt to put before each query: `prompt`, or else the prompt called `name`, or else the
-        default one. ``None`` means the model's own prompt. Raises `ConfigError` for an unknown name.
+        """Return the prompt to put before each query, or ``None`` for the model's own prompt.
+
+        If `prompt` is not given, the prompt called `name` counts; without a name, the default one. Raises
+        `ConfigError` for an unknown name.
         """
         name = name or self.default_prompt_name
         if prompt is not None or name is None:
@@ -574,8 +576,10 @@ def _settings(options: Mapping[str, Any]) -> Settings:
 
 
 def _older(options: dict[str, Any], value: Any, *names: str) -> Any:
-    """Return an argument's value. If `options` has the argument under one of its older `names`, remove that
-    entry and return the entry's value. Raises `ConfigError` if the argument is given under two names.
+    """Return the `value` of an argument, which the caller may have given under an older name.
+
+    An older name of `names` is removed from `options`. Raises `ConfigError` if the argument is given under
+    two names.
     """
     for name in names:
         if name in options:

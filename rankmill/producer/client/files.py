@@ -73,17 +73,20 @@ class FileRuns(Protocol):
     def submit(
         self, request: FileRequest, spec: ScoreSpec, settings: Settings, webhook: str | None
     ) -> FileHandle:
-        """Submit the files that `request` names for scoring; `FileRequest.at_home` must have made the
-        request. Raises `ConfigError` if the webhook is not a URL.
+        """Submit the files that `request` names to runners, which score them. Raises `ConfigError` if the
+        webhook is not a URL.
+
+        The paths in `request` must be absolute, as `FileRequest.at_home` makes them.
         """
 
     def attach(self, run_id: str) -> FileHandle | None:
-        """Return a handle of the run of files with this id; ``None`` if the run does not exist."""
+        """Return a handle of the run of files with this id, or ``None`` if the run does not exist."""
 
 
 def file_runs(store: RunStore, settings: Settings) -> FileRuns | None:
-    """Return an object that submits files to the server of `store`, and finds submitted ones. ``None`` if no
-    installed extension supports runs of files.
+    """Make the object that submits files for scoring to the server of `store`, and finds submitted ones.
+
+    Returns ``None`` if no installed extension supports runs of files.
     """
     try:
         open_runs = load("rankmill.files", store.server_kind)

@@ -33,18 +33,18 @@ def start_each(
     apart: bool = False,
     **options: Any,
 ) -> list[ScoringRun]:
-    """Start a run of each model over the same tables; the runs share one window.
+    """Start one run for each model, over the same tables. The runs share one window.
 
     Parameters
     ----------
     start
-        `Client.start`.
+        The function that starts a run, `Client.start`.
     models
         For each run, the options that differ from run to run, such as the model and the journal.
     apart
-        Whether the first run scores only the first column, the second run only the second, and so on.
+        Whether each run scores a column of its own: the first run the first column, and so on.
     tables, columns, sizing, options
-        As in `Client.start`.
+        Passed to `start`.
     """
     # closing one of these readers closes the tables that all of them read
     readers = [OpenTables(reader, tables) for reader in tee(tables, len(models))]
@@ -71,8 +71,10 @@ def start_several(
     sizing: Sizing,
     **options: Any,
 ) -> ScoringRun:
-    """Start runs as `start_each` does, but read them as one run, in which each row has a list with the score
-    of each model or column.
+    """Start one run for each model, and read all runs as one. Each row gets a list of the models' scores.
+
+    With the option ``apart``, the list has the score of each column. The parameters are those of
+    `start_each`.
     """
     runs = start_each(start, models, tables, columns, sizing, **options)
     names = (
@@ -101,8 +103,10 @@ def _mean_progress(progresses: Sequence[Progress]) -> Progress:
 
 
 def _together(models: Sequence[str], parts: Sequence[ScoredTable]) -> ScoredTable:
-    """Join the scored tables of one chunk, one from each model, into a table in which each row has the scores
-    of all models. The score of a model without a score for the row is null.
+    """Join the scored tables of one chunk, one table from each model. Each row gets a list of the models'
+    scores.
+
+    If a model has no score for a row, its place in the list is null.
     """
     numbers = np.stack([as_array(part.scores) for part in parts], axis=1)
     flat = pa.array(numbers.ravel(), mask=np.isnan(numbers).ravel())
@@ -119,8 +123,10 @@ def _together(models: Sequence[str], parts: Sequence[ScoredTable]) -> ScoredTabl
 
 
 def _reasons(models: Sequence[str], errors: Sequence[pa.Array]) -> pa.Array:
-    """Return for each row the reason why scores are missing: ``model: reason`` for each model without a
-    score, or only the reason if it is the same for all models. Null for a row with all scores.
+    """Return for each row why scores are missing; null if none is missing.
+
+    The text has ``model: reason`` for each model without a score. If all models have the same reason, the
+    text is only this reason.
     """
     if all(column.null_count == len(column) for column in errors):
         return errors[0]
@@ -135,8 +141,10 @@ def _reasons(models: Sequence[str], errors: Sequence[pa.Array]) -> pa.Array:
 
 
 def version_of(name: str, versions: Mapping[str, float], query: str | None) -> str:
-    """Choose the version of model `name` that scores `query`, by the share of each version in `versions`.
-    With the same shares, a query always gets the same version; the order of `versions` does not matter.
+    """Choose the version of model `name` that scores `query`. `versions` has the share of each version.
+
+    With the shares ``{"v1": 0.9, "v2": 0.1}``, about one query in ten is scored by ``v2``, and always the
+    same queries are. The order of `versions` does not matter.
 
     If the first or the last version, in natural order of the names, gets a larger share, that version keeps
     all queries that it had before.
@@ -154,8 +162,8 @@ def version_of(name: str, versions: Mapping[str, float], query: str | None) -> s
 def rows_by_version(
     name: str, versions: Mapping[str, float], queries: Iterable[str | None]
 ) -> dict[str, RowNumbers]:
-    """Choose the version of model `name` that scores each query, as `version_of` does; returns the row
-    numbers of each version that gets rows.
+    """Choose a version of model `name` for each query. Returns the row numbers of each version that gets
+    rows.
     """
     version_by_query: dict[str | None, str] = {}
     numbers: dict[str, list[int]] = {}
@@ -167,15 +175,25 @@ def rows_by_version(
 
 
 def split_run(table: pa.Table, rows: Sequence[RowNumbers], runs: Sequence[ScoringRun]) -> ScoringRun:
-    """Make one run of several `runs`, each of which scores some rows of `table`. `rows` has the row numbers
-    that each of `runs` scores. The joined run yields all scores together, when all of `runs` have ended.
+    """Make one run of several `runs`, each of which scores some rows of `table`.
+
+    The joined run yields all scores together, when all of `runs` have ended.
+
+    Parameters
+    ----------
+    table
+        The rows of all runs.
+    rows
+        For each of `runs`, the numbers of the rows that it scores.
+    runs
+        The runs to join.
     """
     read: list[list[ScoredTable]] = [[] for _ in runs]
 
     def tables(readers: Sequence[Iterator[ScoredTable]]) -> Iterator[ScoredTable]:
         for mine, kept in zip(readers, read, strict=True):
             for part in mine:
-                kept.append(part)  # after a timeout, the next call needs the parts that were already read
+                kept.append(part)  # keep the part for the next call, if a timeout ends this one
         parts = [part for kept in read for part in kept]
         read[:] = [[] for _ in runs]
         if not parts:

@@ -210,11 +210,9 @@ class RunStats:
 
 
 class Join(NamedTuple):
-    """Functions by which several runs are read as one. The functions join the runs' tables, progress and
-    numbers of rows.
+    """Functions that combine several runs into one: their tables, their progress and their numbers of rows.
 
-    ``places`` has the numbers of the rows that each run scores. ``places`` is empty if every run scores all
-    rows.
+    ``places`` has the row numbers that each run scores. It is empty if every run scores all rows.
     """
 
     tables: Callable[[Sequence[Iterator[ScoredTable]]], Iterator[ScoredTable]]
@@ -254,17 +252,19 @@ class ScoringRun(Generic[RowScore]):
 
     @property
     def id(self) -> str:
-        """The run's id, as in logs and Redis keys. Other processes attach to a detached run by this id. If
-        the model is an alias for several versions, this text has an id for each version that scores rows,
+        """The run's id, as in logs and Redis keys. Other processes attach to a detached run by this id.
+
+        If the model is an alias for several versions, each version that scores rows has an id. The ids are
         separated by commas.
         """
         return ",".join(driver.run.id for driver in self._drivers)
 
     @property
     def model(self) -> str:
-        """Name of the model that scores the run. If the run names an alias, this is the version for which the
-        alias stood when the run began. For an alias of several versions, this has the name of each version
-        that scores rows, separated by commas.
+        """Name of the model that scores the run.
+
+        For an alias, this is the model version behind the alias when the run began. If several versions score
+        rows, their names are separated by commas.
         """
         return ",".join(driver.run.spec.model for driver in self._drivers)
 
@@ -381,16 +381,16 @@ class ScoringRun(Generic[RowScore]):
 
 
 def joined(runs: Sequence[ScoringRun[Any]], join: Join) -> ScoringRun[Any]:
-    """Make one handle of several runs. `join` has the functions that combine the runs' tables, progress and
-    numbers of rows.
-    """
+    """Make one handle of several runs. `join` combines their tables, progress and numbers of rows."""
     return ScoringRun(*(driver for run in runs for driver in run._drivers), join=join)
 
 
 @contextmanager
 def cancelled_on_error(runs: Sequence[ScoringRun[Any]]) -> Iterator[None]:
-    """Cancel all of `runs` if the ``with`` block raises an error. A `StillWaiting` error is replaced by one
-    whose message says that the runs are cancelled.
+    """Cancel all of `runs` if the ``with`` block raises an error.
+
+    If a wait has ended too early (`StillWaiting`), the message of the raised error says that the runs are
+    cancelled.
     """
     try:
         yield
@@ -405,7 +405,10 @@ def cancelled_on_error(runs: Sequence[ScoringRun[Any]]) -> Iterator[None]:
 def read_together(
     runs: Sequence[ScoringRun[Any]], timeout: float | None, show_progress: bool | None = False
 ) -> list[Scores]:
-    """Wait for the scores of each of several runs over the same tables, as `ScoringRun.scores` does."""
+    """Wait for the scores of several runs over the same tables. Returns the scores of each run.
+
+    The parameters and errors are those of `ScoringRun.scores`.
+    """
     deadline = math.inf if timeout is None else system.monotonic() + timeout
     drivers = [driver for run in runs for driver in run._drivers]
     first = runs[0]  # the progress bar shows only the first run, because all runs have the same rows

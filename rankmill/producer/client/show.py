@@ -13,8 +13,8 @@ from rankmill.jobs.contract.run import Progress
 from rankmill.jobs.system import system
 
 _FIRST_SECONDS = 0.5
-"""A run's progress bar is first drawn after this many seconds. For a run that ends earlier, the bar is drawn
-only at the end, and only if the caller asks for a bar.
+"""Seconds until a run's progress bar is first drawn. If the run ends earlier, the bar is drawn once at its
+end, and only if the caller asks for a bar.
 """
 
 _EVERY_SECONDS = 0.2

@@ -84,8 +84,9 @@ logger = logging.getLogger(__name__)
 
 
 def settings_of(settings: Settings | None, options: Mapping[str, Any]) -> Settings:
-    """Return `settings`, or if they are ``None``, load the settings with the values in `options`. Raises
-    `ConfigError` if both `settings` and `options` are given.
+    """Return `settings`, or load them with the values in `options` if `settings` is ``None``.
+
+    Raises `ConfigError` if both `settings` and `options` are given.
     """
     if settings is None:
         return load_settings(options)
@@ -210,16 +211,14 @@ class Client:
         self.note_durability()
 
     def note_durability(self) -> None:
-        """Read the settings by which the Redis server keeps its data. Log a warning for each setting because
-        of which the server could lose data of any run.
-        """
+        """Read how the Redis server stores its data, and warn in the log if it could lose runs."""
         self.durability = self.store.durability()
         warn_of_risks(self.durability, self.url, "every run")
 
     def _warn_of_losses(self) -> None:
-        """Log a warning for each setting because of which the Redis server could lose a run that is stored
-        only in Redis, as a detached run is. Log nothing for an embedded server, because that server ends with
-        this process anyway.
+        """Warn in the log if the Redis server could lose a run that is stored only in Redis.
+
+        An embedded server is not checked, because it ends with this process anyway.
         """
         if self._cluster is None:
             warn_of_risks(self.durability, self.url, "only in Redis")
@@ -254,13 +253,14 @@ class Client:
         row_tokens: bool = False,
         **spec: Unpack[SpecOptions],
     ) -> ScoringRun:
-        """Start a run as `submit` does, but from tables that the caller cuts.
+        """Start a run over tables that the caller has cut, one table for each chunk.
 
         Parameters
         ----------
-        tables, columns
-            The rows to score, as one table for each chunk; and the names of their query and passage columns,
-            or of the only column.
+        tables
+            The rows to score.
+        columns
+            Names of the query and passage columns of the tables, or of the only column.
         sizing
             The sizes by which the tables are cut.
         rows
@@ -269,12 +269,15 @@ class Client:
             As in `submit`.
         on_wait
             Called again and again while the producer waits for results or for the server.
-        journal, reuse
-            A journal, which stores the run's results; and the scores of an earlier output. Workers score
-            neither chunks whose results the journal already has nor pairs with a score in the earlier output.
-        deadline, sharers
-            When to stop waiting for results or for the server, in `time.monotonic` seconds; and the number of
-            runs that share the window, as in `WindowSize`.
+        journal
+            Journal that stores the run's results. Chunks whose results it already has are not sent to
+            workers.
+        reuse
+            Scores of an earlier output. Pairs that have a score there are not sent to workers.
+        deadline
+            When to stop waiting for results or for the server, in `time.monotonic` seconds.
+        sharers
+            Number of runs that share the window equally.
         tenant
             The run's tenant; by default that of the settings.
         row_tokens
@@ -302,7 +305,7 @@ class Client:
             driver.begin()
             driver.fill()
         except BaseException:
-            driver.cancel()  # for example, an item is not a pair of texts
+            driver.cancel()  # the tables may have failed, for example at an item that is not a pair
             raise
         return ScoringRun(driver)
 
@@ -582,7 +585,11 @@ class Client:
     def submit_request(
         self, request: FileRequest, *, webhook: str | None = None, **spec: Unpack[SpecOptions]
     ) -> FileHandle:
-        """Submit files as `submit_file` does, from a request that `FileRequest.at_home` has returned."""
+        """Submit the files that `request` names to runners, and return the run's handle.
+
+        The paths in `request` must be absolute, as `FileRequest.at_home` makes them. The other parameters are
+        those of `submit_file`.
+        """
         files = self.files
         self._warn_of_losses()
         pinned = self._names.pinned(run_spec(self.settings, spec))
@@ -604,14 +611,15 @@ class Client:
         tenant: Tenant | None = None,
         **spec: Unpack[SpecOptions],
     ) -> ScoringRun:
-        """Start a run of `pairs`, even if the model is an alias for several versions; parameters as in
-        `submit` and `start`.
+        """Start a run of `pairs`, whose model may be an alias for one or several versions.
+
+        The parameters are those of `submit` and `start`.
         """
         choice = self._names.choice(str(spec.get("model", self.settings.model)))
         options: dict[str, Any] = {**spec, "priority": priority, "deadline": deadline, "tenant": tenant}
         if choice and not choice.only:
             return self._start_split(choice, pairs, columns, **options)
-        if choice:  # fix the version now: the alias may soon stand for another
+        if choice:  # choose the version now: the alias may soon stand for another
             options["model"] = choice.only
         return self._start(pairs, columns, **options)
 
@@ -623,7 +631,9 @@ class Client:
         chunk_size: int | None = None,
         **options: Any,
     ) -> ScoringRun:
-        """Start a run of `pairs`; `options` are as in `start`, `chunk_size` is as in `sizing`."""
+        """Start a run of `pairs` with one model, in chunks of `chunk_size` rows. The `options` are those of
+        `start`.
+        """
         inputs, columns = self._kind(columns, options)
         sizing, rows = self.sizing(chunk_size), _rows(pairs)
         tables = cut_pairs(pairs, columns, sizing, inputs)
@@ -640,9 +650,11 @@ class Client:
         tenant: Tenant | None,
         **spec: Any,
     ) -> ScoringRun:
-        """Start a run for each version of an alias (`choice`) that gets rows of `pairs`. If the alias has a
-        shadow, a model whose scores are dropped, `_start_shadow` scores the rows with that model too, except
-        in a run that asks for tokens.
+        """Start a run for each version of an alias (`choice`) that gets rows of `pairs`. Returns one handle
+        for all.
+
+        If the alias has a shadow model, that model also scores the rows, and its scores are dropped. It is
+        not used for a run that asks for tokens.
         """
         inputs, columns = self._kind(columns, spec)
         tables = [*cut_pairs(pairs, columns, Sizing(MAX_CHUNK_ROWS), inputs)]
@@ -661,8 +673,9 @@ class Client:
         return split_run(table, [*rows.values()], runs)
 
     def _start_shadow(self, table: pa.Table, columns: tuple[str, ...], *, model: str, **spec: Any) -> None:
-        """Score the pairs of `table` with a shadow model in the background, and drop the scores. Do nothing
-        if shadow models already score `_SHADOWS` runs of this client.
+        """Score the pairs of `table` with a shadow model in the background, and drop the scores.
+
+        Do nothing if `_SHADOWS` runs of this client are being scored by shadow models.
         """
         if not self._shadows.acquire(blocking=False):
             logger.debug("%s has enough to do: a run is not scored in the shadow", model)
@@ -683,7 +696,8 @@ class Client:
 
 
 def _rows(pairs: Rows) -> int | None:
-    """Return the number of rows of `pairs`; ``None`` if the number is not known. A DuckDB relation is not
-    asked for its length, because DuckDB would run the whole query to count the rows.
+    """Return the number of rows of `pairs`, or ``None`` if it is not known.
+
+    Do not ask a DuckDB relation for its length: DuckDB would run the whole query to count the rows.
     """
     return len(pairs) if isinstance(pairs, Sized) and not hasattr(pairs, "fetchone") else None

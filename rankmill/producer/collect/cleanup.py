@@ -49,17 +49,26 @@ class RunCleaner:
         hurry: bool = False,
         used: Mapping[str, Usage] = NOTHING_USED,
     ) -> Deleted | None:
-        """Delete a run and the waiting jobs of its `chunks` from Redis. With `hurry`, the first attempt is
-        not repeated while the caller waits.
+        """Delete an ended run and its waiting jobs from Redis.
 
-        `answered` are chunks that have a result. Such chunks have no jobs any more, but the pairs of such
-        chunks may still be in Redis. `used` has the tokens and device time of results, by the results'
-        entries in the run's stream; before the deletion, these amounts are added to the tenant's account.
+        Parameters
+        ----------
+        run
+            The run.
+        chunks
+            Chunks without a result, whose jobs may still wait.
+        answered
+            Chunks with a result. They have no jobs any more, but their pairs may still be in Redis.
+        hurry
+            Whether the caller waits for only one attempt.
+        used
+            Tokens and device time of results, by the results' entries in the run's stream. Before the
+            deletion, these amounts are added to the tenant's account.
 
         Returns
         -------
-        The result of `RunStore.delete`. ``None`` if Redis could not serve: a background thread will then try
-        again, as long as this process lives.
+        The result of `RunStore.delete`, or ``None`` if Redis could not serve. In that case, a background
+        thread tries again, as long as this process lives.
 
         Raises
         ------

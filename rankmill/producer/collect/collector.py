@@ -1,8 +1,7 @@
-"""The collector of a run, which decides which chunks are sent, what their results mean, and which chunks are
-sent again or split.
+"""Decides which chunks of a run are sent, what their results mean, and which are sent again or split.
 
-Nothing here reads a clock, a disk or a server. Chunks, results and the time go in, and decisions come out,
-which the driver (`rankmill.producer.collect.driver`) carries out.
+The collector reads no clock, disk or server. Chunks, results and the time go in, and decisions come out. The
+driver (`rankmill.producer.collect.driver`) carries out the decisions.
 """
 
 from __future__ import annotations
@@ -83,9 +82,7 @@ class UnfinishedChunk:
 
     table: pa.Table
     pairs: ChunkPairs | None = None
-    """The chunk's distinct pairs; only their rows are sent to workers. ``None`` if all rows of the chunk are
-    sent.
-    """
+    """The chunk's distinct pairs, if only these are sent to workers. ``None`` if all rows are sent."""
     results: list[tuple[Piece, ChunkResult]] = field(default_factory=list)
 
     @property
@@ -97,9 +94,11 @@ class UnfinishedChunk:
 class FinishedChunk(NamedTuple):
     """A chunk with its scores, and the ``result`` to write to the journal.
 
-    ``result`` is ``None`` if nothing is to be written. There are three cases: the journal already has the
-    result; all scores are those of an earlier output; or the chunk failed, and only some of its rows were
-    sent to workers. In the last case, a resumed run tries the chunk again.
+    ``result`` is ``None`` in three cases, in which nothing is written:
+
+    - The journal already has the result.
+    - All scores are those of an earlier output.
+    - The chunk failed, and only some of its rows were sent to workers. A resumed run tries the chunk again.
     """
 
     number: int
@@ -108,13 +107,19 @@ class FinishedChunk(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """The results that `Collector.accept` has accepted, and the pieces (chunks or parts of them) that the
-    driver must send next.
+    """Results that `Collector.accept` has accepted, and the chunks or parts of chunks to send next.
 
-    ``taken`` are the results, with their pieces. ``halves`` are halves of pieces that may kill workers; they
-    must be sent. ``unusable`` gives the reason for each piece whose result is unusable; such pieces must be
-    sent again, unless their job will write another result. ``used`` has the tokens and device time of each
-    finished chunk, by the index of the result that finished the chunk.
+    Attributes
+    ----------
+    taken
+        The results, each with its piece (a chunk or a part of one).
+    halves
+        Halves of chunks that may kill workers. They must be sent.
+    unusable
+        Pieces with an unusable result, and the reason. They must be sent again, unless their job will write
+        another result.
+    used
+        Tokens and device time of each finished chunk, by the index of the result that finished the chunk.
     """
 
     taken: list[tuple[Piece, ChunkResult]]
@@ -124,9 +129,10 @@ class Accepted(NamedTuple):
 
 
 class HowScored:
-    """Checks that all chunks of a run are scored like its first scored chunk: with the same precision,
-    content of the model and labels, and in a deterministic run on the same kind of device and versions
-    (`ChunkStats.kind`).
+    """Checks that all chunks of a run are scored in the same way as its first scored chunk.
+
+    All must have the same precision, content of the model and labels. In a deterministic run, the device and
+    versions (`ChunkStats.kind`) must be the same, too.
 
     Parameters
     ----------
@@ -142,8 +148,9 @@ class HowScored:
         self._labels = first.labels if first else None
 
     def news(self, stats: Iterable[ChunkStats]) -> Settled | None:
-        """Return the facts in which all chunks of the run must agree, completed from the statistics of new
-        chunks. ``None`` if the statistics add no fact.
+        """Return the facts that all chunks must share, such as the precision, including those of new chunks.
+
+        Returns ``None`` if the new chunks' statistics add no fact.
         """
         settled = self.settled
         for own in map(self._of, stats):
@@ -151,7 +158,7 @@ class HowScored:
         return settled if settled != self.settled else None
 
     def objection(self, stats: ChunkStats) -> str | None:
-        """Return the reason why a chunk with these statistics does not fit the run; ``None`` if it fits."""
+        """Return why a chunk with these statistics does not fit the run, or ``None`` if it fits."""
         mine = self._of(stats)
         if mine.precision != self.settled.precision:
             return f"it is in {mine.precision}, and the run in {self.settled.precision}"
@@ -224,16 +231,15 @@ class Collector:
         `LiveRun.forget` deletes the pairs there, and empties this list.
         """
         self.fatal: ChunkFailure | None = None
-        """The failure because of which the run cannot be scored; ``None`` if no such failure has come."""
+        """The failure that makes it impossible to score the run, if there is one."""
         self.most_bytes = 0
-        """An estimate of the largest number of bytes of tables that were in Redis at the same time. The bytes
-        are those before the tables are encoded.
+        """Estimate of the most bytes of tables that were in Redis at the same time, counted before encoding.
         """
         self._run, self._window = run, window
         self._unfinished: dict[int, UnfinishedChunk] = {}
         self._finished: list[FinishedChunk] = []
         self._waiting: dict[int, int] = {}
-        """Number of rows of each finished chunk that the caller has not taken yet, by the chunk's number."""
+        """Number of rows of each finished chunk that waits for the caller, by the chunk's number."""
         self._reuse = reuse
         self._load = Load()
         self._payloads: dict[ChunkId, int] = {}
@@ -264,8 +270,9 @@ class Collector:
         return not self._window.is_full(self._load)
 
     def add(self, table: pa.Table, result: ChunkResult | None = None) -> Piece | None:
-        """Add the next chunk. Returns the piece with the rows to send. ``None`` if no row is sent, because
-        the chunk has a `result` of an earlier run, or all scores of the chunk are known.
+        """Add the next chunk of the input. Returns its rows to send, or ``None`` if no row must be sent.
+
+        No row is sent if the chunk has a `result` of an earlier run, or if all its scores are known.
         """
         number = self.cut
         self.cut += len(table)
@@ -288,9 +295,7 @@ class Collector:
         return piece
 
     def sent(self, sizes: Mapping[ChunkId, int]) -> None:
-        """Record that chunks or parts of chunks are sent to Redis. `sizes` has the bytes of each one's
-        payload.
-        """
+        """Record that chunks, or parts of them, were sent to Redis. `sizes` has the bytes of each payload."""
         for chunk, size in sizes.items():
             self._leave(self.pieces[chunk])
             self._enter(self.pieces[chunk], size)
@@ -299,8 +304,10 @@ class Collector:
         self.most_bytes = max(self.most_bytes, int(self._load.payload / self._payload_share))
 
     def news(self, results: Iterable[ChunkResult | BadResult]) -> Settled | None:
-        """Return the facts in which all chunks of the run must agree, completed from `results` that are not
-        accepted yet. ``None`` if `results` add no fact (see `HowScored.news`).
+        """Return the facts that all chunks must share, such as the precision, including those of new
+        `results`.
+
+        Returns ``None`` if `results`, which are not accepted yet, add no fact.
         """
         scored = (result for result in results if isinstance(result, ChunkScores))
         return self.how.news(result.stats for result in scored if self._fits(result))
@@ -349,21 +356,19 @@ class Collector:
     def retry(
         self, reasons: Mapping[ChunkId, str], failed: Mapping[ChunkId, int]
     ) -> tuple[list[Piece], list[ChunkFailure]]:
-        """Decide which pieces (chunks or parts of chunks) without a job are sent, and which are given up. A
-        piece in `reasons` is of one of two kinds: its last attempt has failed, or it is a new half of a piece
-        whose worker died.
+        """Decide which chunks, or parts of chunks, are sent again and which are given up.
 
         Parameters
         ----------
         reasons
-            For each piece, the reason why its last attempt has failed; for a new half, the reason to state if
-            the half is given up.
+            Why each one's last attempt has failed. A new half of a chunk whose worker died has had no
+            attempt; it has the reason to state if it is given up.
         failed
-            Number of failed attempts of each piece before the last one.
+            Number of failed attempts before the last one.
 
         Returns
         -------
-        The pieces to send, and the failures of those that have no attempt left.
+        The chunks or parts to send, and the failures of those that have no attempt left.
         """
         again: list[Piece] = []
         given_up: list[ChunkFailure] = []
@@ -394,8 +399,9 @@ class Collector:
         return piece is not None and len(result.scores) == len(piece.table)
 
     def _objection(self, result: ChunkResult | BadResult) -> str | None:
-        """Return the reason why a result cannot be used: it is unreadable, or does not fit the run or the
-        rows that were sent. ``None`` in two cases: the result can be used, or the run does not wait for it.
+        """Return why a result cannot be used, or ``None`` if it can be used or the run does not wait for it.
+
+        A result cannot be used if it is unreadable, or if it does not fit the run or the rows that were sent.
         """
         if isinstance(result, BadResult):
             return result.reason
@@ -407,7 +413,7 @@ class Collector:
         return self.how.objection(result.stats)
 
     def _has_answer(self, number: int, whole: ChunkResult) -> None:
-        """Finish chunk `number`, all of whose rows have results; `whole` is the joined result."""
+        """Finish the chunk `number`, whose rows all have results. `whole` is the result of all its rows."""
         chunk = self._unfinished.pop(number)
         if chunk.pairs is None:
             part = scored_table(chunk.table, whole, row_results(whole, len(chunk.table)))
@@ -423,9 +429,7 @@ class Collector:
         self._finished.append(FinishedChunk(number, part, result))
 
     def _count(self, chunk: UnfinishedChunk) -> dict[str, Amounts]:
-        """Add a chunk's scored rows to `scored`; returns the tokens and device time of its results, by the
-        name of the device.
-        """
+        """Count the scored rows of a chunk. Returns the tokens and device time of its results, by device."""
         used: dict[str, Amounts] = {}
         for _, result in chunk.results:
             if isinstance(result, ChunkScores):

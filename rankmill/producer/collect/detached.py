@@ -56,16 +56,18 @@ class DetachedRun(LiveRun):
         return collector
 
     def restore(self, settled: Settled) -> None:
-        """Write to Redis again what Redis has lost of the run, such as the stream of results. If the run's
-        own record is lost, do nothing, because `check_existence` raises `RunExpired` in this case.
+        """Write to Redis again what Redis has lost of the run, such as the stream of results.
+
+        Do nothing if the run's own record is lost: `check_existence` raises `RunExpired` then.
         """
         if self.store.exists(self.run.id):
             super().restore(settled)
             self.store.unlist(self.run)
 
     def settle(self, news: Settled, *, is_last: bool) -> Settled:
-        """Return `news`, the facts in which all chunks of the run must agree. Nothing is stored: every
-        process that collects the run finds the same facts, because it reads the same first result.
+        """Return `news`, the facts that all chunks must share, without storing them.
+
+        Every process that collects the run reads the same first result, and so finds the same facts.
         """
         return news
 

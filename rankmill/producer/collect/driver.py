@@ -42,8 +42,9 @@ still exist.
 
 _PATROL_SHARE = 0.1
 _LONGEST_PATROL = 1.0
-"""While a producer waits, it checks the run again and again. The pause between two checks is a tenth of the
-time since the last result, at most `_LONGEST_PATROL` seconds, but at least `RunStore.patrol_seconds`.
+"""While a producer waits, it checks its run again and again. The pause between two checks is a tenth of the
+time since the last result, but at least `RunStore.patrol_seconds` and about `_LONGEST_PATROL` seconds at
+most.
 """
 
 logger = logging.getLogger(__name__)
@@ -58,15 +59,15 @@ class RunDriver:
     Parameters
     ----------
     kept
-        The run to drive: a run that only this process collects, or a detached run. The run's class decides
-        what becomes of results in Redis.
-    source, sizing
-        The source yields the tables to score, one for each chunk. `sizing` has the sizes by which the source
-        cuts the tables.
+        The run. Its class decides what becomes of results in Redis.
+    source
+        Yields the tables to score, one for each chunk.
+    sizing
+        The sizes by which the source cuts the tables.
     window
         Limits how many chunks may be in Redis without a result.
     reuse
-        As in `Collector`.
+        Scores of an earlier output. Pairs that have a score there are not sent to workers.
     """
 
     def __init__(
@@ -103,13 +104,15 @@ class RunDriver:
         self._looked = -math.inf
         self._sized = sizing.is_known
         self._cancelled = False
-        # held while results are taken, and by `cancel`, which another thread may call
+        # Another thread may call `cancel`, which must not run while results are accepted.
         self._accepting = system.RLock()
-        self._reading = system.Lock()  # held to read the source, or to close it
+        self._reading = system.Lock()  # held to read or close the source
         self._late = False  # whether `deadline` had passed at the last `_look_around`
         self._jobless: dict[ChunkId, str] = {}
-        """The pieces (chunks or parts of chunks) that may have no job in Redis: new halves, and pieces with
-        an unusable result. The value is the reason to state in the piece's errors if it is given up.
+        """Chunks, or parts of chunks, that may have no job in Redis, each with the reason.
+
+        They are new halves of a chunk, or have an unusable result. If they are given up, their rows' errors
+        state the reason.
         """
 
     @property
@@ -165,8 +168,8 @@ class RunDriver:
             self._close_source()
             raise
         self._spool.close()
-        # A worker leaves a note if scores are wrong. For a brief run, `end` reads that note together with its
-        # deletion of the run, which saves a command.
+        # A worker leaves a note if scores are wrong. For a brief run, `end` reads this note in the command
+        # that deletes the run.
         if not self._kept.is_brief:
             with self._at_redis():
                 self._check_notes()
@@ -219,9 +222,7 @@ class RunDriver:
         self._close_source()
 
     def _close_source(self) -> None:
-        """Close the run's source. If another thread is reading the source now, leave it to that thread to
-        close the source.
-        """
+        """Close the run's source. If another thread is reading the source now, that thread closes it."""
         if self._reading.acquire(blocking=False):
             try:
                 self._source.close()
@@ -275,15 +276,15 @@ class RunDriver:
             self._look_at_workers()
 
     def _look_at_workers(self) -> None:
-        """From time to time, ask how much workers claim ahead, write the progress to the server, and end the
-        run if a worker has left a note that scores are wrong.
+        """From time to time, adapt the window to the workers, report the progress, and check for wrong
+        scores.
         """
         now, window, sized = system.monotonic(), self._window, self._sizing.is_known
         just_known = window.follows_workers and sized and not self._sized
         if now - self._looked < self._patrol_seconds and not just_known:
             return
         self._looked, self._sized = now, sized
-        with suppress(RedisUnavailable), waiting(most=0):  # if the server cannot serve, skip this look
+        with suppress(RedisUnavailable), waiting(most=0):  # if the server cannot serve, ask it next time
             if window.follows_workers:
                 capacity = self._store.capacity(self.run.queue)
                 window.follow(capacity, self.collector.chunk_rows, sized=sized)
@@ -303,8 +304,9 @@ class RunDriver:
             raise self._kept.wrong(why)
 
     def _give_up(self) -> None:
-        """Cancel the run, because it has failed or has wrong scores. Do not cancel a detached run: each
-        process that collects the run must be able to see the reason.
+        """Cancel the run, because it has failed or has wrong scores.
+
+        Do not cancel a detached run: each process that collects it must be able to see the reason.
         """
         if not self.is_detached:
             self.cancel()
@@ -321,7 +323,7 @@ class RunDriver:
         self._settle([result for _, result in entries])
         accepted = self._accept(entries)
         self._kept.forget([entry for entry, _ in entries], self.collector)
-        if self._cancelled:  # meanwhile, by another thread: delete what this thread has written
+        if self._cancelled:  # cancelled by another thread: delete what was written since
             self.cancel()
         self._jobless |= {half.id: "it was lost" for half in accepted.halves}
         self._jobless |= {
@@ -375,15 +377,16 @@ class RunDriver:
         if count := self._store.put_back(self.run, [piece for piece in pieces if piece not in {*missing}]):
             logger.warning("Redis has lost lists of the queue: %d chunks are put back", count)
         self._kept.look_back()
-        self._collect(0)  # a missing job may have just ended and left a result
+        self._collect(0)  # the job of a missing chunk may have just written a result
         missing = [piece for piece in missing if piece in self.collector.pieces]
         if lost := [piece for piece in missing if piece not in reasons]:
             logger.warning("Redis has lost %d chunks", len(lost))
         self._retry({piece: reasons.get(piece, "it was lost") for piece in missing})
 
     def _retry(self, reasons: Mapping[ChunkId, str]) -> None:
-        """Submit pieces again that have lost their job. `reasons` says for each piece how that happened. A
-        piece without attempts left fails with this reason.
+        """Submit chunks again that have lost their jobs. Chunks without attempts left fail.
+
+        `reasons` has, for each chunk or part of a chunk, the reason to state if it fails.
         """
         if not reasons:
             return
@@ -403,7 +406,7 @@ class RunDriver:
         try:
             self._kept.enqueue(payloads)
         finally:
-            if self._cancelled:  # meanwhile, by another thread: delete what this thread has written
+            if self._cancelled:  # cancelled by another thread: delete what was written since
                 self.cancel()
         for piece in pieces:
             with about(chunk=piece.chunk, job=keys.job_id(self.run.id, piece.id)):

@@ -58,13 +58,19 @@ _GET = "SELECT scores, CAST(about AS BLOB), rows FROM chunks WHERE chunk = ?"
 
 
 class Account(WireModel):
-    """The usage of an output: rows, tokens and device time. The usage is stored so that each result is added
-    only once to the account of the run's tenant.
+    """Usage of an output: rows, tokens and device time.
 
-    ``scored`` is the number of rows that devices have scored. ``used`` has the usage of the latest results,
-    by the results' entries in the last run's stream in Redis. If an entry still exists in that stream, the
-    entry's usage must still be added to the tenant's account. ``rest`` counts the rows that no device has
-    scored; ``rest`` is ``None`` until a run is complete.
+    It is stored so that each result is added only once to the account of the run's tenant.
+
+    Attributes
+    ----------
+    scored
+        Number of rows that devices have scored.
+    used
+        Usage of the latest results, by the results' entries in the last run's stream in Redis. If an entry
+        still exists there, its usage must still be added to the tenant's account.
+    rest
+        Number of rows that no device has scored; ``None`` until a run is complete.
     """
 
     scored: Count = 0
@@ -73,12 +79,20 @@ class Account(WireModel):
 
 
 class Finished(WireModel):
-    """The part files of an output that are already at their final paths. The journal no longer has the
-    results of the rows in these files.
+    """Part files of an output that are already at their final paths.
 
-    ``parts`` is the number of these files; ``rows`` and ``row_errors`` are the numbers of their rows and of
-    rows without a score. ``first`` has the statistics of the run's first scored chunk. ``tally`` has sums
-    that the caller keeps over the rows of all these files, as text.
+    The journal no longer has the results of the rows in these files.
+
+    Attributes
+    ----------
+    parts
+        Number of the files.
+    rows, row_errors
+        Numbers of their rows, and of their rows without a score.
+    first
+        Statistics of the run's first scored chunk.
+    tally
+        The caller's sums over the rows of all these files, as text.
     """
 
     parts: Count
@@ -133,8 +147,8 @@ class Journal:
                 self._db.executescript(_TABLES)
             self.finished = self._read_state("finished", Finished) or _NONE
             self.is_in_redis = self.run is not None
-            """Whether the last run for this output may still be in Redis. Code that deletes the run there
-            sets this to ``False``.
+            """Whether the last run for this output may still be in Redis. Set this to ``False`` after
+            deleting the run there.
             """
         except BaseException:
             self.close()
@@ -238,8 +252,9 @@ class Journal:
             return None
 
     def next_cut(self, start: int) -> tuple[int, int] | None:
-        """Return the first row and the number of rows of the next chunk with a result, at row `start` or
-        later. ``None`` if no such chunk follows.
+        """Find the next chunk with a result, at row `start` or later.
+
+        Returns the chunk's first row and number of rows, or ``None`` if no such chunk follows.
         """
         with self._at_work():
             row = self._db.execute(_NEXT_CUT, (start, MAX_CHUNK_ROWS)).fetchone()
@@ -331,9 +346,10 @@ class Journal:
 
     @property
     def sealed(self) -> list[str]:
-        """The identities of output files that `seal` has recorded. If the file at the output's path has a
-        recorded identity, a run has moved the complete file to that path, but the run died before its own
-        end.
+        """Identities of complete output files that `seal` has recorded.
+
+        If the file at the output's path has one of these, a run moved its output there, but died before its
+        own end.
         """
         return (self._state("output") or "").splitlines()
 

@@ -37,7 +37,7 @@ releases Python's lock meanwhile.
 """
 
 Carrier = Callable[[int], Mapping[str, str]]
-"""A function that gets a chunk's number, and returns the chunk's trace in the form that jobs contain."""
+"""Returns the trace context of the chunk with a number, as jobs contain it."""
 
 logger = logging.getLogger(__name__)
 
@@ -70,23 +70,23 @@ class LiveRun:
     """Whether the run is stored together with its first chunks, and deleted together with its last results.
     """
     folder: ClassVar[Path | None] = None
-    """Folder for finished chunks that wait for their turn and do not fit into memory; ``None`` means the
-    system's folder for temporary files.
+    """Folder for finished chunks that do not fit into memory; ``None`` means the system's temporary folder.
     """
 
     def __post_init__(self) -> None:
         self.used: dict[str, dict[str, Amounts]] = {}
-        """The tokens and device time of collected results that are still in Redis, by the results' entries in
-        the run's stream.
+        """Tokens and device time of collected results that are still in Redis, by their entries in the run's
+        stream.
         """
         self._entries: list[str] = []  # stream entries of collected results that are still in Redis
         self._encoders: ThreadPoolExecutor | None = None
 
     @property
     def made_by(self) -> list[str]:
-        """Ids of the runs whose scores this run returns: this run, and with a journal also the earlier runs
-        whose results the journal has. If any of these runs has wrong scores, the scores of this run are
-        wrong, too.
+        """Ids of all runs whose scores this run returns.
+
+        With a journal, these include the earlier runs whose results the journal has. If one of them has wrong
+        scores, this run has wrong scores, too.
         """
         return [self.run.id]
 
@@ -94,24 +94,29 @@ class LiveRun:
         return Collector(self.run, window, RowCounter(0), reuse=reuse)
 
     def known(self, chunk: int, rows: int, counter: RowCounter) -> ChunkResult | None:
-        """Return the result that an earlier run has stored for a chunk. ``None`` for a run without a journal,
-        as here.
-        """
+        """Return the stored result of a chunk from an earlier run. A run without a journal has none."""
         return None
 
     def restore(self, settled: Settled) -> None:
-        """Write the run's record and its stream of results to Redis again if Redis has lost one of them, but
-        do not write the run's chunks. In any case, replace the facts in Redis in which all chunks must agree,
-        such as the precision, by those in `settled`, unless `settled` has no fact.
+        """Write the run's record and its stream of results to Redis again if Redis has lost one of them.
+
+        The run's chunks are not written. If `settled` has facts that all chunks must share, such as the
+        precision, they replace those in Redis.
         """
         self.store.restore(self.run)
         if any(settled):
             self.store.settle(self.run, settled, over=True)
 
     def settle(self, news: Settled, *, is_last: bool) -> Settled:
-        """Store `news`, the facts in which all chunks of the run must agree, such as the precision. Facts
-        that the server already has are not replaced. Returns the facts that the server has after that. With
-        `is_last`, store nothing and return `news`, because no further chunk has to agree.
+        """Store facts that all chunks of the run must share, such as the precision. Returns the facts that
+        count.
+
+        Parameters
+        ----------
+        news
+            Facts from new results. They do not replace facts that the server already has.
+        is_last
+            Whether no further chunk has to agree. If so, nothing is stored, and `news` is returned.
         """
         return news if is_last else self.store.settle(self.run, news)
 
@@ -177,16 +182,18 @@ class LiveRun:
         self.cleaner.remove(self.run, chunks, hurry=hurry, used=self.used)
 
     def end(self, collector: Collector) -> str | None:
-        """Delete the complete run. If a worker has found that scores of the run are wrong, return the reason;
-        else ``None``.
+        """Delete the complete run from Redis. If a worker has found that its scores are wrong, return the
+        reason.
         """
         used = self.used_in_all(collector)
         deleted = self.cleaner.remove(self.run, [], answered=collector.answered, used=used)
         return deleted.wrong if deleted else None
 
     def used_in_all(self, collector: Collector) -> Mapping[str, Usage]:
-        """Return what the complete run has used (rows, tokens and device time) and its tenant's account does
-        not include yet. Rows that no device has scored count, too.
+        """Return the usage (rows, tokens and device time) to add to the tenant's account when the run is
+        complete.
+
+        Rows that no device has scored are part of the usage.
         """
         rest = collector.rest()
         return {**self.used, END: {NO_DEVICE: rest}} if any(rest) else self.used
@@ -280,7 +287,8 @@ class JournaledRun(LiveRun):
         )
 
     def known(self, chunk: int, rows: int, counter: RowCounter) -> ChunkResult | None:
-        """Return the journal's result of a chunk; ``None`` if the journal has no result, or a damaged one.
+        """Return the journal's result of a chunk, or ``None`` if the journal has none or a damaged one.
+
         The rows of a damaged result are subtracted from `counter`.
         """
         damaged = self.journal.damaged_rows
@@ -295,18 +303,19 @@ class JournaledRun(LiveRun):
 
     def cancel(self, chunks: Collection[ChunkId], *, hurry: bool) -> None:
         used: Mapping[str, Usage] = self.used
-        # If a signal came between collecting and storing results, `used` includes results that the journal
-        # does not have. Those results are scored again, so only the usage in the journal's account is counted
-        # here.
-        with suppress(InputError, OutputError):  # a run must end even if the journal cannot be read
+        # If a signal came before results were stored, `self.used` counts results that are not in the journal.
+        # They are scored again, so only the usage in the journal counts.
+        with suppress(InputError, OutputError):  # cancel the run even if the journal cannot be read
             used = self.journal.account.used
         if self.cleaner.remove(self.run, chunks, hurry=hurry, used=used):
             self.journal.is_in_redis = False
 
     def used_in_all(self, collector: Collector) -> Mapping[str, Usage]:
-        """Return the usage (rows, tokens and device time) of the complete run that its tenant's account does
-        not include yet. The rows that no device has scored are part of this usage, unless an earlier run for
-        the output was complete: such a run has already counted them.
+        """Return the usage (rows, tokens and device time) to add to the tenant's account when the run is
+        complete.
+
+        Rows that no device has scored are left out if an earlier complete run for the output has counted
+        them.
         """
         account = self.journal.account
         if account.rest:
@@ -315,8 +324,8 @@ class JournaledRun(LiveRun):
         return super().used_in_all(collector)
 
     def wrong(self, why: str) -> WrongScores:
-        """Mark the journal as wrong, so that no run continues the journal. Returns the error to raise; `why`
-        is the reason why the scores are wrong.
+        """Mark the journal as wrong, so that no run continues it. Returns the error to raise, with the reason
+        `why`.
         """
         return self.journal.distrust(why)
 
@@ -330,8 +339,9 @@ def live_run(
     *,
     row_tokens: bool = False,
 ) -> LiveRun:
-    """Make a run that only this process collects. The parameters are those of `LiveRun`. If a `journal` is
-    given, the run's results are also stored in this journal.
+    """Make a run that only this process collects.
+
+    If a `journal` is given, it stores the run's results. The other parameters are those of `LiveRun`.
     """
     if journal:
         return JournaledRun(store, run, cleaner, columns, journal=journal, row_tokens=row_tokens)

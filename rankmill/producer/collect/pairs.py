@@ -70,8 +70,8 @@ USUAL_COLUMNS: Mapping[Inputs, tuple[str, ...]] = {
 class OpenTables(Iterator[pa.Table]):
     """Tables from opened sources, such as files that a thread reads ahead, or a caller's stream.
 
-    The code that opens the sources must close them, with ``with`` or `close`; closing may wait. The garbage
-    collector never closes them, because it may run in a thread that holds a lock which closing needs.
+    The code that opens the sources must close them, with ``with`` or `close`. Do not leave this to the
+    garbage collector: it may run in a thread that already holds a lock which closing needs.
 
     Parameters
     ----------
@@ -113,8 +113,9 @@ A query that several rows repeat counts once for each of these rows.
 def rows_given(
     pairs: Pairs | None, texts: Texts | None, messages: Conversations | None, spec: SpecOptions
 ) -> tuple[Rows, SpecOptions]:
-    """Return the rows to score, which must be given as exactly one of `pairs`, `texts` and `messages`. Also
-    return `spec`; for texts and messages, it then names this kind of rows.
+    """Return the rows to score, which must be given as exactly one of `pairs`, `texts` and `messages`.
+
+    Also returns `spec`. For texts and messages, the returned spec names this kind of rows.
 
     Raises
     ------
@@ -156,8 +157,9 @@ def cut_pairs(pairs: Rows, columns: tuple[str, ...], sizing: Sizing, inputs: Inp
 
 
 def tables_of(pairs: object, columns: tuple[str, ...], inputs: Inputs = "pairs") -> OpenTables | None:
-    """Read pairs as tables of one schema, as a stream if possible; ``None`` if `pairs` are not a table of any
-    kind.
+    """Read pairs as tables of one schema, as a stream if possible.
+
+    Returns ``None`` if `pairs` are not a table of any kind.
 
     Raises
     ------
@@ -201,9 +203,10 @@ class _Tables(NamedTuple):
 
 
 def _table_of(pairs: Any, columns: tuple[str, ...], inputs: Inputs) -> _Tables | None:
-    """Read pairs as tables; ``None`` if `pairs` are not a table of any kind. This imports no library.
+    """Read pairs as tables, or return ``None`` if `pairs` are not a table of any kind.
 
-    Of data frames and datasets, only `columns` are converted, if these exist.
+    Do not import a library of tables here: that would be slow. Of data frames and datasets, only `columns`
+    are converted, if these exist.
     """
     try:
         if len(columns) == 1 and _is_column(pairs):
@@ -270,8 +273,8 @@ def _read(reader: pa.RecordBatchReader, name: str) -> Iterator[pa.Table]:
 def cut_tables(
     tables: Iterator[pa.Table], columns: tuple[str, ...], sizing: Sizing, start: int = 0
 ) -> Iterator[pa.Table]:
-    """Cut or join `tables` into one table for each chunk. `start` is the number in the input of the first row
-    of `tables`.
+    """Cut or join `tables` into one table for each chunk. `start` is the row number at which they begin in
+    the input.
     """
     waiting = size = 0
     pending: list[pa.Table] = []

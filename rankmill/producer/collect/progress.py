@@ -15,8 +15,8 @@ time, so that a run's slow beginning is soon forgotten.
 """
 
 _STEP_SECONDS = 0.5
-"""If the last but one of the remembered points of a run's progress is younger than this many seconds, a new
-point replaces the last point. If the last point but one is older, the new point is added.
+"""The recorded points of a run's progress are about this many seconds apart. A point that comes sooner
+replaces the last one.
 """
 
 

@@ -47,8 +47,9 @@ class EarlierScores:
 
     @property
     def kind(self) -> str | None:
-        """The device, versions and precision on which the bits of a deterministic output's scores depend, as
-        one text (`ChunkStats.kind`). ``None`` if the output is not deterministic.
+        """The device, versions and precision of a deterministic output, as one text (`ChunkStats.kind`).
+
+        The bits of its scores depend on them. ``None`` if the output is not deterministic.
         """
         return self.made.get("rankmill.kind")
 
@@ -119,11 +120,16 @@ def _as_bytes(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 @dataclass(frozen=True)
 class ChunkPairs:
-    """The distinct pairs in those rows of a chunk whose score is not known.
+    """The distinct pairs among those rows of a chunk whose score is not known.
 
-    ``rows`` has the number of the first row of each distinct pair; only these rows are sent to workers.
-    ``places`` has one entry for each row of the chunk: the index in ``rows`` of the row's pair, or null if
-    the row's score is ``known``.
+    Attributes
+    ----------
+    rows
+        The number of the first row of each distinct pair. Only these rows are sent to workers.
+    places
+        For each row of the chunk, the index in ``rows`` of the row's pair; null if the row's score is known.
+    known
+        The known score of each row, or null.
     """
 
     rows: Numbers
@@ -135,9 +141,10 @@ class ChunkPairs:
         return table.take(pa.array(self.rows))
 
     def whole(self, chunk: int, result: ChunkResult) -> ChunkScores | None:
-        """Make the chunk's result for the journal, with all rows of the chunk, from the worker's `result`,
-        which has only the distinct pairs. ``None`` if `result` is a failure, so that nothing is stored, and a
-        resumed run tries the chunk again.
+        """Make the result of all rows of the chunk from the worker's `result`, which has only the distinct
+        pairs.
+
+        Returns ``None`` if `result` is a failure. A resumed run then tries the chunk again.
         """
         if not isinstance(result, ChunkScores):
             return None
@@ -145,8 +152,10 @@ class ChunkPairs:
         return ChunkScores(chunk, results.scores, results.errors, result.stats, results.tokens)
 
     def table(self, table: pa.Table, result: ChunkResult | None) -> ScoredTable:
-        """Join the chunk's `table` with the scores of all its rows. `result` has the scores of the distinct
-        pairs that were sent to a worker; ``None`` if no pair was sent, because all scores are known.
+        """Join the chunk's `table` with the scores of all its rows.
+
+        `result` has the scores of the distinct pairs that were sent to a worker. It is ``None`` if no pair
+        was sent.
         """
         return scored_table(table, result, self._row_results(result), len(table) - self.known.null_count)
 
@@ -160,8 +169,9 @@ class ChunkPairs:
 
 
 def distinct_pairs(table: pa.Table, columns: tuple[str, ...], known: pa.Array | None) -> ChunkPairs | None:
-    """Find the distinct pairs among those rows of a chunk whose score is not known. Returns ``None`` if all
-    rows must be sent to workers.
+    """Find the distinct pairs among those rows of a chunk whose score is not known.
+
+    Returns ``None`` if all rows must be sent to workers.
 
     Parameters
     ----------

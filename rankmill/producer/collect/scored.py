@@ -29,14 +29,29 @@ class RowResults(NamedTuple):
 
 @dataclass(frozen=True)
 class ScoredTable:
-    """Rows of the input with their scores and errors.
+    """Rows of the input with their scores and errors. In each row exactly one of score and error is null.
 
-    In each row exactly one of score and error is null. A score is a float32, or a list of a fixed number of
-    them; if no row has a score, the type of ``scores`` says nothing. ``stats`` is ``None`` if no worker has
-    scored any of the rows. It is also ``None`` if several runs have scored the rows; in this case, ``parts``
-    has the tables of those runs. ``attempts`` is the most attempts that any of the rows needed. ``worker``
-    names one of the workers (empty if unknown). ``reused`` is the number of rows with the score of an earlier
-    output. ``tokens`` are as in `RowResults`. For a detached run, the table has no columns.
+    Attributes
+    ----------
+    table
+        The rows of the input. For a detached run, the table has no columns.
+    scores
+        A float32 for each row, or a list of a fixed number of them. If no row has a score, the type says
+        nothing.
+    errors
+        The reason why a row has no score.
+    stats
+        Statistics of the chunk; ``None`` if no worker or several runs have scored the rows.
+    attempts
+        The most attempts that any of the rows needed.
+    worker
+        Name of one of the workers; empty if unknown.
+    reused
+        Number of rows with the score of an earlier output.
+    parts
+        If several runs have scored the rows, the tables of these runs.
+    tokens
+        As in `RowResults`.
     """
 
     table: pa.Table
@@ -77,7 +92,7 @@ def row_results(result: ChunkResult, rows: int, kind: pa.DataType | None = None)
 
 
 def join_results(chunk: int, results: Sequence[tuple[int, ChunkResult]]) -> ChunkResult:
-    """Join the results of a chunk's pieces into one. `results` are in row order, each with its number of
+    """Join the results of the parts of a chunk into one. `results` are in row order, each with its number of
     rows.
     """
     if len(results) == 1:
@@ -107,8 +122,9 @@ def join_results(chunk: int, results: Sequence[tuple[int, ChunkResult]]) -> Chun
 
 
 def joined_tokens(parts: Sequence[RowResults | ScoredTable]) -> pa.Array | None:
-    """Join the token columns of several tables of rows. Rows of a table without tokens get null; ``None`` is
-    returned if no table has tokens.
+    """Join the token columns of several tables. The rows of a table without tokens get null.
+
+    Returns ``None`` if no table has tokens.
     """
     kinds = [part.tokens.type for part in parts if part.tokens is not None]
     if not kinds:

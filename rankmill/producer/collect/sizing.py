@@ -1,4 +1,4 @@
-"""Decides how many chunks are in Redis at a time, which is the window, and how large they are."""
+"""Decides how many chunks are in Redis at a time (the window), and how many rows each chunk has."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ less.
 
 CHUNK_SECONDS = 1.0
 """With ``chunk_size: auto``, a chunk is about this many seconds of work for the slowest worker. Until a
-worker's speed is known, the speed is estimated from the time that the worker's device took for the worker's
-last result.
+worker's speed is known, it is estimated from the device time of the worker's last result.
 """
 
 REQUEST_ROWS = 64
@@ -64,8 +63,8 @@ _GONE_SECONDS = 30
 
 
 class Load(NamedTuple):
-    """The load of a run on Redis: the number of pieces (chunks or parts of chunks) that are in Redis without
-    a result, the number of rows in these pieces, and the bytes of the payloads.
+    """What a run has in Redis without a result: the number of chunks (or parts of chunks), their rows, and
+    the bytes of their payloads.
     """
 
     pieces: int = 0
@@ -100,10 +99,18 @@ class WindowSize:
         self._sharers = sharers
 
     def follow(self, capacity: QueueCapacity, chunk_rows: int, *, sized: bool) -> None:
-        """Set how many rows may be in Redis without a result, by the number of pairs that the workers claim
-        ahead. Workers claim whole chunks, so one more chunk is added for each worker.
+        """Set how many rows may be in Redis without a result, by what the workers claim ahead.
 
-        `sized` says whether the size of chunks already follows the workers' speed.
+        Workers claim whole chunks, so one more chunk is added for each worker.
+
+        Parameters
+        ----------
+        capacity
+            The number of workers, and the number of pairs that they claim ahead.
+        chunk_rows
+            The largest number of rows of a chunk.
+        sized
+            Whether the size of chunks already follows the workers' speed.
         """
         if not sized:
             capacity = QueueCapacity(workers=capacity.workers)
@@ -155,17 +162,15 @@ class Sizing:
         self._results: dict[tuple[str, str], deque[tuple[float, int]]] = {}
         """The time and the number of rows of recent results, by model and worker."""
         self._stated: dict[tuple[str, str], float] = {}
-        """Rows of the last result divided by the seconds that the worker's device took for it, by model and
-        worker.
-        """
+        """Rows of each worker's last result divided by the seconds of device time, by model and worker."""
 
     def add(self, run: Run) -> None:
         self._models[run.spec.model] = REQUEST_ROWS if run.priority == "request" else MIN_ROWS
 
     @property
     def is_known(self) -> bool:
-        """Whether the size of chunks is already known. True in two cases: ``chunk_size`` is a number, or the
-        size already follows the workers' speed.
+        """Whether the size of chunks is known, because it is a fixed number or already follows the workers'
+        speed.
         """
         return bool(self._fixed) or self._models.keys() <= self._learnt.keys()
 
@@ -200,8 +205,9 @@ class Sizing:
             self._learnt[model] = min(max(min(*wanted, before * _GROWTH), MIN_ROWS), MAX_ROWS)
 
     def _wanted(self, whose: tuple[str, str], now: float) -> int | None:
-        """Return how many rows a chunk should have for a worker of a model, by the worker's speed. ``None``
-        if the worker is gone, or its speed is unknown.
+        """Return how many rows a chunk should have for a worker and its model, by the worker's speed.
+
+        Returns ``None`` if the worker is gone, or its speed is unknown.
         """
         results = self._results[whose]
         if now - results[-1][0] > _GONE_SECONDS:

@@ -59,9 +59,11 @@ class Spool:
         self._used = 0
         self._file: IO[bytes] | None = None
         self.full = False
-        """Whether the last write to disk has failed, because the disk or the temporary file is full, or for
-        another reason. While this is true, finished chunks wait in memory, and no new chunks should be
-        submitted. `full` becomes false when all chunks are taken.
+        """Whether the last write to disk has failed, for example because the disk or the temporary file is
+        full.
+
+        While this is true, finished chunks wait in memory, and no new chunks should be submitted. It becomes
+        false when all chunks are taken.
         """
 
     def __contains__(self, chunk: int) -> bool:
@@ -75,9 +77,10 @@ class Spool:
         return self._used >= self._memory_bytes
 
     def has_room(self, expected: int) -> bool:
-        """Whether the spool, which keeps finished chunks, may get `expected` more bytes. True in two cases:
-        with these bytes, less than `memory_bytes` would be used; or less than a quarter of `memory_bytes` is
-        used now.
+        """Whether the store of finished chunks has room for `expected` more bytes.
+
+        It has room if less than `memory_bytes` would then be used, or less than a quarter of them is used
+        now.
         """
         return self._used + expected < self._memory_bytes or self._used < self._memory_bytes // 4
 
@@ -111,8 +114,8 @@ class Spool:
         written = _to_bytes(part)
         try:
             if self._file is None:
-                # A buffer would keep bytes that a full disk has refused, and later calls would fail because
-                # of them.
+                # Do not buffer: a buffer would keep bytes that a full disk has refused, and later calls would
+                # fail.
                 self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
             start = 0  # the loop moves `start` to the first gap that is large enough
             for place, size in sorted(self._on_disk.values()):

@@ -1,8 +1,7 @@
-"""A Redis client for synchronous code that `producer.client.aio.bridge` runs. Its connections are those of
-redis.asyncio.
+"""A Redis client for synchronous code, which `producer.client.aio.bridge` runs in an event loop.
 
-The commands of all tasks share one connection, and commands that come while others are in progress are sent
-together. Commands that wait for results use other connections.
+It uses the asyncio connections of redis-py. The commands of all tasks share one connection, and are sent
+together if they come while others are in progress. Commands that wait for results use other connections.
 """
 
 from __future__ import annotations
@@ -130,7 +129,9 @@ async def _reply(connection: Any) -> Any:
 
 
 class LoopPatience(Patience):
-    """Repeats Redis commands as `Patience` does, but waits in the event loop, so that tasks continue."""
+    """Repeats Redis commands while the server cannot serve, like `Patience`. It waits in the event loop, so
+    that other tasks continue.
+    """
 
     def sleep(self, seconds: float) -> None:
         wait(asyncio.sleep(seconds))
@@ -140,13 +141,16 @@ class LoopPatience(Patience):
 
 
 class LoopRedis(redis.Redis):
-    """A Redis client with the methods of redis-py's synchronous client. It sends the commands over asyncio
-    connections, for code that `bridge.run` calls.
+    """A Redis client with the methods of redis-py's synchronous client, for code that `bridge.run` calls.
+
+    It sends the commands over asyncio connections.
 
     Parameters
     ----------
-    url, wait_seconds
-        As in `rankmill.jobs.runtime.connection.client_for`.
+    url
+        URL of the server, such as ``redis://localhost:6379/0``.
+    wait_seconds
+        Longest wait of each command, in seconds, while the server cannot serve.
     """
 
     def __init__(self, url: str, wait_seconds: float) -> None:
@@ -187,9 +191,9 @@ class LoopRedis(redis.Redis):
         return self.patiently(lambda: self.streams.read(stream, after, block / 1000))
 
     def patiently(self, do: Callable[[], Awaitable[T]]) -> T:
-        """Call `do`, which sends a command, and repeat the call while the Redis server cannot serve, as
-        `Patience` does. `end_of_command` says until when Redis commands may wait; an attempt that has not
-        ended by that time is cancelled.
+        """Call `do`, which sends a command, and repeat the call while the Redis server cannot serve.
+
+        An attempt that has not ended by `end_of_command()` is cancelled.
         """
         end = end_of_command()
         reason: redis.RedisError = redis.TimeoutError("it does not answer in time")
@@ -203,7 +207,7 @@ class LoopRedis(redis.Redis):
             except redis.RedisError as error:
                 reason = error
                 raise
-            except TimeoutError as error:  # an earlier attempt may have failed for a clearer reason
+            except TimeoutError as error:  # an earlier attempt's error says more than "no answer"
                 raise reason from error
 
         return self._patience.call_with_retry(lambda: wait(in_time()), self._reconnect)

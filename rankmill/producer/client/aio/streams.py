@@ -19,8 +19,8 @@ _BLOCK_SECONDS = 1.0
 _BELL_SECONDS = 60
 
 _PAUSE_SECONDS = 1e-4
-"""Seconds of pause after an XREAD command, for each stream that the command has read. So the next command
-reads all results that come at about the same time.
+"""Pause after an XREAD command, in seconds for each stream read. Results that come in the pause are read
+together by the next command.
 """
 
 Entries: TypeAlias = list[tuple[bytes, dict[bytes, bytes]]]
@@ -28,12 +28,14 @@ Found: TypeAlias = list[tuple[bytes, Entries]]
 
 
 class Streams:
-    """Reads the result streams of many runs with one command, and gives the entries of each stream to the
-    task that waits for that run. A second task that waits for the same run sends its own command.
+    """Reads the result streams of many runs with one command.
 
-    A task may begin to wait for a run while the command for other runs is still waiting. To end that command
-    early, the reader adds an entry to its bell, a stream of its own that each of its commands also reads. The
-    next command then reads the new run's stream too.
+    Each task gets the entries of the run that it waits for. A second task that waits for the same run sends
+    its own command.
+
+    A task may begin to wait while the command for other runs is still waiting. To end that command early, the
+    reader adds an entry to a stream of its own (the bell), which every command also reads. The next command
+    then reads the new run's stream too.
 
     Parameters
     ----------
@@ -114,7 +116,7 @@ class Streams:
                 pipe.expire(self._bell, _BELL_SECONDS)
                 await pipe.execute()
         except redis.RedisError:
-            pass  # the command that waits for results fails as well
+            pass  # no message here: the command that waits for results fails as well
 
 
 def _found(reply: Any) -> Found:
