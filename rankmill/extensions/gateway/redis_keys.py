@@ -21,8 +21,8 @@ def api_keys() -> str:
 
 
 def api_key_requests(name: str) -> str:
-    """Sorted set: requests in progress with the API keys of a name, by the time at which each request's lease
-    ends.
+    """Sorted set: requests in progress with the API keys that share this name, by the time at which each
+    request's lease ends.
     """
     return f"{PREFIX}:api-key-requests:{name}"
 

@@ -1,4 +1,4 @@
-"""Reads scored files: their ids and scores, and the ranks and scores of the run that was scored."""
+"""Reads scored files: ids and scores, and, if a TREC run was reranked, its earlier ranks and scores."""
 
 from __future__ import annotations
 

@@ -163,8 +163,9 @@ class Runner:
         self._answer(run.end("failed", reason))
 
     def _finish(self, run: FileRun) -> None:
-        """Write the end of a run as done. The run's output is already in its place, because a runner was
-        interrupted after it had moved the output, and before it could write the end.
+        """Record the end of a run whose output is already complete.
+
+        A runner was interrupted after it had moved the output into place, before it could record the end.
         """
         drop(run, self._settings)
         clear(run)

@@ -208,9 +208,9 @@ class OrderedQueue(RQQueue):
         worker
             Name of the worker.
         waits
-            Whether the worker waits at RQ's list if it gets no job.
+            Whether the worker will wait for a job at RQ's list if there is none now.
         idle
-            Whether the worker is idle if it gets no job.
+            Whether the worker has nothing else to do if there is no job. One that still scores is not idle.
         alone
             Ids of runs whose jobs the worker does not take.
         """

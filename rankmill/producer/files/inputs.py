@@ -139,11 +139,20 @@ def _files_below(folder: AnyPath) -> list[AnyPath]:
 
 
 def without_hidden(files: Sequence[AnyPath], pattern: AnyPath) -> list[AnyPath]:
-    """Return those matches of a glob that are not hidden; `files` are the matches of `pattern`.
+    """Return the files that are not hidden.
 
-    A file is hidden if its name, or the name of a folder below the fixed part of the pattern, begins with
-    ``.`` or ``_``. There are two exceptions: the name of a partition's folder (``_day=1``) hides nothing, and
-    a name hides nothing if the part of the pattern at its place begins with the same character.
+    A file is hidden if its name begins with ``.`` or ``_``, or the name of a folder in which the pattern has
+    found it. There are two exceptions:
+
+    - Folders of partitions, such as ``_day=1``, are not hidden.
+    - A pattern finds hidden names if it says so: ``_*/a.csv`` finds files in the folder ``_old``.
+
+    Parameters
+    ----------
+    files
+        The matches of the pattern.
+    pattern
+        The pattern (a glob).
 
     Raises
     ------

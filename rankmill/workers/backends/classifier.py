@@ -264,9 +264,9 @@ def load_pretrained(kind: Any, source: str | Path, revision: str | None, config:
         The weights do not fit the config, the config describes a far larger model than the checkpoint, or a
         file from the hub is damaged.
     WorkerError
-        A model of the hub does not fit into the memory of this host.
+        A check before loading finds that a model from the hub does not fit into this host's memory.
     MemoryError
-        The model does not fit into the memory of this machine.
+        The host's memory was used up while the model was loaded.
     OSError, ValueError
         From transformers, if the weights are not safetensors or cannot be read.
     """

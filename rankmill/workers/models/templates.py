@@ -313,7 +313,9 @@ def _digits(value: int) -> int:
 
 
 def _times(left: Any, right: Any) -> int:
-    """The size of the product of two values, one of which may be a text or a list."""
+    """Return the size of ``left * right``: digits of a number, or elements of a text or list, such as
+    ``"ab" * 3``.
+    """
     if isinstance(left, int) and isinstance(right, int):
         return _digits(left) + _digits(right)
     sizes = [len(value) if isinstance(value, str | list | tuple) else abs(value) for value in (left, right)]

@@ -43,8 +43,9 @@ class ClaimOrder:
 
     @property
     def left_alone(self) -> list[str]:
-        """Ids of the runs whose chunks this worker does not take now, because it has just handed back one of
-        them.
+        """Ids of the runs whose chunks this worker does not take now.
+
+        The worker has handed back a chunk of each of these runs a short time ago.
         """
         return self._refused_within(_LEFT_ALONE_SECONDS)
 

@@ -71,8 +71,8 @@ async def _scraper(request: Request, gateway: TheGateway) -> None:
 
 
 Scraper = Annotated[None, Depends(_scraper)]
-"""The type of a path function's parameter by which FastAPI refuses callers that may not read metrics
-(`Admission.identify_scraper`).
+"""Parameter type for FastAPI's path functions. A path with such a parameter refuses callers that may not read
+metrics.
 """
 
 

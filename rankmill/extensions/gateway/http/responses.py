@@ -100,9 +100,10 @@ async def _with_comments(events: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
 def download(
     pieces: Iterator[bytes], ends: AsyncExitStack, headers: Mapping[str, str], media_type: str
 ) -> Stream:
-    """Make an HTTP answer that sends a file in pieces. The exit stack `ends`, by which the download counts as
-    in progress, is closed before the last piece is sent. With the last piece, the client may send its next
-    request, and the download must no longer count.
+    """Make an HTTP answer that sends a file in pieces.
+
+    A download counts as a request in progress until `ends` is closed. That happens before the last piece is
+    sent, because a client that has the last piece may send its next request.
     """
 
     async def until_ended() -> AsyncIterator[bytes]:

@@ -102,8 +102,8 @@ class Quotes:
         self._outside = re.compile(rb'(?:[^"]++|(?<!%b)"|%b)*+' % (edge, field))
         self._longest = longest
         self._rest, self._at = b"\n", -1
-        """Two values: the last checked byte of the file with the bytes after it, which are not checked yet,
-        and the place of that last checked byte in the file.
+        """`_rest`: the last checked byte, and the bytes after it, which are not checked yet.
+        `_at`: the place of the last checked byte in the file.
         """
         self._open: int | None = None
         """The place in the file at which a field in quotes begins, if the checked bytes end inside of that
