@@ -112,7 +112,7 @@ def test_a_browser_shows_workers_runs_and_that_redis_is_away(
     wait_for(lambda: figures(page)["cluster"]["workers"][0]["state"] == "lost")
     html = shown(page, tmp_path / "browser")
     assert re.search(rf"worker-7\s+rankmill\s+{host}\s+lost", text(html, "workers"))
-    assert "Worker worker-7 has died" in text(html, "state")
+    assert re.search(rf"Worker worker-7 \(host {host}, process {worker.pid}\) has died", text(html, "state"))
     assert "start another" in text(html, "faults")
     assert "No runs." in text(html, "runs")
     server.client.shutdown(nosave=True)
