@@ -259,17 +259,19 @@ def _glob(system: Any, pattern: str) -> list[str]:
     found = ["/".join(parts[:start])]
     for at, part in enumerate(parts[start:], start):
         kind = "file" if at + 1 == len(parts) else "directory"
-        try:
-            names = {
-                info["name"].rstrip("/")
-                for folder in found
-                for info in system.ls(folder, detail=True)
-                if info["type"] == kind
-            }
-        except FileNotFoundError:
-            return []
+        entries = [entry for folder in found for entry in _entries(system, folder)]
+        names = {entry["name"].rstrip("/") for entry in entries if entry["type"] == kind}
         found = sorted(name for name in names.difference(found) if fnmatchcase(name.rpartition("/")[2], part))
     return found
+
+
+def _entries(system: Any, folder: str) -> list[dict[str, Any]]:
+    """Return the entries of a folder, or none if the folder does not exist."""
+    try:
+        entries: list[dict[str, Any]] = system.ls(folder, detail=True)
+    except FileNotFoundError:  # another process may have removed it after it was listed
+        return []
+    return entries
 
 
 def below(folder: AnyPath) -> list[AnyPath]:
