@@ -301,6 +301,9 @@ def test_an_object_is_sent_again_if_its_upload_is_gone(
     put(large, object_path(f"{bucket.url}/large"))
     assert next(gone, None) is None
     assert s3_store.info(f"{bucket.url}/large")["size"] == 11 << 20
+    large.write_bytes(b"a" * (11 << 20))
+    with pytest.raises(InputError, match="s3://there-is-no-such-bucket/large: no such object"):
+        put(large, object_path("s3://there-is-no-such-bucket/large"))
 
 
 def test_a_lock_is_its_holders_until_it_does_not_change_for_long(

@@ -236,12 +236,13 @@ def sync(path: Path) -> None:
 def _send(system: Any, name: str, file: Path, target: ObjectPath) -> None:
     if target.protocol in _IN_PIECES:
         piece = max(_PIECE_BYTES, -(-file.stat().st_size // _MOST_PIECES))
+        options = {"chunksize": piece, "max_concurrency": _PIECES_AT_ONCE}
         try:
-            system.put_file(str(file), name, chunksize=piece, max_concurrency=_PIECES_AT_ONCE)
-        except FileNotFoundError as error:
-            # The upload is gone, for instance because its completion was asked for twice: the first answer
-            # was lost. `patiently` would not send the object again after this error.
-            raise OSError(f"the upload is gone ({error})") from None
+            system.put_file(str(file), name, **options)
+        except FileNotFoundError:
+            # The upload may be gone, because its completion was asked for twice: the first answer was lost.
+            # If the bucket does not exist, the second call fails as well.
+            system.put_file(str(file), name, **options)
     elif target.protocol in _WHOLE:
         system.put_file(str(file), name)
     else:
