@@ -59,6 +59,9 @@ WorkerStateName = Literal["idle", "busy", "draining", "drained", "lost", "foreig
 - ``foreign``: an RQ worker of another class.
 """
 
+DRAINED = {"draining", "drained"}
+"""States of a worker that was told to take no new chunks."""
+
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
@@ -344,7 +347,7 @@ class _Reader(Look):
                 started=started,
                 failed=failed,
                 workers=sum(state in {"idle", "busy"} for state in states),
-                drained=sum(state in {"draining", "drained"} for state in states),
+                drained=sum(state in DRAINED for state in states),
             )
             if waiting or started or name in listed:
                 in_use.append(state)

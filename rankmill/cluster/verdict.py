@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from pydantic import BaseModel, ConfigDict
 
-from rankmill.cluster.snapshot import QueueState, RunState, ServerMemory, Snapshot, WorkerState
+from rankmill.cluster.snapshot import DRAINED, QueueState, RunState, ServerMemory, Snapshot, WorkerState
 from rankmill.cluster.watch import ClusterFault, counted, waiting, watches
 
 _KINDS = (
@@ -23,8 +23,6 @@ _WITHOUT_REPORTS = {
 """Kinds of faults that are found without recent reports of processes. While the server takes no writes, it
 takes no reports, and all workers look lost.
 """
-
-_DRAINED = {"draining", "drained"}
 
 QUIET_SECONDS = 15.0
 """Seconds without a result after which a run is stuck, if its queue has jobs and a worker is free."""
@@ -151,7 +149,7 @@ def _of_queue(queue: QueueState, workers: Iterable[WorkerState], *, has_lost: bo
     if waits and not queue.workers:
         whom = "all workers are drained" if queue.drained else "no workers"
         start = f"start some with score-workers --queue {shlex.quote(queue.name)}"
-        drained = [each.name for each in workers if each.state in _DRAINED and queue.name in each.queues]
+        drained = [each.name for each in workers if each.state in DRAINED and queue.name in each.queues]
         yield ClusterFault(
             kind="no_workers",
             text=f"Nothing is scored in queue {queue.name}: {whom}, {waiting(waits, 'chunk')}",
