@@ -35,10 +35,16 @@ _T = TypeVar("_T")
 
 
 def source_path(name: str, part: DatasetPart) -> AnyPath:
-    """Return the path of the file or object `name`. For the name of a dataset, ``irds:NAME``, return the path
-    of a file with the `part` of the dataset.
+    """Return the path of a file, of an object, or of a part of an ir_datasets dataset.
 
-    The first command that uses a part of a dataset writes the part into a file in the user's cache folder.
+    The first command that uses a part of a dataset writes it to a file in the user's cache folder.
+
+    Parameters
+    ----------
+    name
+        A path, a URL, or ``irds:NAME`` for a dataset.
+    part
+        The part of the dataset, such as its queries.
 
     Raises
     ------
@@ -76,8 +82,8 @@ def _dataset_file(name: str, part: DatasetPart) -> Path:
 
 
 def _write(file: Path, dataset: str, part: DatasetPart, items: Iterator[Any]) -> None:
-    """Write the rows of a part of a dataset to a Parquet file. The file appears complete or not at all,
-    because another process may write it at the same time.
+    """Write a part of a dataset to a temporary file, and move it into place. Another process may do the same
+    at the same time.
     """
     import pyarrow.parquet as pq
 
@@ -95,16 +101,14 @@ def _write(file: Path, dataset: str, part: DatasetPart, items: Iterator[Any]) ->
 
 
 def _row(part: DatasetPart, item: Any) -> dict[str, object]:
-    """Convert an item of a dataset to a row of the Parquet file. The text of a query or document is the one
-    that ir_datasets takes by default.
-    """
+    """Convert a query, passage, judgement or score of ir_datasets to a row of the Parquet file."""
     if part in {"queries", "docs"}:
         return {_SCHEMAS[part].names[0]: item[0], "text": item.default_text()}
     return {name: getattr(item, name) for name in _SCHEMAS[part].names}
 
 
 def _asked(dataset: str, ask: Callable[[], _T]) -> _T:
-    """Call ir_datasets; any exception, such as that of a failed download, becomes an error of one line."""
+    """Call `ask`, and turn any error of ir_datasets, such as a failed download, into an `InputError`."""
     try:
         return ask()
     except RankmillError:

@@ -1,7 +1,8 @@
 """Looks up texts by id, in batches, in memory or in an index on disk.
 
-An index holds the ids and texts of a corpus as batches of Arrow, and the sorted hashes of the ids, in files
-that are mapped into memory. So a look-up needs memory only for the texts that it returns.
+An index on disk is a folder of files that are mapped into memory: the ids and texts as batches of Arrow, the
+sorted hashes of the ids, and the row of each hash. So a look-up needs memory only for the texts that it
+returns.
 """
 
 from __future__ import annotations
@@ -33,8 +34,7 @@ from rankmill.producer.files.stores.roots import confined
 from rankmill.producer.files.stores.writing import sync
 
 SUFFIX = ".index.rankmill"
-"""Ending of the name of an index's folder beside the corpus; it follows the name of the corpus' first file.
-"""
+"""The index of ``corpus.tsv`` is the folder ``corpus.tsv.index.rankmill``."""
 
 _FORMAT = 2
 _SCHEMA = pa.schema({"id": pa.string(), "text": pa.string()})
@@ -53,10 +53,17 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass
 class TextIndex:
-    """Finds texts by id; ``hashes`` are the sorted hashes of the ids, and ``rows`` the row of each hash.
+    """Finds texts by their ids.
 
-    ``batches`` have the columns ``id`` and ``text``. If several rows have the same id, `find` returns the one
-    that comes first in ``rows``.
+    Parameters
+    ----------
+    batches
+        The ids and the texts, in the columns ``id`` and ``text``.
+    hashes
+        The hashes of all ids, sorted.
+    rows
+        For each hash, the row of its id. If an id has several rows, `find` returns the one that comes first
+        here.
     """
 
     batches: Sequence[pa.RecordBatch]
@@ -64,16 +71,14 @@ class TextIndex:
     rows: Rows
 
     def find(self, ids: pa.Array) -> Rows:
-        """Return the number of each id's row in the index; -1 for an id that the index does not have. The ids
-        are strings.
-        """
+        """Return the row number of each id, or -1 for an id that is not in the index."""
         wanted = _hashes(ids)
         order = np.argsort(wanted)  # because sorted ids are found several times as fast
         places = np.empty(len(wanted), np.int64)
         places[order] = np.searchsorted(self.hashes, wanted[order])
         rows_found = np.full(len(wanted), -1, np.int64)
         undecided = np.arange(len(wanted))
-        while len(undecided):  # repeats only for an id whose hash another id has, too
+        while len(undecided):  # repeats only if two different ids have the same hash
             undecided = undecided[places[undecided] < len(self.hashes)]
             undecided = undecided[self.hashes[places[undecided]] == wanted[undecided]]
             rows = np.asarray(self.rows[places[undecided]])
@@ -84,11 +89,11 @@ class TextIndex:
         return rows_found
 
     def ids(self, rows: Rows) -> pa.StringArray:
-        """Return the ids of the rows with the numbers `rows`, all of which must exist."""
+        """Return the id in each of these rows, all of which must exist."""
         return self._taken(rows, "id")
 
     def take(self, rows: Rows) -> pa.StringArray:
-        """Return the texts of the rows with the numbers `rows`; null for the number -1."""
+        """Return the text in each of these rows, or null for the row number -1."""
         is_there = rows >= 0
         places = pa.array(np.cumsum(is_there) - 1, mask=~is_there)
         return self._taken(rows[is_there], "text").take(places)
@@ -102,15 +107,22 @@ class TextIndex:
 def in_memory(
     files: Sequence[AnyPath], on_duplicate: OnDuplicate = "error", fields: TextFields = QUERIES
 ) -> TextIndex:
-    """Read the ids and texts of `files` into an index in memory; `fields` names their columns.
+    """Read the ids and texts of files into an index in memory.
 
-    An id may occur twice with the same text. If the texts differ, `on_duplicate` raises an error, or takes
-    the first or the last text.
+    Parameters
+    ----------
+    files
+        The files of texts with ids.
+    on_duplicate
+        What to do with an id that has two different texts: raise an error, or take the first or the last
+        text.
+    fields
+        The columns of the ids and the texts.
 
     Raises
     ------
     InputError
-        A file cannot be read, or an id has two texts.
+        A file cannot be read, or `on_duplicate` is ``"error"`` and an id has two different texts.
     """
     by_file = [[_batch(*part) for part in read_texts(file, fields)] for file in files]
     batches = [batch for of_file in by_file for batch in of_file]
@@ -128,18 +140,32 @@ def on_disk(
     on_duplicate: OnDuplicate = "error",
     fields: TextFields = CORPUS,
 ) -> TextIndex:
-    """Open the index of a corpus. If there is no index that was made from the same files with the same
-    options, make one.
+    """Open the index of a corpus on disk, and make it first if the files or the options are new.
 
-    Ids that occur twice are treated as in `in_memory`. A new index is written beside the first file, except
-    in three cases: the file's folder cannot be written, the file is in an object store, or the process is
-    confined (others could put an index or a link beside the file). The index is then in the user's cache
-    folder.
+    A new index is written beside the first file. In three cases it is written into the user's cache folder
+    instead:
+
+    - This process may not write beside the file.
+    - The file is in an object store.
+    - This process works for other users, who could put an index or a link beside the file.
+
+    Parameters
+    ----------
+    files
+        The files of texts with ids.
+    fingerprints
+        A text for each file that changes when the file does.
+    on_duplicate
+        What to do with an id that has two different texts: raise an error, or take the first or the last
+        text.
+    fields
+        The columns of the ids and the texts.
 
     Raises
     ------
     InputError
-        A file cannot be read, an id has two texts, or other users can write to the cache folder.
+        A file cannot be read, or `on_duplicate` is ``"error"`` and an id has two different texts. Or other
+        users can write to the cache folder.
     OutputError
         The index cannot be written.
     """
@@ -175,9 +201,7 @@ def on_disk(
 
 
 def _check_owners(folder: Path, kept: Path, cache: Path) -> None:
-    """Raise `InputError` if another user could write an index in the cache folder; an index beside the corpus
-    is as safe as the corpus.
-    """
+    """Raise `InputError` if the index is in the cache folder and other users could change it there."""
     if folder == kept and (why := strangers(kept, cache, "XDG_CACHE_HOME")):
         raise InputError(why)
 
@@ -236,18 +260,14 @@ def _hashes(ids: pa.Array) -> Hashes:
 
 
 def _in_order(hashes: Hashes, on_duplicate: OnDuplicate) -> Rows:
-    """Return the numbers of all rows in the order of their hashes. Among rows with equal hashes, the row that
-    `on_duplicate` prefers comes first.
-    """
+    """Sort all row numbers by hash. Of equal hashes, the row that `on_duplicate` keeps comes first."""
     if on_duplicate != "last":
         return np.argsort(hashes, kind="stable")
     return len(hashes) - 1 - np.argsort(hashes[::-1], kind="stable")
 
 
 def _check_unique(index: TextIndex, files: Sequence[AnyPath], sizes: Sequence[int]) -> None:
-    """Raise `InputError` if an id has two different texts in an index; `sizes` has the number of rows of each
-    of the `files`.
-    """
+    """Raise `InputError` if an id has two different texts. `sizes` are the numbers of rows of the files."""
     equal = index.hashes[1:] == index.hashes[:-1]
     if not equal.any():
         return
@@ -269,8 +289,8 @@ def _check_unique(index: TextIndex, files: Sequence[AnyPath], sizes: Sequence[in
 
 
 def _place_of(row: int, files: Sequence[AnyPath], sizes: Sequence[int]) -> str:
-    """Describe, for a message, the place of a row: its file, and its number there. The number `row` counts
-    the rows of all files.
+    """Name a row's file, and the row's number there. If each file has 5 rows, row 7 is row 2 of the second
+    file.
     """
     file = int(np.searchsorted(np.cumsum(sizes), row, side="right"))
     return f"row {row - sum(sizes[:file])} (counted from 0) of {files[file]}"

@@ -37,9 +37,9 @@ _Labels = dict[tuple[str, str], int]
 class RankingSource(PairSource):
     """Reads the pairs of a ranking (a run file) in its order, and looks up their texts.
 
-    The columns are those of every ranking (`rankings.SCHEMA`), ``query`` and ``passage``, and ``relevance``
-    and ``in_run`` if judgements are given. The text of a missing id is null, so that its row gets an error;
-    `explain` names the id.
+    The columns are those of every ranking (`rankings.SCHEMA`), ``query`` and ``passage``. Judgements add
+    ``relevance`` and ``in_run``. If an id is in no file, its text is null, and `explain` names the id in the
+    row's error.
 
     Parameters
     ----------
@@ -48,8 +48,8 @@ class RankingSource(PairSource):
     fingerprints
         The `fingerprint` of each of ``files.all``.
     allow_missing
-        Whether a pair with an id that no file contains becomes a row error; if not, such an id ends the
-        command before any row is scored. A null text and an empty query become row errors in any case.
+        Whether a pair with an unknown id becomes a row error. If not, it ends the command before any row is
+        scored. Null texts and empty queries always become row errors.
     on_duplicate
         What to do with an id that has two texts in the queries or the corpus.
     queries, corpus
@@ -104,12 +104,12 @@ class RankingSource(PairSource):
         super().__init__(files.all, marks, rows, shard)
 
     def select(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
-        """See `PairSource.select`; the columns of texts, ``query`` and ``passage``, cannot be selected."""
+        """Yield columns of the shard's rows, except the texts (``query`` and ``passage``)."""
         wanted = list(names)
         return (batch.select(wanted) for batch in self._ids())
 
     def explain(self, part: ScoredTable) -> ScoredTable:
-        """Replace the error of each row without a text by one that names the id that has no text."""
+        """In the error of each row without a text, name the id that has no text."""
         if part.errors.null_count == len(part.errors):
             return part
         errors = part.errors.to_pylist()
@@ -138,8 +138,8 @@ class RankingSource(PairSource):
         return batches if self._labels is None else self._labelled(batches, self._labels)
 
     def _labelled(self, batches: Iterator[pa.RecordBatch], labels: _Labels) -> Iterator[pa.RecordBatch]:
-        """Add the columns ``relevance`` and ``in_run``; at the end, yield rows for the relevant passages that
-        the run lacks.
+        """Add the columns ``relevance`` and ``in_run``. Then yield a row for each relevant passage that the
+        run lacks.
         """
         lacking = {pair: label for pair, label in labels.items() if label > 0}
         queries: set[str] = set()
@@ -161,8 +161,8 @@ class RankingSource(PairSource):
             yield pa.RecordBatch.from_pylist(rows, schema=self._id_schema)
 
     def _texts(self) -> list[tuple[str, str, TextIndex, str]]:
-        """Return, for the queries and for the passages, the column of their texts, the column of their ids,
-        the index that finds the texts, and the names of the files from which the index was made.
+        """Return a tuple for queries and one for passages: text column, id column, index of texts, file
+        names.
         """
         queries, corpus = (
             ", ".join(str(file.path) for file in files) for files in (self._input.queries, self._input.corpus)
@@ -226,7 +226,7 @@ def _cut_queries(batches: Iterator[pa.RecordBatch], path: AnyPath, depth: int) -
 def _best(
     batch: pa.RecordBatch, starts: npt.NDArray[np.int64], path: AnyPath, seen: set[int], depth: int
 ) -> pa.RecordBatch:
-    """Keep the best `depth` rows of each query; `batch` has whole queries, which begin at rows `starts`."""
+    """Keep the best `depth` rows of each query in `batch`. `starts` are the first rows of its queries."""
     for start in starts:
         query = batch["query_id"][int(start)].as_py()
         if hash(query) in seen:

@@ -34,10 +34,10 @@ _USUAL: Mapping[str, Sequence[Sequence[str]]] = {
     "run_rank": [("rank", "position"), ("run_rank",)],
     "run_score": [("score", "sim", "similarity"), ("run_score",)],
 }
-"""For each column of a ranking, the names that it may have in a file.
+"""The names that a column of a ranking may have in a file.
 
-An output of score-file that scored a run also has ``run_rank`` and ``run_score``, the rank and the score in
-that run. These two columns are used only if the file has no other column of ranks or of scores, respectively.
+``run_rank`` and ``run_score`` are used only if the file has no rank and no score of another name. An output
+of score-file has them beside its own score: they come from the run that it scored.
 """
 
 _RELEVANCE: Sequence[Sequence[str]] = [("relevance",), ("rel", "label", "score")]
@@ -63,9 +63,7 @@ _THREE = LineFormat(
     (),
     _RANKING.kinds,
 )
-"""Form of a run with three fields on a line, in which a reader finds out whether the last field is rank or
-score.
-"""
+"""A run with three fields on a line: query, passage, and either rank or score."""
 
 _QRELS = LineFormat(
     pa.schema({"query_id": pa.string(), "doc_id": pa.string(), "relevance": pa.int64()}),
@@ -78,10 +76,9 @@ _QRELS = LineFormat(
 def read_ranking(path: AnyPath) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a ranking in order, as batches of `SCHEMA`.
 
-    In text, tabs or spaces separate the fields. Without a header, a line has the six fields of TREC, or else
-    two to four fields: query and passage, perhaps followed by the rank, by the score, or by the rank and the
-    score. If there are three fields, `_third_field` tells a rank from a score. A row of JSON or Parquet may
-    hold lists of passages, ranks and scores.
+    In text, tabs or spaces separate the fields. Without a header, a line has the six fields of TREC, or two
+    to four: query, passage, and perhaps the rank, the score, or both. A single number is the rank if it is
+    whole and rises within each query. A row of JSON or Parquet may hold lists of passages, ranks and scores.
 
     Raises
     ------
@@ -112,7 +109,7 @@ def read_qrels(path: AnyPath) -> pd.DataFrame:
 
 
 def check_once(frame: pd.DataFrame, path: AnyPath) -> None:
-    """Raise `InputError` if a passage occurs twice for a query (``query_id``, ``doc_id``)."""
+    """Raise `InputError` if a query has the same passage twice."""
     twice = frame[frame.duplicated(["query_id", "doc_id"])]
     if len(twice):
         query, passage = twice.iloc[0][["query_id", "doc_id"]]
@@ -129,13 +126,21 @@ def read_table(path: AnyPath) -> pa.Table:
 
 
 def column_of(path: AnyPath, names: Sequence[str], *usual: Sequence[str]) -> str:
-    """Return the name of the column, among a file's columns `names`, that has a usual name. `usual` are
-    sequences of usual names; names of an earlier sequence are preferred.
+    """Find a column of a file by its usual names, such as ``label`` for ``relevance``.
+
+    Parameters
+    ----------
+    path
+        The file, for messages.
+    names
+        The names of the file's columns.
+    usual
+        Groups of usual names; a name of an earlier group is preferred.
 
     Raises
     ------
     InputError
-        No column has one of the `usual` names, or several columns have one.
+        No column has a usual name, or several columns have one of the same group.
     """
     column = _column_with(path, names, usual)
     if column is None:
@@ -153,8 +158,9 @@ def _column_with(path: AnyPath, names: Sequence[str], usual: Sequence[Sequence[s
 
 
 def frame_of(table: pa.Table, names: list[str], path: AnyPath) -> pd.DataFrame:
-    """Convert the three columns `names` of a table to a data frame with the columns ``query_id``, ``doc_id``
-    and ``score``. Rows with a null are left out. Raises `InputError` if the scores are not numbers.
+    """Convert three columns of a table to a data frame of ``query_id``, ``doc_id`` and ``score``.
+
+    Rows with a null are left out. Raises `InputError` if the scores are not numbers.
     """
     try:
         columns = [
@@ -222,9 +228,7 @@ def _column(path: AnyPath, column: pa.Array | None, field: pa.Field, rows: int, 
 
 
 def _named(path: AnyPath, names: Sequence[str]) -> Mapping[str, str]:
-    """Return, for each column of `SCHEMA` that a file has, the name of the column in the file, whose columns
-    are `names`. Raises `InputError` if the file lacks a column of ids.
-    """
+    """Find the columns of a ranking among a file's `names`, such as ``qid`` for ``query_id``."""
     ids = {name: column_of(path, names, *_USUAL[name]) for name in ("query_id", "doc_id")}
     groups = zip(*(_USUAL[name] for name in ("run_rank", "run_score")), strict=True)
     others: dict[str, str | None] = {}
@@ -237,9 +241,8 @@ def _named(path: AnyPath, names: Sequence[str]) -> Mapping[str, str]:
 
 
 def _fields(path: AnyPath, words: Sequence[str]) -> Sequence[str]:
-    """Return the names of the fields on each line of a ranking whose first line (`words`) is a header or has
-    three fields. For any other first line, return an empty sequence: the number of fields on a line then
-    tells the names of the fields.
+    """Name the fields of a ranking's lines by its first line (`words`). The result is empty if their number
+    says which fields they are.
     """
     if words and words[0].lower() in QUERY_IDS:
         roles = {column: name for name, column in _named(path, words).items()}
@@ -248,11 +251,10 @@ def _fields(path: AnyPath, words: Sequence[str]) -> Sequence[str]:
 
 
 def _third_field(path: AnyPath) -> str:
-    """Name the third field of a run, ``run_rank`` or ``run_score``: ranks are whole numbers that rise within
-    each query.
+    """Find out whether the third field of a run is ``run_rank`` or ``run_score``.
 
-    The file is read in blocks. Rows of a query are compared if the rows are in one block, or follow each
-    other. Whole numbers are also taken for ranks if the file has only one block and no query has two rows.
+    It is the rank if its whole numbers rise within each query. In a file of one block, whole numbers are also
+    ranks if each query has only one row.
 
     Raises
     ------

@@ -31,21 +31,26 @@ _KNOWN_TEXTS: dict[Side, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 _TITLE = "title"
-"""The column of titles, which are put before the texts of passages, as in BEIR. Unless the caller names it,
-this column is never taken for the texts.
-"""
+"""The column of titles, which are put in front of the passages' texts, as in BEIR."""
 
 _ROWS = 16_384
 
 
 @dataclass(frozen=True)
 class TextFields:
-    """Names the columns with the ids and the texts of queries, or of a corpus.
+    """Names the columns with the ids and texts of queries, or of a corpus.
 
-    A column that the caller does not name is guessed: it must be the only column with a known name. If
-    ``texts`` names several columns, the last one has the text. The values of the other columns go before the
-    text, separated by spaces; empty values are left out. ``columns`` are all columns of CSV or TSV without a
-    header.
+    Parameters
+    ----------
+    side
+        ``"queries"`` or ``"corpus"``.
+    id
+        The column of ids. By default, it is the only column with a known name, such as ``_id``.
+    texts
+        The columns that make up a text. Values of the earlier columns, such as a title, go in front of the
+        last one. By default, the text is the only column with a known name.
+    columns
+        All columns of CSV or TSV without a header.
     """
 
     side: Side
@@ -59,14 +64,19 @@ class TextFields:
         return f"id {self.id!r}, text {text!r}{with_title}"
 
     def among(self, path: AnyPath, names: Sequence[str]) -> TextFields:
-        """Return a copy that names every column of ids and texts in the file at `path`. `names` are the
-        columns that the beginning of the file shows.
+        """Return a copy that names every column, after guessing those that the caller did not name.
+
+        Parameters
+        ----------
+        path
+            The file that has the columns.
+        names
+            The columns that the beginning of the file shows.
 
         Raises
         ------
         InputError
-            The file lacks a column that the caller named. Or the caller did not name a column, and the file
-            has no column with a known name, or several.
+            The file lacks a column that the caller named, or a column cannot be guessed.
         """
         is_json = format_of(path) in {JSON, JSONL}  # later records may have names that the first one lacks
         for option, name in (("id", self.id), *(("text", text_name) for text_name in self.texts)):
@@ -127,26 +137,22 @@ def read_texts(path: AnyPath, fields: TextFields = CORPUS) -> Iterator[tuple[pa.
 
 
 def taken_fields(path: AnyPath, fields: TextFields) -> TextFields | None:
-    """Return the columns of ids and texts that `read_texts` reads from a file; ``None`` for an empty file.
-    Raises the errors of `read_texts`.
+    """Return the columns that `read_texts` reads from a file, or ``None`` if the file is empty.
+
+    Raises `InputError` if the file lacks a column or cannot be read.
     """
     opened = _open(path, fields)
     return opened and opened[0]
 
 
 def taken(paths: Sequence[AnyPath], fields: TextFields) -> dict[str, str]:
-    """Describe in words the columns of ids and texts that `read_texts` reads from the files `paths`. The
-    result is a dictionary with one item, whose key is the option that names the files (``queries`` or
-    ``corpus``).
-    """
+    """Describe the columns that `read_texts` reads: ``{"corpus": "id '_id', text 'text'"}``."""
     columns = dict.fromkeys(str(of_file) for path in paths if (of_file := taken_fields(path, fields)))
     return {fields.side: "; ".join(columns)}
 
 
 def _joined(before: Sequence[pa.Array], text: pa.Array) -> pa.Array:
-    """Put the values of the columns in `before` in front of each row's text, separated by spaces. Empty
-    values are left out. The result is null where the text is null.
-    """
+    """Put values such as a title in front of each row's text, with a space. A null text stays null."""
     whole = text
     for values in reversed(before):
         first = pc.utf8_trim_whitespace(pc.fill_null(values, ""))
@@ -157,9 +163,8 @@ def _joined(before: Sequence[pa.Array], text: pa.Array) -> pa.Array:
 
 
 def _open(path: AnyPath, fields: TextFields) -> tuple[TextFields, Iterator[pa.RecordBatch]] | None:
-    """Open a file of texts. Return a pair: the names of the file's columns of ids and texts, which are found
-    at the beginning of the file, and an iterator over the rows of these columns. Return ``None`` for an empty
-    file.
+    """Open a file of texts. Return its columns of ids and texts, and an iterator over its rows. Returns
+    ``None`` if the file is empty.
     """
     options = ReadOptions(way_out="write the texts as Parquet", names=fields.columns)
     form = format_of(path)
