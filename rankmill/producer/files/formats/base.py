@@ -27,17 +27,15 @@ NOT_UTF8 = "not valid UTF-8; convert the file first: iconv -f latin1 -t utf-8 (o
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 ROW = "\0"
-"""Name of a column that has each row as the file has it, such as a line of JSON. Only some readers have this
-column.
+"""Name of a column with each row as it stands in the file, such as a line of JSON. Only some readers have it.
 
-The name `ROW` followed by the name of another column stands for that other column as text; values that are
-not strings become JSON.
+``ROW + "x"`` is the name of column ``x`` as text; values that are not strings become JSON.
 """
 
 
 @dataclass(frozen=True)
 class TextColumns:
-    """Names the columns of the pairs, or of the texts or conversations that are scored by themselves."""
+    """Names the columns to score: those of pairs, of texts, or of conversations."""
 
     query: str
     passage: str | None = None
@@ -70,13 +68,24 @@ class TextColumns:
 class ReadOptions:
     """How to read a file.
 
-    ``delimiter`` is the character between two fields of CSV and TSV, or its name. If it is ``None``, the
-    delimiter of CSV is detected, and that of TSV is a tab. ``lists`` are columns to unroll: a row becomes one
-    row for each item. ``max_field_mib`` is the largest number of MiB in a field in quotes of CSV and TSV
-    (``None`` means `MAX_FIELD_MIB`). A row may have as many MiB as a field, but at least `MAX_FIELD_MIB`.
-    ``way_out`` is advice to the user about a field or row that is too long. ``names`` are the columns of CSV
-    or TSV without a header. ``typed`` says whether columns of JSON get types; if not, all columns but
-    ``lists`` are text. ``messages`` are columns of conversations.
+    Parameters
+    ----------
+    delimiter
+        The character between two fields of CSV or TSV, or its name. By default, it is detected in CSV, and is
+        a tab in TSV.
+    lists
+        Columns to unroll: a row becomes one row for each item.
+    max_field_mib
+        The largest size of a field in quotes in CSV and TSV, in MiB; default: `MAX_FIELD_MIB`. The same bound
+        holds for a row, unless it is below `MAX_FIELD_MIB`.
+    way_out
+        Advice to the user about a field or row that is too long.
+    names
+        The columns of CSV or TSV without a header.
+    typed
+        Whether columns of JSON get types. If not, all are text except `lists`.
+    messages
+        Columns of conversations.
     """
 
     delimiter: str | None = None
@@ -90,12 +99,23 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class Survey:
-    """Schema and size of a file. ``first_null`` is the first row (from 0) with a null in a text column, or
-    ``None`` if no such row was found.
+    """What a first reading of a file has found.
 
-    ``typed`` says whether the format has types. ``as_asked`` says whether the reader converts columns to the
-    types that the caller asks for; a reader that does has the column `ROW`, too. ``mixed`` are columns that
-    become text, or lists of text, because no other type fits all values.
+    Parameters
+    ----------
+    schema
+        The columns, with types that fit every row.
+    rows
+        The number of rows.
+    first_null
+        The first row (from 0) with a null in a text column, or ``None`` if no such row was found.
+    typed
+        Whether the format has types, as Parquet does and CSV does not.
+    as_asked
+        Whether the reader converts columns to the types that the caller asks for. Such a reader also has the
+        column `ROW`.
+    mixed
+        Columns that become text, or lists of text, because no other type fits all values.
     """
 
     schema: pa.Schema
@@ -122,9 +142,9 @@ class Reader(Protocol):
         ...
 
     def survey(self, *, find_nulls: bool) -> Survey:
-        """Find the schema and the number of rows of the file. With `find_nulls`, also find the first row with
-        a null in a text column (``first_null``), even if the file must be read once more to find it. Raises
-        an error if the bytes that are read are damaged.
+        """Find the schema and the number of rows of the file.
+
+        With `find_nulls`, also find the first null in a text column, even if the file must be read once more.
         """
         ...
 
@@ -160,9 +180,16 @@ MakeReader = Callable[[AnyPath, Sequence[str], ReadOptions], Reader]
 class Format:
     """A format of files, which an entry point of ``rankmill.formats`` names.
 
-    ``endings`` are the endings of files' names; the first is a dot and the entry point's name. Text may be
-    compressed; then .gz or .zst follows the ending. ``reader`` is ``None`` if pairs cannot be read from the
-    format, and ``writer`` is ``None`` if rows cannot be written to it.
+    Parameters
+    ----------
+    endings
+        The endings of files' names. The first is a dot and the entry point's name.
+    reader
+        Makes a reader of pairs; ``None`` if the format has none.
+    writer
+        Makes a writer of rows; ``None`` if the format has none.
+    is_text
+        Whether files are text. Text may be compressed: .gz or .zst then follows the ending.
     """
 
     endings: Sequence[str]
@@ -243,9 +270,7 @@ def _is_uncastable(kind: pa.DataType) -> bool:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema that `plain_batch` gives to a batch with this `schema`. Metadata that an earlier
-    score-file wrote are left out.
-    """
+    """Return the schema of a batch after `plain_batch`, without the metadata of an earlier score-file."""
     metadata = {key: value for key, value in (schema.metadata or {}).items() if not key.startswith(_OURS)}
     return pa.schema([field.with_type(_plain(field.type)) for field in schema], metadata or None)
 
@@ -293,9 +318,7 @@ def undictionaried(kind: pa.DataType) -> pa.DataType:
 
 
 def mapped_type(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """Apply `change` to all types inside of a struct, a map or a list, and return the new type. If `kind` has
-    no types inside, return ``change(kind)``.
-    """
+    """Apply `change` to a type, or to the types inside of a struct, map or list, and return the result."""
 
     def mapped(field: pa.Field) -> pa.Field:
         return field.with_type(mapped_type(field.type, change))
@@ -317,8 +340,8 @@ _OF_VIEWS = {
     pa.binary_view(): pa.large_binary(),
     pa.json_(pa.string_view()): pa.large_string(),
 }
-"""For each of Arrow's view types, the type to which it is converted. The new types have offsets of 64 bits,
-because views may hold more text than 32 bits count.
+"""The type to which each of Arrow's view types is converted. Types with 32-bit offsets would be too small: a
+column of views may have more than 2 GiB of text.
 """
 
 

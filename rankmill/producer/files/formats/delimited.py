@@ -1,9 +1,9 @@
 """CSV and TSV, plain or compressed with gzip or zstd.
 
-The first line names the columns, unless the caller does. All columns are text, because the format has no
-types, or bytes if they are not UTF-8. An empty field without quotes is null. In TSV, a quote is an ordinary
-character, unless the beginning of the file shows the quotes of CSV. Quotes are checked (`formats.quotes`),
-because Arrow lets a stray quote merge rows.
+The first line names the columns, unless the caller does. All columns are text; a column that is not UTF-8 is
+bytes. An empty field without quotes is null. In TSV, a quote is an ordinary character, unless the beginning
+of the file shows the quotes of CSV. Quotes are checked (`formats.quotes`), because Arrow lets a stray quote
+merge rows.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ class _DelimitedReader:
         self._columns = self._header(beginning)
 
     def shown_columns(self) -> pa.Schema:
-        """See `Reader.shown_columns`; the header or the caller names the columns."""
+        """Return the columns that the header or the caller names, all as text."""
         return pa.schema([(name, pa.string()) for name in self._columns])
 
     def survey(self, *, find_nulls: bool) -> Survey:
-        """See `Reader.survey`; reads the file once, and once more for each column that is not UTF-8."""
+        """Read the file to survey it, and once more for each column that is not UTF-8."""
         types: _Types = dict.fromkeys([*self._columns, *self._texts], pa.string())
         while True:
             try:
@@ -94,7 +94,7 @@ class _DelimitedReader:
                 types[error.column] = pa.binary()
 
     def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
-        """See `Reader.batches`; a batch is a block of the file."""
+        """Yield a batch for each block of the file."""
         if not schema.names:
             return
         try:
@@ -108,9 +108,10 @@ class _DelimitedReader:
         return Survey(schema, *count_rows(batches, self._texts), typed=False)
 
     def _stream(self, types: _Types) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the file in batches, with those columns of `types` that the file has. If the file
-        has no column of `types`, the batches have the file's first column, by which rows can be counted. The
-        first batch has no rows.
+        """Yield an empty batch with the schema, then the rows of the file, with the columns that `types`
+        names.
+
+        If the file has none of these columns, its first one is read, so that its rows can be counted.
         """
         names = self._columns
         wanted = [name for name in names if name in types] or names[:1]
@@ -138,9 +139,8 @@ class _DelimitedReader:
             yield pa.RecordBatch.from_pylist([], schema=reader.schema)
             yield from reader
         except (pa.ArrowException, OSError) as error:
-            # Arrow raises this error without reading to the end. The rest is read here, because
-            # `formats.quotes` may find wrong quotes, and its error explains the cause better than Arrow's
-            # error.
+            # Read the rest of the file: the check of quotes may find a quote that is never closed, and its
+            # message is clearer than Arrow's.
             if self._has_quotes and "Empty CSV file" in str(error):
                 with self._open() as stream:
                     while stream.read(block_bytes):
@@ -181,9 +181,9 @@ class _DelimitedReader:
         return first
 
     def _is_header(self, first: Sequence[str], given: Sequence[str]) -> bool:
-        """Whether the file's first row is a header, although the caller has named the columns (`given`). A
-        first row counts as a header in two cases: it has all of the given names, or it has the name of a text
-        column at the place of that column.
+        """Whether the first row is a header, although the caller has `given` the columns' names.
+
+        It is a header if it has all of these names, or the name of a text column at the place of this column.
         """
         same = {
             name for name, field in zip(given, first, strict=False) if field.casefold() == name.casefold()
@@ -206,7 +206,7 @@ class _DelimitedReader:
         return InputError(f"{self._path}: {where} is {NOT_UTF8}")
 
     def _explained(self, error: Exception, names: list[str], block_bytes: int) -> Exception:
-        """Turn Arrow's error, which has column and row only in its message, into `InputError` or `_Unfit`."""
+        """Turn an error of Arrow into an `InputError`, or into `_Unfit` if a column is not UTF-8."""
         text = text_of(error)
         narrow = re.search(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to", text)
         if narrow:
@@ -222,7 +222,7 @@ class _DelimitedReader:
 
 
 def _first_row(beginning: str, delimiter: str, *, has_quotes: bool) -> list[str] | None:
-    """Return the fields of a file's first line, after any empty lines; ``None`` if this line is too long."""
+    """Return the fields of the first line that is not empty, or ``None`` if this line is too long."""
     lines = io.StringIO(beginning, newline="")
     quoting = csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE
     try:
@@ -241,13 +241,13 @@ class CsvReader(_DelimitedReader):
         return True
 
     def _usual_delimiter(self, beginning: str) -> str:
-        """Detect the delimiter of a CSV file: the first delimiter that fits. If no delimiter fits, return the
-        one that splits the first row into the most fields.
+        """Detect the delimiter by the first row, which must fit the columns that the caller names:
 
-        If the caller gives names for all columns of the file, a delimiter fits if the first row has as many
-        fields as there are names. If the caller gives no such names, but names columns of texts or
-        conversations, a delimiter fits if the header has all of these columns. If the caller names no columns
-        at all, a delimiter fits if the header has several columns.
+        - If the caller names all columns, the row must have as many fields.
+        - If the caller names columns of texts or conversations, the row must have their names.
+        - If the caller names no columns, the row must have several fields.
+
+        If no delimiter fits, return the one that gives the most fields.
         """
         wanted = {*self._texts, *self._options.messages}
         rows = {

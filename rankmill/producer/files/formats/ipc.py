@@ -1,4 +1,4 @@
-"""Arrow's IPC format: files with a footer, which Feather's second version has as well, and streams."""
+"""Reads Arrow's IPC files (Feather version 2 is the same format) and IPC streams, and writes IPC files."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ArrowReader:
             return schema
 
     def survey(self, *, find_nulls: bool) -> Survey:
-        """See `Reader.survey`; reads the text columns if `find_nulls` is set, else one column."""
+        """Count the rows, by reading one column, or all text columns if `find_nulls` is set."""
         texts = self._texts if find_nulls else []
         with self._open(texts) as (schema, batches):
             return Survey(schema, *count_rows(batches, texts))
@@ -66,10 +66,7 @@ class ArrowReader:
 
     @contextmanager
     def _open(self, wanted: Sequence[str]) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
-        """Open the Arrow file. Yields two values: the schema of the file, and an iterator over the batches of
-        the file with the `wanted` columns. If the file has no `wanted` column, the batches have the first
-        column.
-        """
+        """Open the Arrow file; yield its schema, and its batches with the `wanted` columns."""
         try:
             source = open_random(self._path)
             with pa.OSFile(str(source)) if isinstance(source, Path) else source as file:
@@ -84,7 +81,7 @@ class ArrowReader:
                 check_types(self._path, schema)
                 file.seek(0)
                 places = [place for place, name in enumerate(schema.names) if name in set(wanted)]
-                # one column is read, because without columns there would be no rows to count
+                # if no column is wanted, one is read, because its rows can be counted
                 first_column = [*range(len(schema))][:1]
                 options = pa.ipc.IpcReadOptions(included_fields=places or first_column, use_threads=False)
                 yield plain_schema(schema), map(plain_batch, _batches(file, is_file, options))

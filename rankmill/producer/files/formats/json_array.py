@@ -57,8 +57,10 @@ def array_blocks(path: AnyPath, stream: pa.NativeFile, start: bytes) -> Iterator
 
 
 class _Text:
-    """Decodes a JSON file piece by piece for a parser. ``text`` holds characters that were read from the
-    file. ``at`` is the index of the first of these characters that the parser has not used yet.
+    """Decodes a JSON file for a parser, some bytes at a time.
+
+    ``text`` are characters that were read, and ``at`` is the index of the first one that the parser has not
+    used.
     """
 
     def __init__(self, path: AnyPath, stream: pa.NativeFile, start: bytes) -> None:
@@ -75,9 +77,7 @@ class _Text:
         return bool(data)
 
     def next(self) -> str:
-        """Move ``at`` to the next character that is not white space, and return this character; return an
-        empty string at the end of the file.
-        """
+        """Skip white space, and return the next character, or an empty string at the end of the file."""
         while True:
             self.at = _end_of_space(self.text, self.at)
             if self.at < len(self.text):
@@ -118,7 +118,7 @@ def _item(path: AnyPath, text: _Text, decoder: json.JSONDecoder, number: int) ->
         text.next()
         try:
             value, end = decoder.raw_decode(text.text, text.at)
-            if end < len(text.text) or not text.more():  # at the end, an item may be half of a number
+            if end < len(text.text) or not text.more():  # ``12`` may go on as ``123``
                 break
             continue
         except json.JSONDecodeError as error:

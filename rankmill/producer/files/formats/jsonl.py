@@ -1,10 +1,11 @@
 r"""Reads JSON Lines or a JSON array of objects, and writes JSON Lines; gzip or zstd may compress them.
 
-Rows are parsed to get the texts to score. An output in JSON Lines has the input's own lines, with keys added;
-only unrolled lists and columns read as text change the rest of a line. If the output has types, as in
-Parquet, the type of a column is found from all of its values; a column whose values do not share a type
-becomes text. Lone surrogates (``\ud800``), which are not valid in Unicode text, become U+FFFD in texts that
-are sent or converted.
+Rows are parsed to get the texts to score. An output in JSON Lines has the lines of the input, with keys
+added. Only unrolled lists and columns read as text change the rest of a line.
+
+In an output with types, such as Parquet, a column has the type that fits all of its values, or is text if no
+type does. Lone surrogates (``\ud800``), which are not valid in Unicode text, become U+FFFD in texts that are
+sent or converted.
 
 A hostile file could be nested so deeply that parsers crash, or have a column for every row, so the depth and
 the number of columns are bounded.
@@ -96,10 +97,10 @@ class JsonlReader:
     def __init__(self, path: AnyPath, texts: Sequence[str], options: ReadOptions) -> None:
         self._path, self._texts, self._options = path, texts, options
         self._plain: Mapping[str, pa.DataType] = {}
-        """Types of the columns in which `survey` has found only null and values of one plain type."""
+        """Types of the columns whose values, apart from null, are all text, all numbers, or all booleans."""
 
     def shown_columns(self) -> pa.Schema:
-        """See `Reader.shown_columns`; the columns are the keys of the first record."""
+        """Return the keys of the first record, as columns of text."""
         for number, block in _blocks(self._path):
             line = block.lstrip().split(b"\n", 1)[0]
             try:
@@ -112,7 +113,7 @@ class JsonlReader:
         return pa.schema([])
 
     def survey(self, *, find_nulls: bool) -> Survey:
-        """See `Reader.survey`; parses the file once, or twice if rows widen the type of a nested column."""
+        """Parse the file to find its columns, and again if the type of a nested column was widened."""
         rows, null = 0, None
         columns = _Columns(self._path, self._texts, self._options)
         for part in _parts(self._path):
@@ -139,7 +140,7 @@ class JsonlReader:
         return Survey(schema, rows, null, typed=False, as_asked=True, mixed=sorted(columns.mixed))
 
     def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
-        """See `Reader.batches`; a batch has at most the rows of one block of the file."""
+        """Yield the rows; a batch has at most the rows of one block of the file."""
         most = max(_MAX_CELLS // max(sum(map(_width, schema.types)), 1), 1)
         plain = [field for field in schema if field.name != ROW]
         is_plain = bool(plain) and all(self._plain.get(field.name) == field.type for field in plain)
@@ -231,9 +232,7 @@ def _with_fields(row: str, fields: str) -> str:
 
 
 def with_items(row: str, lists: Sequence[str]) -> Iterator[str]:
-    """Yield the JSON of the object `row` once for each place in its `lists`; each list is replaced by its
-    item at this place.
-    """
+    """Unroll lists of a JSON object: ``{"p": [1, 2]}`` gives ``{"p": 1}`` and ``{"p": 2}``."""
     record = _decode(row)
     for items in zip(*(record.get(name) or () for name in lists), strict=True):
         yield _row_of({**record, **dict(zip(lists, items, strict=True))})
@@ -246,7 +245,7 @@ def with_text(row: str, names: Collection[str]) -> str:
 
 
 def _row_of(record: Record) -> str:
-    """Return the JSON of a row. Halves of characters become escapes, because Arrow takes only valid UTF-8."""
+    """Encode a row as JSON, with lone surrogates as escapes, because Arrow takes only valid UTF-8."""
     return _SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", _encode_row(record))
 
 
@@ -257,9 +256,7 @@ def value_as_text(value: object) -> str | None:
 
 @dataclass(frozen=True)
 class _Part:
-    """Consecutive rows of a file of JSON Lines: their lines, the objects in these, and the numbers of the
-    lines.
-    """
+    """Consecutive rows of a file of JSON Lines: the lines, the objects in them, and the line numbers."""
 
     path: AnyPath
     lines: Sequence[str]
@@ -276,8 +273,8 @@ class _Part:
         return [record.get(name) for record in self.records]
 
     def values_of(self, name: str, kinds: tuple[type, ...], wanted: str) -> list[Any]:
-        """Return the rows' values of the key `name`. Raises `InputError` if one is neither null nor of a type
-        in `kinds`; the message says which values are `wanted`.
+        """Return the value of the key `name` in each row. Raises `InputError` if a value is neither null nor
+        of one of these `kinds`.
         """
         values = self.values(name)
         if not set(map(type, values)) <= {*kinds, type(None)}:
@@ -292,17 +289,13 @@ class _Part:
 
 
 class _Columns:
-    """Finds the columns of a file of JSON Lines, and the type of each column, by reading the file's rows. A
-    column for which the caller wants text has the type text.
-    """
+    """Finds the columns of a file of JSON Lines and their types, by reading its rows."""
 
     def __init__(self, path: AnyPath, texts: Sequence[str], options: ReadOptions) -> None:
         self.types: dict[str, pa.DataType] = {}
         self.mixed: set[str] = set()
         self.unsure: set[str] = set()
-        """Nested columns whose type was widened after values had been read; those values may not fit the new
-        type.
-        """
+        """Nested columns whose type was widened. Values that were read before may not fit the new type."""
         self._path, self._texts, self._options = path, texts, options
         self._seen: set[tuple[str, ...]] = set()
         self._largest: dict[str, int] = {}
@@ -324,9 +317,7 @@ class _Columns:
                 self._narrow(name, values)
 
     def check(self, part: _Part) -> None:
-        """Check the nested columns of `unsure` with these rows. A column becomes text if its values in these
-        rows do not fit the column's widened type.
-        """
+        """Turn each column of `unsure` into text if its values in these rows do not fit its type."""
         for name in list(self.unsure):
             try:
                 _array(part.values(name), self.types[name])
@@ -334,18 +325,18 @@ class _Columns:
                 self._mix(name)
 
     def finish(self) -> None:
-        """Turn into text those columns that Parquet could not hold."""
+        """Turn columns that Parquet cannot hold into text."""
         for name, kind in list(self.types.items()):
             if _holds_nothing(kind):
                 self._mix(name)
 
     def has_type(self, name: str) -> bool:
-        """Whether the type of a column is found from the column's values. If not, the column is text."""
+        """Whether the type of a column is found from its values. If not, the column is text."""
         return (self._options.typed or name in self._options.lists) and name not in self._texts
 
     def _narrow(self, name: str, values: Sequence[Any]) -> None:
-        """Widen the type of the column `name` so that the type also fits `values`. If no type does, turn the
-        column into text.
+        """Widen the type of a column so that it fits further values. If no type does, turn the column into
+        text.
         """
         before, new = self.types[name], _type_of(values)
         if new is not None and pa.types.is_integer(new):
@@ -373,9 +364,7 @@ def _check_keys(path: AnyPath, number: int, keys: Iterable[str]) -> None:
 
 
 def _present(records: Sequence[Record], wanted: set[str], *, is_uniform: bool) -> Mapping[str, Sequence[Any]]:
-    """Return, by name, the values that `records` have in each of the `wanted` columns. A record without the
-    column adds no value.
-    """
+    """Collect the values of each `wanted` column. A record without the column adds no value."""
     if is_uniform:
         columns = zip(records[0], zip(*map(dict.values, records), strict=True), strict=True)
         return {name: values for name, values in columns if name in wanted}
@@ -409,9 +398,7 @@ def _type_of(values: Sequence[Any]) -> pa.DataType | None:
 
 
 def _has_truth_as_number(values: Iterable[Any], kind: pa.DataType) -> bool:
-    """Whether `values` hold true or false where the type `kind`, at any depth, has floating-point numbers.
-    Arrow would silently turn true and false into numbers there.
-    """
+    """Whether Arrow would silently turn true or false in `values` into a floating-point number."""
     if pa.types.is_floating(kind):
         return bool in set(map(type, values))
     there = [value for value in values if value is not None] if pa.types.is_nested(kind) else []
@@ -434,7 +421,9 @@ def _unified(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 
 def unified(kinds: Sequence[pa.DataType]) -> pa.DataType | None:
-    """Return a type that fits the values of all types in `kinds`; ``None`` if no type does."""
+    """Find a type for all values of several types, such as double for int64 and double. Returns ``None`` if
+    there is none.
+    """
     if len(set(kinds)) > 1:  # Arrow cannot unify a dictionary with plain values
         kinds = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in kinds]
     try:
@@ -462,7 +451,7 @@ def _holds_nothing(kind: pa.DataType) -> bool:
 
 
 def _width(kind: pa.DataType) -> int:
-    """Count the columns inside of a nested type, and one for the type itself."""
+    """Count a type and all types inside of it."""
     return 1 + sum(_width(kind.field(place).type) for place in range(kind.num_fields))
 
 
@@ -544,12 +533,10 @@ def _parts_of(path: AnyPath, first: int, block: bytes) -> Iterator[_Part]:
 
 
 def _plain_batch(block: bytes, schema: pa.Schema, most: int) -> pa.RecordBatch | None:
-    """Parse the rows of a block with Arrow, in half of the time that Python's json would take. Returns
-    ``None`` if Arrow cannot be used for this block.
+    """Parse a block of lines with Arrow, in half of the time that Python's json would take.
 
-    Use this only for columns of which Python's json has already read all values, because Arrow is less
-    strict. Arrow cannot be used for a block with more than `most` rows, or for a block that Arrow refuses
-    because it has lone surrogates, repeated keys, or control characters in strings.
+    Do not use this for columns that Python's json has not read before: Arrow is less strict. Returns ``None``
+    if the block has more than `most` rows, or has something that Arrow refuses, such as a repeated key.
     """
     fields = pa.schema([field for field in schema if field.name != ROW])
     try:

@@ -1,4 +1,4 @@
-"""Reads files whose rows have a query and a list of passages, as one row for each pair of the two."""
+"""Reads files whose rows have a query and a list of passages; each passage becomes a row with the query."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ class ListReader:
         return self._inner.shown_columns()
 
     def survey(self, *, find_nulls: bool) -> Survey:
-        """See `Reader.survey`. The reader `inner` surveys the file. Then the lists are read, to count the
-        rows into which the lists are unrolled.
-        """
+        """Survey the file, then read its lists to count the unrolled rows."""
         plain = [name for name in self._texts if name not in self._lists]
         inner = self._inner.survey(find_nulls=False)
         if not inner.schema.names:
@@ -58,7 +56,7 @@ class ListReader:
         return replace(inner, schema=schema, rows=rows, first_null=null)
 
     def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
-        """See `Reader.batches`; a batch has the pairs of a few rows of the file."""
+        """Yield the unrolled rows; a batch has those of a few rows of the file."""
         fields = [
             field.with_type(pa.list_(field.type)) if field.name in self._lists else field for field in schema
         ]

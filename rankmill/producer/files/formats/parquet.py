@@ -43,7 +43,7 @@ class ParquetReader:
         return self.survey(find_nulls=False).schema
 
     def survey(self, *, find_nulls: bool) -> Survey:
-        """See `Reader.survey`; reads the text columns only if `find_nulls` is set."""
+        """Read the schema and the number of rows. The text columns are read only if `find_nulls` is set."""
         with _open(self._path) as file, _reading(self._path):
             schema = plain_schema(file.schema_arrow)
             present = [name for name in self._texts if name in schema.names] if find_nulls else []
@@ -98,8 +98,16 @@ class ScoredRows:
 
 
 def scored_rows(path: AnyPath, names: Sequence[str], option: str) -> ScoredRows:
-    """Read the columns `names` of an earlier output of score-file. Messages of errors name the `option` of
-    the command that needs the columns.
+    """Read columns of an earlier output of score-file.
+
+    Parameters
+    ----------
+    path
+        The output.
+    names
+        The columns to read.
+    option
+        The option of the command that needs the columns, for messages.
 
     Raises
     ------
@@ -118,7 +126,7 @@ def scored_rows(path: AnyPath, names: Sequence[str], option: str) -> ScoredRows:
 
 
 def _open(path: AnyPath) -> pq.ParquetFile:
-    """Open a Parquet file. Arrow will verify the checksums of those pages that have one."""
+    """Open a Parquet file. Reading it verifies the checksums of those pages that have one."""
     try:
         file = pq.ParquetFile(
             open_random(path), buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True
@@ -153,8 +161,9 @@ def _in_milliseconds(kind: pa.DataType) -> pa.DataType:
 
 
 def far_second(column: pa.Array) -> int | None:
-    """Return the index of the first row whose time in seconds Parquet cannot hold; ``None`` if it can hold
-    all. Parquet stores such a time in milliseconds, which must fit into 64 bits.
+    """Find the first row with a time that is too far away for Parquet, and return its index.
+
+    Parquet stores times in seconds as milliseconds in 64 bits. Returns ``None`` if all times fit.
     """
 
     def fits(rows: pa.Array) -> bool:

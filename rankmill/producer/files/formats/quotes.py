@@ -1,4 +1,4 @@
-"""Checks the quotes of CSV: each field in quotes must end where its writer meant it to end.
+"""Checks that each field in quotes in a CSV file ends where its writer meant it to end.
 
 Arrow continues a field after its closing quote, and takes the rest of the file for one field if a quote is
 never closed. So a stray quote would silently merge rows. The bytes are checked while Arrow reads them.
@@ -24,7 +24,7 @@ _PIECE_BYTES = 1 << 20
 """The quotes of a CSV file are checked in pieces of this many bytes."""
 
 _INSIDE = re.compile(rb'(?:[^"]++|"")*+')
-"""Matches a field in quotes from behind its opening quote up to its closing quote."""
+"""Matches the inside of a field in quotes, where a doubled quote stands for a quote."""
 
 _BEHIND = (
     "something other than a delimiter or a line's end is behind the closing quote of the field that begins "
@@ -33,11 +33,13 @@ _BEHIND = (
 
 
 def open_quoted(path: AnyPath, delimiter: str, max_field_mib: int, way_out: str) -> pa.NativeFile:
-    """Open a CSV file as `open_stream` does; reading it raises `InputError` where quotes are wrong.
+    """Open a CSV file; reading it raises `InputError` where the quotes are wrong.
 
-    Quotes are wrong if a closing quote is followed by anything but a delimiter or a line end, if a quote is
-    never closed, or if a field in quotes is longer than `max_field_mib` MiB. `way_out` tells the user what to
-    do about a field that is meant to be longer.
+    Quotes are wrong in three cases:
+
+    - A closing quote is followed by anything but a delimiter or a line end.
+    - A quote is never closed.
+    - A field in quotes has more than `max_field_mib` MiB. The error then ends with the advice `way_out`.
 
     If the last line has no line end, one is added. Without it, Arrow misreads an empty last field behind a
     field in quotes as a field in quotes.
@@ -83,14 +85,14 @@ class Misquoted(Exception):
 
 
 class Quotes:
-    """Checks the quotes of a CSV file. The file is given to `look` a piece (some bytes) at a time.
+    """Checks the quotes of a CSV file, whose bytes are given to `look` one part after the other.
 
     Parameters
     ----------
     delimiter
         The character between two fields.
     longest
-        The largest number of bytes that a field in quotes may have. No piece that is given to `look` may be
+        The largest number of bytes that a field in quotes may have. No part that is given to `look` may be
         longer.
     """
 
@@ -102,13 +104,9 @@ class Quotes:
         self._outside = re.compile(rb'(?:[^"]++|(?<!%b)"|%b)*+' % (edge, field))
         self._longest = longest
         self._rest, self._at = b"\n", -1
-        """`_rest`: the last checked byte, and the bytes after it, which are not checked yet.
-        `_at`: the place of the last checked byte in the file.
-        """
+        """The last byte that was checked and the bytes after it, and the place of that byte in the file."""
         self._open: int | None = None
-        """The place in the file at which a field in quotes begins, if the checked bytes end inside of that
-        field; otherwise ``None``.
-        """
+        """Place in the file of the quote that is open, or ``None`` if no quote is open."""
 
     def look(self, data: bytes) -> None:
         """Check the next bytes of the file; at its end, call this with empty `data`.

@@ -22,9 +22,7 @@ def formats() -> tuple[Format, ...]:
 
 @cache
 def of_ending(ending: str) -> Format | None:
-    """Return the format of files whose names have an ending such as ``.csv``; ``None`` if no format has the
-    ending. If the ending is a dot and a format's name, only that format is imported.
-    """
+    """Find the format for an ending such as ``.csv``. Returns ``None`` if no format has this ending."""
     try:
         named: Format = plugins.load("rankmill.formats", ending.removeprefix("."))
     except KeyError:
@@ -44,8 +42,9 @@ def written_formats() -> tuple[Format, ...]:
 
 
 def format_of(path: AnyPath) -> Format | None:
-    """Return the format that the ending of a file's name gives. Returns ``None`` if the ending gives none, or
-    if a further ending gives a compression that the format cannot have.
+    """Return the format of a file by its name's ending, such as CSV for ``a.csv`` and ``a.csv.gz``.
+
+    Returns ``None`` if no format has the ending, or if the format cannot be compressed: ``a.parquet.gz``.
     """
     ending, compression = split_ending(path)
     form = of_ending(ending)
@@ -53,8 +52,8 @@ def format_of(path: AnyPath) -> Format | None:
 
 
 def split_ending(path: AnyPath) -> tuple[str, str | None]:
-    """Return the ending of a file's name that gives the format, and the compression (``gzip``, ``zstd`` or
-    ``None``) that a further ending gives.
+    """Split the ending of a file's name: ``a.csv.gz`` gives ``.csv`` and ``gzip``, ``a.csv`` gives ``.csv``
+    and ``None``.
     """
     suffixes = ["", *(suffix.lower() for suffix in path.suffixes)]
     compression = COMPRESSIONS.get(suffixes[-1])
@@ -93,8 +92,16 @@ def check_readable(path: AnyPath) -> MakeReader:
 
 
 def open_reader(path: AnyPath, texts: Sequence[str] = (), options: ReadOptions | None = None) -> Reader:
-    """Make the reader for a file's format, which the ending of its name gives. `texts` are the columns to
-    read as text.
+    """Make a reader for a file, in the format that the ending of its name gives.
+
+    Parameters
+    ----------
+    path
+        The file.
+    texts
+        The columns to read as text.
+    options
+        How to read the file.
 
     Raises
     ------

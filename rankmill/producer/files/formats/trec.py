@@ -24,9 +24,17 @@ _SPACES = re.compile(rb"[ \t]+")
 class LineFormat:
     """A kind of file with one row on each line.
 
-    ``schema`` has the columns. ``by_count`` has, for each number of fields on a line, the names of the
-    fields; a field that is not used has an empty name. ``header`` are the words with which a header may
-    begin. ``kinds`` says what the lines may be, for messages.
+    Parameters
+    ----------
+    schema
+        The columns.
+    by_count
+        The names of the fields on a line, for each number of fields. The name of a field that is not used is
+        empty.
+    header
+        Words with which a header may begin.
+    kinds
+        What the lines may be, for messages.
     """
 
     schema: pa.Schema
@@ -40,8 +48,15 @@ def read_lines(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the lines of a file in order, as batches of ``lines.schema``; missing columns are null.
 
-    `fields_of` is called with the words of the first line, and may return the names of the fields. If
-    `fields_of` returns no names, the number of fields on the line tells the names.
+    Parameters
+    ----------
+    path
+        The file.
+    lines
+        The columns, and what a line may be.
+    fields_of
+        Returns the names of the fields, given the words of the first line. If it returns none, the number of
+        words says which fields they are.
 
     Raises
     ------
@@ -89,9 +104,7 @@ class TrecWriter(TextWriter):
 
 
 def _spaced(block: bytes) -> bytes:
-    """Replace tabs and repeated spaces in a block of lines by one space, and delete carriage returns and the
-    spaces around lines.
-    """
+    """Separate the fields in a block of lines by single spaces, and delete carriage returns."""
     block = block.translate(bytes.maketrans(b"\t", b" "), b"\r")
     if b"  " in block:
         block = _SPACES.sub(b" ", block)
