@@ -22,6 +22,6 @@ COMMANDS = {
         "rankmill.extensions.lab.commands.quantize:quantize",
     ),
 }
-"""The `rankmill` commands that this extension adds, by name. Each has its group in the help, the first line
-of its help, and its function. An entry point of ``rankmill.commands`` points to this dictionary.
+"""Commands to add to `rankmill`: their help group, first line of help, and function. The entry point for
+``rankmill.commands`` names this dictionary.
 """

@@ -15,17 +15,15 @@ Scores = npt.NDArray[np.float32]
 Verdict = Literal["kept", "lost", "undecided"]
 
 TOP = 10
-"""Number of rows at the top of a ranking. The tops of two rankings are compared as sets: the order within a
-top does not count.
-"""
+"""Number of best rows of a query to compare between two rankings. Their order does not count."""
 
 _DRAWS = 1000
 _INTERVAL = (2.5, 97.5)
 """Bounds of the 95% confidence interval of a rank correlation, as percentiles of the bootstrap draws."""
 
 _MANY_QUERIES = 20
-"""If a sample has fewer queries than this, the bootstrap resamples the queries and also the rows of each
-query. To resample only few queries would underestimate the variance.
+"""With fewer queries than this, the bootstrap also resamples the rows of each query. Otherwise it would
+underestimate the variance.
 """
 
 
@@ -40,14 +38,14 @@ class Agreement:
     low, high
         The 95% confidence interval of `spearman`, by bootstrap.
     queries, rows
-        Numbers of the compared queries and of their rows. A query is compared if both rankings give its rows
-        at least two different ranks.
+        Numbers of the compared queries and of their rows. A query is left out if all its rows have the same
+        score in one of the rankings.
     same_top
-        Of the queries with more than `TOP` rows, the share whose first `TOP` rows are the same set in both
-        rankings; ``None`` without such queries.
+        Share of the queries whose first `TOP` rows are the same in both rankings.
     top_overlap
-        The share of the first `TOP` rows that the two rankings have in common, as the mean over the queries
-        with more than `TOP` rows; ``None`` without such queries.
+        Mean share of the first `TOP` rows of a query that are in the first `TOP` of both rankings.
+
+    `same_top` and `top_overlap` count only queries with more than `TOP` rows; without any, they are ``None``.
     """
 
     spearman: float
@@ -62,25 +60,29 @@ class Agreement:
         return f"{self.spearman:.5f} ({self.low:.5f} to {self.high:.5f})"
 
     def verdict(self, threshold: float) -> Verdict:
-        """Return ``kept`` if the whole confidence interval of `spearman` reaches `threshold`, ``lost`` if the
-        whole interval is below `threshold`, and otherwise ``undecided``.
+        """Compare the confidence interval of `spearman` with `threshold`.
+
+        - ``kept``: the whole interval is at or above the threshold.
+        - ``lost``: the whole interval is below the threshold.
+        - ``undecided``: the threshold lies inside the interval.
         """
         if self.low >= threshold:
             return "kept"
         return "lost" if self.high < threshold else "undecided"
 
     def rows_wanted(self, threshold: float) -> int:
-        """Estimate how many rows must be scored until `verdict` is no longer ``undecided`` for this
-        `threshold`. The estimate assumes that the width of the confidence interval falls with the square root
-        of the number of rows.
+        """Estimate how many rows must be scored to decide whether `threshold` is reached.
+
+        The estimate assumes that the confidence interval narrows with the square root of the number of rows.
         """
         margin = max(abs(self.spearman - threshold), 1e-5)
         return math.ceil(self.rows * ((self.high - self.low) / 2 / margin) ** 2 / 1000) * 1000
 
 
 def agreement(queries: Sequence[str], scores: Scores, reference: Scores) -> Agreement | None:
-    """Compare how `scores` and `reference`, both ``[n]``, rank the rows of each query. Returns ``None`` if no
-    query can be compared, as `Agreement` explains.
+    """Compare how `scores` and `reference`, both ``[n]``, rank the rows of each query.
+
+    A query is left out if all its rows have the same score. Returns ``None`` if no query remains.
     """
     table = pd.DataFrame({"query": queries, "score": scores, "reference": reference})
     by_query = table.groupby("query", sort=False)
@@ -117,8 +119,8 @@ def _overlap(scores: Scores, reference: Scores) -> float:
 
 
 def _interval(ranks: list[npt.NDArray[np.float64]], values: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Return the bounds of the 95% confidence interval, by bootstrap, of the mean of `values`. Each value is
-    the rank correlation of a query, computed from the query's `ranks`. The seed is fixed.
+    """Return the 95% confidence interval of the mean rank correlation of queries, by bootstrap with a fixed
+    seed.
     """
     random = np.random.default_rng(0)
     picked = random.integers(len(values), size=(_DRAWS, len(values)))
@@ -132,8 +134,8 @@ def _interval(ranks: list[npt.NDArray[np.float64]], values: npt.NDArray[np.float
 
 
 def _drawn(ranks: npt.NDArray[np.float64], random: np.random.Generator) -> npt.NDArray[np.float64]:
-    """Return a query's rank correlation for each bootstrap draw of its rows, ``[draws]``. If a draw has no
-    correlation, because all ranks in it are equal, the correlation of all the query's rows replaces it.
+    """Return the rank correlation of a query for each bootstrap draw of its rows, ``[draws]``. A draw with
+    only equal ranks gets the correlation of the whole query.
     """
     drawn = _correlation(ranks[random.integers(len(ranks), size=(_DRAWS, len(ranks)))])
     return np.where(np.isfinite(drawn), drawn, _correlation(ranks[None])[0])
@@ -155,11 +157,11 @@ Qrels = Mapping[str, Mapping[str, float]]
 def ndcg(
     queries: Sequence[str], documents: Sequence[str], scores: Scores, qrels: Qrels, k: int = 10
 ) -> float | None:
-    """Return the nDCG of the first `k` documents, as trec_eval's ``ndcg_cut`` computes it: the mean over the
-    queries that `qrels` judges. Returns ``None`` if `qrels` judges none of the queries.
+    """Return the mean over the queries of nDCG at `k`, computed like trec_eval's ``ndcg_cut``.
 
-    The gain of a document is its grade. The ideal ranking contains all judged documents, even those without a
-    score. Of documents with equal scores, the one with the larger id comes first.
+    Queries without grades in `qrels` are left out. Returns ``None`` if no query remains. The gain of a
+    document is its grade. The ideal ranking contains all judged documents, even those without a score. Of
+    documents with equal scores, the one with the larger id comes first.
     """
     run = pd.DataFrame({"query": queries, "document": documents, "score": scores})
     values = []

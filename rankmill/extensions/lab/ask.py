@@ -1,5 +1,4 @@
-"""Starts a process that imports a worker's libraries, and gets its answer about a model. The calling process
-never imports these libraries.
+"""Runs tasks on a model in a separate process, so that the calling process does not import torch.
 
 The started process runs `rankmill.extensions.lab.offline`.
 """
@@ -19,9 +18,7 @@ from rankmill.jobs.runtime.settings import Settings
 
 
 class ProcessFailed(RankmillError):
-    """A process that was started to work on a model did not answer in time, or ended without an answer, such
-    as when memory ran out.
-    """
+    """A process that works on a model gave no answer, for example because memory or time ran out."""
 
 
 def ask(
@@ -33,17 +30,18 @@ def ask(
     environ: Mapping[str, str] = MappingProxyType({}),
     seconds: float | None = None,
 ) -> dict[str, Any]:
-    """Start a process that imports a worker's libraries, send it a request, and return its answer. Request
-    and answer have JSON's types.
+    """Run a task on a model in a new process, and return its answer.
 
     Parameters
     ----------
-    task, request
-        The name of a module of `rankmill.extensions.lab.offline`, and a request as that module describes it.
+    task
+        Name of a module of `rankmill.extensions.lab.offline`.
+    request
+        The request, with JSON's types; the module describes it.
     what
-        What the process does, in words for error messages, such as ``calibration``.
+        What the process does, for error messages, such as ``calibration``.
     settings
-        The settings. The process gets those that workers read, as environment variables.
+        Settings for the process, passed as environment variables.
     environ
         Further environment variables of the process.
     seconds

@@ -79,9 +79,7 @@ class Records:
 
 
 class BenchFailed(RankmillError):
-    """The workers that were to be measured died or took too long, so that their settings cannot be measured
-    on this machine.
-    """
+    """The workers died or took too long during a measurement."""
 
 
 class BenchTimeout(BenchFailed):
@@ -96,7 +94,7 @@ class Bench:
     settings
         Settings of the workers and of the runs.
     timeout
-        Seconds since this object was made after which every measurement fails.
+        Seconds from the creation of this object until all measurements fail.
 
     Attributes
     ----------
@@ -192,16 +190,24 @@ class Bench:
 
 
 def split_requests(pairs: pa.Table, requests: int, size: int) -> list[pa.Table]:
-    """Split the table `pairs` into tables of `size` rows, one for each of the `requests` requests to send. If
-    there are too few pairs, they are repeated.
+    """Cut a table of pairs into one table for each request.
+
+    Parameters
+    ----------
+    pairs
+        The pairs to send. If there are too few, they are repeated.
+    requests
+        Number of requests.
+    size
+        Number of pairs in a request.
     """
     whole = pairs.take(np.arange(requests * size) % len(pairs))
     return [whole.slice(start, size) for start in range(0, len(whole), size)]
 
 
 class PeakMemory:
-    """Measures how much memory workers use, and keeps the highest value. Each call of `look` adds up the
-    resident memory, in bytes, of those children of process `pid` that are workers.
+    """Finds the peak memory of workers. Each call of `look` adds up the resident memory (bytes) of the
+    workers that process `pid` has started.
     """
 
     def __init__(self, pid: int) -> None:

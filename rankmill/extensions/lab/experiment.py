@@ -1,6 +1,4 @@
-"""Reads experiment files. Each has a grid of settings, says how to measure, and may have results to compare
-with.
-"""
+"""Reads experiment files: a grid of settings, how to measure it, and reference results."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ class _Strict(BaseModel):
 
 
 class Measure(_Strict):
-    """How to measure each cell of an experiment's grid, which is one combination of settings.
+    """How to measure a cell (one combination of settings) of an experiment's grid.
 
     Attributes
     ----------
@@ -77,16 +75,14 @@ class Measure(_Strict):
         return self
 
     def changed(self, changes: Mapping[str, Any]) -> Measure:
-        """Return a copy in which `changes` replace some values. Raises `ConfigError` for an invalid value."""
+        """Return a copy with some values replaced by `changes`. Raises `ConfigError` for an invalid value."""
         try:
             return Measure(**{**self.model_dump(), **changes})
         except ValidationError as error:
             raise ConfigError(_first(error)) from None
 
     def scaled(self, scale: float) -> Measure:
-        """Return a copy whose numbers of rows and requests are multiplied by `scale`. A number above 0
-        becomes at least 1.
-        """
+        """Return a copy with `scale` times as many rows and requests. A number above 0 stays at least 1."""
         sizes = {name: getattr(self, name) for name in ("rows", "requests")}
         return self.model_copy(
             update={name: max(round(scale * size), 1) if size else 0 for name, size in sizes.items()}
@@ -100,10 +96,20 @@ Statistic = Literal[
 
 
 class Finding(_Strict):
-    """A reference result of an experiment, with which this machine's measurements are compared. The number
-    ``value`` is the median of the statistic ``figure`` over the cells of the grid that have the settings
-    ``of``. If ``over`` is given, ``value`` is a ratio instead: the median over the cells with the settings
-    ``of``, divided by the median over the cells with the settings ``over``.
+    """A reference result, to compare this machine's measurements with.
+
+    Attributes
+    ----------
+    claim
+        The result in words.
+    figure
+        Name of the statistic, such as ``p95_ms``.
+    of
+        Settings that select cells of the grid. The result is their median of `figure`.
+    over
+        Settings that select other cells. If given, the first median is divided by theirs.
+    value
+        The reference value: a median, or a ratio of medians.
     """
 
     claim: str
@@ -164,9 +170,16 @@ class Experiment(_Strict):
     ) -> tuple[Settings, Measure]:
         """Return all settings of a cell of the grid, and how to measure the cell.
 
-        The cell's values override the command's options, and the options override the experiment file.
-        `flags` are the options for settings, and `measure` those for measuring. `scale` multiplies the
-        numbers of rows and requests.
+        Parameters
+        ----------
+        cell
+            The values of the cell, which override the command's options.
+        flags
+            The command's options for settings, which override the experiment file.
+        measure
+            The command's options for measuring, which override the experiment file.
+        scale
+            Factor for the numbers of rows and requests.
 
         Raises
         ------

@@ -1,6 +1,4 @@
-"""Plans which cells of experiments to measure in which round, measures those that are not recorded yet, and
-records the results.
-"""
+"""Measures the cells (combinations of settings) of experiments in rounds, and records the results."""
 
 from __future__ import annotations
 
@@ -43,8 +41,8 @@ class TokenCounts(BaseModel):
 
 
 class Repeat(BaseModel):
-    """One measurement of a cell of an experiment's grid: a bulk run of ``rows`` pairs, and small requests,
-    whose times in seconds are ``latencies``.
+    """One measurement of a combination of settings: a bulk run of ``rows`` pairs, then small requests that
+    took ``latencies`` seconds.
     """
 
     rows: int = 0
@@ -57,11 +55,10 @@ class Repeat(BaseModel):
 
 
 class CellResult(BaseModel):
-    """The result of measuring one cell of an experiment's grid, which is one combination of settings, in one
-    round.
+    """The result of one round of measurements of a cell (one combination of settings).
 
-    ``status`` is ``impossible`` if the settings are not valid, or workers cannot start or score with them; it
-    is ``failed`` if workers died or took too long.
+    The ``status`` is ``impossible`` if the settings are not valid, or if workers cannot start or score with
+    them. It is ``failed`` if workers died or took too long.
     """
 
     experiment: str
@@ -84,8 +81,8 @@ class CellResult(BaseModel):
 
 @dataclass(frozen=True)
 class Plan:
-    """A cell of an experiment's grid that is to be measured in one round. ``obstacle`` says why the cell's
-    settings are not valid; ``obstacle`` is empty if the settings are valid.
+    """A cell (one combination of settings) to measure in one round. If the settings are not valid,
+    ``obstacle`` says why.
     """
 
     experiment: Experiment
@@ -101,8 +98,8 @@ class Plan:
 
     @property
     def key(self) -> str:
-        """A text that identifies the measurement of this cell in this round, by the experiment, all settings
-        and rankmill's release. The pairs are not part of the text.
+        """A text that identifies this measurement by its settings, round, experiment and release, but not by
+        its pairs.
         """
         settings = self.settings.model_dump() if self.settings else self.obstacle
         measure = self.measure.model_dump(exclude={"rounds", "timeout"})
@@ -118,11 +115,18 @@ def label(cell: Mapping[str, Value]) -> str:
 def plan(
     experiments: Iterable[Experiment], flags: Mapping[str, Any], measure: Mapping[str, Any], scale: float
 ) -> list[Plan]:
-    """Return all cells of the experiments' grids that are to be measured. They are ordered by experiment,
-    then by round, and then as in the grid.
+    """Return all cells to measure, ordered by experiment, then by round, then as in the grid.
 
-    `flags` are the command's options for settings, and `measure` those for measuring. `scale` multiplies the
-    numbers of rows and requests.
+    Parameters
+    ----------
+    experiments
+        The experiments, each with a grid of settings.
+    flags
+        The command's options for settings.
+    measure
+        The command's options for measuring.
+    scale
+        Factor for the numbers of rows and requests.
 
     Raises
     ------

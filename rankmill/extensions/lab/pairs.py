@@ -28,11 +28,10 @@ _EXAMPLE = shipped("examples", "pairs.jsonl")
 _LOOK_ROWS = 100_000
 """A sample is taken from this many rows at the beginning of the input."""
 _ROWS_OF_A_QUERY = 50
-"""A sample has at most this many rows of each query. If all queries together then have too few rows, the
-sample has more rows of each query.
+"""A sample has at most this many rows of each query, and more only if it would otherwise be too small.
 
-With few rows in a query, one changed rank changes the rank correlation much. With many, the sample has few
-queries, and queries differ. Measured with samples of 100 pairs of MS MARCO and a threshold of 0.999:
+With few rows of a query, one changed rank changes the rank correlation much. With many rows, the sample has
+too few queries. Measured with samples of 100 pairs of MS MARCO and a threshold of 0.999:
 
 ====================  ==================  ========  ========  ========
 precision             correlation of all  25 rows   50 rows   74 rows
@@ -43,8 +42,7 @@ int8 (should not)     0.9985              1% pass   12%       28%
 """
 
 _OF_QUERIES = 5
-"""One query out of this number is used to calibrate a model. The other queries are used to measure the model.
-"""
+"""One in this many queries is for calibrating a model; the others are for measuring it."""
 
 _CALIBRATED = 128
 """A model is calibrated on at most this many pairs. These are enough to find the largest value of each
@@ -59,9 +57,9 @@ def sample(pairs: str, rows: int, columns: tuple[str, str] = COLUMNS) -> pa.Tabl
     Parameters
     ----------
     pairs
-        ``example`` means the shipped pairs in random order. ``varied`` means the shipped pairs with passages
-        of 4 to 400 words, made by cutting and joining, with lengths distributed like those of passages of the
-        web. Any other value is a file, from which `draw` chooses the pairs.
+        ``example``: the shipped pairs in random order. ``varied``: the shipped pairs, with passages cut and
+        joined to 4 to 400 words, about as long as on the web. Any other value: a file, from which `draw`
+        chooses pairs.
     rows
         Number of pairs.
     columns
@@ -196,13 +194,13 @@ class Pairs:
 
 
 def read_pairs(file: str | None, columns: TextColumns, label: str | None, rows: int) -> Pairs:
-    """Draw pairs to calibrate a model on, and other pairs to measure the model with, from a file or from the
-    pairs that rankmill ships. The same input gives the same pairs.
+    """Draw pairs to calibrate a model on, and other pairs to measure it with. The same input gives the same
+    pairs.
 
     Parameters
     ----------
     file
-        Any input of score-file, of which only the first 100,000 rows count; ``None`` means the shipped pairs.
+        An input file, as for score-file; only the first 100,000 rows count. ``None`` means the shipped pairs.
     columns
         Names of the columns with the texts.
     label
@@ -231,8 +229,8 @@ def read_pairs(file: str | None, columns: TextColumns, label: str | None, rows: 
 
 
 def _spread(rows: list[int], queries: list[str]) -> list[int]:
-    """Choose at most `_CALIBRATED` of the `rows`, which are indices of pairs. First, the first row of each
-    query is taken, then the second row of each query, and so on.
+    """Choose at most `_CALIBRATED` of `rows`: the first row of each query, then the second of each, and so
+    on.
     """
     seen: Counter[str] = Counter()
     turns = []

@@ -21,8 +21,7 @@ REFERENCE = "fp32"
 
 @dataclass(frozen=True)
 class Measured:
-    """Compares the rankings by a model's scores in one precision with those by reference scores, which are
-    usually in fp32.
+    """How a model ranks in one precision, compared with reference scores, which are usually in fp32.
 
     Attributes
     ----------
@@ -103,8 +102,8 @@ def check_precisions(
 def score_sample(
     session: Session, table: pa.Table, columns: TextColumns, what: str, **options: Any
 ) -> RunScores:
-    """Score a table with the `options` of `Session.score`. `what` says in messages how it is scored, such as
-    "in fp32".
+    """Score a table of pairs with the `options` of `Session.score`. In error messages, `what` says how, such
+    as "in fp32".
 
     Raises
     ------
@@ -123,8 +122,14 @@ def score_sample(
 def compare(
     scored: RunScores, reference: RunScores, queries: list[str], labels: list[float | None] | None
 ) -> Measured:
-    """Compare how `scored` and `reference` rank the same rows. `queries` and `labels` are those of the rows,
-    ``[n]``.
+    """Compare how `scored` and `reference` rank the same rows.
+
+    Parameters
+    ----------
+    scored, reference
+        Scores of the rows, such as in bf16 and in fp32.
+    queries, labels
+        The query and the relevance label of each row, ``[n]``.
 
     Raises
     ------

@@ -32,8 +32,8 @@ from rankmill.producer.files.stores.writing import sync
 from rankmill.score.session import RunScores, Session
 
 _MOST = 0.5
-"""Several groups of layers may be left out of 8 bits together only if they have at most this share of the
-model's matrix products. With a larger share, bf16 is faster and more exact.
+"""Several groups of layers are left out of 8 bits together only up to this share of the matrix products. With
+more, bf16 is faster and more exact.
 """
 
 _FREE = 0.02
@@ -42,8 +42,8 @@ _FREE = 0.02
 _PACKAGES = ("rankmill", "torch", "transformers", "openvino")
 
 _INT8: Precision = "int8-128"
-"""The precision in which quantized models are measured, which is one of the kinds of int8. Of all these
-kinds, this one ranks worst, and ranks the same on every machine.
+"""The kind of int8 for measuring quantized models. Of all kinds, it ranks worst, and it ranks the same on
+every machine.
 """
 
 
@@ -129,8 +129,10 @@ def search(
     threshold: float,
     most: int,
 ) -> tuple[QuantizedTrial, list[QuantizedTrial]]:
-    """Search for the fewest matrix products to leave out of 8 bits. The search first measures the model with
-    all layers in 8 bits, then with one group of layers left out, and then with several groups left out.
+    """Search for the smallest part of a model to leave out of 8 bits.
+
+    The search measures the model with all layers in 8 bits, then with one group of layers left out, then with
+    several groups left out.
 
     Parameters
     ----------
@@ -141,16 +143,14 @@ def search(
     threshold
         Spearman's rank correlation to reach.
     most
-        Maximum number of models to measure. With a time limit instead, the result would depend on the
-        machine.
+        Maximum number of models to measure.
 
     Returns
     -------
     tuple
-        The chosen model, and all measured models; the first of these has all layers in 8 bits. Of the models
-        that keep the threshold, the one with the fewest products left out is chosen. If no model keeps the
-        threshold, the chosen model is the best of those that leave out almost nothing (at most `_FREE`). A
-        model that leaves out more would cost speed, and not reach the threshold either.
+        The chosen model, and all measured models; the first of these has all layers in 8 bits. If models keep
+        the threshold, the one with the fewest matrix products left out is chosen. If none does, the best of
+        those that leave out almost nothing (at most `_FREE`) is chosen.
     """
     trials: list[QuantizedTrial] = []
 
@@ -184,9 +184,11 @@ def search(
 
 
 def groups(names: Sequence[str]) -> list[frozenset[str]]:
-    """Return the groups of layers that `search` tries to leave out of 8 bits. For each kind of layer, the
-    layers in all blocks are a group. All layers of the first block are another group, and so are all layers
-    of the last block.
+    """Return the groups of layers that `search` tries to leave out of 8 bits.
+
+    - The layers of one kind in all blocks, such as ``layer.0.output.dense`` and ``layer.1.output.dense``.
+    - All layers of the first block.
+    - All layers of the last block.
     """
     kinds: dict[str, set[str]] = {}
     blocks: dict[int, set[str]] = {}
@@ -332,8 +334,9 @@ def _write_recipe(whole: Path, left_out: tuple[str, ...], report: dict[str, Any]
 
 
 def _report(settings: Settings, pairs: Pairs, threshold: float, quantized: Quantized) -> dict[str, Any]:
-    """Return the measurements that the recipe of a quantized model contains. The measurements contain no
-    times, so that the same input gives the same file.
+    """Return the measurements to write into the recipe of a quantized model.
+
+    Do not add times: the same input must give the same file.
     """
     best = quantized.best
     return {
@@ -365,8 +368,8 @@ def _figures(measured: Measured) -> dict[str, Any]:
 
 @contextmanager
 def _made_whole(output: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield a folder that becomes `output` at the end of the ``with`` block, and a folder for scratch files
-    that is deleted.
+    """Yield two new folders. At the end of the ``with`` block, the first becomes `output`, and the second is
+    deleted.
     """
     try:
         output.parent.mkdir(parents=True, exist_ok=True)

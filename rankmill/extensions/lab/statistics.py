@@ -52,9 +52,7 @@ def summary(experiment: Experiment, results: Iterable[CellResult]) -> pd.DataFra
 
 
 def measured_value(finding: Finding, cells: pd.DataFrame) -> float | None:
-    """Return the value that a reference result (`Finding`) has on this machine; ``None`` if the cells that
-    the reference result names were not measured.
-    """
+    """Return this machine's value for a reference result, or ``None`` if its settings were not measured."""
     of = _matching(cells, finding.of)[finding.figure].median() if len(cells) else np.nan
     if finding.over is not None:
         of /= _matching(cells, finding.over)[finding.figure].median() if len(cells) else np.nan

@@ -32,20 +32,18 @@ from rankmill.score.session import RunScores
 
 Objective = Literal["throughput", "latency", "memory"]
 Changes = Mapping[str, Value]
-"""Settings, by name, that replace those with which the tuning began."""
+"""Changes to the initial settings of a tuning, by name."""
 
 REFERENCE: Changes = {"backend": "torch", "precision": "fp32"}
-"""Settings whose scores are the reference. The rankings in other backends and precisions must agree with the
-rankings by the reference scores.
-"""
+"""Settings of the reference. Rankings with other backends and precisions must agree with its rankings."""
 
 MAX_ROWS = 2000
 
 _MIN_ROWS = 200
-"""A sample to tune with has at least this many pairs. With 200 pairs, most precisions can be judged. The
-number was measured with 40 samples of MS MARCO, a threshold of 0.999, and bf16, whose rank correlation on all
-rows is 0.9997. With 4 queries of 50 rows, 37 samples keep bf16, and 3 are undecided. With 20 queries of 10
-rows, 29 samples are undecided.
+"""Minimum number of pairs in a sample, which is enough to judge most precisions.
+
+Of 40 samples of MS MARCO with 4 queries of 50 rows, 37 kept bf16 at a threshold of 0.999, and 3 were
+undecided.
 """
 _ROUNDS = 3
 _CLEAR = 1.5
@@ -54,31 +52,29 @@ _WARM_UP = 16
 _REQUEST_SIZE = 20
 
 _MARGIN = 1.02
-"""A change of settings is taken only if it makes the settings more than this many times as good. Smaller
-gains are noise.
+"""A change of settings is kept only if it is better by more than this factor: 1.02 means 2%. Smaller gains
+are noise.
 """
 
 _FINALISTS = 3
 
 _CHANCE = 1.5
-"""A backend and precision that took at least this many times as long for the sample as the fastest ones are
-not measured again. If the objective is memory, this limit does not count.
+"""Backends and precisions slower than the fastest by this factor are not measured again. This does not apply
+if the objective is memory.
 """
 
 _SAMPLE_SHARE = 1 / 30
-"""Share of the time for a tuning that scoring the sample with the `REFERENCE` settings should take. The share
-determines how many pairs the sample has.
+"""Share of the tuning's time for scoring the sample with the `REFERENCE` settings. It determines the size of
+the sample.
 """
 
 _LAST_SHARE = 1 / 4
-"""Share of the time for a tuning that is kept for the last comparison, of the best settings with the initial
-ones.
-"""
+"""Share of the tuning's time that is kept for comparing the best settings with the initial ones."""
 
 
 class ReferenceScores(BaseModel):
-    """Scores of the sample's first pairs with the `REFERENCE` settings. The number of scored pairs depends on
-    the time that was allowed for scoring.
+    """Scores with the `REFERENCE` settings for the first pairs of the sample. A longer tuning scores more of
+    them.
     """
 
     scores: list[float]
@@ -86,10 +82,10 @@ class ReferenceScores(BaseModel):
 
 
 class PrecisionProbe(BaseModel):
-    """The measurement of one backend and precision: the seconds that they took for the sample, and how well
-    their rankings agree with those of the `REFERENCE` settings.
+    """The measurement of a backend and precision: seconds for the sample, and agreement with the reference
+    scores.
 
-    ``reason`` says why this backend cannot run this precision here; empty if it can.
+    If the backend cannot run the precision here, ``reason`` says why.
     """
 
     backend: str
@@ -100,9 +96,14 @@ class PrecisionProbe(BaseModel):
 
 
 class PairedCosts(BaseModel):
-    """The costs (seconds or bytes; less is better) of two combinations of settings. Each round measured both
-    combinations, one after the other, and added a cost to ``first`` and a cost to ``second``. ``reason`` says
-    why a combination could not be measured; empty if both were measured.
+    """Costs of two combinations of settings, measured in turn; less is better.
+
+    Attributes
+    ----------
+    first, second
+        The costs in seconds or bytes, one for each round.
+    reason
+        Why a combination could not be measured; empty if both were measured.
     """
 
     first: list[float] = []
@@ -111,9 +112,10 @@ class PairedCosts(BaseModel):
 
     @property
     def gain(self) -> float:
-        """Return how many times as good the second settings are as the first: the median over the rounds of
-        the first cost divided by the second; 0 without costs. Costs are divided within a round, because
-        speeds drift.
+        """How many times as good the second settings are as the first: the median of first cost / second
+        cost. It is 0 without costs.
+
+        Do not divide the medians of the costs instead: speeds drift between rounds.
         """
         return float(np.median(np.divide(self.first, self.second))) if self.second else 0.0
 
@@ -124,7 +126,7 @@ class Trials:
     Parameters
     ----------
     base
-        Settings that every trial changes.
+        The initial settings; each measurement changes some of them.
     pairs
         The sample. `use` cuts it to the rows that were scored with the `REFERENCE` settings.
     objective
@@ -157,8 +159,9 @@ class Trials:
             bench.deadline = deadline
 
     def reference(self, seconds: float) -> ReferenceScores:
-        """Score with the `REFERENCE` settings as many rows of the sample as take about `seconds`, but at
-        least `_MIN_ROWS`.
+        """Score the first rows of the sample with the `REFERENCE` settings, for about `seconds`.
+
+        At least `_MIN_ROWS` rows are scored, even if they take longer.
         """
         with self._bench(REFERENCE) as bench:
             few = self.pairs.slice(0, 2 * _WARM_UP)
@@ -229,11 +232,10 @@ class Trials:
         return self._live[name]
 
     def bulk(self, bench: Bench, **spec: Any) -> RunScores:
-        """Score the sample once for each worker; returns the scores of one of these samples, and the mean
-        seconds for one.
+        """Score the sample once for each worker; returns the scores of one pass, and the mean seconds of a
+        pass.
 
-        The sample is too small to be shared by the workers: it would be one chunk for one worker, or chunks
-        with too few rows to sort by length.
+        Do not share one pass among the workers: its chunks would be too small to sort by length.
         """
         scored = bench.bulk(pa.concat_tables([self.pairs] * bench.workers), **spec)
         once = scored.scores[: len(self.pairs)]
@@ -289,15 +291,17 @@ class _OutOfTime(Exception):
 
 @dataclass
 class Tuned:
-    """The result of a tuning. ``changes`` has the best settings, as changes to the initial settings.
-    ``story`` has the steps of the tuning in words.
+    """The result of a tuning.
 
-    ``gain`` says how many times as good the best settings are as the initial ones, by a last comparison;
-    ``None`` if the last comparison failed, or no time was left for it.
-
-    If ``gain`` is below 1, ``changes`` is empty, with one exception. If a backend or precision was refused or
-    not tried, ``changes`` has the best backend and precision, because the initial ``auto`` could choose the
-    refused one.
+    Attributes
+    ----------
+    changes
+        The best settings, as changes to the initial ones. If the initial settings turned out better, there
+        are no changes, or only the backend and precision if ``auto`` could choose refused ones.
+    gain
+        How many times as good the best settings are as the initial ones; ``None`` if this was not measured.
+    story
+        The steps of the tuning in words.
     """
 
     changes: dict[str, Any]
@@ -424,9 +428,8 @@ class Tuner:
                 self._try({"backend": probe.backend, "precision": probe.precision})
 
     def _good(self, probes: list[PrecisionProbe]) -> list[PrecisionProbe]:
-        """Return the measurements of the backends and precisions that run here and keep the ranks of the
-        reference, fastest first. Tells the user the result of each measurement, and why a backend and
-        precision were refused.
+        """Return the measurements whose rankings agree with the reference, fastest first. Tells the user the
+        result of each.
         """
         good = []
         for probe in probes:
@@ -453,8 +456,8 @@ class Tuner:
         return sorted(good, key=lambda probe: probe.seconds)
 
     def _climb(self, device: str) -> None:
-        """Double the token budget as long as the measured cost falls. If not even the first doubling lowers
-        the cost, halve the token budget as long as halving lowers the cost.
+        """Double the token budget as long as the cost falls. If the first doubling does not help, halve it
+        instead.
         """
         if isinstance(self.base.token_budget, int):
             return
@@ -477,8 +480,8 @@ class Tuner:
             self._try({"workers": 2})
 
     def _try(self, changes: Changes) -> bool:
-        """Compare the best settings so far with and without `changes`, and take the changes if they are
-        better; returns whether they were taken.
+        """Try changes to the best settings so far, and keep them if they are better; returns whether they
+        are.
         """
         challenger = {**self._best, **changes}
         costs = self._compare(self._best, challenger)
@@ -498,8 +501,8 @@ class Tuner:
         return self._once(name, PairedCosts, lambda: self.trials.compare(first, second))
 
     def _open(self, setting: str, values: tuple[str, ...]) -> list[str]:
-        """Return the values of a setting that the tuning is to try. For a setting that is ``auto``, these are
-        all of `values` but ``auto``. For a setting with a fixed value, this is only the fixed value.
+        """Return the values to try for a setting. If it is ``auto``, these are `values` without ``auto``.
+        Otherwise, only its own value is tried.
         """
         fixed = getattr(self.base, setting)
         return [value for value in values if value != "auto"] if fixed == "auto" else [fixed]
@@ -509,8 +512,8 @@ class Tuner:
         self.trials.until(end)
 
     def _once(self, name: str, kind: type[RecordT], measure: Callable[[], RecordT]) -> RecordT:
-        """Return the measurement that is recorded under `name`. Without a record, call `measure` and record
-        its result. Raises `_OutOfTime` if the time for measurements is over, or ends during `measure`.
+        """Return the recorded measurement `name`. If there is none, call `measure` and record its result.
+        Raises `_OutOfTime` if time runs out.
         """
         record = self.records.get(name)
         if record is not None:

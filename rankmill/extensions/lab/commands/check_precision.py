@@ -54,8 +54,8 @@ def check_precision(
     """Compare the rankings of precisions with those of fp32.
 
     The command scores a sample of FILE in fp32 and in each precision, and compares how they rank the passages
-    of each query. The exit code is 1 if a precision is below the threshold, may be below it, or loses rows; 2
-    if nothing could be compared.
+    of each query. The exit code is 1 if a precision is not certain to reach the threshold, or gives some rows
+    no score. The exit code is 2 if nothing could be compared.
     """
     columns = TextColumns(pairs.query_column, pairs.passage_column)
     settings = load_settings(flags, config)

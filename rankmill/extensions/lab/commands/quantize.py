@@ -42,7 +42,7 @@ class QuantizeOptions(options.CommandOptions):
     sample: Annotated[int, Field(ge=2)] = 2000
     """Maximum number of pairs to measure with."""
     trials: Annotated[int, Field(ge=1)] = 16
-    """Maximum number of variants of the model to measure; each keeps other layers out of 8 bits."""
+    """Maximum number of variants of the model to measure; each leaves different layers out of 8 bits."""
     force: bool = False
     """Replace DIR if quantize has made it."""
 

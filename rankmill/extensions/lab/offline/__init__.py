@@ -1,1 +1,1 @@
-"""Tasks on a model, such as to calibrate or to prove it, for a process that imports a worker's libraries."""
+"""Tasks on a model, such as its calibration, that run in a process of their own."""

@@ -22,7 +22,7 @@ def main(task: str) -> int:
     Returns the exit status.
     """
     request = json.load(sys.stdin)
-    with suppress(OSError):  # so that this process ends if memory runs out, and not its caller
+    with suppress(OSError):  # if memory runs out, the kernel should kill this process and not its caller
         Path("/proc/self/oom_score_adj").write_text("1000")
     try:
         with redirect_stdout(sys.stderr):  # because what libraries print is not part of the answer

@@ -35,9 +35,7 @@ number of threads, because the rounding errors of the model's forward depend on 
 
 _TINY = 1e-5
 _KINDS = (".json", ".jinja", ".txt", ".model", ".safetensors")
-"""Endings of the model's files that are copied into the calibrated model's folder: those that workers read.
-Code and other formats of weights are left out.
-"""
+"""Endings of the model files to copy. Code and other formats of weights are left out."""
 
 
 class Watched:
@@ -61,15 +59,16 @@ class Watched:
         return self.tokens * self.linear.weight.numel()
 
     def factors(self) -> torch.Tensor:
-        """The smoothing factor of each input channel, ``[into]``, by which the channel is to be divided."""
+        """Return the smoothing factor of each input channel, ``[into]``. Each channel is to be divided by its
+        factor.
+        """
         weights = self.linear.weight.detach().abs().amax(0).clamp(min=_TINY)
         exact = self.largest.clamp(min=_TINY) ** ALPHA / weights ** (1 - ALPHA)
         return torch.exp2(torch.round(torch.log2(exact) * _STEPS) / _STEPS)
 
 
 def watch(classifier: Any, tokens: Tokens) -> dict[str, Watched]:
-    """Run a classifier on tokenized pairs and observe its linear layers; returns what was observed, by the
-    layer's name.
+    """Run a classifier on tokenized pairs, and return observations of its linear layers by layer name.
 
     Parameters
     ----------
@@ -114,8 +113,7 @@ def calibrate(request: Mapping[str, Any]) -> dict[str, Any]:
     OSError
         The folder cannot be written.
     """
-    # Without `all_labels`, a model with several outputs is refused with an error that names --label, an
-    # option that quantize does not have.
+    # Do not leave out `all_labels`: the error for several outputs would name --label, which quantize lacks.
     spec = ScoreSpec.model_validate({**request["spec"], "precision": "fp32", "all_labels": True})
     settings = load_settings()
     loaded = load(spec, "cpu", "openvino", settings.cache_dir, ModelCopies(settings))

@@ -1,4 +1,4 @@
-"""Proves that devices of this host compute a model's scores correctly, as a worker does before it scores."""
+"""Checks that the devices of this host compute a model's scores correctly."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rankmill.workers.models.copies import ModelCopies
 
 
 def prove(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Prove that each device of the request computes a model's scores correctly. If this host has stored a
-    proof for a device, the stored proof is taken.
+    """Check that each requested device computes a model's scores correctly. A stored proof (an earlier passed
+    check) is used again.
 
     The request is ``{"spec": {...}, "device": ...}``; the device ``all`` means all devices of this host. In
     the answer, ``proofs`` has the fields of a `rankmill.jobs.contract.proof.Proof` for each device that

@@ -93,7 +93,7 @@ def _refusal(spec: ScoreSpec, description: Description) -> str | None:
 
 
 def _prompt(spec: ScoreSpec, description: Description) -> str | None:
-    """Return the text that a model reads for a sample pair; ``None`` if it reads both texts as they are."""
+    """Return the prompt that a model reads for a sample pair, or ``None`` if it has no prompt template."""
     try:
         if prompt_template(spec, description) is None:
             return None
@@ -105,9 +105,7 @@ def _prompt(spec: ScoreSpec, description: Description) -> str | None:
 
 
 def _backends(description: Description, device: str) -> dict[str, dict[str, str | None]]:
-    """Return, for each backend and each of its precisions, the reason why it cannot run a model on `device`;
-    ``None`` if it can.
-    """
+    """For each backend and precision, return why it cannot run a model on `device`, or ``None``."""
     obstacles: dict[str, dict[str, str | None]] = {}
     for name, kind in backends().items():
         precisions = kind.precisions.get(device) or ("auto",)

@@ -24,7 +24,7 @@ _TOKEN_BUDGET = 2048
 
 
 def trial(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Try a model with PyTorch on the CPU, which runs every model that any worker can run.
+    """Try a model with PyTorch on the CPU, where every supported model runs.
 
     The request is ``{"spec": {...}}``, and the answer is
     ``{"family": ..., "backend": ..., "precision": ...}``.
