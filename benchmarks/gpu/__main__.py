@@ -141,7 +141,8 @@ class Measurement:
         if "kill" in steps:
             self._step("SIGKILL", lambda: self._kill(model))
         if "command" in steps:
-            for processes, known in ((1, False), (1, True), (2, True), (3, True)):
+            for processes in (1, 2) if self.small else (1, 1, 2, 3):
+                known = bool(self.found.commands)
                 run = partial(self._command, model, processes, known)
                 self._step(f"score-file with {processes} {'known' if known else 'cold'}", run)
 

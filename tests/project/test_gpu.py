@@ -75,7 +75,7 @@ def test_all_steps_run_on_a_cpu(tmp_path: Path) -> None:
     assert [note.partition(":")[0] for note in found.notes] == ["Qwen3-0.6B, fp8", "memory"]
     assert "not tried on a CPU" in found.notes[1]
     assert found.kill["kills"] == 1
-    assert [each.processes for each in found.commands] == [1, 1, 2, 3]
+    assert [(each.processes, each.known) for each in found.commands] == [(1, False), (2, True)]
     assert all(each.rows == 400 and each.seconds > each.load for each in found.commands)
     assert "missed" not in report(found)
 

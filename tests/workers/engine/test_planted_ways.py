@@ -399,13 +399,9 @@ def test_the_bound_of_8_bits_is_below_what_is_planted(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(900)  # the proof of 8 bits looks at more than others, and a busy machine takes minutes
-@pytest.mark.parametrize("plant", slow_but([skipped_layer, shifted_positions], shifted_positions))
-def test_what_is_planted_in_8_bits_is_refused(
-    plant: Callable[[Patch], None], tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_what_is_planted_in_8_bits_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
     require("openvino", "int8")
-    plant(monkeypatch)
+    shifted_positions(monkeypatch)
+    spec = ScoreSpec(model="demo", precision="int8")
     with pytest.raises(WorkerError, match="would not get its own scores"):
-        proving.load_proven(
-            ScoreSpec(model="demo", precision="int8"), "cpu", "openvino", str(tmp_path / "other")
-        )
+        proving.load_proven(spec, "cpu", "openvino", str(tmp_path / "other"))
