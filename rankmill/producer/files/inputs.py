@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file to read; ``partition`` holds ``(column, text)`` from folders such as ``date=2026-11-01``."""
+    """A file to read: ``day=5/a.csv`` has the ``partition`` ``(("day", "5"),)``."""
 
     path: AnyPath
     partition: tuple[tuple[str, str | None], ...] = ()
@@ -66,11 +66,16 @@ class InputFile:
 class RankingFiles:
     """The files of a ranking to score.
 
-    ``depth`` is the number of best passages to take for each query, or ``None`` for all. Relevance judgements
-    (``qrels``) add two columns: ``relevance``, which is null for a passage that is not judged, and
-    ``in_run``, which is true for a row of the ranking. They also add rows after those of the ranking, for
-    which ``in_run`` is false: the relevant passages of the ranking's queries that were not taken from the
-    ranking.
+    Parameters
+    ----------
+    ranking, queries, corpus
+        The run, and the files with the texts of its queries and passages.
+    depth
+        Number of the best passages to take for each query; ``None`` takes all.
+    qrels
+        Relevance judgements. They add the columns ``relevance`` (null for a passage without a judgement) and
+        ``in_run``. They also add rows at the end, with false in ``in_run``: relevant passages of the
+        ranking's queries that were not taken from the ranking.
     """
 
     ranking: InputFile
@@ -85,11 +90,13 @@ class RankingFiles:
 
 
 def find_files(inputs: Sequence[str], output: str | None = None) -> tuple[InputFile, ...]:
-    """Find the files for paths, directories (searched recursively) and globs, each in order.
+    """Find the files that paths, directories and globs name, in order. Directories are searched recursively.
 
-    Hidden files of directories and globs are left out, as Spark, Hive and pyarrow do (see `without_hidden`).
-    Files that rankmill itself wrote are left out, too: folders of interrupted runs and their outputs, lists
-    of row errors, and an earlier `output` in Parquet that a directory or glob contains.
+    Two kinds of files are left out:
+
+    - Hidden files of directories and globs (see `without_hidden`).
+    - Files that rankmill wrote: folders of interrupted runs and their outputs, lists of row errors, and an
+      earlier `output` in Parquet that a directory or glob contains.
 
     Raises
     ------
@@ -141,8 +148,8 @@ def _files_below(folder: AnyPath) -> list[AnyPath]:
 def without_hidden(files: Sequence[AnyPath], pattern: AnyPath) -> list[AnyPath]:
     """Return the files that are not hidden.
 
-    A file is hidden if its name begins with ``.`` or ``_``, or the name of a folder in which the pattern has
-    found it. There are two exceptions:
+    A file is hidden if a name in its path, from the pattern's first wildcard on, begins with ``.`` or ``_``.
+    There are two exceptions:
 
     - Folders of partitions, such as ``_day=1``, are not hidden.
     - A pattern finds hidden names if it says so: ``_*/a.csv`` finds files in the folder ``_old``.
@@ -173,9 +180,7 @@ def without_hidden(files: Sequence[AnyPath], pattern: AnyPath) -> list[AnyPath]:
 
 
 def _is_hidden(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether a match of a glob is hidden. `parts` are the names in the path of the match, and `pattern` are
-    the names in the glob, both without the folders above the glob's first wildcard.
-    """
+    """Whether a match of a glob is hidden. `parts` and `pattern` begin at the glob's first wildcard."""
     if "**" in pattern:
         before = pattern.index("**")
         behind = len(pattern) - pattern[::-1].index("**")
@@ -189,9 +194,7 @@ def _is_hidden(parts: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def _common_folder(inputs: Sequence[str]) -> Path:
-    """Return the lowest folder that contains all files among `inputs`, because a shell may have expanded
-    these files from one glob.
-    """
+    """Return the folder that all input files share: a shell may have expanded them from one glob."""
     folders = [str(Path(name).parent) for name in inputs if Path(name).is_file()]
     try:
         return Path(os.path.commonpath(folders))
@@ -221,30 +224,25 @@ def _printable(name: str) -> str:
 
 
 def _is_left_behind(path: AnyPath) -> bool:
-    """Whether an earlier score-file has left a file behind. True in two cases: the file is in a run's folder,
-    or the file's name is that of a list of row errors.
-    """
+    """Whether an earlier score-file has left the file: in a run's folder, or as a list of row errors."""
     name = path.name.lower()
     is_list = name.endswith(".errors.jsonl") and is_output_name(name.removesuffix(".errors.jsonl"))
     return is_list or any(map(_is_workspace, path.parents))
 
 
 def _is_workspace(folder: AnyPath) -> bool:
-    """Whether a folder is the folder of a run. Its name must end like that of a run's folder. If the rest of
-    the name has the ending of an output, the name is enough; if not, the folder must have a journal.
-    """
+    """Whether a folder is that of a run: ``scores.csv.rankmill``, or ``scores.rankmill`` with a journal."""
     if folder.suffix.lower() != WORKSPACE:
         return False
     return is_output_name(folder.stem) or (folder / "journal.db").exists()
 
 
 def _is_output(path: AnyPath, output: str | None) -> bool:
-    """Whether rankmill wrote the file as an output: as `output`, or as the output of a run whose folder still
-    exists.
+    """Whether rankmill wrote the file, as `output` or as the output of a run whose folder still exists.
 
-    The metadata of a Parquet file say whether rankmill wrote the file. A file in another format counts as
-    written by rankmill only if there is a run's folder for it. Any other file at an output's path is an
-    input. The command then ends with an error, instead of silently leaving the file out.
+    The metadata of a Parquet file say who wrote it. Files of other formats do not, so a run's folder must
+    exist. Any other file at an output's path is an input: the command then ends with an error, instead of
+    silently leaving it out.
     """
     whole = resolved(path.parent if part_of(path.name) else path)
     is_named = output is not None and whole == resolved(as_path(output))

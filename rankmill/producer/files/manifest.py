@@ -30,7 +30,7 @@ for instance if a folder of input files was moved.
 
 
 def named(files: Sequence[InputFile], fingerprints: Sequence[str]) -> dict[str, str]:
-    """Return the input files in order, each with its fingerprint, as `manifest` takes them."""
+    """Return the fingerprint of each input file, by a name for messages: ``input 1 (/data/a.csv)``."""
     return {
         f"input {number} ({resolved(file.path)})": mark
         for number, (file, mark) in enumerate(zip(files, fingerprints, strict=True), 1)
@@ -40,8 +40,7 @@ def named(files: Sequence[InputFile], fingerprints: Sequence[str]) -> dict[str, 
 def manifest(
     inputs: Mapping[str, str], models: Sequence[str], options: Mapping[str, object], cache: Path
 ) -> dict[str, str]:
-    """Return the manifest of an output: the files, models and options on which its rows depend, by name, each
-    with a readable value.
+    """Describe the files, models and options on which the rows of an output depend, as texts by name.
 
     Parameters
     ----------

@@ -28,23 +28,21 @@ _LIST = re.compile(rf"_{_NAME.pattern}\.errors\.jsonl")
 
 @dataclass(frozen=True)
 class OutputPart:
-    """A part of an output: its number (from 1), and the number of all parts, as its file name has them."""
+    """A part of an output: number 3 of 8 has the file name ``part-00003-of-00008.parquet``."""
 
     number: int
     count: int
 
 
 def part_of(name: str) -> OutputPart | None:
-    """Read a part's number, and the number of all parts, from the file name of a part of an output. Returns
-    ``None`` for any other file name.
-    """
+    """Read the numbers in a part's name: ``part-00003-of-00008.csv``. Returns ``None`` for another name."""
     match = _NAME.fullmatch(name)
     return match and OutputPart(int(match[1]), int(match[2]))
 
 
 def errors_name(name: str) -> str:
-    """The name of a file's list of row errors. The name begins with _ if the file is a part of an output, so
-    that programs that read the folder of parts skip the list.
+    """Return the name of a file's list of row errors. For a part it begins with ``_``, so that programs that
+    read the folder of parts skip the list.
     """
     return f"{'_' if part_of(name) else ''}{name}.errors.jsonl"
 
@@ -56,15 +54,15 @@ def is_of_parts(name: str) -> bool:
 
 @dataclass(frozen=True)
 class OutputFormat:
-    """Describes the format of an output, the ranking of its rows, and the columns that this needs.
+    """Describes the format of an output and the ranking of its rows.
 
     Parameters
     ----------
     kind
         The name of a format; with ``None``, the ending of the output's name gives it.
     top_k
-        Number of passages to keep of each query, ranked by score; with ``None``, only a TREC run is ranked,
-        and other outputs keep all rows in input order.
+        Rank the passages of each query by score, and keep this many. With ``None``, a TREC run has all ranked
+        passages, and other outputs have all rows in input order.
     rank_column
         Name of the column with the rank (from 1), if the output has one.
     query_id, passage_id
@@ -126,10 +124,20 @@ class OutputFormat:
         return self.top_k is not None or self.of(path) is TREC
 
     def group(self, schema: pa.Schema, query: str) -> str:
-        """Return the column that tells queries apart: the column with the queries' ids if the input has one,
-        else the column `query` with the queries' texts. Raises `InputError` in three cases: the column that
-        the user named for the ids is missing, this column holds no plain ids, or several columns could hold
-        the ids.
+        """Return the column that tells queries apart: that of their ids, or `query` if the input has no ids.
+
+        Parameters
+        ----------
+        schema
+            The columns of the input.
+        query
+            The column with the queries' texts.
+
+        Raises
+        ------
+        InputError
+            The user named a column that is missing or holds lists or objects, or several columns could hold
+            the ids.
         """
         return _id_column(schema, self.query_id, QUERY_IDS, "--query-id-column") or query
 
@@ -157,8 +165,18 @@ class OutputFormat:
         return columns[0], columns[1]
 
     def writer(self, path: AnyPath, target: AnyPath, schema: pa.Schema, score: str) -> Writer:
-        """Open the file `path` for writing, in the format of the output `target`. The caller moves the
-        complete file to `target`.
+        """Open a file for writing, in the format of an output.
+
+        Parameters
+        ----------
+        path
+            The file, which the caller moves to `target` when it is complete.
+        target
+            The place of the output.
+        schema
+            The columns of the output.
+        score
+            The column of scores that a TREC run has.
         """
         form, compression = self.of(target), split_ending(target)[1]
         assert form.writer
@@ -181,14 +199,23 @@ def check_target(path: AnyPath, form: OutputFormat) -> None:
 
 
 def known_column(names: Sequence[str], usual: Sequence[str], subject: str, way_out: str) -> str | None:
-    """Return the column of a table (`names` are its columns) that has one of the `usual` names; ``None`` if
-    no column has one.
+    """Find the column that has one of the usual names, or return ``None``.
+
+    Parameters
+    ----------
+    names
+        The names of all columns.
+    usual
+        The usual names.
+    subject
+        What the column holds; messages begin with it.
+    way_out
+        Advice to the user if several columns have a usual name.
 
     Raises
     ------
     InputError
-        Several columns have a `usual` name. The message begins with `subject`, which names the content of the
-        column, and ends with `way_out`.
+        Several columns have a usual name.
     """
     present = [name for name in usual if name in names]
     if len(present) > 1:
@@ -209,17 +236,30 @@ def _id_column(schema: pa.Schema, named: str | None, usual: Sequence[str], optio
 
 
 def option_of(made: Mapping[str, str], name: str) -> str | None:
-    """Return the value of the option `name` with which an output was made. `made` are the output's metadata.
-    Returns ``None`` if the option was not set. An empty value means that the option was not set, except for
-    the option ``instruction``.
+    """Return the value of an option with which an output was made, or ``None`` if it was not set.
+
+    An empty value counts as not set, except for ``instruction``.
+
+    Parameters
+    ----------
+    made
+        The metadata of the output.
+    name
+        The name of the option.
     """
     written = made.get(f"rankmill.{name}")
     return written if written or name == "instruction" else None
 
 
 def bound_of(made: Mapping[str, str], name: str) -> float | None:
-    """Return how far the logits of an output can be from the model's own. `made` are the metadata of the
-    output `name`. Returns ``None`` if the metadata do not say it.
+    """Return how far the logits of an output can be from the model's own, or ``None`` if it does not say.
+
+    Parameters
+    ----------
+    made
+        The metadata of the output.
+    name
+        The output, for messages.
 
     Raises
     ------

@@ -30,11 +30,26 @@ from rankmill.producer.files.stores.paths import AnyPath
 class OutputPlan:
     """The columns of an output, and the order of its rows.
 
-    ``needed`` are the columns of the input that the output needs, and ``schema`` is the schema of the
-    output's file. ``scores`` are the names of the float32 columns of scores; a row with an error has null
-    there. ``group`` is the column that tells queries apart, or ``None`` if rows are neither ranked nor get a
-    mean of scores. ``passage`` is the column of the passages' ids, by which equal scores of a TREC run are
-    ranked. ``tokens`` is the int32 column with each row's number of tokens, if the output has one.
+    Parameters
+    ----------
+    form
+        The format of the output.
+    needed
+        Columns of the input that the output needs.
+    schema
+        The schema of the output's file.
+    scores
+        Names of the float32 columns of scores; a row with an error has null there.
+    group
+        The column that tells queries apart, or ``None`` if rows are neither ranked nor averaged.
+    mean
+        The column with the mean of several models' scores, if the output has one.
+    is_ranked
+        Whether the rows of each query are ranked by score.
+    tokens
+        The int32 column with each row's number of tokens, if the output has one.
+    passage
+        The column of the passages' ids in a TREC run; it decides the order of equal scores.
     """
 
     form: OutputFormat
@@ -48,7 +63,7 @@ class OutputPlan:
     passage: str | None = None
 
     def held_rows(self, folder: Path) -> HeldRows | None:
-        """Make the object that holds rows until all of them have scores; ``None`` if rows are neither ranked
+        """Make a store for rows that wait until all have scores. Returns ``None`` if rows are neither ranked
         nor averaged.
         """
         if self.group is None:
@@ -71,12 +86,26 @@ def plan_output(
     mean: MeanColumn | None = None,
     tokens: str | None = None,
 ) -> OutputPlan:
-    """Plan the output of `source` at `target`. For a TREC run, this reads the ids; if the format cannot hold
-    all times, it also reads the times.
+    """Plan the columns and the order of an output, and check that its format can hold the values.
 
-    `scores` are the columns of scores, and `mean` is the column of the mean of several models. `tokens` is
-    the column with each row's number of tokens. `left_out` are columns of the input that the output does not
-    have.
+    The check reads the ids for a TREC run, and all columns with times that the format may not hold.
+
+    Parameters
+    ----------
+    source
+        The input.
+    target
+        The place of the output.
+    form
+        The format of the output, and the ranking of its rows.
+    scores
+        Names of the columns of scores.
+    left_out
+        Columns of the input that the output does not have.
+    mean
+        The column with the mean of several models' scores, if there is one.
+    tokens
+        Name of the column with each row's number of tokens, if there is one.
 
     Raises
     ------
@@ -110,9 +139,9 @@ def plan_output(
 
 
 def _with(schema: pa.Schema, kept: Sequence[str], added: Sequence[tuple[pa.Field, str]]) -> pa.Schema:
-    """Make the schema of an output: the columns `kept` of the input, then the columns `added`, which are the
-    scores, and perhaps their mean, the tokens and the rank. Each added column comes with the advice to give
-    if the input has a column of this name.
+    """Make the schema of an output from columns of the input and added columns, such as the scores.
+
+    Each added column comes with advice to the user if its name is taken.
     """
     of_input = list(schema.names if ROW in kept else kept)
     own = [pa.field(ROW, pa.string()) if name == ROW else schema.field(name) for name in kept]

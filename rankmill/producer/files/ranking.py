@@ -36,13 +36,11 @@ rows are returned in tables of at most this many.
 """
 
 _QUERY, _ROW = "\0query", "\0row"
-"""Names of two columns that are added to rows while they wait to be ranked: the number of the row's query (in
-order of appearance), and the number of the row.
-"""
+"""Columns that rows have while they wait to be ranked: the number of the row's query, and that of the row."""
 
 _LOOKED_AT = 1000
-"""If hashes of ids repeat, the ids behind at most this many of these hashes are compared. More are not
-needed, because different ids almost never have equal hashes.
+"""At most this many repeated hashes are checked for equal ids. More are not needed, because different ids
+almost never have equal hashes.
 """
 
 Ids = tuple[str, str]
@@ -68,8 +66,8 @@ class HeldRows:
     """Holds an output's rows with their scores until the last row has come, and returns them with means or
     ranks.
 
-    Ranked rows come by query, in the order in which the queries appeared; rows without a score are left out,
-    and equal scores are ranked as by `best_first`. Rows that are not ranked keep their order.
+    Ranked rows come query by query, in the order in which the queries appeared. Rows without a score are left
+    out. Rows that are not ranked all stay, in their order.
 
     Parameters
     ----------
@@ -84,7 +82,7 @@ class HeldRows:
     top_k
         Rows to keep of each query if they are ranked; ``None`` keeps all.
     passage
-        Name of the column with the passages' ids, if there is one.
+        Name of the column with the passages' ids, if there is one. It decides the order of equal scores.
     """
 
     def __init__(
@@ -126,15 +124,17 @@ class HeldRows:
             yield from self._averaged(batches, self._mean)
 
     def close(self) -> None:
-        """Close the temporary file, and ignore errors. If the disk has refused rows, closing would raise the
-        error once more, because the file tries again to write these rows.
+        """Close the temporary file, and ignore errors: it tries again to write rows that the disk has
+        refused.
         """
         with suppress(OSError):
             self._file.close()
 
     def _spill(self) -> None:
-        """Write the rows in memory to disk, sorted by query. If the output has no column of means, some rows
-        are dropped: those without a score, and of the other rows all but the best `top_k` of each query.
+        """Write the rows in memory to disk, sorted by query.
+
+        If no means are to be added, only the best `top_k` rows of each query are written, and none without a
+        score.
         """
         if not self._buffer:
             return
@@ -187,8 +187,7 @@ class HeldRows:
 
     def _averaged(self, batches: Sequence[pa.RecordBatch], mean: MeanColumn) -> Iterator[pa.Table]:
         start = self._file.seek(0, os.SEEK_END)
-        # Zeros are written first, because writing to a full disk raises an error here. Writing to mapped
-        # memory would not raise one.
+        # Write zeros first: a full disk raises an error here, but not when mapped memory is written.
         for batch in batches:
             self._file.write(bytes(np.float32().itemsize * len(batch)))
         means = np.memmap(self._file, np.float32, offset=start)
@@ -222,8 +221,8 @@ class HeldRows:
 
 
 def taken(batches: Sequence[pa.RecordBatch], rows: Rows) -> pa.Table:
-    """Return a table of the rows with the numbers `rows`, in that order. The numbers count the rows of all
-    `batches`. Arrow's own function would first copy all batches into one.
+    """Return a table of some rows of all `batches`, by their numbers. Arrow's own function would first copy
+    all batches into one.
     """
     order = np.argsort(rows)
     starts = np.cumsum([0, *map(len, batches)])
@@ -252,9 +251,7 @@ class Repeats:
             self._file.flush()
 
     def first(self, again: Callable[[], Iterable[pa.RecordBatch]]) -> Ids | None:
-        """Return the ids of a row whose ids an earlier row has, too. Returns ``None`` if all rows
-        have different ids. `again` is called to read all rows once more.
-        """
+        """Return a query and passage that occur together twice, or ``None``. `again` reads the rows anew."""
         with self._file as file:
             keys = np.memmap(file, np.int64) if file.tell() else np.zeros(0, np.int64)
         keys.sort()
@@ -276,11 +273,19 @@ class Repeats:
 
 
 def best_first(numbers: Rows, scores: npt.NDArray[np.floating[Any]], ids: pa.Array | None) -> Rows:
-    """Return the numbers of all rows, sorted by query, and within a query by score, best first. Rows without
-    a score come last in their query.
+    """Return the row numbers sorted by query, and within each query by score, best first.
 
-    Of equal scores, the passage with the larger id comes first, as in trec_eval. If `ids` is ``None``, rows
-    with equal scores stay in order. `numbers` are the numbers of the rows' queries.
+    Rows without a score come last in their query.
+
+    Parameters
+    ----------
+    numbers
+        The number of each row's query.
+    scores
+        The score of each row.
+    ids
+        The passage's id of each row. Of equal scores, the larger id comes first, as in trec_eval. With
+        ``None``, rows with equal scores stay in order.
     """
     order: Rows = np.lexsort((-scores, numbers))
     # for each row in this order, whether the next row has the same query and the same score
@@ -307,8 +312,9 @@ def starts_of(column: pa.Array) -> Rows:
 
 
 def _means(numbers: Rows, scores: npt.NDArray[np.float32], of: Mean) -> npt.NDArray[np.float64]:
-    """Return the mean of each row's scores, or the mean of the row's ranks within its query, as `of` says.
-    The mean is NaN for a row that lacks one of its scores; that row does not affect the means of other rows.
+    """Return the mean of each row's standardized scores, or of the row's ranks within its query.
+
+    A row that lacks a score gets NaN, and does not affect the other rows.
     """
     import pandas as pd  # slow to import
 
@@ -322,8 +328,8 @@ def _means(numbers: Rows, scores: npt.NDArray[np.float32], of: Mean) -> npt.NDAr
 
 
 def _standardized(by_query: DataFrameGroupBy[Any, Any]) -> pd.DataFrame:
-    """Standardized scores: each score minus the mean of its query, divided by the standard deviation of its
-    query; 0 if all scores of the query are equal.
+    """Standardize scores within each query: subtract their mean, and divide by their standard deviation.
+    Equal scores become 0.
     """
     differ = by_query.transform("max") > by_query.transform("min")
     off = by_query.obj - by_query.transform("mean")

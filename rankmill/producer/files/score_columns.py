@@ -16,8 +16,16 @@ from rankmill.jobs.runtime.settings import Settings
 def names_of_score_columns(
     request: FileRequest, settings: Settings, ask: Callable[[], Sequence[str]]
 ) -> list[str]:
-    """Return the names of an output's columns of scores. `ask` returns the labels of the model, or no labels
-    if the model has a single output. `ask` is called only if the setting ``all_labels`` is set.
+    """Return the names of an output's columns of scores.
+
+    Parameters
+    ----------
+    request
+        What the user wants to have scored.
+    settings
+        The settings.
+    ask
+        Returns the labels of the model, if it has several outputs. Called only if ``all_labels`` is set.
 
     Raises
     ------
@@ -48,7 +56,7 @@ def _columns_of_models(option: str, models: Sequence[str]) -> list[str]:
 
 
 def with_scores(table: pa.Table, names: Sequence[str], scores: pa.Array) -> pa.Table:
-    """Append the columns `names` to a table, with the `scores` of a `ScoredTable`."""
+    """Append scores to a table, in one column for each of the `names`."""
     for name, column in zip(names, _split(scores, len(names)), strict=True):
         table = table.append_column(pa.field(name, pa.float32()), column)
     return table

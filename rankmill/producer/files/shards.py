@@ -38,9 +38,7 @@ _ROWS = 65_536
 
 @dataclass(frozen=True)
 class MergeSummary:
-    """The result of a merge; ``rows`` is the number of all rows, and ``row_errors`` that of rows without a
-    score.
-    """
+    """The number of rows in a merged output, and the number of its rows without a score."""
 
     rows: int
     row_errors: int
@@ -165,9 +163,7 @@ class _Piece:
             raise InputError(f"{path}: its metadata is damaged; make it again") from None
 
     def words(self, name: str) -> list[str]:
-        """Return the values in the file's metadata under the key ``rankmill.NAME``, which are separated by
-        commas.
-        """
+        """Split the value of ``rankmill.NAME`` in the file's metadata at its commas."""
         return [word for word in self.about.get(f"rankmill.{name}", "").split(", ") if word]
 
 
@@ -214,9 +210,7 @@ def _check_complete(pieces: Sequence[_Piece]) -> None:
 
 
 def _copy_errors(path: AnyPath, first: int, out: IO[bytes]) -> int:
-    """Copy the list of a shard's row errors, with row numbers of the whole output; return the number of
-    errors.
-    """
+    """Copy a shard's list of row errors, with the row numbers of the whole output, and count them."""
     listed = path.with_name(errors_name(path.name))
     if not listed.exists():
         return 0

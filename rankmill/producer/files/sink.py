@@ -191,12 +191,12 @@ class ScoredFile:
 
 
 class ScoredParts:
-    """Writes rows with their scores as parts (files) of `rows_per_part` rows each. Use the object as a
+    """Writes rows with their scores as parts (files) of `rows_per_part` rows each. It is used like
     `ScoredFile`.
 
-    When a part is in place, the journal notes the part and forgets the scores of its rows, so that a resumed
-    run begins after the last part. If the process dies after a part is in place and before the journal notes
-    the part, a resumed run makes the part again, under the same name and with the same scores.
+    When a part is in place, the journal notes the part and forgets the scores of its rows. A resumed run
+    begins after the last part. If a part is in place but was not noted, the run makes it again, with the same
+    name and scores.
 
     Parameters
     ----------

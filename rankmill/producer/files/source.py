@@ -57,9 +57,7 @@ Shard = tuple[int, int]
 
 
 def shard_range(rows: int, shard: Shard | None) -> tuple[int, int]:
-    """Return the range of a shard in an input of `rows` rows: its first row, and the row after its last.
-    Without a shard, the range is 0 to `rows`.
-    """
+    """Return the first row of a shard and the row after its last: shard 2 of 4 of 100 rows is 25 to 50."""
     number, shards = shard or (1, 1)
     return rows * (number - 1) // shards, rows * number // shards
 
@@ -86,8 +84,8 @@ class PairSource(ABC):
     carries
         Whether the column `ROW` can be read, which has rows as they are in their files.
     taken
-        For a ranking: descriptions of the columns that were read for ids and texts, by the option that names
-        the files.
+        For a ranking: which columns were read as ids and texts, such as ``{"corpus": "id '_id', text
+        'text'"}``.
     """
 
     columns: TextColumns
@@ -133,9 +131,7 @@ class PairSource(ABC):
             _check_file_unchanged(file.path, before)
 
     def explain(self, part: ScoredTable) -> ScoredTable:
-        """Return the scored rows with messages of errors that say more, for instance which id is missing. The
-        base class returns the rows unchanged.
-        """
+        """Make the errors of rows say more, such as which id is missing. The base class changes nothing."""
         return part
 
     @abstractmethod
@@ -238,9 +234,7 @@ class FileSource(PairSource):
         return pa.record_batch(columns, schema=schema)
 
     def _rows_of(self, rows: pa.Array, constant: Mapping[str, str | None]) -> pa.Array:
-        """Return the column `ROW`, with each row as its file has it, except for two changes: columns that the
-        caller wants as text become text, and columns from the names of folders are added.
-        """
+        """Return the column `ROW`, after columns became text (`as_text`) and folders' columns were added."""
         if not constant and not self._as_text:
             return rows
         added = {
@@ -265,11 +259,11 @@ class FileSource(PairSource):
 
 
 class _ReadAhead(Iterator[pa.RecordBatch]):
-    """Reads `batches` ahead in a thread, which saves time because Arrow decodes without Python's lock.
+    """Reads batches ahead in a thread, which saves time because Arrow decodes without Python's lock.
 
     If reading a batch fails, the exception is raised when the caller asks for that batch. If nobody calls
-    `close`, the thread ends by itself. This class is not a generator, because a generator that the garbage
-    collector closes would have to wait for the thread.
+    `close`, the thread ends by itself. Do not make this a generator: the garbage collector, which closes
+    generators, would have to wait for the thread.
     """
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
@@ -501,9 +495,7 @@ def _common_type(
 
 
 def _text_of_column(opened_file: _OpenFile, field: pa.Field) -> pa.DataType:
-    """Return the type of text in which a file's column is read if the caller wants the column as text. Raises
-    `InputError` if the column cannot be read as text.
-    """
+    """Return the type with which a file's column is read as text. Raises `InputError` if it cannot be."""
     kind = field.type
     if is_text(kind):
         return kind
@@ -514,8 +506,8 @@ def _text_of_column(opened_file: _OpenFile, field: pa.Field) -> pa.DataType:
 
 
 def _to_ask_for(survey: Survey, schema: pa.Schema) -> pa.Schema:
-    """Return the columns for which to ask a file's reader: those of `schema` that the file has. The columns
-    have the types of `schema` if the reader can convert columns, and otherwise the file's own types.
+    """Return the columns of `schema` that a file has. They have the file's own types if its reader cannot
+    convert them.
     """
     own = dict(zip(survey.schema.names, survey.schema, strict=True))
     if survey.as_asked:

@@ -51,9 +51,7 @@ class OutputFile:
         return self.path.with_name(f"_{self.path.name}{WORKSPACE}")
 
     def taken(self, journal: Journal) -> AnyPath | None:
-        """Return the output's path if there is a file that the journal's run did not put there; otherwise
-        ``None``.
-        """
+        """Return the output's path if it holds a file that the journal's run did not write, or ``None``."""
         if not self.path.exists():
             return None
         sealed = journal.sealed
@@ -66,9 +64,10 @@ class OutputFile:
         """
 
     def clear(self, record: OutputRecord | None) -> None:
-        """Delete the parts of the output that an earlier run has made, so that the new run does not mix them
-        with its own parts. With a `record`, raise `RunnerError` if a file that the new run would replace or
-        delete is not in the record. An output that is a single file is checked, but not deleted.
+        """Delete the parts that an earlier run has made, so that the new run does not mix them with its own.
+
+        A single file stays until the new one replaces it. If a `record` is given and lacks a file that the
+        new run would replace or delete, raise `RunnerError`.
         """
         if record:
             record.check(self.there())
@@ -284,9 +283,7 @@ class Workspace:
 
     @property
     def rows(self) -> int:
-        """The number of rows that have a result. If the output has several models, return the largest of the
-        models' numbers.
-        """
+        """The number of rows that have a result. Of several models, the largest number counts."""
         return max(journal.rows for journal in self.journals)
 
     def _journal_path(self, at: int) -> Path:
@@ -311,8 +308,8 @@ class Workspace:
         return closing(journal)
 
     def _unwritable(self, error: OSError) -> RankmillError:
-        """Make the error to raise for an error of the system. A fault of the disk, after which the same
-        command can continue, becomes an `OutputError`; any other error becomes an `InputError`.
+        """Turn an error of the system into an `OutputError` if the disk is at fault, else into an
+        `InputError`.
         """
         kind = OutputError if error.errno in _OF_THE_DISK else InputError
         return kind(f"cannot write {self._target}: {error.strerror or error}")
