@@ -36,14 +36,14 @@ Seam = Literal[
 
 - ``backends``: a `rankmill.workers.backends.base.BackendKind`.
 - ``commands``: a dictionary of commands, each as a `rankmill.cli.main.Listed`.
-- ``dialects``: a tuple of the request bodies of the dialect with the entry point's name.
+- ``dialects``: a tuple of a dialect's request bodies; the entry point has the dialect's name.
 - ``files``: a function that opens `rankmill.producer.client.files.FileRuns`. The entry point's name is a
   `RunStore.server_kind`.
 - ``formats``: a `rankmill.producer.files.formats.base.Format`.
 - ``models``: a class of `rankmill.jobs.model_names.NamedModels`.
-- ``names``: an object that `rankmill` has under the entry point's name.
-- ``orders``: a `rankmill.extensions.runners.orders.OrderKind`, for orders of the kind with the entry point's
-  name.
+- ``names``: an object for users. The entry point ``score_file`` makes it ``rankmill.score_file``.
+- ``orders``: a `rankmill.extensions.runners.orders.OrderKind`; the entry point has the name of this kind of
+  orders.
 - ``routes``: a subclass of `rankmill.extensions.gateway.gateway.Addition`.
 - ``settings``: a subclass of `rankmill.jobs.runtime.settings.ExtensionSettings`.
 - ``watch``: a `rankmill.cluster.watch.Watch`.

@@ -19,9 +19,7 @@ P = ParamSpec("P")
 
 
 class OneKindOfLine(click.Command):
-    """A command that writes every line on standard error as JSON, even the first, if the environment asks for
-    JSON.
-    """
+    """A command that writes all its messages as JSON, even the first, if the environment asks for that."""
 
     def main(self, *args: Any, **options: Any) -> Any:
         from rankmill.jobs.runtime.logs import is_json_asked_for, write_json
@@ -52,7 +50,7 @@ def clean_exit(interrupted: str = "") -> Callable[[Callable[P, None]], Callable[
     Parameters
     ----------
     interrupted
-        What becomes of the command's work after Ctrl-C or SIGTERM. The line ends with this text in this case.
+        End of the line after Ctrl-C or SIGTERM: what becomes of the work, such as ``the scores are kept``.
     """
 
     def wrap(command: Callable[P, None]) -> Callable[P, None]:

@@ -80,8 +80,10 @@ _wait = click.option(
 def _order_command(
     name: OrderName, *arguments: options.Option
 ) -> Callable[[options.Function], click.Command]:
-    """Make a subcommand of `workers` that gives the order called `name`. The subcommand has `arguments`, and
-    the options that all orders share. The decorated function gets a connection to the server.
+    """Make a function the subcommand of ``rankmill workers`` that gives the order `name`.
+
+    The subcommand has `arguments` and the options of all orders. The function gets a connection to the
+    server.
     """
 
     def wrap(function: options.Function) -> click.Command:
@@ -179,7 +181,7 @@ def _chosen(client: redis.Redis, names: tuple[str, ...]) -> list[WorkerState]:
 
 
 def _model(name: str) -> str:
-    """Return a model's name as runs have it: the whole path of a directory, any other name as it is."""
+    """Return a model's name as runs have it: ``./model`` becomes ``/home/me/model`` if it is a directory."""
     return str(expanded(name).resolve()) if name != "demo" and expanded(name).is_dir() else name
 
 

@@ -41,8 +41,8 @@ def merge_shards(shards: tuple[AnyPath, ...], asked: options.NewTable, force: bo
 
 
 def _there(shard: AnyPath) -> list[AnyPath]:
-    """Return the files or objects that match the pattern `shard`: a shell does not expand patterns in URLs.
-    Return `shard` itself in three cases: it is not a pattern, it exists, or nothing matches it.
+    """Return the files that match a pattern such as ``s3://bucket/part-*``, because shells do not expand
+    patterns in URLs. Returns `shard` itself if it is not a pattern, if it exists, or if nothing matches it.
     """
     if not glob.has_magic(str(shard)) or shard.exists():
         return [shard]

@@ -1,4 +1,4 @@
-"""Declares the options that commands share, and makes options from the fields of a model."""
+"""Declares the options that commands share, and makes options from the fields of a pydantic model."""
 
 from __future__ import annotations
 
@@ -123,10 +123,10 @@ class _Grouped(OneKindOfLine):
 def command(
     name: str, *, epilog: str | None = None, interrupted: str = "", groups: Mapping[str, str] | None = None
 ) -> Callable[[Function], click.Command]:
-    """A `click.command` with ``-h``, whose failures are printed as one line (`clean_exit`).
+    """Make a `click.command` that also has ``-h``, and that reports a failure in one line (`clean_exit`).
 
-    The keys of `groups` are titles in ``--help``. The value of each title has the names of the options that
-    are listed below the title, separated by spaces. Options that are in no group are listed last.
+    `groups` sorts the options in ``--help`` under titles: ``{"Input": "columns delimiter"}``. Other options
+    come last.
     """
 
     def wrap(function: Function) -> click.Command:
@@ -139,7 +139,7 @@ def command(
 
 
 def group(name: str) -> Callable[[Function], click.Group]:
-    """A `click.group` that also runs without a subcommand, and reports failures as `command` does.
+    """Make a `click.group` that also runs without a subcommand, and reports a failure in one line.
 
     Without a subcommand, the group's function gets a connection to the server. A subcommand gets the group's
     ``--redis`` and ``--config`` as defaults.
@@ -195,8 +195,8 @@ def settings(*names: str, logs: bool = False, others: tuple[str, ...] = (), **de
 def flags(*names: str, **defaults: str) -> Option:
     """Add ``--config``, and flags that override the settings called `names`.
 
-    Each key of `defaults` is the name of a further setting that gets a flag; ``--help`` shows the key's value
-    as the default of the flag. A setting of an extension that is not installed gets no flag.
+    `defaults` adds flags for further settings, and the default that ``--help`` shows:
+    ``redis_url="REDIS_URL"``. A setting of an extension that is not installed gets no flag.
     """
 
     def wrap(function: Function) -> Function:
@@ -284,8 +284,8 @@ class NewTable(CommandOptions):
 
 
 def of(model: type[CommandOptions], called: str = "asked") -> Option:
-    """Add an option for each field of `model`. The command gets an object of `model` as the argument whose
-    name is `called`.
+    """Add an option for each field of `model`. The command's function gets their values as an object of
+    `model`, in the argument named by `called`.
     """
     named = made_of(model)
 
@@ -307,7 +307,7 @@ def made_of(model: type[BaseModel]) -> dict[str, Option]:
     """Make an option for each field of a pydantic `model`; the field gives its type, default and help.
     Returns the options by the names of the fields.
 
-    In ``--help``, the title of the field's type stands for the value.
+    ``--help`` shows ``--sample N`` if the title of the field's type is ``N``.
     """
     schema = model.model_json_schema(by_alias=False)["properties"]
     return {name: _option(name, schema[name], field) for name, field in model.model_fields.items()}

@@ -1,4 +1,4 @@
-"""Prints texts of others, such as names and reasons, so that a terminal does not act on them."""
+"""Prints names and messages that may come from others. Control characters in them are escaped."""
 
 from __future__ import annotations
 

@@ -32,10 +32,10 @@ _NOTE = "-o - keeps no scores: only with a file (-o FILE) the same command conti
 
 @contextmanager
 def in_temporary_folder(request: FileRequest) -> Iterator[FileRequest]:
-    """Yield a copy of the request whose output is a file in a temporary folder; `pass_on` copies this file to
-    standard output.
+    """Yield a copy of the request that writes to a temporary file; `pass_on` copies the file to standard
+    output.
 
-    The folder is deleted after the block, even if the command fails: a later command could not continue,
+    The file is deleted after the block, even if the command fails: a later command could not continue,
     because the reader of the pipe has ended.
 
     Raises
@@ -68,14 +68,14 @@ def pass_on(summary: Summary, *, quiet: bool) -> Summary:
 def new_table(
     asked: NewTable, source: Format | None, why: str, *, force: bool
 ) -> Iterator[tuple[AnyPath, OutputFormat]]:
-    """Yield the path to which a command writes its rows, and the format. If the output is ``-``, the path is
-    that of a temporary file, which is copied to standard output at the end.
+    """Yield the path to which a command writes its rows, and the format. With ``-o -`` this is a temporary
+    file, which is copied to standard output at the end.
 
     Raises
     ------
     UsageError
-        The output is ``-``, and one of these holds: the format is unknown, `force` is set, or standard output
-        is closed or is a terminal that cannot show the format.
+        The output is ``-``, and the format is unknown, `force` is set, or standard output is closed or is a
+        terminal that cannot show the format.
     InputError
         The file cannot be written, exists although `force` is not set, or would be a TREC run. For the
         message, `why` says why the rows cannot be a TREC run.
@@ -114,9 +114,10 @@ def _without_effect(option: str) -> click.UsageError:
 
 @contextmanager
 def _temporary_file(kind: str) -> Iterator[Path]:
-    """Yield the path of a temporary file, whose format is `kind`, for standard output. The file is deleted
-    after the block. Raises `UsageError` if standard output is closed, or is a terminal that cannot show the
-    format.
+    """Yield the path of a temporary file in the format `kind`, for standard output. The file is deleted after
+    the block.
+
+    Raises `UsageError` if standard output is closed, or is a terminal that cannot show the format.
     """
     from rankmill.producer.files.formats.table import of_ending
 

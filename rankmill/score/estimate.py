@@ -23,21 +23,33 @@ from rankmill.score.score_file import with_inputs
 from rankmill.score.session import Session
 
 _LOOK_ROWS, _AT_ONCE = 100_000, 1000
-"""`estimate` draws its sample of pairs from at most the first `_LOOK_ROWS` rows of the input. It reads these
-rows in tables of at most `_AT_ONCE` rows.
+"""`estimate` draws its sample from the first `_LOOK_ROWS` rows of the input. It reads these rows in tables of
+at most `_AT_ONCE` rows.
 """
 
 
 class Estimate(BaseModel):
-    """The time, tokens and memory that scoring all rows of an input would take, estimated from a sample of
-    its pairs. ``score-file --estimate --json`` prints it.
+    """What scoring all rows of an input would take, estimated from a sample of its pairs.
 
-    ``seconds`` is the time to score all rows with the present workers, ``tokens`` the number of real tokens
-    in all rows, and ``worker_bytes`` the memory of the largest worker process. ``truncated_share`` is the
-    share of sampled pairs with more tokens than the model's limit; ``None`` if the settings do not truncate
-    long pairs.
-    ``error_share`` is the share of sampled pairs without a score. ``int8_gain`` is the speed of int8 divided
-    by that of the precision used, if workers have measured it.
+    Attributes
+    ----------
+    rows, sampled
+        Numbers of rows in the input and in the sample.
+    workers
+        Number of workers that scored the sample.
+    seconds
+        Time to score all rows with the same workers.
+    tokens
+        Number of real tokens, without padding, in all rows.
+    truncated_share
+        Share of sampled pairs with more tokens than the model's limit. ``None`` if the settings do not
+        truncate long pairs.
+    error_share
+        Share of sampled pairs without a score.
+    worker_bytes
+        Memory of the largest worker process.
+    int8_gain
+        Speed of int8 divided by that of the precision used; ``None`` if no worker has measured it.
     """
 
     model_config = ConfigDict(frozen=True)

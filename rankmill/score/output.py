@@ -190,8 +190,8 @@ class OutputTarget:
 
 
 def find_target(request: FileRequest, files: Sequence[InputFile]) -> OutputTarget:
-    """Return the place of the output that `request` names. The default is a file or a folder beside the
-    input, whose name is the input's stem, ``.scored`` and, for a file, the format's ending.
+    """Return the place of a request's output. The default for ``pairs.csv`` is ``pairs.scored.parquet``
+    beside it; with ``rows_per_part`` it is the folder ``pairs.scored``.
 
     Raises
     ------
@@ -222,8 +222,8 @@ def find_target(request: FileRequest, files: Sequence[InputFile]) -> OutputTarge
 
 
 def named_columns(request: FileRequest) -> dict[str, str]:
-    """Return metadata for the output: the names of the columns with the scored texts, and the name that the
-    request gives to the column with the score.
+    """Return metadata that name the output's columns of texts and scores: ``{"rankmill.query_column":
+    "question", …}``.
     """
     texts = text_columns(request)
     sides = {"texts": ["text"], "conversations": ["messages"]}.get(texts.inputs, ["query", "passage"])
@@ -232,8 +232,8 @@ def named_columns(request: FileRequest) -> dict[str, str]:
 
 
 def row_options(request: FileRequest, settings: Settings) -> dict[str, object]:
-    """Return what the rows of the output depend on, for the output's manifest: the values of the request's
-    options and of the settings, by name.
+    """Return the options and settings on which the output's rows depend, by name, for the output's
+    manifest.
     """
     named = [name for name in FileRequest.model_fields if name not in _OF_THE_PLACE]
     given = {name: getattr(request, name) for name in named if name in _ALWAYS or request.is_given(name)}
@@ -257,6 +257,6 @@ _WRITTEN: dict[str, Callable[[Any], str]] = {
     "shard": lambda shard: "{}/{}".format(*shard),
     "reuse": _file_state,
 }
-"""By an option's name, the function that turns the option's value into the text for an output's manifest. The
-values of options without a function are written as they are.
+"""Functions that turn an option's value into text for an output's manifest, by the option's name. Values of
+other options are written as they are.
 """

@@ -26,21 +26,21 @@ _COMPARED = (
     "long_stride", "all_labels", "deterministic", "truncation_side", "max_passage_tokens", "inputs",
     "query_column", "passage_column", "text_column", "score_column",
 )  # fmt: skip
-"""Metadata that must be equal in the output that ``--reuse`` names and in the new output: how and from which
-texts scores are made, and which column has the scores. The error message names the first that differs.
+"""Metadata that must be the same in the earlier output (``--reuse``) and in the new one. The error message
+names the first that differs.
 """
 
 _OPEN = {"revision", "precision"}
-"""Metadata that a run's settings may leave open. With ``--reuse``, the run takes the open values from the
-output that ``--reuse`` names.
+"""Metadata that the settings may leave open. The run then takes them from the earlier output
+(``--reuse``).
 """
 
 
 def earlier_scores(request: FileRequest, settings: Settings) -> tuple[Settings, EarlierScores | None]:
-    """Read the scores of the output that ``--reuse`` names. Returns two values: `settings`, changed to the
-    revision and the precision of this output, and the scores.
+    """Read the scores of an earlier output (``--reuse``).
 
-    Without ``--reuse``, returns the unchanged `settings` and ``None``.
+    Returns the scores, and the settings with the earlier output's revision and precision. Without
+    ``--reuse``, returns the unchanged settings and ``None``.
 
     Raises
     ------
@@ -77,22 +77,22 @@ def earlier_scores(request: FileRequest, settings: Settings) -> tuple[Settings, 
 
 
 def _check_same(made: Mapping[str, str], wanted: Mapping[str, str], name: str) -> None:
-    """Check that this run would score the same texts in the same way as the output that ``--reuse`` names.
+    """Check that this run would score the same texts in the same way as the earlier run (``--reuse``).
 
     Parameters
     ----------
     made
-        Metadata of the output that ``--reuse`` names.
+        Metadata of the earlier output.
     wanted
-        Metadata of the run's own output. A revision or precision that is empty here is not compared.
+        Metadata of this run's output. A revision or precision that is empty here is not compared.
     name
-        Name of the output of ``--reuse``, for messages.
+        Name of the earlier output, for messages.
 
     Raises
     ------
     InputError
-        An entry of `_COMPARED` differs. Or `made` does not say which release or which content of a model
-        made the scores.
+        An entry of `_COMPARED` differs. Or `made` does not say which release or which content of a model made
+        the scores.
     """
     if "rankmill.version" not in made:
         raise InputError(f"{name}: --reuse needs an output of score-file, which says how it was made")

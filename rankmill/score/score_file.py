@@ -67,7 +67,7 @@ def score_file(
         An `EmbeddedCluster` whose ``with`` block has begun. By default, one is started if the settings do not
         name a server.
     view
-        Called with the number of rows when the scoring begins; it makes the view of their progress.
+        Makes the display of the progress; called with the number of rows when the scoring begins.
     confirm
         Called with the complete output and the summary before the output is moved into place. If `confirm`
         raises an error, the output is not moved. If the output has several parts, `confirm` gets the last
@@ -76,15 +76,15 @@ def score_file(
         Name of a further column with the number of tokens of each row; null where no worker has counted them.
     made
         Called after this process has locked the output. Returns whether another process has made the output
-        since the caller looked.
+        since the caller looked for it.
 
     Raises
     ------
     InputError, ConfigError, ConnectionFailed
         The message says what to change; the output is not complete.
     RunFailed, RunCancelled, RedisUnavailable, RedisFailed, EmbeddedError, OutputError, StoreError
-        The run cannot be finished, and the output is not complete. The scores computed so far are stored,
-        and the same request resumes from them, unless some are wrong (`WrongScores`).
+        The run cannot be finished, and the output is not complete. The scores computed so far are stored, and
+        the same request resumes from them, unless some are wrong (`WrongScores`).
     RunnerError
         This process is a runner that is not permitted to read the input or to write the output.
     OutputBusy
@@ -186,8 +186,8 @@ def _use_system_memory() -> None:
 
 
 def _with_versions(models: Sequence[str], settings: Settings, work: Workspace) -> list[str]:
-    """Return the names of the models to score with. If a name is an alias in a registry, the version for
-    which the alias stands now replaces the name. A resumed run keeps the versions with which the run began.
+    """Replace each alias in `models` with its version: ``reranker@production`` becomes ``reranker@v3``. A
+    resumed run keeps the versions with which it began.
     """
     versions, resolver = [], ModelNames(settings)
     for name, journal in zip(models, work.journals, strict=True):
@@ -265,11 +265,10 @@ def _score(
 
 
 def _check_kind(tally: Tally, earlier: EarlierScores | None) -> None:
-    """Check that this run's scores and the deterministic scores of ``--reuse`` have the same bits, and add to
-    `tally` (the sums for the summary) how the scores of ``--reuse`` were made.
+    """Raise `InputError` if this run's workers compute other bits than the workers that made the scores of
+    ``--reuse``. Otherwise note in `tally` how the scores of ``--reuse`` were made.
 
-    Raises `InputError` if a worker of this run has another device, version or precision than made the scores
-    of ``--reuse`` (`ChunkStats.kind`). Scores that are not deterministic are not checked.
+    Scores that are not deterministic are not checked.
     """
     if earlier and earlier.kind and (others := tally.kinds - {earlier.kind}):
         raise InputError(
@@ -281,9 +280,8 @@ def _check_kind(tally: Tally, earlier: EarlierScores | None) -> None:
 
 
 def _revision(journal: Journal, settings: Settings) -> str | None:
-    """Return the revision of the model to score with. If the journal has results of an interrupted run,
-    return their revision, because a branch or a directory may have a new revision now. Otherwise return the
-    revision in `settings`.
+    """Return the revision of the model to score with. A resumed run keeps its revision, because a branch or a
+    directory may have a new one now.
     """
     return (journal.first and journal.first.revision) or settings.revision
 

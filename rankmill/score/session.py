@@ -30,15 +30,24 @@ from rankmill.producer.local.worker_watch import WorkerWatch
 
 @dataclass(frozen=True)
 class RunScores:
-    """The scores of a run, float32 ``[n]`` with NaN for rows without a score, its duration in seconds, and
-    the statistics of its chunks.
+    """The scores of a run.
+
+    Attributes
+    ----------
+    scores
+        Float32 ``[n]``, with NaN for rows without a score.
+    seconds
+        How long the run took.
+    stats
+        Statistics of each chunk.
+    workers
+        Names of the workers that made the last attempts at the chunks.
     """
 
     scores: npt.NDArray[np.float32]
     seconds: float
     stats: tuple[ChunkStats, ...]
     workers: frozenset[str]
-    """Names of the workers that made the last attempts at the chunks."""
 
 
 class Session:
@@ -147,8 +156,10 @@ class Session:
             raise
 
     def labels(self, **options: Any) -> tuple[str, ...]:
-        """Return the names of the model's outputs, which a worker reports with the score of a test row. The
-        names are empty if the model has a single output. `options` are passed to `score`.
+        """Return the names of the model's outputs, such as ``("contradiction", "entailment")``; empty for a
+        single output.
+
+        A worker scores a test row to find the names. `options` are passed to `score`.
 
         Raises
         ------

@@ -23,20 +23,37 @@ from rankmill.producer.files.sink import ScoredFile, ScoredParts
 class Summary(RunOutcome):
     """The result of score-file, as printed with ``--json``.
 
-    ``resumed_rows`` of the ``rows`` were scored by earlier, interrupted runs of the command; ``seconds`` and
-    ``pairs_per_second`` do not include the earlier runs. ``startup_seconds`` is the time until a worker was
-    seen, and ``load_seconds`` the time from then until a worker had the model. The rest of the ``seconds`` is
-    the scoring, whose speed is ``pairs_per_second``. ``real_token_share`` is the share of the computed tokens
-    that were not padding. ``int8_gain`` is the speed of int8 divided by the speed of the precision used, if
-    workers have measured it. ``windows`` is the number of windows that long texts were cut into.
-    ``reused_rows`` took their score from an earlier output.
-
-    ``bound`` is the largest difference between a logit and the model's own logit that a worker's proof of the
-    model allows. A worker makes the proof with test pairs. ``bound`` is ``None`` if one of the workers has no
-    proof. ``reference`` is ``own`` if the model was too large for a worker to compare it in fp32. If the
-    scores are ``deterministic``, ``kind`` names the device, versions and precision on which the bits of the
-    scores depend. For a run, ``taken`` names the columns from which the ids and texts of the run's queries
-    and corpus were read.
+    Attributes
+    ----------
+    resumed_rows
+        Rows that earlier, interrupted commands have scored.
+    seconds
+        Time of this command.
+    startup_seconds
+        Part of ``seconds`` until a worker was seen.
+    load_seconds
+        Part of ``seconds`` from then until a worker had loaded the model.
+    pairs_per_second
+        Speed of this command in the rest of its time.
+    real_token_share
+        Share of the computed tokens that were not padding.
+    int8_gain
+        Speed of int8 divided by that of the precision used; ``None`` if no worker has measured it.
+    windows
+        Number of windows that long texts were cut into.
+    reused_rows
+        Rows that took their score from an earlier output.
+    bound
+        How far a logit may be from the model's own logit. Workers prove this with test pairs; ``None`` if one
+        of them has not.
+    reference
+        ``own`` if the model was too large to be compared in fp32.
+    deterministic
+        Whether the scores are deterministic.
+    kind
+        Device, versions and precision that decide the bits of deterministic scores.
+    taken
+        The columns of ids and texts that were read from the queries and the corpus of a run.
     """
 
     startup_seconds: float
@@ -57,8 +74,19 @@ class Summary(RunOutcome):
 
 @dataclass
 class Tally:
-    """Sums over the statistics of a file's scored chunks, and the number of rows that earlier processes
-    scored.
+    """Sums of the statistics of a file's chunks.
+
+    Attributes
+    ----------
+    resumed_rows
+        Number of rows that earlier processes have scored.
+    how
+        Backend, device and precision of the scores; several if workers differ.
+    int8_gain
+        The smallest speed of int8 divided by that of the precision used; ``None`` if no worker has measured
+        it.
+    each
+        With several models, the sums of each model.
     """
 
     resumed_rows: int = 0
@@ -73,7 +101,6 @@ class Tally:
     kinds: set[str] = field(default_factory=set)
     reused_rows: int = 0
     int8_gain: float | None = None
-    """The smallest `ChunkStats.int8_gain` of the chunks; ``None`` if no worker has measured one."""
     each: list[Tally] = field(default_factory=list)
 
     def written(self) -> str:
@@ -118,8 +145,8 @@ class Tally:
             self.int8_gain = min(stats.int8_gain, self.int8_gain or math.inf)
 
     def add_reused(self, made: Mapping[str, str]) -> None:
-        """Add how the scores of an earlier output were made (backend, device and so on), as the output's
-        metadata say.
+        """Add the backend, device and so on of an earlier output's scores, from the output's metadata
+        `made`.
         """
         names = [made.get(f"rankmill.{name}", "").split(", ") for name in ("backend", "device", "precision")]
         self.how |= {(backend, device, precision) for backend, device, precision in product(*names)}
@@ -138,8 +165,8 @@ class Tally:
         return ", ".join(sorted(self.kinds)) or None
 
     def proven(self) -> dict[str, str]:
-        """Return the output's metadata about how exact its scores are: ``bound``, ``reference`` and ``kind``,
-        as in `Summary`. Unknown values are left out.
+        """Return metadata that say how exact the scores are: ``bound``, ``reference`` and ``kind``, as far as
+        they are known.
         """
         bound = worst(self.bounds)
         stated = None if bound is None else f"{bound:g}"
@@ -148,9 +175,10 @@ class Tally:
 
     @property
     def revision(self) -> str | None:
-        """The revision of the model, which is a commit or the digest of the model's content. With several
-        models, the revisions are joined with commas, in the order of the models. ``None`` in two cases: a
-        revision is not known, or no chunk was scored.
+        """The model's revision: a commit or a digest of its files, such as ``"1a2b3c"``. Several models have
+        ``"1a2b3c, 4d5e6f"``.
+
+        ``None`` if a revision is not known, or no chunk was scored.
         """
         if self.each:
             known = [own.revision or "" for own in self.each]
@@ -205,9 +233,20 @@ def summarize(
     seconds: float,
     taken: Mapping[str, str],
 ) -> Summary:
-    """Make the summary of a finished score-file command. `seconds` is the time that the whole command took.
-    `before` has two parts of this time, in seconds: until a worker was seen, and from then until a worker had
-    loaded the model. `taken` is `PairSource.taken`, which says from which columns ids and texts were read.
+    """Make the summary of a finished score-file command.
+
+    Parameters
+    ----------
+    output, models
+        The finished output, and the names of the models.
+    before
+        Seconds until a worker was seen, and from then until a worker had loaded the model.
+    tally
+        Sums over the chunks.
+    seconds
+        The time of the whole command.
+    taken
+        The columns of ids and texts that were read from the queries and the corpus of a run.
     """
     fresh_rows = output.rows - tally.resumed_rows
     return Summary(

@@ -28,12 +28,22 @@ from rankmill.score.session import Session
 
 
 class Verification(BaseModel):
-    """The result of a verification, as printed with ``--json``.
+    """The result of scoring some rows of a file again.
 
-    Of the ``rows`` in the ``file``, ``sampled`` rows were scored again, and ``differ`` of these have wrong
-    scores. In a ``deterministic`` file, a score is wrong if its bits differ, and in other files if it differs
-    by more than ``allowed``. ``largest`` is the largest difference; ``first`` is the number (from 0) of the
-    first row that differs.
+    Attributes
+    ----------
+    rows, sampled
+        Numbers of rows in the file, and of rows that were scored again.
+    differ
+        Number of rows that were scored again and whose score in the file is wrong.
+    first
+        Number of the first such row, from 0.
+    largest
+        Largest difference between an old and a new score.
+    allowed
+        A score is wrong if it differs by more than this.
+    deterministic
+        Whether the file is deterministic. A score is then wrong if its bits differ.
     """
 
     file: str
@@ -60,7 +70,15 @@ class Verification(BaseModel):
 
 @dataclass(frozen=True)
 class ScoredBefore:
-    """A file to verify, its metadata, and the settings with which it would be made again."""
+    """A scored file to verify.
+
+    Attributes
+    ----------
+    metadata
+        The file's metadata, which say how it was scored.
+    settings
+        Settings that score its rows in the same way again.
+    """
 
     path: AnyPath
     metadata: Mapping[str, str]
@@ -78,15 +96,24 @@ class ScoredBefore:
 
     @property
     def bound(self) -> float | None:
-        """The proven limit of the difference between a logit of the file's scores and the model's own logit;
-        ``None`` if the file's metadata do not have this number.
+        """The largest distance of the file's logits from the model's own logits, as was proven when the file
+        was made. ``None`` if the file does not say it.
         """
         return bound_of(self.metadata, str(self.path))
 
 
 def read_scored(name: str, settings: Settings, given: Mapping[str, Any]) -> ScoredBefore:
-    """Read from a file's metadata how the file was scored. Each option in `given` that is not ``None`` must
-    have the value with which the file was scored.
+    """Read from a file's metadata how the file was scored.
+
+    Parameters
+    ----------
+    name
+        Path of the file.
+    settings
+        Settings that say where to score; the metadata replace those that say how.
+    given
+        Options of the command. Those that are not ``None`` must have the values with which the file was
+        scored.
 
     Raises
     ------
@@ -150,7 +177,7 @@ def verify(scored: ScoredBefore, sample: int, cluster: EmbeddedCluster | None = 
     ------
     InputError
         The file is damaged or lacks a column. Or the file is deterministic, and the present workers would
-        compute other bits (`ChunkStats.kind`).
+        compute other bits.
     RunFailed
         The workers cannot score with the file's model.
     """

@@ -1,7 +1,7 @@
-"""Carries out the actions on jobs, runs and workers that the page offers to those who have the admin's key.
+"""Carries out what the live page lets an admin do with jobs, runs and workers.
 
-The key comes in the header Authorization. The page uses no cookie, so a page of another site cannot act
-through the browser.
+The admin's key comes in the header Authorization. The page uses no cookie, so a page of another site cannot
+act through the browser.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class _Refused(Exception):
 
 
 def admin_apps(client: redis.Redis, settings: Settings, key: str) -> dict[str, WSGIApplication]:
-    """Make the two WSGI apps of the live page that need the admin's key, by path. One lists the jobs that
-    failed or were set aside; the other carries out actions on jobs, runs and workers.
+    """Make the WSGI apps for the admin of the live page, by path. One lists the jobs that failed or were set
+    aside; the other carries out actions on jobs, runs and workers.
 
     Parameters
     ----------
@@ -85,8 +85,7 @@ def admin_apps(client: redis.Redis, settings: Settings, key: str) -> dict[str, W
 
 
 def carry_out(client: redis.Redis, settings: Settings, action: Action) -> str:
-    """Carry out an action on a job, a run or a worker as the ``rankmill`` command of the action's name does.
-    Returns a sentence that says what was done.
+    """Carry out an action on a job, a run or a worker; returns a sentence that says what was done.
 
     Raises
     ------
@@ -105,8 +104,8 @@ def carry_out(client: redis.Redis, settings: Settings, action: Action) -> str:
 
 
 def _order(client: redis.Redis, name: str, order: Literal["drain", "resume"]) -> str:
-    """Tell the worker with this whole name to drain or to resume; returns a sentence that says so. The
-    beginning of a name is not enough, because several names may have the same beginning.
+    """Tell the worker called `name` to drain or to resume. Do not accept the beginning of a name: several
+    workers may share it.
     """
     workers = read_cluster(client, page_size=0).workers
     named = [worker for worker in workers if worker.name == name]
@@ -121,9 +120,8 @@ def _order(client: redis.Redis, name: str, order: Literal["drain", "resume"]) ->
 
 
 def _guarded(method: str, do: Callable[[WSGIEnvironment], object], key: str) -> WSGIApplication:
-    """Make a WSGI app for requests of the HTTP method `method` that bring the admin's key `key`. The app
-    answers such a request with the JSON of the object that `do` returns. All other requests, and those for
-    which `do` raises `RankmillError` or `OSError`, get an error as JSON.
+    """Make a WSGI app that calls `do` for requests with the admin's key, and answers with its result as JSON.
+    Other requests, and an expected error of `do`, are answered with an error as JSON.
     """
 
     def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:

@@ -117,10 +117,7 @@ class History:
 
 
 def _went_back(old: WorkerReport, new: WorkerReport) -> bool:
-    """Return whether a counter in a worker's `new` report is lower than in the worker's `old` report.
-    Counters never fall while a worker's process lives, so true means that another process has the worker's
-    name now.
-    """
+    """Return whether a counter of a worker has fallen, which shows that another process uses its name now."""
     before = [getattr(old, name) for name in _GROWING] + [*old.stage_seconds, *old.latency_counts]
     after = [getattr(new, name) for name in _GROWING] + [*new.stage_seconds, *new.latency_counts]
     return any(late < early for early, late in zip(before, after, strict=True))
@@ -221,8 +218,10 @@ def _look(client: redis.Redis, history: History) -> None:
 
 
 def _cluster_json(client: redis.Redis, history: History, has_admin: bool) -> WSGIApplication:
-    """Make a WSGI app that serves the live page's data as JSON: the figures of the last ten minutes, and a
-    snapshot of the cluster with the requested page of its list of runs. If Redis cannot be read, an error
+    """Make a WSGI app that serves the live page's data as JSON: the figures of its plots, and a snapshot of
+    the cluster.
+
+    The request says which page of the list of runs the snapshot has. If Redis cannot be read, an error
     replaces the snapshot.
     """
 

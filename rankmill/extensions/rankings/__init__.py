@@ -12,6 +12,6 @@ COMMANDS = {
         "rankmill.extensions.rankings.commands.mine:mine_negatives",
     ),
 }
-"""The `rankmill` commands that this extension adds, by name. Each has its group in the help, the first line
-of its help, and its function. An entry point of ``rankmill.commands`` points to this dictionary.
+"""Commands that this extension adds to `rankmill`: the name of each, the section of ``--help`` that lists it,
+the first line of its help, and its function.
 """

@@ -29,17 +29,24 @@ from rankmill.producer.files.stores.paths import AnyPath
 def read_scored(
     path: AnyPath, score: str | None = None, compared: AnyPath | None = None
 ) -> tuple[pd.DataFrame, pd.DataFrame | None]:
-    """Read an output of score-file, or a TREC run; returns the ranking by its scores, and the ranking to
-    compare with.
+    """Read a scored file; returns its ranking, and the ranking to compare it with.
 
-    The ranking to compare with is that of the file `compared`, which is a run or an output. Without
-    `compared`, it is the ranking of the run that was scored to make the output. Without `compared`, there is
-    no such ranking (``None``) in three cases: `path` is a TREC run, the output has neither the scores nor the
-    ranks of its run, or the output lacks some of the run's passages.
+    The second ranking is ``None`` without `compared` in three cases:
 
-    `score` is the column of scores; by default `scored_column` finds the column.
+    - The file is a TREC run.
+    - The file has neither the scores nor the ranks of the run from which it was made.
+    - The file lacks some passages of this run.
 
     Each ranking has the columns ``query_id``, ``doc_id`` and ``score``, and lacks rows without a score.
+
+    Parameters
+    ----------
+    path
+        An output of score-file, or a TREC run.
+    score
+        The column of scores; found if not given.
+    compared
+        A run or an output to compare with; by default, the run that was scored to make the file.
 
     Raises
     ------
@@ -66,8 +73,8 @@ def read_scored(
 
 
 def _of_table(path: AnyPath, score: str) -> tuple[pd.DataFrame, pd.DataFrame | None, bool]:
-    """Read a scored table; returns the ranking by its scores, the ranking of the run that was scored, and
-    whether the table lacks passages of this run.
+    """Read an output of score-file: its ranking, the ranking of the run that was scored, and whether the
+    output lacks passages of this run.
     """
     frame = read_rows(path, score)
     is_cut = lacks_passages(frame)
@@ -78,10 +85,9 @@ def _of_table(path: AnyPath, score: str) -> tuple[pd.DataFrame, pd.DataFrame | N
 
 
 def ranking_frame(path: AnyPath) -> pd.DataFrame:
-    """Read a run as a ranking, ordered by the run's scores. A run without scores is ordered by its ranks, and
-    a run without scores and ranks is ordered as the file is.
+    """Read a run as a ranking by the run's scores, or else by its ranks, or else in the order of the file.
 
-    If only some rows have a score, or a rank in a run without scores, the other rows are left out.
+    If only some rows have the score or rank that is used, the others are left out.
 
     Raises
     ------
@@ -110,13 +116,24 @@ logger = logging.getLogger(__name__)
 class Result:
     """The values of one measure, before and after reranking.
 
-    ``after`` and ``before`` are means over all judged queries; a measure that counts, such as ``NumRet``, has
-    sums in place of means, as in ir-measures. ``before`` is ``None`` if there is no ranking to compare with.
-    ``better`` and ``worse`` are the numbers of queries whose value is higher and lower after reranking.
-    ``p_value`` is the p-value of a two-sided paired t-test over all judged queries; ``None`` if ``before`` is
-    ``None``, if no query has changed, or if only one query is judged. ``judged`` is the number of judged
-    queries. ``ranked`` is the number of judged queries that have passages after reranking; ``after_ranked``
-    and ``before_ranked`` are the measure's means over these ``ranked`` queries.
+    Without a ranking to compare with, ``before``, ``better``, ``worse``, ``p_value`` and ``before_ranked``
+    are ``None``.
+
+    Attributes
+    ----------
+    after, before
+        Means over all judged queries. A measure that counts, such as ``NumRet``, has sums in place of means.
+    better, worse
+        Numbers of queries whose value is higher, or lower, after reranking.
+    p_value
+        From a two-sided paired t-test over all judged queries. ``None`` also if no query has changed, or if
+        only one query is judged.
+    judged
+        Number of judged queries.
+    ranked
+        Number of judged queries that have passages after reranking.
+    after_ranked, before_ranked
+        The same means over the ``ranked`` queries only.
     """
 
     measure: str

@@ -19,17 +19,33 @@ from rankmill.producer.files.stores.paths import AnyPath
 
 @dataclass(frozen=True)
 class Rules:
-    """Rules for choosing the negatives of each query, with the names and meanings of `mine_hard_negatives`.
+    """Rules for choosing the negatives of a query, named as in sentence-transformers' `mine_hard_negatives`.
 
-    A passage is relevant from grade ``min_relevance`` on. The candidates for negatives of a query are the
-    first ``range_max`` of its passages without a grade above 0, in the run's order. A passage is not a
-    candidate if it has the text of a passage with a grade above 0, or of an earlier candidate.
+    First the candidates are found: passages of the run without a grade above 0. Among passages with the same
+    text, only the first is a candidate, and none if one of them has a grade above 0. Candidates without a
+    score are not chosen.
 
-    A candidate is left out if it has no score, or a score over ``max_score`` or under ``min_score``. It is
-    also left out if its score is less than a margin below the lowest score of the query's relevant passages.
-    The margin is ``absolute_margin``, or ``relative_margin`` times the absolute value of this lowest score.
-    If both are given, the larger margin decides. Of the remaining candidates, the ``range_min`` with the
-    highest scores are skipped.
+    Attributes
+    ----------
+    min_relevance
+        A passage with this grade or a higher one is relevant.
+    range_max
+        Only this many candidates are used, the first in the run's order; ``None`` for all.
+    max_score, min_score
+        Highest and lowest score of a negative.
+    absolute_margin
+        A negative scores at least this much less than every relevant passage of the query.
+    relative_margin
+        The same margin as a share: 0.05 is 5% of the absolute value of the lowest relevant score. If both
+        margins are given, the larger one decides.
+    range_min
+        This many of the remaining candidates are skipped, those with the highest scores.
+    num_negatives
+        Number of negatives.
+    sampling_strategy
+        ``top`` takes the candidates with the highest scores, ``random`` takes any.
+    seed
+        Seed of random sampling.
     """
 
     min_relevance: int = 1
@@ -46,11 +62,18 @@ class Rules:
 
 @dataclass(frozen=True)
 class Mined:
-    """A query's relevant passages, and its negatives, hardest first, as numbers of rows in the scored file.
+    """The passages that were chosen for one query.
 
-    Some passages were not candidates for negatives because of their text. ``copies`` is the number of
-    passages with the text of a passage with a grade above 0. ``repeats`` is the number of passages with the
-    text of an earlier candidate.
+    Attributes
+    ----------
+    positives
+        Row numbers of the relevant passages in the scored file.
+    negatives
+        Row numbers of the negatives in the scored file, hardest first.
+    copies
+        Number of passages left out because a passage with a grade above 0 has their text.
+    repeats
+        Number of passages left out because an earlier candidate has their text.
     """
 
     positives: npt.NDArray[np.int64]
@@ -61,7 +84,7 @@ class Mined:
 
 @dataclass(frozen=True)
 class TextKeys:
-    """Numbers that stand for the texts of each row's query and passage; equal texts have equal numbers."""
+    """Hashes of each row's query and passage, uint64 ``[n]``. Equal texts have equal hashes."""
 
     queries: npt.NDArray[np.uint64]
     passages: npt.NDArray[np.uint64]
@@ -79,15 +102,23 @@ would have the same key as the pair with the two texts exchanged.
 
 
 def read_scored(path: AnyPath, score: str | None = None, qrels: AnyPath | None = None) -> pd.DataFrame:
-    """Read the ids, scores and labels of a scored table, or of a TREC run with scores, as `evaluate` does.
+    """Read the ids, scores and judgements of a scored table, or of a TREC run with scores.
 
     Returns the columns ``query_id``, ``doc_id``, ``score``, ``relevance``, ``in_run`` and ``place`` (in the
-    run's order), with a row for each row of the file. `score` is the column of scores; by default
-    `scored_column` finds it. Judgements come from `qrels`, or else from the table's ``relevance``. Without a
-    column ``in_run``, all rows belong to the run.
+    run's order), with a row for each row of the file. Without a column ``in_run``, all rows belong to the
+    run.
 
-    The file may lack passages that have a grade above 0 in `qrels` for one of its queries. The result then
-    has a row without a score for each such passage, after the rows of the file.
+    If the file lacks passages with a grade above 0 in `qrels`, further rows have these passages, without a
+    score.
+
+    Parameters
+    ----------
+    path
+        The scored table, or the run.
+    score
+        The column of scores; found if not given.
+    qrels
+        Judgements; by default, the table's column ``relevance`` has them.
 
     Raises
     ------
@@ -121,8 +152,8 @@ def _of_run(path: AnyPath) -> pd.DataFrame:
 
 
 def _places(rows: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """Return the place of each row in the run that was scored. The run is ordered by its scores. A run
-    without scores is ordered by its ranks, and a run without scores and ranks is ordered as the rows are.
+    """Return each row's place in the run that was scored: by the run's scores, or else by its ranks, or else
+    in the order of the rows.
     """
     numbers = pd.factorize(rows["query_id"])[0]
     scores = run_scores(rows)
@@ -135,11 +166,17 @@ def _places(rows: pd.DataFrame) -> npt.NDArray[np.int64]:
 
 
 def mine(scored: pd.DataFrame, rules: Rules, texts: TextKeys | None = None) -> Iterator[Mined]:
-    """Yield the relevant passages and the chosen negatives of each query that has a relevant passage with a
-    score.
+    """Choose negatives for each query that has a relevant passage with a score.
 
-    `texts` are the keys of the texts of `scored`'s rows, by which texts are compared; ``None`` if the texts
-    are not known.
+    Parameters
+    ----------
+    scored
+        Rows from `read_scored`.
+    rules
+        Rules for the choice.
+    texts
+        Hashes of the rows' texts, to leave out passages with the same text; ``None`` if the texts are not
+        known.
     """
     random = np.random.default_rng(rules.seed)
     scored = scored.reset_index(drop=True)
@@ -164,11 +201,11 @@ def mine(scored: pd.DataFrame, rules: Rules, texts: TextKeys | None = None) -> I
 def _same_texts(
     scored: pd.DataFrame, texts: TextKeys | None
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Find the rows that are copies of a row with a grade above 0, and the rows that repeat an earlier row.
+    """Find passages with the same text. Returns two masks of the rows, ``is_copy`` and ``is_repeat``.
 
-    A row is a copy if its query and its passage have the same texts as those of a row with a grade above 0. A
-    row repeats an earlier row if both rows have scores, the same query, passages of the same kind (relevant,
-    of a lower grade, or without a grade above 0), and the same text of the passage.
+    - ``is_copy``: a row with a grade above 0 has the same texts of query and passage.
+    - ``is_repeat``: an earlier row of the same query has the same text of the passage and the same kind
+      (`_RELEVANT`, `_RELATED` or `_OTHER`). Only rows with scores are compared.
     """
     if texts is None:
         return np.zeros(len(scored), bool), np.zeros(len(scored), bool)

@@ -28,14 +28,21 @@ _TYPES = {
 
 
 def scored_column(path: AnyPath, role: str) -> str:
-    """Return the name of the column with the `role` ``query``, ``passage`` or ``score`` in a scored file. The
-    name is the same as the role, unless the metadata of a Parquet file give another name.
+    """Return the name of the column with the queries, passages or scores in a scored file.
+
+    Parameters
+    ----------
+    path
+        The scored file.
+    role
+        ``query``, ``passage`` or ``score``. The column has the same name, unless the metadata of a Parquet
+        file give another name.
 
     Raises
     ------
     InputError
-        The metadata do not name the column of scores, and the column ``score`` may come from the input,
-        because another column of numbers follows.
+        The column with the scores is not clear: a column with fractions follows ``score``, and no metadata
+        name the column.
     """
     about = metadata_of(path) if path.is_file() and format_of(path) is PARQUET else {}
     if role == "score" and f"rankmill.{role}_column" not in about and path.is_file() and is_table(path, role):
@@ -80,13 +87,17 @@ def is_table(path: AnyPath, score: str) -> bool:
 
 
 def read_rows(path: AnyPath, score: str, *, has_labels: bool = False) -> pd.DataFrame:
-    """Read the columns ``query_id``, ``doc_id`` and ``score`` of a scored table. If they exist, ``in_run``,
-    ``run_score`` and ``run_rank`` are read, too, and with `has_labels` also ``relevance``.
+    """Read the columns ``query_id``, ``doc_id`` and ``score`` of a scored table, and some further columns.
 
-    The result has a column ``is_ranked``, which says whether the file has a column ``rank`` of new ranks.
+    The further columns are:
 
-    `score` is the name of the file's column of scores. Without a column ``in_run``, all rows belong to the
-    run; a row whose ``in_run`` is null does not belong to the run.
+    - ``in_run``: whether the row belongs to the run that was scored. True for all rows if the file does not
+      say it; false where the file has null.
+    - ``is_ranked``: whether the file has a column ``rank`` of new ranks.
+    - ``run_score`` and ``run_rank``, if the file has them.
+    - ``relevance``, if the file has it and `has_labels` is set.
+
+    `score` is the name of the file's column of scores.
 
     Raises
     ------
@@ -119,8 +130,10 @@ def read_rows(path: AnyPath, score: str, *, has_labels: bool = False) -> pd.Data
 
 
 def run_scores(frame: pd.DataFrame) -> pd.Series[float] | None:
-    """Return the scores that the run had before it was reranked. Without scores, return the run's ranks with
-    a minus sign, so that the first rank is the highest. Without scores and ranks, return ``None``.
+    """Return the scores that the run had before it was reranked, as far as `frame` has them.
+
+    Without scores, the negative ranks are returned, so that the first rank is the highest. Without scores and
+    ranks, ``None`` is returned.
     """
     for name, sign in (("run_score", 1.0), ("run_rank", -1.0)):
         if name in frame and frame[name].notna().any():

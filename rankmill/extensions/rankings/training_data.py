@@ -38,9 +38,16 @@ _Row = dict[str, object]
 
 @dataclass(frozen=True)
 class Corpus:
-    """Texts of queries and passages that are in files of their own, by id. ``queries`` and ``passages`` are
-    these files, and ``query_fields`` and ``passage_fields`` name their columns of ids and texts.
-    ``on_duplicate`` says what happens if an id has two texts.
+    """The files with the texts of queries and passages, by id.
+
+    Attributes
+    ----------
+    queries, passages
+        The files.
+    query_fields, passage_fields
+        Names of their columns of ids and texts.
+    on_duplicate
+        What happens if an id has two texts.
     """
 
     queries: Sequence[AnyPath]
@@ -51,9 +58,7 @@ class Corpus:
 
     @property
     def taken(self) -> dict[str, str]:
-        """Descriptions of the columns that are read from the files of texts, by the option that names the
-        files.
-        """
+        """Says which columns are read: ``{"queries": "id '_id', text 'text'", "corpus": …}``."""
         return taken(self.queries, self.query_fields) | taken(self.passages, self.passage_fields)
 
     def texts_of(self, ids: pd.DataFrame, rows: _Rows) -> _Texts:
@@ -94,21 +99,26 @@ class _Query:
 
 
 def with_rows(mined: Iterable[Mined], form: Form, num_negatives: int) -> list[Mined]:
-    """Return those mined queries that have enough negatives for a row of training data in the layout of
-    `form`.
+    """Return the queries that have enough negatives for a row of training data in the layout of `form`.
 
-    Labeled pairs need no negatives. All n-tuples, and all lists of pylate, have the same length, so each
-    needs `num_negatives` negatives. A row of another form needs one negative.
+    - ``labeled-pair``: none is needed.
+    - ``n-tuple`` and ``pylate``: `num_negatives` are needed, because all rows have the same length.
+    - All others: one is needed.
     """
     needed = {"labeled-pair": 0, "n-tuple": num_negatives, "pylate": num_negatives}.get(form, 1)
     return [query for query in mined if len(query.negatives) >= needed]
 
 
 def text_keys(source: AnyPath | Corpus, ids: pd.DataFrame) -> TextKeys | None:
-    """Compute keys of the texts of all rows of a scored file; equal texts have equal keys. Returns ``None``
-    if there are no texts.
+    """Hash the texts of all rows of a scored file. Equal texts have equal hashes. Returns ``None`` if there
+    are no texts.
 
-    `source` and `ids` are as in `training_rows`.
+    Parameters
+    ----------
+    source
+        The scored file itself, or files with the texts.
+    ids
+        The rows of the scored file, as `mine.read_scored` returns them.
     """
     if isinstance(source, Corpus):
         return source.keys_of(ids)
@@ -133,11 +143,20 @@ def training_rows(
     *,
     with_scores: bool,
 ) -> pa.Table:
-    """Make a table of training data in the layout of `form`; `mined` must come from `with_rows`.
+    """Make a table of training data in the layout of `form`.
 
-    `ids` are the rows of the scored file, as `mine.read_scored` returns them. `source` has the texts: the
-    scored file itself, or files of texts. `with_scores` adds scores to distil from, in place of labels;
-    FlagEmbedding's and pylate's rows always have scores.
+    Parameters
+    ----------
+    mined
+        Queries that have enough negatives for the layout, from `with_rows`.
+    ids
+        The rows of the scored file, as `mine.read_scored` returns them.
+    source
+        The scored file itself, or files with the texts.
+    form
+        The layout, named after the trainer or its rows.
+    with_scores
+        Adds scores to distil from, in place of labels. FlagEmbedding's and pylate's rows always have scores.
 
     Raises
     ------

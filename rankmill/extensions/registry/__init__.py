@@ -1,4 +1,4 @@
-"""Models by name, with versions, aliases, splits and shadows."""
+"""A registry of models: keeps versions of each model, and aliases such as ``production`` for them."""
 
 COMMANDS = {
     "models": (
@@ -7,6 +7,6 @@ COMMANDS = {
         "rankmill.extensions.registry.commands.models:models",
     ),
 }
-"""The `rankmill` commands that this extension adds, by name. Each has its group in the help, the first line
-of its help, and its function. An entry point of ``rankmill.commands`` points to this dictionary.
+"""Commands that this extension adds to `rankmill`: the name of each, the section of ``--help`` that lists it,
+the first line of its help, and its function.
 """

@@ -29,8 +29,8 @@ def manifests(registry: RegistryStore, name: str) -> list[Manifest]:
 
 
 def called(manifest: Manifest, aliases: Mapping[str, Alias]) -> list[str]:
-    """The aliases that stand for a version, as texts. A text shows the version's share if the alias is split,
-    and says so if the version is the alias's shadow.
+    """Return the aliases of a version, such as ``production``, ``production 10%`` (one of several versions of
+    this alias) or ``production (shadow)``.
     """
     names = []
     for name, alias in aliases.items():
@@ -50,10 +50,18 @@ def version_view(manifest: Manifest, aliases: Mapping[str, Alias]) -> dict[str, 
 def target(
     registry: RegistryStore, version: Reference, others: Mapping[str, float], shadow: str | None, *, by: str
 ) -> Target:
-    """Make a target for an alias, which is what the alias is to stand for. `others` gives other versions
-    their shares of the queries, and `version` gets the rest.
+    """Make a target for an alias: one or several versions, with their shares of the queries.
 
-    `by` is who sets the alias: a person or an API key.
+    Parameters
+    ----------
+    registry, version
+        The registry, and the version that gets the rest of the queries.
+    others
+        Shares of other versions, such as ``{"v4": 0.1}``.
+    shadow
+        A version that also scores all queries, but whose scores are not returned.
+    by
+        The person or API key that sets the alias.
 
     Raises
     ------
@@ -74,7 +82,7 @@ def target(
 
 
 def set_alias(registry: RegistryStore, reference: Reference, wanted: Target) -> Alias:
-    """Write an alias to the registry, so that it stands for the target `wanted` from now on.
+    """Create an alias, or change the versions that it stands for.
 
     Raises
     ------
@@ -90,15 +98,21 @@ def set_alias(registry: RegistryStore, reference: Reference, wanted: Target) -> 
 
 
 def roll_back(registry: RegistryStore, reference: Reference, *, by: str) -> Alias:
-    """Let an alias stand for its previous target again; another call goes back one target more. `by` is the
-    person or API key that asks.
+    """Undo the latest change of an alias; a second call undoes the change before it.
+
+    Parameters
+    ----------
+    registry, reference
+        The registry, and the names of the model and of the alias.
+    by
+        The person or API key that asks for this.
 
     Raises
     ------
     NotInRegistry
         The alias does not exist.
     RegistryConflict
-        The alias has no previous target, or that target no longer exists.
+        No earlier target of the alias is recorded, or a version of that target no longer exists.
     """
     alias = registry.find_alias(reference)
     if alias is None:
@@ -131,8 +145,8 @@ def remove_version(
     registry, reference
         The registry, and the names of the model and of the version.
     client
-        Server whose runs are checked: while one of these runs uses the version, the version is not removed.
-        With ``None``, no runs are checked.
+        Redis server whose runs are checked: a version that one of them uses is not removed. With ``None``, no
+        runs are checked.
     by
         The person or API key that removes the version.
 
@@ -177,7 +191,7 @@ _PAGE = 500
 
 
 class NotWarm(RankmillError):
-    """A worker has not loaded a version of a model, so the alias that is to stand for it keeps its target."""
+    """Raised by `promote` if a worker has not loaded the new version. The alias is unchanged."""
 
 
 def promote(
@@ -189,15 +203,14 @@ def promote(
     wait_seconds: float,
     on_outcome: Callable[[OrderOutcome], None],
 ) -> Alias:
-    """Let all workers that take chunks load the versions of the target `wanted`. If every worker has loaded
-    every version, let the alias stand for this target.
+    """Load new versions on all workers, then change an alias to stand for them.
 
     Parameters
     ----------
     registry, alias, wanted
         The registry, the alias, and its new target.
     client
-        The server whose workers load the versions.
+        Redis server of the workers. Workers that take no chunks, such as drained ones, load nothing.
     wait_seconds
         Seconds within which the workers must load each version.
     on_outcome

@@ -15,13 +15,11 @@ from rankmill.extensions.registry.registry import PIECE
 from rankmill.jobs.contract.errors import InputError
 
 _MOST_ENTRIES = 4 * MAX_FILES
-"""A model's archive has at most this many files and folders, including those that are not unpacked. An
-archive with more is refused.
-"""
+"""Uploaded archives with more files and folders than this are refused."""
 
 _MOST_HEADER = 16 << 10
-"""An extended header in a model's archive, such as a long name, has at most this many bytes, because tarfile
-reads it into memory. An archive with a larger one is refused.
+"""Uploaded archives with a header of more bytes, such as a long file name, are refused: tarfile reads headers
+into memory.
 """
 
 _HEADERS = frozenset(
@@ -40,10 +38,10 @@ class Readable(Protocol):
 
 
 def unpack(source: Readable, folder: Path) -> Path:
-    """Unpack an archive of a model into `folder`. Returns the folder with the model's files: this is
-    `folder`, or the only folder in it.
+    """Unpack a model's archive into the new folder `folder`, without hidden files.
 
-    Hidden files are left out, as by ``rankmill models push``.
+    Returns the folder with the model's files. If the archive has a single folder at its top, that folder is
+    returned, otherwise `folder`.
 
     Raises
     ------
@@ -57,8 +55,8 @@ def unpack(source: Readable, folder: Path) -> Path:
     is_whole = False
 
     class Entry(tarfile.TarInfo):
-        """Reads an entry's header, and refuses an entry that would fill the memory. Reading a header also
-        notes in `is_whole` whether the end of the archive was reached.
+        """Reads the header of each file in the archive. Refuses sparse files and long headers, and sets
+        `is_whole` at the end of the archive.
         """
 
         @classmethod
@@ -124,7 +122,7 @@ def _unpack_entry(archive: tarfile.TarFile, entry: tarfile.TarInfo, folder: Path
 
 
 class ModelArchive:
-    """A tar archive of a version's files, which is made in pieces of bytes while a reader takes the pieces.
+    """Streams the files of a version as a tar archive.
 
     Parameters
     ----------
@@ -133,8 +131,7 @@ class ModelArchive:
     folder
         The folder with the version's files.
     held
-        Keeps `folder` on the disk until `held` is closed. `pieces` closes `held` after the last piece, or
-        when the reader stops.
+        Keeps `folder` on the disk. `pieces` closes `held` after the last piece, or when the reader stops.
     """
 
     def __init__(self, manifest: Manifest, folder: Path, held: ExitStack) -> None:
@@ -166,5 +163,5 @@ def _head(file: ModelFile, at: int) -> bytes:
 
 
 def _gap(size: int) -> int:
-    """Return the number of bytes that fill up the last block of a file with `size` bytes."""
+    """Return how many zero bytes tar appends to a file of `size` bytes."""
     return -size % tarfile.BLOCKSIZE

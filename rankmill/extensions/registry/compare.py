@@ -22,8 +22,14 @@ _WARM_ROWS = 64
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two models of a comparison: its name, how its rankings agree with those of the first model,
-    its speed, and its scores ``[n]``.
+    """One of two compared models, and what was measured with it.
+
+    Attributes
+    ----------
+    measured
+        How well its rankings agree with those of the first model, and other figures.
+    scores
+        Its score of each row, float32 ``[n]``; NaN for rows without a score.
     """
 
     model: str
@@ -50,11 +56,17 @@ class Difference:
 
 @dataclass(frozen=True)
 class ModelComparison:
-    """The result of comparing two models, of which the first is the reference. ``differences`` has the
-    queries that they rank most differently, the largest difference first.
+    """How two models compare on a sample. The first model is the reference.
 
-    ``spearman`` has the rank correlation of each query that can be compared. A query can be compared if each
-    model gave the query's passages at least two different scores.
+    Attributes
+    ----------
+    sides
+        What was measured with the first and the second model.
+    differences
+        The queries whose passages the models rank most differently, the largest difference first.
+    spearman
+        The rank correlation of each query. Left out are queries to whose passages a model gave only one
+        score.
     """
 
     sides: tuple[Side, Side]
@@ -77,8 +89,14 @@ def compare_models(
     ----------
     models
         Names of the models; the second is compared with the first.
-    inputs, columns, label_column, sample
-        As in `rankmill.extensions.lab.precision.check_precisions`.
+    inputs
+        Files, directories or globs.
+    columns
+        Columns with the texts.
+    label_column
+        Column with the relevance as a number; without it there is no nDCG.
+    sample
+        Maximum number of rows to score.
     shown
         Maximum number of queries in ``differences``.
     settings
@@ -118,9 +136,7 @@ def _by_query(
     one: npt.NDArray[np.float32],
     two: npt.NDArray[np.float32],
 ) -> list[Difference]:
-    """Return all queries whose rankings can be compared, as `ModelComparison` explains, the largest
-    difference first.
-    """
+    """Compare how two models rank the passages of each query; return the largest difference first."""
     rows = pd.DataFrame({"query": queries, "passage": passages, "one": one, "two": two}).dropna()
     differences = []
     for query, theirs in rows.groupby("query", sort=False):

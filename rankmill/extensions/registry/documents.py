@@ -30,7 +30,8 @@ class Reference(NamedTuple):
 
 
 def check_name(text: str, kind: str) -> str:
-    """Return `text` if it can be the name of `kind`, such as ``a model``.
+    """Return `text` if it can be a name in a registry. Error messages say that `kind`, such as ``a model``,
+    cannot have this name.
 
     Raises
     ------
@@ -170,10 +171,16 @@ def content_of(files: Iterable[ModelFile]) -> str:
 
 
 class Target(_Document):
-    """The target of an alias: the version or versions of its model that it stands for.
+    """What an alias stands for: one or several versions of its model.
 
-    ``versions`` has each version's share of the queries. The version ``shadow`` also scores all queries, but
-    its scores are not returned.
+    Attributes
+    ----------
+    versions
+        Each version's share of the queries, such as ``{"v3": 0.9, "v4": 0.1}``.
+    shadow
+        A version that also scores all queries, but whose scores are not returned.
+    by, at
+        The person or API key that set the alias, and the time (seconds since 1970).
     """
 
     versions: dict[str, Annotated[float, Field(gt=0, le=1)]] = Field(min_length=1, max_length=20)
@@ -217,8 +224,8 @@ class Alias(_Document):
 
 
 def target_of(versions: Mapping[str, float], *, shadow: str | None, by: str, at: float) -> Target:
-    """Make a target for an alias: `versions` are the versions' shares of the queries. Raises `InputError` if
-    they or the shadow are not valid.
+    """Make a target for an alias from the versions' shares of the queries, such as ``{"v3": 0.9, "v4":
+    0.1}``. Raises `InputError` if a name, a share or the shadow is not valid.
     """
     try:
         return Target(versions=dict(versions), shadow=shadow, by=by, at=at)

@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 class RegistryModels:
-    """Finds models of the registry that the settings name, by ``NAME@VERSION`` or ``NAME@ALIAS``.
+    """Finds models in the registry by names such as ``reranker@v3`` or ``reranker@production``.
 
-    A name with ``@v1``, ``@v2``, … can be used even without the registry. The reason is that such a name can
-    only be that of a version, not of an alias, and a worker may already have the version.
+    ``reranker@v3`` also works without the registry, if a worker has this version already. Aliases never have
+    names like ``v3``.
     """
 
     def __init__(self, settings: WorkerSettings) -> None:
@@ -36,7 +36,7 @@ class RegistryModels:
         return has_tag(model)
 
     def choice(self, model: str) -> Choice:
-        """Return the versions of a model that a name in a registry stands for now.
+        """Look up the versions that ``NAME@VERSION`` or ``NAME@ALIAS`` stands for now.
 
         Raises
         ------

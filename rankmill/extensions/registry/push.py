@@ -49,7 +49,7 @@ _DATA = frozenset(
 
 @dataclass(frozen=True)
 class LocalFile:
-    """A file of a model to push, with the size and the time of change that it had when it was found."""
+    """A file to push. ``bytes`` and ``changed`` are its size and modification time (ns) when it was found."""
 
     path: str
     source: Path
@@ -65,7 +65,7 @@ class LocalFile:
 
 
 def find_files(folder: Path) -> list[LocalFile]:
-    """The files of a model, with those in subfolders, but without hidden files.
+    """Find the files of a model in a folder and its subfolders, except hidden files.
 
     Raises
     ------
@@ -184,8 +184,8 @@ class Steps:
 
     @contextmanager
     def measured(self, step: str, size: int) -> Iterator[Callable[[int], None]]:
-        """Show the progress of a step that handles `size` bytes; yields a function to call with the size of
-        each finished piece.
+        """Show a progress bar for `size` bytes. Yields a function to call with the number of bytes just
+        done.
         """
         columns = TextColumn(step), BarColumn(), DownloadColumn(), TransferSpeedColumn()
         with self._progress(*columns) as progress:
@@ -223,12 +223,10 @@ def push(
     registry, folder, name
         The registry, the model's folder, and the model's name.
     version
-        Name of the version. With ``None``, the push uses the latest complete version if that has the same
-        files, or continues a later unfinished push of the same files. If neither exists, the name is the next
-        of ``v1``, ``v2``, …
+        Name of the version; by default, the next of ``v1``, ``v2``, … If the latest version has the same
+        files, it is returned instead. If a later push of the same files was interrupted, it is continued.
     trial
-        Loads the model in a folder and scores with the model; raises an error if the model cannot be loaded
-        or cannot score.
+        Loads the model in a folder and scores with it; raises an error if that fails.
     steps
         Shows progress.
     by, notes, precision

@@ -1,7 +1,12 @@
 """Reads a registry: resolves its names, and fetches and verifies the files of a version.
 
-``NAME/VERSION/manifest.json`` makes a version visible; its files are in ``NAME/VERSION/files-<content>/``, so
-that two writers of one version cannot mix their files. ``NAME/aliases/ALIAS.json`` is an alias.
+A registry has three kinds of files:
+
+- ``NAME/VERSION/manifest.json``: lists the files of a version, and makes the version visible;
+- ``NAME/VERSION/files-<content>/…``: the files. The folder has their digest in its name, so that two writers
+  of one version cannot mix their files;
+- ``NAME/aliases/ALIAS.json``: an alias.
+
 `rankmill.extensions.registry.store` writes the files of a registry.
 """
 
@@ -115,8 +120,8 @@ class RegistryFolder:
 
     @contextmanager
     def opened(self, *path: str) -> Iterator[tuple[Any, str, bool]]:
-        """Yield fsspec's file system, the path in it, and whether it is this host's own file system. An error
-        in the ``with`` block becomes a `RegistryAway`, unless it is a `RankmillError`.
+        """Yield fsspec's file system, the whole path, and whether the file system is this host's own. An
+        error in the ``with`` block becomes a `RegistryAway`, unless it is a `RankmillError`.
         """
         try:
             system, root, is_local = self._system
@@ -200,8 +205,8 @@ class Registry:
         return manifest
 
     def manifest(self, reference: Reference) -> Manifest:
-        """Return the manifest of a version, as `find_manifest` does; raises `NotInRegistry` if the version
-        does not exist.
+        """Return the manifest of a version. Raises `NotInRegistry` if the version does not exist, and
+        `RegistryError` if the manifest is damaged.
         """
         manifest = self.find_manifest(reference)
         if manifest is None:
@@ -223,7 +228,7 @@ class Registry:
         return None if raw is None else Alias.read(raw, f"alias {reference} in {self.url}")
 
     def resolve(self, reference: Reference) -> Choice:
-        """Return what a name in the registry stands for now: the version itself, or the target of the alias.
+        """Look up the versions that ``NAME@VERSION`` or ``NAME@ALIAS`` stands for now.
 
         Raises
         ------
@@ -248,8 +253,8 @@ class Registry:
         return Choice(name, shares, shadow, contents[0] if len(contents) == 1 else None)
 
     def version(self, reference: Reference) -> Reference:
-        """Return the only version that a name in the registry stands for. Raises the errors of `resolve`, and
-        `InputError` for an alias that is split or has a shadow.
+        """Return the only version that a version's name or an alias stands for. Raises the errors of
+        `resolve`, and `InputError` for an alias that is split or has a shadow.
         """
         return Reference(reference.name, self.resolve(reference).one(reference).rpartition("@")[2])
 
@@ -283,17 +288,19 @@ def fetch_files(
     parts: Path,
     on_bytes: Callable[[int], None] = lambda size: None,
 ) -> None:
-    """Fetch from a registry those files of a version that the folder `target` lacks, and verify all files of
-    the version.
+    """Copy the files of a version from a registry into a folder, and verify them. Whole files that are there
+    already are not copied again.
 
     Parameters
     ----------
     registry, manifest
         The registry, and the manifest of the version.
-    target, parts
-        Folders of complete files and of unfinished files, on one file system.
+    target
+        Folder for the files.
+    parts
+        Folder for unfinished files, on the same file system.
     on_bytes
-        Called with the size of each piece of a file, whether the piece has arrived or was there already.
+        Called with the number of bytes of each piece of a file, also for pieces that were there already.
 
     Raises
     ------
@@ -329,9 +336,7 @@ def fetch_files(
 def _fetch(
     registry: Registry, manifest: Manifest, file: ModelFile, part: Path, on_bytes: Callable[[int], None]
 ) -> str:
-    """Fetch the rest of a file whose beginning may already be in `part`; returns the digest of the whole
-    file.
-    """
+    """Fetch the bytes of a file that `part` still lacks; returns the digest of the whole file."""
     path = (manifest.name, manifest.version, files_folder(manifest.content), *file.path.split("/"))
     digest = hashlib.sha256()
     with part.open("a+b") as out:

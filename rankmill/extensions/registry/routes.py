@@ -64,7 +64,7 @@ _VERSION = "/{name}/versions/{version}"
 _ALIAS = "/{name}/aliases/{alias}"
 
 _pushing = system.Lock()
-"""Held while an upload is unpacked, tried and pushed: the gateway takes one model at a time."""
+"""Locked while an uploaded model is unpacked, tried and pushed: the gateway takes one model at a time."""
 
 T = TypeVar("T")
 
@@ -73,8 +73,8 @@ router = new_router("registry", "/v1/registry")
 
 
 class RegistryPaths(Addition):
-    """Serves the registry of models over HTTP, if the settings name one; callers do not learn its folder or
-    URL.
+    """Serves the registry of models over HTTP, if the settings name a registry. Error messages hide the
+    registry's folder or URL from callers.
     """
 
     router = router
@@ -111,8 +111,8 @@ class Promotion(NewTarget):
 
 
 class Rollback(BaseModel):
-    """The body of a request that rolls back an alias, which has no fields. It must be JSON all the same: a
-    web page of another site cannot send JSON without permission.
+    """The empty JSON object that a request must send to roll back an alias. Do not accept a request without
+    it: a web page of another site could send that.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -222,7 +222,7 @@ def _push(model: ManagedModel, upload: UploadedBody, version: str | None, notes:
     Raises
     ------
     Refusal
-        The model cannot be pushed now, or can never be pushed. The registry does not show the model.
+        The model was not pushed; the message says why.
     """
     registry = model.registry
     try:

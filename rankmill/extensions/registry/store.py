@@ -84,7 +84,7 @@ class WritableFolder(RegistryFolder):
 
 
 class RegistryStore(Registry):
-    """Reads and writes a registry; parameters as in `Registry`."""
+    """Reads and writes the models of a registry."""
 
     folder: WritableFolder
 
@@ -115,7 +115,7 @@ class RegistryStore(Registry):
 
 
 def next_version(taken: Iterable[str]) -> str:
-    """Return a name for a new version: of ``v1``, ``v2``, …, the next after the highest in `taken`."""
+    """Return the name of a new version: ``v4`` if `taken` has ``v1`` and ``v3``."""
     numbers = [int(version[1:]) for version in taken if re.fullmatch(r"v[0-9]{1,9}", version)]
     return f"v{max(numbers, default=0) + 1}"
 
@@ -157,7 +157,7 @@ def reference(text: str, noun: str = "VERSION") -> Reference:
 
 
 def who() -> str:
-    """Return the user of this process and the host, as manifests and aliases record who made them."""
+    """Return the name under which this process changes a registry: the user and the host, ``USER@HOST``."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # the user of a container may lack a name

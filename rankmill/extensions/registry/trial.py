@@ -24,7 +24,14 @@ class TriedModel(BaseModel):
 
 
 def try_model(folder: Path, settings: Settings, *, seconds: float | None = None) -> TriedModel:
-    """Load the model in a folder, and score some of the shipped pairs with it, within `seconds`.
+    """Check that workers can score with the model in a folder, by scoring example pairs.
+
+    Parameters
+    ----------
+    folder, settings
+        The folder, and the settings, which say how pairs are scored.
+    seconds
+        Longest time for this; ``None`` for no limit.
 
     Raises
     ------
@@ -48,7 +55,7 @@ def try_model(folder: Path, settings: Settings, *, seconds: float | None = None)
 
 
 class ModelReport(BaseModel):
-    """Describes a model, and how a worker on this host would run it, as far as the model's small files show.
+    """Describes a model from its small files, without its weights, and how this host would run it.
 
     Attributes
     ----------
@@ -103,8 +110,15 @@ class Proven(BaseModel):
 
 
 def prove_model(settings: Settings, device: str) -> Proven:
-    """Prove that a device of this host computes the scores of the settings' model correctly; the device
-    ``all`` means each device. Raises the errors of `model_report`.
+    """Prove that devices of this host compute a model's scores correctly. Raises the errors of
+    `model_report`.
+
+    Parameters
+    ----------
+    settings
+        Name the model, and how it is scored.
+    device
+        The device, or ``all`` for each device.
     """
     require_worker_packages()
     request = {"spec": settings.spec().model_dump(), "device": device}

@@ -58,9 +58,9 @@ class VersionStore:
     Parameters
     ----------
     cache
-        This host's cache folder, in which room can be made.
+        This host's cache folder, from which old models can be removed to make room.
     registry
-        URL of the registry that has the versions; ``None`` without one.
+        URL of the registry. With ``None``, only versions that are in the cache can be used.
     """
 
     def __init__(self, cache: CacheRoom, registry: str | None) -> None:
@@ -68,27 +68,35 @@ class VersionStore:
         self._registry = registry
 
     def get(self, reference: Reference, content: str | None) -> ModelCopy:
-        """Return the copy of a version on this host, with a lock. While the lock is held, no other process
-        removes the copy.
+        """Return this host's copy of a version, locked so that no other process removes it.
 
-        The version is fetched if this host lacks it, or if the registry now has other content under the
-        version's name. `content` is the digest that the copy must have; ``None`` if the caller does not know
-        it.
+        The version is fetched if this host lacks it, or if the registry now has other content under its name.
+
+        Parameters
+        ----------
+        reference
+            The names of the model and of the version.
+        content
+            The digest that the copy must have; ``None`` if the caller does not know it.
 
         Raises
         ------
         WorkerError
-            In five cases: this host lacks the version and cannot fetch it; the cache folder is full or cannot
-            be used; the version does not have the required digest; the registry has other content under the
-            version's name, and a process of this host still uses the old content; other users can write to
-            the copy.
+            In five cases:
+
+            - This host lacks the version and cannot fetch it.
+            - The cache folder is full or cannot be used.
+            - The version does not have the required digest.
+            - The registry has other content under the version's name, and a process of this host still uses
+              the old content.
+            - Other users can write to the copy.
         """
         name, version = reference
         folder, file = version_folder(self._cache, name, version), version_lock(self._cache, name, version)
         with ExitStack() as stack:
             try:
                 wanted = self._wanted(reference, folder, file, content)
-                held = lock(file, shared=True)  # while it is held, no other process removes the version
+                held = lock(file, shared=True)
                 assert held
                 stack.callback(held.close)
                 if why := strangers(folder / _MODEL, self._cache):
@@ -111,13 +119,11 @@ class VersionStore:
         return ModelCopy(folder / _MODEL, manifest.content, held)
 
     def _wanted(self, reference: Reference, folder: Path, file: Path, content: str | None) -> str | None:
-        """Return the digest that a version must have on this host. The required digest is `content`. If
-        `content` is ``None``, the required digest is that in the registry; ``None`` if the registry's digest
-        is not known.
+        """Return the digest that a version must have: `content` or, if that is ``None``, the digest in the
+        registry. Returns ``None`` if neither is known.
 
-        If the cached version has another digest than the version in the registry, the cached version is
-        removed, because it came from another registry, or from an earlier one at this URL. Nothing is removed
-        if the cached version has the digest `content`, or the registry cannot be read.
+        If the registry has other files under the version's name, the cached copy is deleted first. It came
+        from another registry, or from an earlier one at this URL. A copy with the digest `content` stays.
         """
         kept = now = None
         try:
@@ -143,8 +149,8 @@ class VersionStore:
             shutil.rmtree(folder)
 
     def _whole(self, folder: Path) -> Manifest | None:
-        """Return the manifest of a cached version, whose files are verified; ``None`` if a file is missing,
-        or does not match the manifest.
+        """Verify the files of a cached version. Returns ``None`` if a file is missing, changed, or not in the
+        manifest.
         """
         try:
             manifest = Manifest.read((folder / _MANIFEST).read_bytes(), "a manifest")
@@ -217,8 +223,8 @@ def _removed_if_full(folder: Path) -> Iterator[None]:
 
 
 def _foreign(manifest: Manifest, folder: Path) -> list[str]:
-    """Files in a version's folder that a worker would open as part of the model, but that its
-    manifest lacks.
+    """Return the files that a worker would load as part of the model, though the manifest does not list
+    them.
     """
     return sorted(model_files(folder / _MODEL).keys() - {file.path for file in manifest.files})
 

@@ -38,7 +38,7 @@ _Score = Annotated[float, Field(title="X")]
 
 
 class MineOptions(options.NewTable):
-    """Options of mine: which negatives to choose (as `Rules` explains), and which rows to make of them."""
+    """Options of ``rankmill mine``: which negatives to choose, and which rows to make of them."""
 
     format: Form = "triplet"
     """Form of the rows, as the trainer reads them."""
@@ -66,13 +66,13 @@ class MineOptions(options.NewTable):
     score_column: options.Column | None = None
     """Column with the scores.  [default: the one that the metadata of Parquet names, or score]"""
     min_relevance: options.Number = 1
-    """Lowest grade of a relevant passage; a passage of a lower grade above 0 is left out."""
+    """Lowest grade of a relevant passage. Passages with a lower grade above 0 are not used."""
     num_negatives: options.Number = 3
     """Number of negatives for each query."""
     range_min: Annotated[int, Field(ge=0, title="N")] = 0
     """Skip the N hardest negatives."""
     range_max: options.Number | None = None
-    """Choose only among each query's first N passages without a grade above 0.  [default: all]"""
+    """Choose from each query's first N passages; those with a grade above 0 do not count.  [default: all]"""
     max_score: _Score | None = None
     """Highest score of a negative."""
     min_score: _Score | None = None
@@ -80,13 +80,13 @@ class MineOptions(options.NewTable):
     absolute_margin: _Score | None = None
     """Choose only negatives that score at least X less than every relevant passage of their query."""
     relative_margin: _Score | None = None
-    """As --absolute-margin, with X times the lowest score of a relevant passage as the margin; 0.05 is 5%."""
+    """Like --absolute-margin, with a margin of X times the query's lowest relevant score. 0.05 is 5%."""
     sampling_strategy: Literal["top", "random"] = "top"
     """Take the hardest negatives, or random ones."""
     seed: Annotated[int, Field(title="N")] = 0
     """Seed of random sampling."""
     with_scores: bool = False
-    """Write the scores, to distil from, in place of labels. flagembedding and pylate always have scores."""
+    """Write scores to distil from, in place of labels. flagembedding and pylate always have scores."""
 
     @property
     def rules(self) -> Rules:

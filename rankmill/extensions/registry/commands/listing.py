@@ -72,7 +72,7 @@ def show(model: str, settings: Settings, as_json: bool) -> None:
 
 
 def _first(named: Reference, alias: Alias) -> Reference:
-    """The version with the largest share of the alias."""
+    """Return the version that gets the largest share of an alias's queries."""
     shares = alias.now.versions
     return Reference(named.name, max(shares, key=lambda version: shares[version]))
 
