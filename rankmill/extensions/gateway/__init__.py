@@ -12,6 +12,7 @@ COMMANDS = {
         "rankmill.extensions.gateway.commands.keys:keys",
     ),
 }
-"""The gateway's commands by name, each with its group in the help of ``rankmill``, the first line of its own
-help, and the place of its function. An entry point of ``rankmill.commands`` points here.
+"""The gateway's commands. Each has its group and its line in ``rankmill --help``, and its function's path.
+
+The entry point ``gateway`` of the group ``rankmill.commands`` names this table.
 """

@@ -41,9 +41,8 @@ def make_app(gateway: Gateway, *, is_loopback: bool = False) -> FastAPI:
     gateway
         The gateway's parts.
     is_loopback
-        Whether the gateway listens on a loopback address. `KnownHosts` refuses requests whose Host header has
-        an unknown name in two cases: if `is_loopback` is true, and if the setting ``gateway_hosts`` names
-        hosts.
+        Whether the gateway listens on a loopback address. If so, or if the setting ``gateway_hosts`` names
+        hosts, requests with an unknown name in the Host header are refused.
     """
     own = gateway.own
 
@@ -97,20 +96,18 @@ class _App(FastAPI):
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    """Make the HTTP answer to a request that has raised an error. The answer is in the dialect of the
-    request's body or, if the body was not read, in the dialect of the path.
-    """
+    """Make the HTTP answer to a failed request, in the dialect of its body or else of its path."""
     path = request.url.path
     dialect = dialects().get(observation(request.scope).dialect) or dialect_at(path)
     if isinstance(error, RequestValidationError):
-        # The first part of ``loc`` is only the kind of parameter, such as "query".
+        # Leave out the first part of pydantic's ``loc``: it is only the kind of parameter, such as "query".
         wrong = [{**problem, "loc": problem["loc"][1:]} for problem in error.errors()]
         return refused(dialect, wrong_field(wrong))
     if not isinstance(error, HTTPException):
         gateway: Gateway = request.app.state.gateway
         answer = refused(dialect, refusal_of(error, gateway.names))
         if request.method == "PUT":
-            answer.headers["Connection"] = "close"  # because an upload may not have been read to its end
+            answer.headers["Connection"] = "close"  # the client may still send the rest of its upload
         return answer
     if error.status_code == 405:
         refusal = Refusal("method", f"{path:.100} does not take {request.method:.20}")

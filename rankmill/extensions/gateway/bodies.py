@@ -19,22 +19,18 @@ from rankmill.jobs.contract.errors import OutputError
 from rankmill.jobs.system import system
 
 READ_SECONDS = 60.0
-"""A JSON body or a gRPC message must arrive within this many seconds; otherwise its request is refused. The
-gateway has only ``gateway_requests`` requests in progress at a time, and a client that sends nothing must not
-be one of them for longer.
+"""Longest time (s) for a JSON body or a gRPC message to arrive. Without this limit, silent clients could
+occupy all ``gateway_requests`` places for requests in progress.
 """
 
 _PACE_SECONDS = 60.0
 _LEAST_SPEED = 16 << 10
-"""An upload that stays slower than `_LEAST_SPEED` bytes per second is refused. At first, the gateway may
-wait `_PACE_SECONDS` seconds for an upload's bytes. Each second of waiting is subtracted from these seconds,
-and each received byte adds 1 / `_LEAST_SPEED` seconds, up to `_PACE_SECONDS`.
+"""Least speed of an upload in bytes per second. An upload that falls `_PACE_SECONDS` seconds behind this
+speed is refused.
 """
 
 _BODIES = 8
-"""The request bodies in memory may together have at most this many times the bytes of the largest allowed
-body. A request that would need more is refused.
-"""
+"""Limit on the bytes of all request bodies in memory together, as a multiple of the largest allowed body."""
 
 _FORM_BYTES = 1 << 20
 """The form of an upload may have at most this many bytes more than the largest allowed file."""
@@ -55,9 +51,7 @@ class BodyMemory:
 
     @contextmanager
     def body(self) -> Iterator[RequestBody]:
-        """Yield an object that reads the body of one request. The body's bytes count as in memory until the
-        end of the ``with`` block.
-        """
+        """Yield a reader for the body of one request. Its bytes are counted until the block ends."""
         body = RequestBody(self)
         try:
             yield body
@@ -91,7 +85,7 @@ class RequestBody:
         try:
             async with asyncio.timeout(READ_SECONDS):
                 async for part in request.stream():
-                    # bytes take memory when they arrive, not when the header states them
+                    # count bytes only as they arrive: bytes that the header announces take no memory yet
                     self.count(len(part))
                     parts.append(part)
         except TimeoutError:
@@ -119,9 +113,7 @@ class RequestBody:
 
 
 def parse(raw: bytes) -> JsonObject:
-    """Return the JSON object that a request's body contains. Raises `Refusal` if `read_json` cannot read the
-    body, or if the body is another JSON value than an object.
-    """
+    """Return the JSON object in a request's body. Raises `Refusal` if the body is not a JSON object."""
     try:
         value = read_json(raw)
     except ValueError as error:
@@ -207,8 +199,10 @@ class UploadedBody:
 
 @asynccontextmanager
 async def uploaded(request: Request, most: int) -> AsyncIterator[tuple[UploadFile, dict[str, str]]]:
-    """Read the form of an upload. Yields the form's file, and the values of its fields
-    ``expires_after[NAME]`` by NAME. A file of more than 1 MiB is on disk, not in memory.
+    """Read the form of an upload, and yield its file and its fields ``expires_after[...]``.
+
+    The field ``expires_after[seconds]=60`` becomes the entry ``{"seconds": "60"}``. A file of more than 1 MiB
+    is kept on disk, not in memory.
 
     Raises
     ------
@@ -243,8 +237,6 @@ async def uploaded(request: Request, most: int) -> AsyncIterator[tuple[UploadFil
 
 
 def _stated_bytes(request: Request) -> int:
-    """Return the number of bytes that a request's header ``Content-Length`` states for its body; 0 without a
-    valid header.
-    """
+    """Return the body's size that a request's ``Content-Length`` states, or 0 without a valid header."""
     stated = request.headers.get("content-length", "")
     return int(stated) if stated.isdecimal() and len(stated) < 19 else 0

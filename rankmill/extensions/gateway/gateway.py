@@ -1,4 +1,4 @@
-"""The parts of a gateway, and the base class by which extensions add to a gateway."""
+"""The gateway's shared parts, and the base class for extensions that add paths or work to the gateway."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class Addition:
     Attributes
     ----------
     router
-        The router of the addition's paths, made by
-        `rankmill.extensions.gateway.http.dependencies.new_router`, which lets metrics count requests by path.
-        The function of a path gets the gateway through a parameter of the type ``TheGateway``.
+        The router of the extension's paths, made by
+        `rankmill.extensions.gateway.http.dependencies.new_router`. The function of a path gets the gateway
+        through a parameter of the type ``TheGateway``.
     hosts
         The addresses on which the addition itself listens. If one is not a loopback address, all requests
         need keys, unless the setting ``gateway_open`` is true.
@@ -83,13 +83,19 @@ class Addition:
         """Keep the parts of `gateway` that the addition uses; called once, before the first request."""
 
     def advice(self, redis_url: str) -> str | None:
-        """Return a line for the user of ``rankmill serve --embedded`` that says what else must be started,
-        such as a runner; ``None`` if nothing.
+        """Return a line that tells the user of ``rankmill serve --embedded`` what else to start, or ``None``.
+
+        Parameters
+        ----------
+        redis_url
+            URL of the embedded server.
         """
         return None
 
     async def listen(self) -> str | None:
-        """Listen on the addition's own address, and return a text that shows it; ``None`` without an address.
+        """Listen on the addition's own address, and return this address as text.
+
+        Returns ``None`` if the addition has no address of its own.
 
         Raises
         ------
@@ -111,7 +117,7 @@ class Addition:
 
 
 def load_additions(settings: Settings) -> list[Addition]:
-    """Make one object of each `Addition` class that an installed extension names, for one gateway.
+    """Make the additions of all installed extensions, for one gateway.
 
     Raises
     ------
@@ -189,8 +195,10 @@ class Gateway:
         return next(addition for addition in self.additions if isinstance(addition, kind))
 
     async def identify(self, note: Observation, headers: Mapping[str, str]) -> ApiKey | None:
-        """Find the valid API key in a request's headers, and set the key's name in `note`. If the request has
-        no valid key, returns ``None``, or raises `Refusal` if the request needs a key.
+        """Find the valid API key in a request's headers, and write the key's name into `note`.
+
+        If the request has no valid key, but needs one, `Refusal` is raised. If it needs none, ``None`` is
+        returned.
         """
         key = await self.admission.identify(key_text(headers))
         if key:
@@ -198,22 +206,22 @@ class Gateway:
         return key
 
     def require(self, key: ApiKey | None, right: Right) -> None:
-        """Check that a caller may do more than score: that the caller's key has the right `right`. If
-        requests need no key only because there are no keys, a caller without a key has all rights.
+        """Check that a caller's key has a `right`, such as ``admin``.
+
+        If no keys exist, callers without a key have all rights, unless the gateway is open to everyone (the
+        setting ``gateway_open``).
 
         Raises
         ------
         Refusal
-            The key lacks the right. Or the caller has no key, and requests need none because the gateway is
-            open to everyone (``gateway_open``).
+            The caller does not have the right.
         """
         if not (getattr(key, right) if key else self._needed == "if there are any"):
             raise Refusal("forbidden", _RIGHTS[right])
 
     @asynccontextmanager
     async def admitted(self, note: Observation, headers: Mapping[str, str]) -> AsyncIterator[ApiKey | None]:
-        """Admit a request for scores before its body is read; within the ``with`` block it counts as in
-        progress.
+        """Admit a request for scores before its body is read. It is in progress until the block ends.
 
         Raises
         ------
@@ -237,9 +245,7 @@ class Gateway:
             await addition.work()
 
     async def warm(self) -> None:
-        """Let a worker load the gateway's model whenever no worker is known to have the model; never
-        returns.
-        """
+        """Tell a worker to load the gateway's model whenever no worker has it. Never returns."""
         while True:
             try:
                 if self.load.unready:
@@ -275,7 +281,7 @@ class Gateway:
                 await addition.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(_END_SECONDS):
-                while self.load.requests:  # their runs are being cancelled
+                while self.load.requests:  # requests that were cut off still cancel their runs
                     await asyncio.sleep(0.02)
         for task in tasks:
             task.cancel()

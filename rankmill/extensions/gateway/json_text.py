@@ -1,4 +1,4 @@
-"""Reads a JSON text that a client has sent, strictly."""
+"""Reads JSON texts from clients, and refuses numbers that are too large for a float."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from typing import Any
 from pydantic_core import from_json
 
 _HUGE = re.compile(rb"[eE]\+?\d{3}|\d{210}")
-"""Matches every JSON text with a number above 1.8e308. A number above 1.8e308 has an exponent of at least
-three digits, or at least 210 digits before the point. Some smaller numbers have this form, too, so some
-texts match without a number above 1.8e308.
-"""
+"""Matches an exponent of three digits or a row of 210 digits. Without them, no number is above 1.8e308."""
 
 
 def read_json(raw: bytes) -> Any:

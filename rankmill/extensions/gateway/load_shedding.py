@@ -46,19 +46,16 @@ requests correct them.
 """
 
 _TELLING_CHARS = 50_000
-"""If a request with at least this many characters has more tokens for each character than the running mean,
-the request's tokens for each character replace the running mean. The mean may be far too low for a script
-other than Latin, which can have four times as many tokens as English.
+"""If a request has this many characters, its tokens per character replace a lower running mean. Chinese, for
+example, can have four times as many tokens per character as English.
 """
 
 _SHARE = 0.05
-"""The latest scored request has at least this weight in the running means over requests, such as the tokens
-of a pair.
-"""
+"""Least weight of the latest scored request in running means, such as the mean tokens of a pair."""
 
 _REPORT_SECONDS = 60.0
-"""For this number of seconds after a request was scored with the gateway's model, the model counts as loaded
-if there is a worker, even if no worker has reported the model as loaded.
+"""Seconds for which the gateway's model counts as loaded after it has scored a request. A worker reports only
+later that it has loaded the model.
 """
 
 _OUTCOMES: dict[Kind, Outcome] = {
@@ -97,9 +94,11 @@ class LoadShedder:
     workers
         Number of workers of the queue that take work.
     unready
-        The reason why a request for the gateway's model would have to wait, in one line. ``None`` in two
-        cases: a live worker has the model, or has had the model; or there is a worker, and this gateway has
-        scored a request with the model in the last minute.
+        Why a request for the gateway's model would have to wait, such as ``there is no worker``. ``None`` in
+        two cases:
+
+        - A live worker has the model, or has had it.
+        - There is a worker, and this gateway has scored a request with the model in the last minute.
     """
 
     def __init__(self, settings: Settings, client: redis.Redis) -> None:
@@ -121,7 +120,7 @@ class LoadShedder:
         """Tokens of this gateway's requests in progress, estimated from their characters."""
         self._pairs_taken = 0
         self._tenants: set[str] = set()
-        """Tenants whose bulk work waits in the queue, by the digits that `group_of` gives."""
+        """Tenants whose bulk work waits in the queue, each as the digits that `group_of` returns."""
         self._read = -math.inf
         self.backlog_seconds = 0.0
         self.workers = 0
@@ -190,7 +189,7 @@ class LoadShedder:
         tokens = self._tokens_per_char * chars
         if self._reported:
             tokens = max(tokens, self._reported * pairs)
-        # Whole numbers, because sums of fractions might not return to exactly 0.
+        # Do not count parts of tokens: after additions and subtractions, a sum might not be exactly 0.
         tokens = math.ceil(tokens)
         parts = 1 + (len(self._tenants - {tenant}) if priority == "bulk" else 0)
         self._check(tokens * parts, pairs)
@@ -203,11 +202,10 @@ class LoadShedder:
             self._pairs_taken -= pairs
 
     def _check(self, tokens: int, pairs: int) -> None:
-        """Raise `Refusal` if the workers would take too long for a request and the requests before it. A
-        request is never refused if no other request is before it.
+        """Raise `Refusal` if the workers would take too long for a request and the requests before it.
 
-        While the workers' speed is not known, the number of pairs decides: the request is refused if it and
-        the requests in progress would together have more than `_AT_FIRST` pairs.
+        - If no other request is before it, a request is never refused.
+        - If the workers' speed is not known, `_AT_FIRST` pairs may be in progress.
         """
         if self._speed is None:
             if self._pairs_taken and self._pairs_taken + pairs > _AT_FIRST:
@@ -228,8 +226,14 @@ class LoadShedder:
             raise Refusal("overloaded", reason, retry_after=min(math.ceil(min(late, taken)), _MOST_RETRY))
 
     def note(self, chars: int, pairs: int, tokens: int, jobs: int, model: str) -> None:
-        """Update the running means, such as the tokens for each character, with a scored request. `jobs` is
-        the number of the request's jobs, and `model` is the workers' name of its model.
+        """Update the running means, such as the mean tokens of a pair, with a scored request.
+
+        Parameters
+        ----------
+        chars, pairs, tokens, jobs
+            The request's numbers of characters, pairs, tokens and jobs.
+        model
+            The name by which workers know the request's model.
         """
         if tokens and chars:
             self._has_scored, self._reported = True, None
@@ -252,8 +256,8 @@ class LoadShedder:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def look(self) -> None:
-        """Estimate how long the workers need for the waiting requests. Also writes to Redis how many requests
-        this gateway has had since the last write, by outcome.
+        """Estimate how long the workers need for the waiting requests. Also adds this gateway's new requests
+        to the counts in Redis.
         """
         if system.monotonic() - self._counts_since > _COUNTS_SECONDS:
             self._counts, self._counts_since = Counter(), system.monotonic()
@@ -277,9 +281,7 @@ class LoadShedder:
         metrics.backlog.set(self.backlog_seconds)
 
     def _why_unready(self, reports: Mapping[str, WorkerReport | None]) -> str | None:
-        """Return the reason why a request for the gateway's model would have to wait; ``None`` in the two
-        cases that the attribute `unready` names.
-        """
+        """Return why a request for the gateway's model would have to wait, for the attribute `unready`."""
         settings = self._settings
         live = {name: report for name, report in reports.items() if not (report and report.drained)}
         if not live:
@@ -300,9 +302,10 @@ def _without_version(model: str) -> str:
 
 
 def speed(reports: list[WorkerReport]) -> float | None:
-    """Return how many tokens all workers together compute in a second; ``None`` if the speed of no worker is
-    known, or all workers are drained. A worker that has computed fewer than `_ENOUGH_TOKENS` tokens counts as
-    fast as the mean of the workers whose speed is known.
+    """Return how many tokens all workers together compute in a second, or ``None`` if this is not known.
+
+    It is the mean speed of the workers that have computed `_ENOUGH_TOKENS` tokens, times the number of
+    workers that take work.
     """
     speeds = [
         report.tokens / report.stage_seconds[_FORWARD]

@@ -52,8 +52,7 @@ def observing(given: str, status: int | str) -> Iterator[Observation]:
     Parameters
     ----------
     given
-        The id that the client sent, or an empty text. If this text is not a valid id, the request gets a new
-        id.
+        The id that the client sent. If it is empty or not a valid id, the request gets a new one.
     status
         The status to note if the client disconnects before the answer.
     """

@@ -21,8 +21,8 @@ def api_keys() -> str:
 
 
 def api_key_requests(name: str) -> str:
-    """Sorted set: requests in progress with the API keys that share this name, by the time at which each
-    request's lease ends.
+    """Sorted set: requests in progress with API keys of this name, by the end of their leases (seconds since
+    1970).
     """
     return f"{PREFIX}:api-key-requests:{name}"
 

@@ -35,14 +35,18 @@ Kind = Literal[
     "media_type", "gone", "slow", "busy", "overloaded", "too_long", "unscorable", "backend",
     "unavailable", "timeout",
 ]  # fmt: skip
-"""The kind of a refusal.
+"""The kind of a refusal. Some kinds are not obvious:
 
-``method``: the path takes other methods. ``conflict``: something that exists already prevents the change.
-``gone``: the client has closed the connection. ``slow``: the body does not arrive in time. ``busy``: the
-caller has reached a limit of its key. ``overloaded``: all callers together send too much. ``too_long``: a row
-has too many tokens. ``unscorable``: a row has no score for another reason. ``backend``: the workers cannot
-score the run, or the gateway itself fails. ``unavailable``: workers or Redis do not answer, or Redis refuses
-the gateway.
+- ``method``: the path does not take this HTTP method.
+- ``conflict``: the change is not possible, because of something that exists already.
+- ``gone``: the client has closed the connection.
+- ``slow``: the body does not arrive in time.
+- ``busy``: the caller has reached a limit of its key.
+- ``overloaded``: all callers together send too much.
+- ``too_long``: a row has too many tokens.
+- ``unscorable``: a row has no score for another reason.
+- ``backend``: the workers cannot score the run, or the gateway itself fails.
+- ``unavailable``: workers or Redis do not answer, or Redis refuses the gateway's commands.
 """
 
 
@@ -75,11 +79,10 @@ KINDS: dict[Kind, Words] = {
     "timeout": Words(504, "DEADLINE_EXCEEDED", (RunTimeout,)),
     "unavailable": Words(503, "UNAVAILABLE", (RankmillError,)),
 }
-"""The statuses and the classes of errors of each kind of refusal. A dialect may have another HTTP status. The
-gRPC status is TEI's if TEI knows the kind.
+"""For each kind of refusal: its HTTP status, its gRPC status, and the classes of errors that become it.
 
-The order of the kinds matters: the kind of an error is the first one here that lists the error's class, or a
-base of this class.
+Do not change the order: an error gets the first kind that lists its class or a base class. Dialects may
+replace the HTTP status. The gRPC status is the one that TEI uses, if TEI has this kind of error.
 """
 
 logger = logging.getLogger(__name__)
@@ -150,7 +153,7 @@ def row_reason(reason: str) -> str:
 
 
 EXPECTED = (Refusal, RankmillError, redis.RedisError)
-"""Errors that become an answer by `refusal_of`; all other errors are bugs."""
+"""Errors that `refusal_of` turns into answers to callers. Any other error is a bug."""
 
 _RIGHTS = ("NOPERM", "ACL failure")
 """Redis's replies contain one of these texts if the gateway's Redis user may not run a command or script."""
@@ -165,9 +168,7 @@ _SAID: tuple[tuple[type[RankmillError], str], ...] = (
     (WrongScores, "a worker computes wrong scores, and has stopped: ask again"),
     (RunFailed, "the workers cannot score it with this model"),
 )
-"""The messages that callers get for errors that only the operator can mend, by the error's class. The first
-class that matches counts.
-"""
+"""Messages to callers about errors that callers cannot correct. The first class that fits an error counts."""
 
 _OF_CALLERS = (ConfigError, InputError, RegistryError, RunTimeout)
 """Errors whose own messages callers may see, unless the messages contain private details."""
@@ -222,9 +223,16 @@ def _kind(error: RankmillError) -> Kind:
 
 
 def told(error: Exception, names: Mapping[str, str]) -> str:
-    """Return the message that a caller gets about an error. This is the error's own message if callers may
-    see that message. If not, this is a general sentence, and the error's own message is logged. `names` has
-    private paths and URLs, each with the text that the caller sees in its place.
+    """Return the message that a caller gets about an error.
+
+    If callers may not see the error's own message, they get a general sentence, and the message is logged.
+
+    Parameters
+    ----------
+    error
+        The error.
+    names
+        Private paths and URLs, each with the text that the caller sees in its place.
     """
     whole = message = " ".join("; ".join([str(error), *getattr(error, "__notes__", [])]).split())
     if isinstance(error, WrongFile):

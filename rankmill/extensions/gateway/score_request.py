@@ -20,18 +20,25 @@ low because the answer is many times larger than the request.
 """
 
 ONE_LABEL = "LABEL_0"
-"""The name of the label if a model has a single output, as in transformers."""
+"""The label of a model with a single output. The library transformers uses the same name."""
 
 
 @dataclass(frozen=True)
 class ScoreRequest:
     """A request for scores.
 
-    ``queries`` is one text for all passages, or one text for each passage. If ``queries`` is ``None``, each
-    passage is a row by itself, and ``inputs`` in ``spec`` says what the passages are: texts, conversations,
-    or `TokensAsked`.
-    ``model`` is ``None`` for the gateway's own model. ``spec`` has those fields of `ScoreSpec` that the
-    request sets.
+    Attributes
+    ----------
+    queries
+        One text for all passages, or one text for each passage. With ``None``, passages are scored without a
+        query.
+    passages
+        Texts, one for each row. Without queries, the field ``inputs`` of `spec` says what they are: texts,
+        conversations, or requests for tokens (`TokensAsked`).
+    model
+        The model's name; ``None`` means the gateway's own model.
+    spec
+        The fields of `ScoreSpec` that the request sets.
     """
 
     queries: str | Sequence[str] | None
@@ -48,8 +55,17 @@ class ScoreRequest:
 
 
 def alone(texts: Sequence[str], model: str | None, spec: Mapping[str, str | int | None]) -> ScoreRequest:
-    """Make a request whose rows have one text each. ``inputs`` in `spec` says what the texts are; by default,
-    they are texts to score. The gateway's settings for pairs do not apply.
+    """Make a request for single texts, not pairs. The gateway's settings for pairs do not apply.
+
+    Parameters
+    ----------
+    texts
+        The texts.
+    model
+        The model's name; ``None`` means the gateway's own model.
+    spec
+        The fields of `ScoreSpec` that the request sets. The field ``inputs`` says what the texts are: by
+        default, texts to score.
     """
     of_pairs = dict.fromkeys(("instruction", "prompt_template", "max_passage_tokens"))
     return ScoreRequest(None, texts, model, {**of_pairs, "inputs": "texts", **spec})
@@ -67,13 +83,21 @@ def encoding(texts: Sequence[TokensAsked], model: str | None = None) -> ScoreReq
 
 
 def within(settings: Settings, spec: Mapping[str, str | int | None]) -> SpecFields:
-    """Return the spec's fields that a request sets, without fields that this gateway does not let requests
-    choose. These fields depend on the setting ``long``, which may split long texts into windows:
+    """Remove from a request's spec what only the gateway's settings may decide, and return the rest.
 
-    - With ``split-mean``, a request cannot choose ``long``.
-    - With ``split``, a request can choose neither ``long`` nor the labels.
+    If the setting ``long`` splits long texts, some fields of a request have no effect:
 
-    A request with conversations can choose all fields, because conversations are never split.
+    - With ``split-mean``, this is the field ``long``.
+    - With ``split``, these are the fields ``long``, ``all_labels`` and ``label``.
+
+    In a request with conversations, all fields count, because conversations are never split.
+
+    Parameters
+    ----------
+    settings
+        The gateway's settings.
+    spec
+        The fields of `ScoreSpec` that the request sets.
 
     Raises
     ------
@@ -96,15 +120,30 @@ def within(settings: Settings, spec: Mapping[str, str | int | None]) -> SpecFiel
 
 @dataclass(frozen=True)
 class RequestScores:
-    """The scores of a request, in input order. If ``labels`` has the names of the model's labels, a score
-    is a list with a number for each label. If ``labels`` is empty, a score is one number.
+    """The scores of a request, in input order.
 
-    ``tokens`` is the number of computed tokens without padding. ``created`` is in seconds since 1970.
-    ``seconds`` is the time from the submission to the last score. ``work_seconds`` is the time that the
-    slowest chunk took in its worker; ``tokenize_seconds`` and ``forward_seconds`` are parts of this time.
-    ``contract`` says how the scores were made, as far as this is known: for example, the precision and the
-    proven bound of their error. If the request asks for tokens, ``found`` has the answer for each row, and a
-    row's score is its number of tokens.
+    Attributes
+    ----------
+    scores
+        A number for each row. If there are `labels`, a list with a number for each label. If the request asks
+        for tokens, the row's number of tokens.
+    tokens
+        Number of computed tokens, without padding.
+    seconds
+        Time from the submission to the last score.
+    work_seconds
+        Time that the slowest chunk took in its worker.
+    tokenize_seconds, forward_seconds
+        Parts of `work_seconds`.
+    contract
+        How the scores were made, as far as this is known: for example, the precision and the proven bound of
+        their error.
+    labels
+        Names of the model's labels; empty if each row has one score.
+    found
+        The answer for each row, if the request asks for tokens.
+    created
+        Time of the answer, in seconds since 1970.
     """
 
     scores: Sequence[Any]
@@ -122,8 +161,12 @@ class RequestScores:
     created: int = field(default_factory=lambda: int(system.now()))
 
     def ranked(self, top: int | None = None) -> Iterator[tuple[int, float]]:
-        """Return the `top` best rows of a request, best first; with ``None``, all rows. A row is given as its
-        place in the input and its score. Equal scores keep input order.
+        """Return each row's place in the input and its score, best first. Equal scores keep input order.
+
+        Parameters
+        ----------
+        top
+            Number of rows to return; ``None`` means all.
         """
         order = sorted(range(len(self.scores)), key=lambda place: (-self.scores[place], place))
         return ((place, self.scores[place]) for place in order[:top])
@@ -135,8 +178,8 @@ class RequestScores:
         return [list(zip(self.labels, row, strict=True)) for row in self.scores]
 
     def stages(self) -> dict[str, float]:
-        """Return the seconds that a request has spent in each stage: in ``queue`` and in ``work``, and in
-        ``tokenize`` and ``forward``, which are parts of ``work``.
+        """Return the seconds that a request has spent in the stages ``queue`` and ``work``. The stages
+        ``tokenize`` and ``forward`` are parts of ``work``.
         """
         queue = max(self.seconds - self.work_seconds, 0.0)
         parts = {"tokenize": self.tokenize_seconds, "forward": self.forward_seconds}

@@ -49,9 +49,11 @@ class ServedModel(NamedTuple):
 class ServedModels:
     """The models that requests may ask for.
 
-    An entry ``NAME=MODEL`` of the setting ``gateway_models`` gives a model the name that callers use. For an
-    entry without ``NAME=``, callers use the entry itself as the name. If this entry is the path of a
-    directory, callers use only the last part of the path.
+    The entries of the setting ``gateway_models`` give them names for callers:
+
+    - ``fast=org/model`` has the name ``fast``.
+    - ``org/model`` has the name ``org/model``.
+    - ``/data/model``, a directory, has the name ``model``.
 
     Raises
     ------
@@ -102,14 +104,22 @@ class ServedModels:
         return model or ServedModel(name, name)
 
     def public(self, model: str) -> str:
-        """Return the name by which callers know the model that workers call `model`, even if this gateway
-        does not serve the model.
+        """Return the name that callers use for a model, even if the gateway does not serve it.
+
+        Parameters
+        ----------
+        model
+            The model's name for workers.
         """
         return (self._by_model.get(model) or _served(model)).name
 
     def known(self, name: str) -> str:
-        """Return the workers' name of the model that callers call `name`. Returns `name` itself if no served
-        model has this name.
+        """Return the name that workers use for a model. An unknown name is returned as it is.
+
+        Parameters
+        ----------
+        name
+            The model's name for callers.
         """
         return self._named[name].model if name in self._named else name
 
@@ -128,10 +138,16 @@ class Scoring:
 
     Parameters
     ----------
-    settings, redis_url
-        The settings, such as the queue and the defaults of requests, and the server's URL.
-    served, admission, load
-        The models that requests may name, the limits of API keys, and the limits on the work that waits.
+    settings
+        The gateway's settings, such as the queue and the defaults of requests.
+    redis_url
+        URL of the Redis server.
+    served
+        The models that requests may name.
+    admission
+        The limits of API keys.
+    load
+        The limits on the work that waits.
 
     Raises
     ------
@@ -157,8 +173,8 @@ class Scoring:
         self.admission = admission
         self.load = load
         self.contracts: dict[str, Mapping[str, str]] = {}
-        """Facts about how each served model's latest scores were made, such as the precision, by the model's
-        name for workers. Only `score` writes these facts; a request by `begin` alone does not.
+        """How the latest scores of each served model were made, such as their precision. The keys are the
+        models' names for workers. Only `score` updates this.
         """
         self._about: TokensFound | None = None
         self._told = 0.0
@@ -166,13 +182,14 @@ class Scoring:
         self.client = AsyncClient(redis_url, no_workers_seconds=_NO_WORKERS_SECONDS, settings=settings)
 
     async def about_model(self) -> TokensFound:
-        """Return facts about the gateway's model: its labels, and how many tokens a row may have. A worker is
-        asked at most once a minute.
+        """Ask a worker about the gateway's model: its labels, and how many tokens a row may have.
+
+        The answer is kept for a minute.
 
         Raises
         ------
         Refusal, RankmillError
-            The question to a worker fails, for one of the reasons for which `score` raises these errors.
+            No worker answers; the reasons are those of `score`.
         """
         async with self._asking:
             if self._about is None or system.monotonic() - self._told > _ABOUT_SECONDS:
@@ -201,9 +218,9 @@ class Scoring:
 
     @asynccontextmanager
     async def begin(self, request: ScoreRequest, key: ApiKey | None) -> AsyncIterator[SubmittedRequest]:
-        """Admit a request, submit its rows, and yield the submitted request. If the ``with`` block fails, the
-        request's run is cancelled. On entry and at the end of the block, raises the errors that `score`
-        raises.
+        """Admit a request, submit its rows as a run, and yield the submitted request.
+
+        If the ``with`` block fails, the run is cancelled. The errors are those of `score`.
         """
         served = self.served.resolve(request.model)
         spec = within(self.settings, request.spec)
@@ -292,8 +309,8 @@ class SubmittedRequest:
     seconds
         The scores must arrive within this many seconds.
     name
-        The model's name in the answer. With ``None``, the answer has the run's name for the model, which has
-        the version in place of an alias that the request named.
+        The model's name in the answer. With ``None``, the run's name for the model, in which the alias
+        ``m@best`` has become the version ``m@2``.
     began
         The time of submission, by `time.perf_counter`; ``None`` means now.
     encodes

@@ -56,9 +56,11 @@ def keys_needed(hosts: Sequence[str], *, is_open: bool, has_keys: Callable[[], b
 
 
 class _LimitedHttp(H11Protocol):
-    """uvicorn's connection, with three changes. The connection never upgrades to another protocol. The
-    connection is closed if the head of a request does not arrive in time. And the connection is closed if a
-    wrong request comes while an answer is being sent.
+    """uvicorn's HTTP connection, with three changes:
+
+    - It never upgrades to another protocol.
+    - It is closed if the first line and headers of a request do not arrive in time.
+    - It is closed if a wrong request comes while an answer is being sent.
     """
 
     _waiting: asyncio.TimerHandle | None = None
@@ -75,10 +77,10 @@ class _LimitedHttp(H11Protocol):
         if self.cycle:
             self.cycle.disconnected = True
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            # uvicorn calls this method while it handles an error of h11, which says more than `msg`
+            # add the message of h11's error, which uvicorn handles now: it says more than `msg`
             super().send_400_response(f"{msg} {sys.exception()}")
         else:
-            # An answer is being sent. The client would read a second answer as the rest of the first.
+            # Do not answer: the client would read it as the rest of the answer that is being sent.
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -89,9 +91,7 @@ class _LimitedHttp(H11Protocol):
         return False
 
     def _wait_for_head(self) -> None:
-        """Start or stop the time limit for the head of the next request. The limit runs while the gateway
-        waits for a head, unless uvicorn's own limit for idle connections runs.
-        """
+        """Start or stop the time limit for the first line and headers of the next request."""
         if self.conn.their_state is not h11.IDLE or self.timeout_keep_alive_task:
             self._wait_no_more()
         elif self._waiting is None:
@@ -104,9 +104,7 @@ class _LimitedHttp(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which ends at a signal; unlike uvicorn's own, it does not raise the signal again at
-    its end.
-    """
+    """uvicorn's server, but when a signal has stopped it, it does not raise the signal again."""
 
     def __init__(
         self, config: uvicorn.Config, gateway: Gateway, begin: Callable[[], Awaitable[None]]
@@ -116,8 +114,7 @@ class _Server(uvicorn.Server):
         self._begin = begin
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        # `_begin` announces the address. Signals are handled already, so a process that reads the address may
-        # send a signal at once.
+        # Do not announce the address before signals are handled: who reads it may send a signal at once.
         await self._begin()
         await super().startup(sockets)
 

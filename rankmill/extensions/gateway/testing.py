@@ -92,7 +92,7 @@ class _FakeGateway(Gateway):
 
 
 class _Load(LoadShedder):
-    """A load shedder that refuses no request for its waiting time, and counts only the fake workers."""
+    """A load shedder that knows only the fake workers, and never finds their queue too long."""
 
     def __init__(self, settings: Settings, client: redis.Redis, workers: FakeWorkers) -> None:
         super().__init__(settings, client)

@@ -1,5 +1,5 @@
-"""The gRPC server, with health, reflection and TLS. Calls are admitted and counted as the gateway admits and
-counts HTTP requests.
+"""The gRPC server, with health checks, reflection and TLS. Its calls count for the same limits and metrics as
+HTTP requests.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 _REFUSED_AT_ONCE = 64
-"""If ``gateway_requests`` calls are in progress, this number of further calls get a refusal that says when to
-try again. gRPC itself refuses all others, without a time.
+"""Number of calls beyond ``gateway_requests`` that are told when to try again. gRPC itself refuses further
+calls without a time.
 """
 
 logger = logging.getLogger(__name__)
@@ -107,15 +107,13 @@ class GrpcServer:
         return names
 
     def _handler(self, method: MethodDescriptor) -> grpc.RpcMethodHandler[Any, Any]:
-        """Make the handler of a gRPC method. The handler calls the method of `TeiServices` with this name in
-        snake case, such as `TeiServices.rerank_stream` for ``RerankStream``.
-        """
+        """Make the handler of a gRPC method. For ``RerankStream``, it calls `TeiServices.rerank_stream`."""
         do = getattr(self._services, re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower())
         service = method.containing_service
         route, scores = f"/{service.full_name}/{method.name}", service.name != "Info"
 
-        # gRPC is told that every method takes a stream, even a method with a single request message. For a
-        # single message, gRPC would wait for the message before the call is admitted.
+        # Do not tell gRPC that a method takes a single message: it would wait for the message before the call
+        # is admitted.
         async def one(requests: AsyncIterator[Any], context: _Context) -> Any:
             async with self._call(context, route, scores=scores) as call:
                 return await do(requests if method.client_streaming else await _only(requests), call)
@@ -141,8 +139,9 @@ class GrpcServer:
 
     @asynccontextmanager
     async def _call(self, context: _Context, route: str, *, scores: bool) -> AsyncIterator[Call]:
-        """Observe a call within the ``with`` block. An error in the block ends the call with the error's
-        status. A call for `scores` is admitted as an HTTP request is; other calls need only a key.
+        """Admit a call, and note facts about it. An error in the ``with`` block becomes the call's status.
+
+        If the call is not for `scores`, the limits on requests in progress do not apply.
         """
         metadata = context.invocation_metadata() or ()
         headers = {str(name): value for name, value in metadata if isinstance(value, str)}
@@ -210,9 +209,7 @@ async def _abort(context: _Context, note: Observation, refusal: Refusal) -> NoRe
 
 
 def _credentials(settings: GrpcSettings) -> grpc.ServerCredentials | None:
-    """Read the TLS key and certificate of the gRPC server; returns ``None`` if the settings name none. With
-    the setting ``gateway_grpc_client_ca``, clients need a certificate by this authority.
-    """
+    """Read the TLS key and certificates of the gRPC server, or return ``None`` if the settings name none."""
     files = (settings.gateway_grpc_key, settings.gateway_grpc_cert)
     if not any((*files, settings.gateway_grpc_client_ca)):
         return None

@@ -50,9 +50,7 @@ class Call:
 
 
 def _alone(answer: _Answer[M, R]) -> Callable[[TeiServices, M, Call], Awaitable[R]]:
-    """Make a method of `TeiServices` for gRPC calls with one message, from a function that answers a list of
-    messages.
-    """
+    """Make a method for gRPC calls with one message from a function that answers a list of messages."""
 
     async def method(self: TeiServices, request: M, call: Call) -> R:
         (reply,) = await answer(self, [request], call)
@@ -62,9 +60,7 @@ def _alone(answer: _Answer[M, R]) -> Callable[[TeiServices, M, Call], Awaitable[
 
 
 def _in_turn(answer: _Answer[M, R]) -> Callable[[TeiServices, AsyncIterator[M], Call], AsyncIterator[R]]:
-    """Make a method of `TeiServices` for gRPC calls with a stream of messages, from a function that answers a
-    list of messages. The function gets the messages in batches, and its replies keep their order.
-    """
+    """Make a method for gRPC calls with a stream from a function that answers a list of messages."""
 
     async def method(self: TeiServices, requests: AsyncIterator[M], call: Call) -> AsyncIterator[R]:
         async for batch in _batches(requests, self.most_bytes):
@@ -85,8 +81,8 @@ class TeiServices:
     Attributes
     ----------
     most_bytes
-        The number of bytes that a stream may have if all its messages are answered together. Other streams
-        are answered in batches of messages, and a batch ends as soon as the batch has this many bytes.
+        Most bytes of a stream whose messages are answered together. Other streams are answered in batches,
+        and a batch ends as soon as it has this many bytes.
     """
 
     def __init__(self, gateway: Gateway) -> None:
@@ -228,7 +224,7 @@ def _metadata(scored: RequestScores, *rows: _Row) -> tei.Metadata:
     took = scored.stages()
     return tei.Metadata(
         compute_chars=sum(len(text) for row in rows for text in row),
-        # 0 (unknown) if the run also scored other messages
+        # 0 means unknown: the run's tokens may also be those of other messages
         compute_tokens=scored.tokens if len(rows) == len(scored.scores) else 0,
         total_time_ns=round(scored.seconds * 1e9),
         tokenization_time_ns=round(took.get("tokenize", 0.0) * 1e9),

@@ -29,9 +29,7 @@ class KeyOptions(options.CommandOptions):
     models: Annotated[tuple[str, ...], Field(title="NAME")] = Field((), alias="model")
     """A model that the key may use, with all its versions; repeat the option for several.  [default: all]"""
     pairs_per_minute: options.Number | None = None
-    """The key's limit of pairs a minute, which one request may use up; batches do not count.
-    [default: no limit]
-    """
+    """Most pairs a minute, even in one request; batches do not count.  [default: no limit]"""
     requests_at_once: options.Number | None = None
     """The key's limit of requests in progress at a time.  [default: no limit]"""
     weight: Annotated[float, Field(gt=0, le=1e6, title="N")] = 1
@@ -43,8 +41,8 @@ class KeyOptions(options.CommandOptions):
     admin: bool = False
     """Let the key load and unload models, read metrics and all usage, and use all files and batches."""
     manage_models: bool = False
-    """Let the key push models into the registry, set aliases and remove versions; with --model, only of the
-    models that it may use.
+    """Let the key push models into the registry, set aliases and remove versions. If --model is given, this
+    right is for these models only.
     """
 
 
@@ -83,7 +81,7 @@ def list_keys(settings: Settings, as_json: bool) -> None:
 def revoke(wanted: tuple[str, ...], settings: Settings) -> None:
     """Delete keys immediately; requests and batches in progress are finished.
 
-    KEY is the id of one key, or the name of all keys to delete.
+    KEY is the id of one key, or a name: then all keys of this name are deleted.
     """
     for key_id in _store(settings).revoke(wanted):
         echo(f"{key_id} is revoked")

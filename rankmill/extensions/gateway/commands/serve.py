@@ -128,9 +128,7 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
 
 
 def _warn_of_losses(url: str, concerns: Concerns) -> None:
-    """Warn if the Redis server's settings risk the loss of data. A server that does not answer is not asked
-    again.
-    """
+    """Warn if the Redis server's settings risk the loss of data."""
     client = impatient(client_for(url, 0))
     warn_of_risks(read_durability(client), url, concerns)
     client.close()
@@ -138,10 +136,10 @@ def _warn_of_losses(url: str, concerns: Concerns) -> None:
 
 @contextmanager
 def _watched(cluster: EmbeddedCluster) -> Iterator[list[EmbeddedError]]:
-    """Within the ``with`` block, send this process SIGTERM if the embedded server or its workers cannot be
-    kept alive. Yields a list to which the error is added.
+    """Stop this process by SIGTERM if the embedded server or its workers fail for good.
 
-    The block must end before the cluster is stopped, because a stopped cluster would cause the signal.
+    Yields a list to which the error is added. End the ``with`` block before you stop the cluster: a stopped
+    cluster would cause the signal, too.
     """
     failed: list[EmbeddedError] = []
 

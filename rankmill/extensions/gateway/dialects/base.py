@@ -1,4 +1,4 @@
-"""The base classes of a dialect, which describe its requests, its answers and its errors.
+"""Base classes for dialects. A dialect is one rerank service's HTTP interface: its requests, answers, errors.
 
 A package adds a dialect by an entry point of the group ``rankmill.dialects``. The entry point has the
 dialect's name, and points to a tuple of the dialect's `Body` classes.
@@ -30,15 +30,13 @@ JsonObject = dict[str, Any]
 T = TypeVar("T", bound=BaseModel)
 
 _KIND = re.compile(r"constrained-str|TextDocument|str|int|float|bool|(list|dict)\[.*")
-"""Matches the names of types in the ``loc`` of a pydantic error. If a field allows several types, pydantic
-adds the name of the type that it has tried, although the request has no field of this name.
+"""Matches names of types in the place of a pydantic error. pydantic names ``documents.0.TextDocument.text``,
+but the request's field is ``documents.0.text``.
 """
 
 
 class TextDocument(BaseModel):
-    """A document of a request, if the document is a JSON object and not a text. Fields of this object other
-    than ``text`` are ignored.
-    """
+    """A document that is a JSON object, such as ``{"text": "..."}``. Its other fields are ignored."""
 
     text: Text
 
@@ -73,8 +71,8 @@ class Dialect:
         The activation function that makes the scores, unless a body asks for another. With ``None``, the
         gateway's setting ``activation`` decides.
     long
-        The spec's field ``long``, which says what happens to pairs that are too long, unless a body sets this
-        field. With ``None``, the gateway's setting ``long`` decides.
+        What happens to pairs that are too long, if the request's body does not say it. With ``None``, the
+        gateway's setting ``long`` decides.
     """
 
     name: str
@@ -112,8 +110,12 @@ class Options(Fields):
 
     @abstractmethod
     def spec(self, owner: Dialect) -> SpecFields:
-        """Return the fields of a `ScoreSpec` that these options set in a request to a path of the dialect
-        `owner`. Raises `Refusal` for wrong options.
+        """Return the fields of a `ScoreSpec` that these options set. Raises `Refusal` for wrong options.
+
+        Parameters
+        ----------
+        owner
+            The dialect that the request's path belongs to. Its defaults apply.
         """
 
 
@@ -125,8 +127,8 @@ class Body(Fields):
     dialect
         The dialect of the clients that send the body.
     paths
-        The paths at which the dialect's own server takes the body. The gateway also takes the body at these
-        paths below ``/NAME``, where NAME is the dialect's name.
+        The body's paths on the dialect's own server, such as ``/rerank``. The gateway also takes the body at
+        these paths with the dialect's name as prefix, such as ``/tei/rerank``.
     summary
         A line for the documentation.
     batched
@@ -142,13 +144,17 @@ class Body(Fields):
 
     @abstractmethod
     def score_request(self, owner: Dialect) -> ScoreRequest:
-        """Return the request for scores that this body makes if it was sent to a path of the dialect `owner`.
-        Raises `Refusal` if the body is wrong.
+        """Turn this body into a request for scores. Raises `Refusal` if the body is wrong.
+
+        Parameters
+        ----------
+        owner
+            The dialect that the request's path belongs to. Its defaults apply.
         """
 
     @abstractmethod
     def answer(self, scores: RequestScores) -> object:
-        """Make the body of the answer, which becomes JSON, from the scores of this request."""
+        """Make the body of the answer from this request's scores. It is sent as JSON."""
 
 
 class RerankBody(Body):
@@ -178,9 +184,9 @@ class ScorePath:
         the path, also to bodies of other dialects. An error before the body has been read has this dialect's
         form.
     choose
-        Chooses the body's class for a JSON object; ``None`` if the path takes only one class.
+        Chooses the body's class by the fields of a JSON object. ``None`` if the path takes only one class.
     options
-        Options that the path takes in each of its bodies, even in a body whose class lacks their fields.
+        Further options that a client may add to any body of the path.
     """
 
     path: str
@@ -194,8 +200,14 @@ class ScorePath:
         return self.choose(_without_nulls(sent)) if self.choose else self.bodies[0]
 
     def score_request(self, body: Body, sent: JsonObject) -> ScoreRequest:
-        """Return the request for scores that an HTTP body makes. `body` is the JSON object `sent` after its
-        validation, and `options` are further options of the HTTP path. Raises `Refusal` if one is wrong.
+        """Turn an HTTP body into a request for scores. Raises `Refusal` if the body is wrong.
+
+        Parameters
+        ----------
+        body
+            The body, read as an object of its class.
+        sent
+            The same body as a JSON object, which may also have fields of the path's `options`.
         """
         wanted, usual = body.score_request(self.dialect), spec_for(self.dialect)
         more: SpecFields = {}
@@ -209,7 +221,7 @@ class ScorePath:
 def spec_for(
     owner: Dialect, *, raw: bool = False, truncate: bool | None = None, **others: str | int | None
 ) -> SpecFields:
-    """Return the fields of a `ScoreSpec` for a body that was sent to a path of the dialect `owner`.
+    """Return the fields of a `ScoreSpec` for a request, with the defaults of its path's dialect.
 
     Parameters
     ----------
@@ -228,8 +240,9 @@ def spec_for(
 
 
 def of_labels(spec: SpecFields) -> SpecFields:
-    """Return a copy of a spec's fields that asks for the scores of all labels, even if the gateway's setting
-    ``label`` names one. The activation ``sigmoid`` becomes ``probability``.
+    """Change a spec's fields to ask for the scores of all labels, and return them as a new dictionary.
+
+    The activation ``sigmoid`` becomes ``probability``.
     """
     probability = {"activation": "probability"} if spec.get("activation") == "sigmoid" else {}
     return {**spec, **probability, "all_labels": True, "label": None}
@@ -264,8 +277,16 @@ def wrong_field(errors: Sequence[Mapping[str, Any]]) -> Refusal:
 def ranking(
     scores: RequestScores, top: int | None = None, documents: Sequence[object] | None = None
 ) -> list[JsonObject]:
-    """Return the `top` best results of a request as JSON, best first; with ``None``, all results. If
-    `documents` are given, each result has its document.
+    """Return the results of a request as JSON objects, best first.
+
+    Parameters
+    ----------
+    scores
+        The scores of the request.
+    top
+        Number of results to return; ``None`` means all.
+    documents
+        The request's documents, if each result shall have its document.
     """
     return [
         {"index": place, "relevance_score": score} | ({"document": documents[place]} if documents else {})

@@ -1,4 +1,4 @@
-"""Lists all paths that take texts to score or to tokenize, and finds the dialect for errors at a path."""
+"""Lists all paths that take texts to score or to tokenize, and finds the dialect of a path."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _bodies_of(name: str) -> tuple[type[Body], ...]:
 
 
 def dialects() -> dict[str, Dialect]:
-    """Return the installed dialects by name. Raises `ConfigError` as `bodies` does."""
+    """Return the installed dialects by name. Raises `ConfigError` if one of them is not valid."""
     return {body.dialect.name: body.dialect for body in bodies()}
 
 
@@ -51,15 +51,17 @@ def check_owner(owner: str | None) -> None:
 def score_paths(owner: str | None = None) -> tuple[ScorePath, ...]:
     """Return all paths of the gateway that take texts to score or to tokenize.
 
-    Each dialect also has all its paths below its prefix ``/NAME``. Several dialects may have the same path
-    without a prefix. If `SHARED_PATHS` lacks this path, the path belongs to the first of these dialects in
-    the order of `bodies`.
+    Each dialect has its paths below its name, such as ``/cohere/v2/rerank``. Several dialects may have the
+    same path without the name, such as ``/v2/rerank``. The first of these that has the path decides:
+
+    - the dialect `owner`,
+    - the table `SHARED_PATHS`,
+    - the installed dialects, in the order of `bodies()`.
 
     Parameters
     ----------
     owner
-        Name of a dialect that gets all its paths without the prefix, even paths that other dialects also
-        have. With ``None``, each path in `SHARED_PATHS` belongs to the dialect that `SHARED_PATHS` names.
+        Name of the dialect whose paths come first (the setting ``gateway_dialect``).
     """
     paths = dict(SHARED_PATHS)
     for body in bodies():
@@ -78,9 +80,16 @@ def score_paths(owner: str | None = None) -> tuple[ScorePath, ...]:
 
 
 def certain(path: str, owner: str | None) -> str:
-    """Return `path` with the prefix ``/NAME`` of the dialect `owner`, if this dialect has the path; return
-    `path` itself if not. Use this for a path that is stored: the setting ``gateway_dialect`` may change what
-    a path without a prefix means, but not what a path with a prefix means.
+    """Make a path that means the same even if the setting ``gateway_dialect`` changes.
+
+    If `owner` is ``cohere``, ``/v2/rerank`` becomes ``/cohere/v2/rerank``.
+
+    Parameters
+    ----------
+    path
+        A path of the gateway. If the dialect `owner` does not have it, it is returned as it is.
+    owner
+        Name of the dialect that the setting names now.
     """
     owned = f"/{owner}{path}"
     return owned if any(each.path == owned for each in score_paths()) else path
@@ -92,8 +101,10 @@ def _by_path() -> dict[str, Dialect]:
 
 
 def dialect_at(path: str) -> Dialect:
-    """Return the dialect in which errors at a path are answered. For a path of a dialect, this is the dialect
-    that the path belongs to. For an unknown path, this is the dialect that the path's prefix ``/NAME`` names;
-    without such a prefix, this is `SHARED`.
+    """Return the dialect in which errors at a path are answered.
+
+    - A path in `score_paths()` has the dialect that is given there.
+    - Another path that begins with a dialect's name, such as ``/cohere/x``, has this dialect.
+    - All other paths have the dialect `SHARED`.
     """
     return _by_path().get(path) or dialects().get(path.lstrip("/").partition("/")[0]) or SHARED

@@ -130,4 +130,4 @@ SHARED_PATHS["/tokenize"] = ScorePath(
 )  # fmt: skip
 
 INVOKED = (TEI, VLLM)
-"""The dialects with a path ``/NAME/invocations`` of their own."""
+"""The dialects that have a path ``/invocations``, which SageMaker calls."""

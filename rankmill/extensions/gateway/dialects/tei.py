@@ -64,8 +64,7 @@ _MOST = (1 << 31) - 1
 def known_info(
     settings: Settings, name: str, facts: TokensFound, scored: Mapping[str, str], workers: int
 ) -> JsonObject:
-    """Return the facts about the gateway's model and limits that TEI's answers to "info" have in common over
-    HTTP and gRPC.
+    """Return the facts for TEI's "info" that HTTP and gRPC share: the gateway's model and limits.
 
     Parameters
     ----------
@@ -204,9 +203,7 @@ class TeiTokenize(Body):
 
 
 def no_prompt(name: str) -> Refusal:
-    """Make the refusal of a request that asks for the prompt `name`. Models have no named prompts here,
-    unlike in TEI.
-    """
+    """Make the refusal of a request for a named prompt. Only TEI's own server has named prompts."""
     return wrong("prompt_name", f"the model has no prompt {name!r:.80}: leave it out")
 
 

@@ -54,8 +54,9 @@ _PARAMS = {"max_length": "truncate_prompt_tokens", "max_passage_tokens": "max_to
 
 
 def _error(refusal: Refusal, status: int) -> JsonObject:
-    """Make the body of vLLM's answer to a refused request. If a text is too long, the message has the
-    sentences of vLLM that clients search for.
+    """Make the body of vLLM's answer to a refused request.
+
+    Do not change the sentences about texts that are too long: clients search for these words of vLLM.
     """
     kind = _TYPES.get(refusal.kind, "BadRequestError")
     message, param = refusal.message, _PARAMS.get(refusal.param or "", refusal.param)
@@ -123,9 +124,7 @@ class VllmTextOptions(Options):
 
 
 class VllmOptions(VllmTextOptions):
-    """Fields of vLLM's request bodies that change the scores of pairs: those of `VllmTextOptions`, and some
-    for pairs only.
-    """
+    """Fields of vLLM's request bodies that change the scores of pairs."""
 
     max_tokens_per_doc: Annotated[int, Field(ge=0, description="Most tokens of a document; 0 means all.")] = 0
     max_tokens_per_query: Annotated[int, Field(ge=0, le=0, description="Must be 0: there is no limit.")] = 0
@@ -256,9 +255,7 @@ class VllmClassify(VllmTextOptions, _VllmBody):
         return alone(texts or [], self.model, spec)
 
     def _check(self) -> None:
-        """Raise `Refusal` in two cases: if the body has both or neither of ``input`` and ``messages``, and if
-        an option would change the text that the model reads.
-        """
+        """Raise `Refusal` unless the body has either ``input`` or ``messages``, without unusual options."""
         if (self.input is None) == (self.messages is None):
             raise wrong("input", "give either input or messages")
         if self.add_special_tokens is (self.messages is not None):

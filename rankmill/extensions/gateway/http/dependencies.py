@@ -40,8 +40,8 @@ class _ObservedRoute(APIRoute):
 
 
 def new_router(tag: str, prefix: str = "") -> APIRouter:
-    """Make a FastAPI router for paths that belong to no dialect; metrics count requests by these paths. As
-    always in FastAPI, functions run in threads, coroutines in the event loop.
+    """Make a FastAPI router for paths without a dialect, such as ``/health``. Metrics count its requests by
+    path.
     """
     return APIRouter(prefix=prefix, tags=[tag], route_class=_ObservedRoute, responses=REFUSALS)
 
@@ -59,8 +59,8 @@ async def _caller(request: Request, gateway: TheGateway) -> ApiKey | None:
 
 
 Caller = Annotated[ApiKey | None, Depends(_caller)]
-"""The type of a path function's parameter that gets the request's valid API key. The parameter is ``None``
-without a valid key, if requests need no key.
+"""Parameter type for FastAPI's path functions: the caller's API key. It is ``None`` if the caller has
+no valid key and needs none.
 """
 
 
@@ -86,8 +86,8 @@ def _holder_of(right: Right) -> Any:
 
 Admin = Annotated[ApiKey | None, _holder_of("admin")]
 ModelManager = Annotated[ApiKey | None, _holder_of("manage_models")]
-"""The type of a path function's parameter that gets the caller's API key, which has the right
-`manage_models`. The parameter is ``None`` if there are no keys at all.
+"""Parameter type for FastAPI's path functions: the caller's API key, which may manage models. Other callers
+are refused. It is ``None`` if no keys exist.
 """
 
 

@@ -1,6 +1,4 @@
-"""Describes for the OpenAPI document what FastAPI cannot find by itself, such as keys, refusals and
-bodies.
-"""
+"""Adds to the OpenAPI document what FastAPI cannot find out: API keys, refusals and request bodies."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ _OPEN = ("/health", "/ping", "/ready", "/version")
 
 
 def with_keys(document: dict[str, Any]) -> dict[str, Any]:
-    """Add to the OpenAPI document that a key comes in one of two headers, at all paths except those in
-    `_OPEN`.
-    """
+    """Add the two headers for API keys to the OpenAPI document. Paths in `_OPEN` need no key."""
     document.setdefault("components", {})["securitySchemes"] = _KEYS
     document["security"] = [{name: []} for name in _KEYS]
     for path in _OPEN:
@@ -38,9 +34,7 @@ def with_keys(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def operation_id(route: APIRoute) -> str:
-    """Return the name of a route's operation in the OpenAPI document. The name is made of the route's method
-    and the words of the route's path.
-    """
+    """Name a route in the OpenAPI document: ``POST /v1/rerank`` becomes ``post_v1_rerank``."""
     method = "".join(route.methods or ())  # each route has one method
     return f"{method.lower()}{route.path_format.replace('{', '').replace('}', '').replace('/', '_')}"
 

@@ -20,8 +20,8 @@ _GONE = 499
 """The HTTP status in logs and metrics for a request whose client has gone before the answer, as in nginx."""
 
 _BEFORE_PATH = re.compile(r"^https?://[^/]*")
-"""Matches scheme and host in a request target that is a whole URL, as clients send it to a proxy. HTTP
-demands that every server accepts such targets.
+"""Matches ``http://host`` before the path of a request. Clients of a proxy send whole URLs, which every HTTP
+server must accept.
 """
 
 logger = logging.getLogger(__name__)

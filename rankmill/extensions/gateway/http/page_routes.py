@@ -1,4 +1,4 @@
-"""The pages ``/``, with a form to try the gateway, and ``/docs``; both load files only from the gateway."""
+"""The gateway's web pages: ``/`` has a form to try the gateway, and ``/docs`` describes its paths."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'{style}; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""The Content-Security-Policy of the pages: the browser loads only this server's files, and shows the pages
-in no frame of another page.
-"""
+"""The Content-Security-Policy of the pages: they load only the gateway's files, and never open in a frame."""
 
 _SWAGGER = ("swagger-ui-bundle.js", "swagger-ui.css")
 
@@ -47,7 +45,7 @@ def _add(router: APIRouter, path: str, body: bytes, file: str, style: str = "") 
     kind = f"{_TYPES[Path(file).suffix]}; charset=utf-8"
 
     async def page(request: Request) -> Response:
-        # Relative links of the page are right only without a slash at the end.
+        # Redirect from ``/docs/`` to ``/docs``: with the slash, the page's relative links would be wrong.
         if path != "/" and request.scope["raw_path"].endswith(b"/"):
             return Response(status_code=307, headers={"Location": f"..{path}"})
         return Response(body, headers=headers, media_type=kind)

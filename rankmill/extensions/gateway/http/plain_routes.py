@@ -1,4 +1,4 @@
-"""The paths that belong to no dialect: health, metrics, usage, and the models of requests and of workers."""
+"""The paths that belong to no dialect: health, metrics, usage, and models."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ longer stays in force, and the answer says so.
 logger = logging.getLogger(__name__)
 router = new_router("gateway")
 service_router = new_router("gateway")
-"""The router of those paths, such as ``/health`` and ``/metrics``, that other rerank servers have, too. The
-gateway also has them below the prefix ``/NAME`` of each dialect.
+"""Router of the paths that other rerank servers have, too, such as ``/health``. The gateway also has them
+below the name of each dialect, such as ``/tei/health``.
 """
 
 
@@ -95,7 +95,7 @@ async def models(gateway: TheGateway, key: Caller, request: Request) -> dict[str
 async def find_model(
     gateway: TheGateway, key: Caller, request: Request, name: Annotated[str, Path(alias="id")]
 ) -> dict[str, Any]:
-    """The model of this name, with the fields that it has in the list of models."""
+    """One entry of the list of models, by its name."""
     model = gateway.served.resolve(name)
     check_model(key, model)
     return _model(gateway, model.name, request)
@@ -149,8 +149,11 @@ def usage(
     key: Caller,
     days: Annotated[int, Query(ge=1, le=KEPT_DAYS, description="Number of days, including today.")] = 30,
 ) -> dict[str, Any]:
-    """The usage of all keys with the name of the caller's key; for an admin, all usage. Without a key, the
-    usage of the tenant that the setting ``tenant`` names.
+    """The usage by day, model and device.
+
+    - With an admin's key, the usage of everyone.
+    - With another key, the usage of all keys of the same name.
+    - Without a key, the usage of the gateway's own tenant (the setting ``tenant``).
     """
     if key and key.admin:
         return {"object": "list", **listed(read_accounts(gateway.plain_redis, days))}
@@ -159,9 +162,7 @@ def usage(
 
 
 class ModelOrder(BaseModel):
-    """The body of an order to load or unload a model. Without ``model``, workers unload all models; an order
-    to load needs a model.
-    """
+    """The body of an order to load or unload a model. To unload all models, leave out ``model``."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -224,7 +225,7 @@ def clear_models(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[str, A
 
     wanted = None if order.model is None else {order.model, gateway.served.known(order.model)}
     names = sorted(loaded if wanted is None else loaded & wanted)
-    # In threads, because each call waits for the heartbeats of the same workers.
+    # Unload all models at the same time, because each call waits for the workers' heartbeats.
     with system.Executor(8) as threads:
         unloaded = [outcome for outcomes in threads.map(unload, names) for outcome in outcomes]
     return {"object": "list", "data": [outcome.model_dump() for outcome in unloaded]}

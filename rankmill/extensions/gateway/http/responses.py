@@ -1,4 +1,4 @@
-"""Sends refusals in the form of a dialect, events as they come, and files in pieces."""
+"""Makes HTTP answers: refusals, streams of events, and downloads of files."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ connection.
 """
 
 _UNREAD = frozenset({"too_large", "no_key", "media_type", "overloaded", "gone", "slow"})
-"""Kinds of refusals that may come before the request's body has been read. After an answer with one of these
-refusals, the connection is closed: the client's next bytes might be the rest of the body.
+"""Kinds of refusals that may be sent before the whole body was read. The connection is then closed, because
+the rest of the body may still arrive.
 """
 
 
@@ -45,9 +45,7 @@ def event(name: str, data: object) -> bytes:
 
 
 class Stream(StreamingResponse):
-    """An HTTP answer that is sent in pieces. The exit stack `ends` holds what the request uses until the
-    answer ends. The stack is closed when the answer ends, even after an error.
-    """
+    """An HTTP answer that is sent in pieces. When it ends, it closes `ends`, a stack of open resources."""
 
     def __init__(
         self, pieces: AsyncIterator[bytes], ends: AsyncExitStack, headers: Mapping[str, str], media_type: str
@@ -61,17 +59,21 @@ class Stream(StreamingResponse):
 
 
 def event_stream(events: AsyncGenerator[bytes], ends: AsyncExitStack) -> Stream:
-    """Make an HTTP answer that sends each of the server-sent `events` as soon as it is made. The exit stack
-    `ends` holds what the request uses, and is closed when the answer ends.
+    """Make an HTTP answer that sends server-sent events, each as soon as it is made.
+
+    Parameters
+    ----------
+    events
+        The events as bytes.
+    ends
+        The request's open resources, which are closed when the answer ends.
     """
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return Stream(_with_comments(events), ends, headers, "text/event-stream")
 
 
 async def _with_comments(events: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the events, and a comment after each `_QUIET_SECONDS` without an event. A task of its own makes
-    the events.
-    """
+    """Yield the events, and a comment after each `_QUIET_SECONDS` seconds without an event."""
     send, receive = anyio.create_memory_object_stream[bytes](1)
 
     async def produce() -> None:
@@ -102,8 +104,15 @@ def download(
 ) -> Stream:
     """Make an HTTP answer that sends a file in pieces.
 
-    A download counts as a request in progress until `ends` is closed. That happens before the last piece is
-    sent, because a client that has the last piece may send its next request.
+    Parameters
+    ----------
+    pieces
+        The bytes of the file.
+    ends
+        The request's open resources, which also count it as in progress. They are closed just before the last
+        piece is sent, because a client that has the whole file may send its next request.
+    headers, media_type
+        The answer's HTTP headers, and the type of the file.
     """
 
     async def until_ended() -> AsyncIterator[bytes]:

@@ -26,14 +26,21 @@ from rankmill.extensions.gateway.score_request import RequestScores
 from rankmill.extensions.gateway.scoring import RowScores, SubmittedRequest
 
 _PLAIN = " ()=,:/+;"
-"""Characters that are not percent-encoded in a header's value; letters, digits and ``_.-~`` never are."""
+"""Characters that stay as they are in a header's value, besides letters, digits and ``_.-~``. All others are
+percent-encoded.
+"""
 
 T = TypeVar("T")
 
 
 def score_router(owner: str | None) -> APIRouter:
-    """Make the router of all dialects' paths. Each dialect has its paths under a prefix, its name. The
-    dialect `owner` also has all of its paths without the prefix, as in `score_paths`.
+    """Make the router of all dialects' paths, such as ``/v1/rerank`` and ``/cohere/v1/rerank``.
+
+    Parameters
+    ----------
+    owner
+        Name of the dialect that gets a path such as ``/v1/rerank`` if several dialects have it. With
+        ``None``, the dialects share such a path.
     """
     router = APIRouter()
     scores = {"description": "The scores", "content": {"application/json": {}, "text/event-stream": {}}}
@@ -118,8 +125,9 @@ def _shown(chunk: RowScores) -> JsonObject:
 
 
 def _timing(scores: RequestScores) -> dict[str, str]:
-    """Headers with the request's number of tokens and the times of its stages in ms: ``server-timing`` for
-    browsers, ``x-...`` as TEI sends them.
+    """Return HTTP headers with the request's number of tokens and the time of each stage in ms.
+
+    Browsers show ``server-timing``; TEI's clients read the headers ``x-...``.
     """
     took = {stage: 1000 * seconds for stage, seconds in scores.stages().items()}
     headers = {

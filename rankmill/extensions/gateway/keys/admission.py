@@ -29,7 +29,7 @@ MOST_WAIT = 5.0
 FOR_ADMINS = "this needs a key for admins"
 
 _LOOK_SECONDS = 5.0
-"""Seconds between two reads of all API keys from Redis. The keys are kept to decide who may read metrics."""
+"""Seconds between two reads of all API keys from Redis, by which the gateway knows who may read metrics."""
 
 _LOOK_AGAIN_SECONDS = 1.0
 """If a caller with an unknown key wants metrics, all keys are read again, but at most once in this number of
@@ -72,13 +72,14 @@ class Admission:
         self._looked = -math.inf
 
     async def identify(self, text: str | None) -> ApiKey | None:
-        """Find the valid API key with this text. Returns ``None`` if requests need no key, and the text is
-        missing or is no valid key's text.
+        """Find the valid API key with this text.
+
+        Returns ``None`` if there is no such key, and requests need none.
 
         Raises
         ------
         Refusal
-            Requests need a key, and the text is missing or is no valid key's text.
+            There is no such key, and requests need one.
         """
         if text and self._fixed and is_same(text, self._fixed):
             return fixed_key(self._fixed)
@@ -93,7 +94,7 @@ class Admission:
 
     @asynccontextmanager
     async def admitted(self, key: ApiKey | None) -> AsyncIterator[None]:
-        """Admit a request before its body is read; within the ``with`` block it counts as in progress.
+        """Admit a request before its body is read. It is in progress until the ``with`` block ends.
 
         Raises
         ------
@@ -112,8 +113,16 @@ class Admission:
             await asyncio.shield(self._end(request))
 
     async def take(self, key: ApiKey | None, model: tuple[str, ...], pairs: int) -> None:
-        """Count the pairs of a request towards its key's limit of pairs a minute. `model` has all names of
-        the model that scores the pairs.
+        """Check that a key may use a model, and subtract a request's pairs from the key's pairs a minute.
+
+        Parameters
+        ----------
+        key
+            The request's key; ``None`` allows everything.
+        model
+            All names of the model that scores the pairs.
+        pairs
+            The number of pairs.
 
         Raises
         ------
@@ -125,15 +134,15 @@ class Admission:
             await _asked(self._limits.take_pairs, key, pairs)
 
     async def identify_scraper(self, text: str | None) -> ApiKey | None:
-        """Find the API key of a caller that wants to read metrics. Returns ``None`` if the caller has no key,
-        and needs none.
+        """Check that a caller may read metrics, and return its API key.
 
-        If the Redis server has API keys, the caller needs an admin's key, because metrics name the holders of
-        all keys. If the server has no keys, the key in the setting ``gateway_api_key`` is enough, and the
-        caller needs this key only if requests need a key.
+        - If the Redis server has API keys, only an admin's key may read metrics, because metrics name the
+          holders of all keys.
+        - If the server has no keys, the caller needs the key in the setting ``gateway_api_key``, but only if
+          other requests need it, too. A caller without a key gets ``None``.
 
-        An admin's key that was valid when `look` last read the keys is accepted without asking the server.
-        This lets an admin read metrics even while the server does not answer.
+        An admin can read metrics even while the server does not answer, with a key that the gateway has read
+        before.
 
         Raises
         ------
@@ -196,9 +205,7 @@ class Admission:
 
 
 async def _asked(ask: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Call `ask` in a thread, and return its result. `ask` waits at most `MOST_WAIT` seconds for a Redis
-    server that cannot serve.
-    """
+    """Call `ask`, which uses Redis, without blocking the event loop. It waits at most `MOST_WAIT` seconds."""
 
     def within() -> T:
         with redis_errors(), waiting(most=MOST_WAIT):
@@ -218,10 +225,14 @@ def check_model(key: ApiKey | None, names: tuple[str, ...]) -> None:
 
 
 def key_text(headers: Mapping[str, str]) -> str | None:
-    """Return the text of the API key in a request's headers; ``None`` without one. The headers' names must be
-    in lower case.
+    """Return the text of the API key in a request's headers, or ``None`` if there is none.
 
-    ``Bearer`` may be missing, because some clients send only the key.
+    ``Authorization: KEY`` is accepted, too, because some clients leave out ``Bearer``.
+
+    Parameters
+    ----------
+    headers
+        The headers, with names in lower case.
     """
     given = headers.get("x-api-key") or headers.get("authorization", "")
     scheme, _, rest = given.strip().partition(" ")

@@ -72,8 +72,9 @@ class ApiKey(WireModel):
     weight: Weight = 1.0
 
     def may_use(self, *names: str) -> bool:
-        """Return whether the key may use the model that has these names. True in two cases: `models` is
-        ``None``; or `models` has one of the names, as it stands or without its ``@VERSION`` or ``@ALIAS``.
+        """Return whether the key may use the model that has these names.
+
+        A key for the model ``m`` may also use ``m@2`` and ``m@best``.
         """
         allowed = {*names, *(name.partition("@")[0] for name in names)}
         return self.models is None or not allowed.isdisjoint(self.models)
@@ -138,8 +139,12 @@ class KeyStore:
         return sorted(api_keys, key=lambda key: (key.name, key.created))
 
     def revoke(self, wanted: Iterable[str]) -> list[str]:
-        """Delete keys; returns their ids. Each `wanted` text is a key's id, or a name, which stands for all
-        its keys. Requests in progress continue.
+        """Delete API keys, and return their ids. Requests in progress continue.
+
+        Parameters
+        ----------
+        wanted
+            The ids of keys, or names. A name deletes all keys of this name.
 
         Raises
         ------

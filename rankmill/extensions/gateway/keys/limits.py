@@ -21,14 +21,14 @@ _TAKE = Script("extensions/gateway/keys/lua/take_pairs.lua")
 
 @dataclass(frozen=True)
 class CountedRequest:
-    """A request in progress, which counts for all keys with the name of its key."""
+    """A request in progress, with the name of its API key."""
 
     name: str
     id: str
 
 
 class Limits:
-    """Counts the pairs and the requests in progress of all keys of a name.
+    """Counts pairs and requests in progress, together for all API keys that have the same name.
 
     Pairs are taken from a token bucket, which fills within a minute. A full bucket has as many pairs as the
     key may score in a minute, and one request may take all of them. Each counted request in progress
