@@ -46,7 +46,9 @@ class Side:
 
 @dataclass(frozen=True)
 class Difference:
-    """A query whose passages two models rank differently, and the passage that each model ranks first."""
+    """How two models rank the passages of a query: the rank correlation, and the passage that each ranks
+    first.
+    """
 
     query: str
     spearman: float

@@ -58,8 +58,8 @@ def prove(settings: Settings, as_json: bool) -> None:
     """Prove that the devices of this host compute MODEL's scores correctly, as workers do before they score.
 
     The command scores probe pairs as a worker would, and compares the scores with those of transformers' own
-    model in fp32. Proofs that this host has are not made again. The exit code is 1 if a device refuses the
-    model.
+    model in fp32. A check that a device has passed before is not repeated. The exit code is 1 if a device
+    fails.
     """
     proven = prove_model(settings, "all")
     if as_json:

@@ -43,11 +43,11 @@ def push(
 ) -> None:
     """Put the model in DIR into the registry.
 
-    First, the model is loaded and scores some shipped pairs. Its weights must be *.safetensors, and its
+    First, the model is loaded and scores some example pairs. Its weights must be *.safetensors, and its
     folder must not contain code. Without VERSION, the version gets the next of the names v1, v2, and so on.
     If the latest version has the same files, no new version is made. A version becomes visible when all of
-    its files are there, and never changes. If the version is visible already, with the same files, new notes
-    and reports are left out. The same command continues an interrupted push.
+    its files are there, and never changes: pushing the same files again does not change its notes or its
+    report. The same command continues an interrupted push.
     """
     registry = RegistryStore.of(settings)
     model, _, version = name.partition("@")
