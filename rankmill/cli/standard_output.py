@@ -74,8 +74,8 @@ def new_table(
     Raises
     ------
     UsageError
-        The output is ``-``, and the format is unknown, `force` is set, or standard output is closed or is a
-        terminal that cannot show the format.
+        With ``-o -``: the format is unknown, `force` is set, or standard output is closed or is a terminal
+        that cannot show the format.
     InputError
         The file cannot be written, exists although `force` is not set, or would be a TREC run. For the
         message, `why` says why the rows cannot be a TREC run.
