@@ -149,9 +149,9 @@ class Gateway:
     settings, redis_url
         The settings, and the URL of the server whose workers score.
     needed
-        When a request must have an API key: always, if any keys exist, or never.
+        When requests need an API key: ``always``, only ``if there are any`` keys, or ``never``.
     additions
-        The objects by which extensions add to the gateway; by default, those of `load_additions`.
+        What extensions add to the gateway. The default is the additions of all installed extensions.
 
     Attributes
     ----------

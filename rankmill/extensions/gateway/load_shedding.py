@@ -76,7 +76,7 @@ logger = logging.getLogger(__name__)
 class LoadShedder:
     """Refuses requests that would wait too long.
 
-    `request` refuses a request before its body is read; `work` refuses it when its pairs are known.
+    `request` checks a request before its body is read, and `work` checks it when its pairs are known.
 
     Parameters
     ----------
@@ -205,7 +205,7 @@ class LoadShedder:
         """Raise `Refusal` if the workers would take too long for a request and the requests before it.
 
         - If no other request is before it, a request is never refused.
-        - If the workers' speed is not known, `_AT_FIRST` pairs may be in progress.
+        - If the workers' speed is not known, at most `_AT_FIRST` pairs may be in progress.
         """
         if self._speed is None:
             if self._pairs_taken and self._pairs_taken + pairs > _AT_FIRST:

@@ -204,7 +204,7 @@ def refusal_of(error: Exception, names: Mapping[str, str] | None = None) -> Refu
 
 
 def kind_of(error: Exception) -> Kind:
-    """Return the kind of refusal for an error; ``backend`` for an error that is not in `EXPECTED`."""
+    """Return the kind of refusal for an error. An error not in `EXPECTED` has the kind ``backend``."""
     if isinstance(error, Refusal):
         return error.kind
     return _kind(_ours(error)) if isinstance(error, EXPECTED) else "backend"

@@ -289,9 +289,16 @@ class Scoring:
 
 @dataclass(frozen=True)
 class RowScores:
-    """Scores of consecutive rows of a request, which begin with row `first`. A row without a score has NaN as
-    its score, and ``errors`` has the reason by the row's number. ``errors`` may also name rows before
-    `first`.
+    """Scores of consecutive rows of a request.
+
+    Attributes
+    ----------
+    first
+        Number of the first of these rows in the request.
+    scores
+        The score of each row; NaN for a row without a score.
+    errors
+        Why rows have no score, by their numbers in the request. It may also have rows before `first`.
     """
 
     first: int

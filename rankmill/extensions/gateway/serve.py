@@ -31,11 +31,20 @@ closed. For a connection's first request, the time begins with the connection.
 
 
 def keys_needed(hosts: Sequence[str], *, is_open: bool, has_keys: Callable[[], bool]) -> KeysNeeded:
-    """Decide when requests to a gateway that listens on the addresses `hosts` need API keys.
+    """Decide when requests to a gateway need API keys.
 
     - An open gateway (`is_open`) never needs keys.
     - A gateway with an address that other hosts can reach always needs keys.
     - A gateway that only this host can reach needs keys if any keys exist.
+
+    Parameters
+    ----------
+    hosts
+        The addresses on which the gateway listens.
+    is_open
+        Whether everyone may use the gateway without a key.
+    has_keys
+        Returns whether any keys exist.
 
     Raises
     ------

@@ -15,8 +15,11 @@ from rankmill.extensions.gateway import redis_keys as keys
 from rankmill.jobs.system import system
 
 Outcome = Literal["requests", "overloaded", "failed"]
-"""The outcomes of requests that gateways count: ``requests`` are all requests for scores; ``overloaded`` are
-those refused for overload, and ``failed`` are those that failed by no fault of the caller.
+"""What gateways count:
+
+- ``requests``: all requests for scores.
+- ``overloaded``: requests that were refused for overload.
+- ``failed``: requests that failed by no fault of the caller.
 """
 
 _SPAN_SECONDS = 30

@@ -1,3 +1,3 @@
-"""The HTTP interfaces of other rerank services, a module for each. A module only translates requests and
+"""A module for each rerank service whose HTTP interface the gateway has. It only translates requests and
 answers.
 """

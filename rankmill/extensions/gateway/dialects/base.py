@@ -66,7 +66,7 @@ class Dialect:
     error
         Makes the body of an answer from a refusal and its HTTP status.
     statuses
-        HTTP statuses by kind of refusal, where they differ from `KINDS`.
+        HTTP statuses of this service, for kinds of refusals whose status is not the one in `KINDS`.
     scale
         The activation function that makes the scores, unless a body asks for another. With ``None``, the
         gateway's setting ``activation`` decides.
@@ -93,9 +93,7 @@ def _without_nulls(sent: JsonObject) -> JsonObject:
 
 
 class Fields(BaseModel):
-    """Base class for fields of a request's body. Null counts as absent. Unknown fields are ignored, as by the
-    servers that the dialects come from.
-    """
+    """Base class for fields of a request's body. Null counts as absent, and unknown fields are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
@@ -106,7 +104,7 @@ class Fields(BaseModel):
 
 
 class Options(Fields):
-    """Base class for those fields of a dialect's bodies that change scores."""
+    """Base class for the options in a request's body that change scores."""
 
     @abstractmethod
     def spec(self, owner: Dialect) -> SpecFields:

@@ -120,7 +120,7 @@ _PATHS = (
 )  # fmt: skip
 
 SHARED_PATHS = {each.path: replace(each, options=_OPTIONS) for each in _PATHS}
-"""Paths that several services have. The class of the body decides the form of the answer; the dialect of the
+"""Paths that several services have. The class of the body decides the form of the answer. The dialect of the
 path decides the scale of the scores.
 """
 

@@ -141,9 +141,7 @@ def _timing(scores: RequestScores) -> dict[str, str]:
 
 
 def _contract(scores: RequestScores) -> dict[str, str]:
-    """Return HTTP headers that say how the scores were made, such as the precision and the proven bound of
-    their error.
-    """
+    """Return HTTP headers that say how the scores were made, such as ``x-score-precision``."""
     return {f"x-score-{name}": quote(value, safe=_PLAIN) for name, value in scores.contract.items()}
 
 

@@ -52,8 +52,8 @@ class Admission:
     lease_seconds
         Seconds after which the requests of a dead gateway no longer count.
     needed
-        When a request must have an API key: always, if any keys exist, or never. A request with a known key
-        always has this key's rights and limits.
+        When requests need an API key: ``always``, only ``if there are any`` keys, or ``never``. A request
+        with a valid key has this key's rights and limits in any case.
     fixed
         The text of a key that is not on the server (the setting ``gateway_api_key``).
     """
@@ -139,7 +139,7 @@ class Admission:
         - If the Redis server has API keys, only an admin's key may read metrics, because metrics name the
           holders of all keys.
         - If the server has no keys, the caller needs the key in the setting ``gateway_api_key``, but only if
-          other requests need it, too. A caller without a key gets ``None``.
+          other requests need it, too. For a caller without a key, ``None`` is returned.
 
         An admin can read metrics even while the server does not answer, with a key that the gateway has read
         before.
