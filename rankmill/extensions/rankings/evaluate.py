@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 
@@ -23,6 +25,7 @@ from rankmill.extensions.rankings.scored import (
 from rankmill.jobs.contract.errors import ConfigError, InputError
 from rankmill.jobs.runtime.installation import install_line
 from rankmill.producer.files.corpus.rankings import check_once, read_ranking
+from rankmill.producer.files.ranking import best_first
 from rankmill.producer.files.stores.paths import AnyPath
 
 
@@ -168,11 +171,13 @@ def evaluate(
     Raises
     ------
     InputError
-        A measure is unknown, or no query of the ranking is judged.
+        A measure is missing or unknown or cannot be computed, or no query of the ranking is judged.
     ConfigError
         ir-measures is not installed.
     """
     metrics = [_measure(name) for name in measures]
+    if not metrics:
+        raise InputError("--measures: name a measure, such as nDCG@10")
     judged = set(qrels["query_id"])
     if not judged & set(after["query_id"]):
         raise InputError("no query of the ranking has a judgement; do the ids of queries belong together?")
@@ -221,7 +226,7 @@ def _measure(name: str) -> Any:
         raise ConfigError(f"measures need ir-measures: {install_line('rankings')}") from None
     try:
         return ir_measures.parse_measure(name)
-    except (NameError, ValueError, TypeError, SyntaxError):
+    except (NameError, ValueError, TypeError, SyntaxError, AssertionError):
         raise InputError(f"--measures: {name!r} is not a measure of ir-measures, such as nDCG@10") from None
 
 
@@ -232,9 +237,19 @@ def _values(measures: Sequence[Any], qrels: pd.DataFrame, run: pd.DataFrame) -> 
     # not relevant.
     best = qrels.groupby("query_id")["relevance"].transform("max")
     qrels = qrels.assign(relevance=qrels["relevance"].mask(best < 0, 0))
+    # Libraries behind ir-measures order equal scores in different ways, so measures get the ranks that
+    # score-file writes, with a minus sign, in place of scores.
+    ids, scores = pa.array(run["doc_id"], pa.string()), run["score"].to_numpy(np.float64)
+    run = run.iloc[best_first(pd.factorize(run["query_id"])[0], scores, ids)]
+    run = run.assign(score=-1.0 - run.groupby("query_id").cumcount())
     by_measure: dict[str, dict[str, float]] = {str(measure): {} for measure in measures}
-    for metric in ir_measures.iter_calc(measures, qrels, run):
-        by_measure[str(metric.measure)][metric.query_id] = float(metric.value)
+    try:
+        for metric in ir_measures.iter_calc(measures, qrels, run):
+            by_measure[str(metric.measure)][metric.query_id] = float(metric.value)
+    except Exception as error:  # for example, a measure lacks its cutoff, or a library is not installed
+        reason = re.sub(r"=<object object at \w+>", ", which is missing", " ".join(str(error).split()))
+        names = ", ".join(by_measure)
+        raise InputError(f"--measures: ir-measures cannot compute {names}: {reason}") from error
     queries = sorted(set(qrels["query_id"]))
     return {name: {query: values.get(query, 0.0) for query in queries} for name, values in by_measure.items()}
 

@@ -145,6 +145,20 @@ def test_what_top_k_has_cut_is_not_compared_with_its_own_rows(folder: Path, colu
     assert "name the run" not in done.stderr
 
 
+def test_equal_scores_are_ordered_as_score_file_ranks_them(folder: Path) -> None:
+    """By each measure: ir-measures takes RR and RR@10 from libraries that order equal scores in two ways."""
+    rows = [{"query_id": "q", "doc_id": f"d{n}", "run_score": 1.0, "score": 0.5} for n in range(4)]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "out.parquet")
+    (folder / "qrels.txt").write_text("q 0 d2 1\n")
+    measures = "RR,RR@10,Success@1,P@2"
+    done = run(folder / "out.parquet", "--qrels", folder / "qrels.txt", "--json", "--measures", measures)
+    assert done.exit_code == 0, done.output
+    # d3 comes first, then d2: the larger id
+    expected_values = [0.5, 0.5, 0.0, 0.5]
+    assert [found["after"] for found in json.loads(done.stdout)] == expected_values
+    assert [found["before"] for found in json.loads(done.stdout)] == expected_values
+
+
 def test_a_query_with_negative_grades_only_has_no_relevant_passage(folder: Path) -> None:
     """pytrec_eval crashes on it beside other queries."""
     judged = (folder / "qrels.txt").read_text()
@@ -284,6 +298,12 @@ def test_a_part_is_compared_with_the_same_queries_of_the_whole_run(folder: Path)
             ["out.parquet", "--qrels", "qrels.txt", "--measures", "good@1"],
             "'good@1' is not a measure of ir-measures",
         ),
+        (["out.parquet", "--qrels", "qrels.txt", "--measures", ","], "name a measure, such as nDCG@10"),
+        (
+            ["out.parquet", "--qrels", "qrels.txt", "--measures", "P"],
+            "cannot compute P: invalid param cutoff, which is missing",
+        ),
+        (["out.parquet", "--qrels", "qrels.txt", "--measures", "StRecall"], "cannot compute StRecall"),
         (["out.parquet", "--qrels", "none.txt"], "none.txt: no such file"),
         (["out.parquet", "--qrels", "bad.txt"], "bad.txt, line 2: relevance is 'x', not a whole number"),
         (["out.parquet", "--qrels", "short.txt"], "short.txt, line 1: 2 fields; judgements have four"),
