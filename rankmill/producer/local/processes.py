@@ -18,13 +18,13 @@ from rankmill.jobs.system import Backoff, system
 _EARLY_DEATH_SECONDS = 30
 _BACKOFF = Backoff(first=0.25, longest=2.0)
 _MAX_EARLY_DEATHS = 3
-"""A worker that dies early this many times in a row is not started again. A death is early within
-`_EARLY_DEATH_SECONDS` after the start, if `_record_death` counts the death.
+"""A worker that dies this many times in a row within `_EARLY_DEATH_SECONDS` of its start, by its own fault,
+is not started again.
 """
 
 _AWAY_SECONDS = 1
-"""A death does not count as early if it takes this many seconds to return the dead worker's jobs to the
-queue. Redis could not serve during these seconds, which may have ended the worker.
+"""If it takes this many seconds to return a dead worker's jobs to the queue, the death was not the worker's
+own fault: Redis did not serve.
 """
 
 
@@ -52,9 +52,7 @@ class LocalWorker:
 
     @property
     def rq_name(self) -> str:
-        """Name of the worker's current process in RQ. Each process has a name of its own, because RQ needs a
-        new name for each process.
-        """
+        """Name of the worker's current process in RQ, which needs a new name for each process."""
         return f"{self.name}.{self.deaths + 1}" if self.deaths else self.name
 
     @property
@@ -114,12 +112,16 @@ class WorkerProcesses:
         self.workers = [LocalWorker(name, environ) for name, environ in zip(names, environs, strict=True)]
 
     def restart_dead(self) -> LocalWorker | None:
-        """Start every worker that is not running; a worker that has died is started after a pause. Returns a
-        worker that must not be started again, or ``None``.
+        """Start every worker that is not running, after a pause if it has died.
 
-        A worker is returned in three cases: it refuses to start, dies repeatedly at its start, or has given
-        up waiting for Redis. But a worker from `add_beside` is returned only if it has given up waiting for
-        Redis. In the other two cases it is never started again, and the other workers continue.
+        Returns the first worker that has failed, or ``None``. A worker has failed in three cases:
+
+        - It refuses to start.
+        - It dies repeatedly at its start.
+        - It has given up waiting for Redis.
+
+        But in the first two cases, a worker from `add_beside` is only removed, and the other workers
+        continue.
 
         Raises
         ------
@@ -185,8 +187,8 @@ class WorkerProcesses:
         # took too much memory.
         own_fault = self._hand_on(worker) == 0 and code != -signal.SIGKILL
         own_fault = own_fault and system.monotonic() - died < _AWAY_SECONDS
-        # But each early death of a worker that was added counts. The added worker may be the process that
-        # takes too much memory, and chunks must not use up their retries on such deaths.
+        # For a worker that was added, every early death counts: it may be the process that takes too much
+        # memory, and chunks must not use up their retries on such deaths.
         early = (own_fault or worker.is_added) and died - worker.started < _EARLY_DEATH_SECONDS
         worker.deaths += 1
         worker.early_deaths = worker.early_deaths + 1 if early else 0
@@ -234,6 +236,6 @@ def server_environ(url: str) -> dict[str, str]:
 
 
 def worker_command(queues: Sequence[str], name: str) -> list[str]:
-    """RQ's command line for a ScoringWorker, as in docs/guides/cluster.md; RQ_REDIS_URL names the server."""
+    """Return RQ's command line for a ScoringWorker; ``RQ_REDIS_URL`` names the server."""
     options = ["--worker-class", "rankmill.ScoringWorker", "--serializer", "json", "--name", name]
     return [sys.executable, "-m", "rq.cli", "worker", *queues, *options]

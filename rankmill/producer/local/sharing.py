@@ -20,23 +20,17 @@ LOOK_SECONDS = 6.0
 """
 
 _LOOKS = 3
-"""The means of this many readings of reports in a row decide whether a GPU gets another worker, because a
-single reading of a GPU's use says little.
-"""
+"""Number of readings in a row whose means decide whether a GPU gets another worker."""
 
 _BUSY = 0.9
-"""If a GPU computes for at least this share of the time, no process is added, because the GPU is the limit
-and not its workers.
-"""
+"""No worker is added for a GPU that computes for at least this share of the time: the GPU is the limit."""
 
 _MAY_WAIT = 0.05
-"""If one of a GPU's workers waits for work for a larger share of the time than this, no process is added,
-because there is too little work.
-"""
+"""No worker is added if one waits for work for more than this share of the time: there is too little work."""
 
 _GAIN = 1.05
-"""A further process is added to a GPU that has several only if the last added process has raised the pairs
-per second of all the GPU's workers to at least this many times the earlier number.
+"""After a worker was added, another one is added only if the GPU's pairs per second have grown by this
+factor.
 """
 
 _ROOM = 0.9
@@ -118,8 +112,8 @@ class SharedGpu:
         self._is_full = False
 
     def see(self, given: Mapping[str, WorkerReport | None]) -> str | None:
-        """Take the latest reports of the GPU's workers, by name. If another worker is worth its cost, return
-        the reason in words, otherwise ``None``.
+        """Take the latest reports of the GPU's workers. Return in words why to add a worker, or ``None`` if
+        it is not worth its cost.
         """
         reports = {name: report for name, report in given.items() if report is not None}
         speed = self._speed(reports) if len(reports) == len(given) else None

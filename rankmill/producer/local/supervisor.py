@@ -39,17 +39,14 @@ _PR_SET_PDEATHSIG = 1
 _SERVER_START_SECONDS = 10
 
 _WAIT_SECONDS = 5
-"""If the embedded server cannot serve when a dead worker's jobs are returned to the queue, wait this many
-seconds for the server.
-"""
+"""Seconds to wait for an embedded server that does not serve, while a dead worker's jobs are returned."""
 
 
 def supervise(queue: str, environs: Sequence[Mapping[str, str]], *, share_gpus: bool) -> None:
     """Start the server and the workers, and restart workers that die.
 
-    The function returns in three cases: standard input closes, the server dies, or the server does not start.
-    If SIGTERM arrives, the function ends with the exception that `main` raises then. In each of these cases,
-    the function kills the server and the workers.
+    Returns when standard input closes, or when the server dies or does not start. The server and the workers
+    are then killed, also if SIGTERM ends this function by an exception.
 
     Parameters
     ----------
@@ -100,7 +97,7 @@ def _keep(
     processes: WorkerProcesses, server: subprocess.Popen[bytes], directory: Path, shared_by: str | None
 ) -> None:
     """Keep the workers running, until standard input closes or the server dies. `shared_by` is the server's
-    URL if workers may be added for a GPU, else ``None``.
+    URL, or ``None`` if no worker may be added for a GPU.
     """
     failed = processes.restart_dead()
     share_gpus = _sharing(processes, shared_by)
@@ -127,9 +124,10 @@ def _given_up(directory: Path, worker: LocalWorker) -> str:
 
 
 def _sharing(processes: WorkerProcesses, url: str | None) -> Callable[[], None]:
-    """Make a function that adds a worker if a GPU waits for its workers. Call `_sharing` only after the
-    server and the workers were started. It imports redis-py, which would double the time until they are
-    started.
+    """Make a function that adds a worker if a GPU waits for its workers.
+
+    Do not call this before the server and the workers are started: importing redis-py would double the time
+    until then.
     """
     if url is None or not any(worker.gpu for worker in processes.workers):
         return lambda: None

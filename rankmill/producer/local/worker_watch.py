@@ -14,8 +14,8 @@ from rankmill.jobs.system import system
 from rankmill.producer.local.embedded import EmbeddedCluster
 
 _STEPS: tuple[Doing, ...] = ("proving", "loading")
-"""Steps of a worker before its first scores. If workers are at different steps, `WorkerWatch.doing` tells the
-step that comes first here.
+"""Steps of a worker before its first scores. If workers are at different steps, the first one of these is
+shown.
 """
 
 _LOOK_SECONDS = 1.0

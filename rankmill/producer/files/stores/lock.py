@@ -26,11 +26,10 @@ logger = logging.getLogger(__name__)
 
 
 def lock_in_store(lock: AnyPath, output: AnyPath, folder: Path) -> ObjectLock | None:
-    """Make the lock of an output in an object store. Returns ``None`` for an output on this host, because the
-    lock in the run's folder protects such an output.
+    """Make the lock of an output in an object store, or return ``None`` in two cases:
 
-    Returns ``None`` for an output in a repository of the Hugging Face Hub, too, because each write of the
-    lock would be a commit that stays.
+    - On this host, the lock in the run's folder protects an output.
+    - In a repository of the Hugging Face Hub, each write of a lock would be a commit that stays.
     """
     if isinstance(lock, ObjectPath) and not is_in_repository(lock):
         return ObjectLock(lock, output, folder)
@@ -90,8 +89,8 @@ class ObjectLock:
             logger.warning("%s", error)
 
     def check(self) -> None:
-        """Raise `OutputBusy` if another host has taken the lock. Another host may take the lock if this host
-        has not written the lock for `LEASE_SECONDS`.
+        """Raise `OutputBusy` if another host has taken the lock, as it may if this host did not renew it in
+        time.
         """
         if self._other is not None:
             raise OutputBusy(
@@ -100,8 +99,8 @@ class ObjectLock:
             )
 
     def _watch(self, first: dict[str, str]) -> None:
-        """Watch another host's lock, whose content was `first`. Return when the lock is gone, or when it has
-        not changed for `LEASE_SECONDS`. Raise `OutputBusy` if the lock changes.
+        """Wait until another host's lock is gone, or has not changed for `LEASE_SECONDS`. Raise `OutputBusy`
+        if it changes.
         """
         logger.warning("host %s has begun %s; looking whether it still works", first["host"], self._output)
         until = system.monotonic() + LEASE_SECONDS
@@ -135,8 +134,9 @@ class ObjectLock:
         return json.dumps(holder).encode()
 
     def _create(self) -> bool:
-        """Write the lock if it does not exist, and return whether it was written. Nothing is written if the
-        store cannot write an object on the condition that it does not exist.
+        """Write the lock only if it does not exist, and return whether it was written.
+
+        Some stores cannot write an object on this condition. Nothing is then written.
         """
 
         def create(store: Any, name: str) -> bool:

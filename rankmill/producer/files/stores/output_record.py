@@ -1,4 +1,4 @@
-"""Records the files that confined processes wrote as an output; such processes replace only these files."""
+"""Records the files that runners wrote as an output, because they may replace only these files."""
 
 from __future__ import annotations
 
@@ -17,21 +17,17 @@ from rankmill.producer.files.stores.roots import opened_folder
 from rankmill.producer.files.stores.writing import as_output_error, content, identity
 
 _SEAL = ""
-"""Key, in the record of an output's files, of the run's outcome that `OutputRecord.seal` notes. All other
-keys are names of files.
-"""
+"""Key in the record for the outcome of a run (`OutputRecord.seal`). All other keys are names of files."""
 
 
 def record_of(output: AnyPath) -> Path:
-    """The path of an output's record: a hidden file beside the run's folder, because no request can name a
-    hidden file.
-    """
+    """Return the path of an output's record, a hidden file, because no request can name a hidden file."""
     folder = workspace_of(output)
     return folder.with_name(f".{folder.name}")
 
 
 class OutputRecord:
-    """Records, by the name of each file of an output, the state in which a runner left the file.
+    """Records the state in which a runner has left each file of an output.
 
     Only the process that has the output's lock may use the record.
     """
@@ -42,8 +38,14 @@ class OutputRecord:
         self._folder = workspace_of(output)
 
     def check(self, files: Iterable[AnyPath], folder: AnyPath | None = None) -> None:
-        """Raise `RunnerError` if one of `files` exists and is not in the state in which a runner left it;
-        `folder` is their folder, as `folder_of` gives it.
+        """Raise `RunnerError` if a file exists that is not in the state in which a runner left it.
+
+        Parameters
+        ----------
+        files
+            The files to check.
+        folder
+            Their folder, as `folder_of` has opened it; default: the folder in their paths.
         """
         places = {path: folder / path.name if folder else path for path in files}
         existing = [(path, at) for path, at in places.items() if _is_link(at) or at.exists()]
@@ -56,11 +58,12 @@ class OutputRecord:
                 )
 
     def note(self, files: Mapping[AnyPath, Path]) -> None:
-        """Note the state that files will have at their final places (the keys of `files`). Call this before
-        the files are moved.
+        """Record the state of finished files, before they are moved to their places.
 
-        If the run's folder exists, the new record is written there first and then moved. A record that is
-        left unfinished because the process died is then removed with the run's folder.
+        Parameters
+        ----------
+        files
+            The finished file for each place.
         """
         recorded = self._read()
         for path, partial in files.items():
@@ -68,15 +71,25 @@ class OutputRecord:
         self._write(recorded)
 
     def seal(self, run_id: str, *made: str) -> None:
-        """Note the outcome of the run `run_id` (the texts `made`), because the Redis server may lose the end
-        of the run. Call this before the output is moved into place. Raises `OutputError` if the record cannot
-        be written.
+        """Record the outcome of a run, which Redis may lose, before the output is moved into place.
+
+        Parameters
+        ----------
+        run_id
+            The run.
+        *made
+            Texts that describe the outcome.
+
+        Raises
+        ------
+        OutputError
+            The record cannot be written.
         """
         with as_output_error(self._record):
             self._write({**self._read(), _SEAL: [run_id, *made]})
 
     def sealed(self, run_id: str) -> list[str]:
-        """Return the texts that `seal` has noted for the run; empty if the last note is about another run."""
+        """Return the texts that `seal` has recorded for this run, or an empty list."""
         sealed = self._read().get(_SEAL, [])
         return sealed[1:] if sealed[:1] == [run_id] else []
 
@@ -101,8 +114,10 @@ class OutputRecord:
 
     @contextmanager
     def _opened(self, above: int) -> Iterator[int]:
-        """Open the run's folder, which is in the open folder `above`, and yield its descriptor. If the run's
-        folder does not exist, yield `above`.
+        """Yield a descriptor of the run's folder, or `above` if that folder does not exist.
+
+        A record that stays unfinished in the run's folder, because the process died, is removed with the
+        folder.
         """
         try:
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -40,8 +40,8 @@ def close(descriptor: int) -> None:
 class OwnFolder:
     """Opens a folder of this user without following a link; the folder is made if it does not exist.
 
-    The folder belongs to this process's user, and is made writable only for that user. So the files in it,
-    which are checked when the folder is opened, stay as they are. Call `close` at the end.
+    Only its user can write in the folder, so nobody else can change its files after they were checked. Call
+    `close` at the end.
 
     Parameters
     ----------
@@ -83,7 +83,9 @@ class OwnFolder:
             self._check_content()  # even if it is new: somebody may have replaced it
             self.watch(path, os.fstat(self._descriptor))
             self.inside = held(self._descriptor, path)
-            """The path at which to write files of the folder, even if `path` leads elsewhere later."""
+            """The path at which to write files of the folder. In a process that works for other users, it
+            leads to this folder even if `path` leads elsewhere later.
+            """
         except BaseException:
             self.close()
             raise
@@ -98,8 +100,14 @@ class OwnFolder:
         return descriptor
 
     def watch(self, path: Path, status: os.stat_result | None = None) -> None:
-        """Remember which file is at `path`, so that `check` notices if the file is removed or replaced.
-        `status` identifies the file; by default, the file that is at `path` now is remembered.
+        """Remember which file is at `path`, so that `check` notices if it is removed or replaced.
+
+        Parameters
+        ----------
+        path
+            The path to watch.
+        status
+            The status of the file that must stay there; default: the file that is there now.
         """
         status = status or path.lstat()
         self._watched[path] = status.st_dev, status.st_ino
@@ -123,9 +131,7 @@ class OwnFolder:
             os.unlink(name, dir_fd=self._descriptor)
 
     def remove(self) -> None:
-        """Remove the folder that was opened, with its files, even if the folder's path leads to another
-        folder by now.
-        """
+        """Remove the folder and its files, even if a folder above it in `path` was replaced by now."""
         shutil.rmtree(".", ignore_errors=True, dir_fd=self._descriptor)
         os.rmdir(self.path.name, dir_fd=self._above)
 

@@ -22,7 +22,7 @@ from rankmill.jobs.runtime.installation import install_line
 from rankmill.jobs.system import Backoff, system
 
 WORKSPACE = ".rankmill"
-"""Suffix of a run's folder, which is added to the output's name."""
+"""Suffix of a run's folder: the output ``a.csv`` is made in the folder ``a.csv.rankmill``."""
 
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _SECRET = re.compile(r"[^/]*//[^/]*:[^/]*@|https?://[^?]*\?", re.IGNORECASE)
@@ -32,20 +32,19 @@ NOT_WRITTEN = {"memory", "data", "http", "https"}
 
 
 LOOK_SECONDS = 15.0
-"""If a store fails for this many seconds while an object is looked up, or a lock is read or written,
-`StoreError` is raised.
-"""
+"""Seconds for which a failing store is asked again about an object or a lock; then `StoreError` is raised."""
 
 WORK_SECONDS = 600.0
-"""If a store fails for this many seconds while an object is read, written or deleted, `StoreError` is raised.
+"""Seconds for which a failing store is asked again to read, write or delete an object; then `StoreError` is
+raised.
 """
 
 _BACKOFF = Backoff(first=0.2, longest=10.0)
 
 _LASTING = (ImportError, NotImplementedError, TypeError, ValueError)
 _LASTING_NAMES = {"NoCredentialsError", "PartialCredentialsError", "ParamValidationError", "ProfileNotFound"}
-"""Names of the errors of stores' libraries after which a request is not repeated, because they do not pass
-with time. The classes cannot be used here, because the libraries need not be installed.
+"""Names of errors after which a request is not repeated, because they do not pass with time. Their classes
+cannot be used, because the stores' libraries need not be installed.
 """
 
 T = TypeVar("T")
@@ -54,14 +53,13 @@ Pattern = TypeVar("Pattern", bound=PurePath)
 logger = logging.getLogger(__name__)
 
 Guard = Callable[["ObjectPath"], Mapping[str, Any]]
-"""A function that returns options of fsspec for an object, or raises an error if the object may not be used.
-"""
+"""Returns options of fsspec for an object, or raises an error if this process may not use the object."""
 
 _guards: list[Guard] = []
 
 
 def guard(check: Guard) -> None:
-    """Let every later use of an object store call `check` first, which may refuse the object."""
+    """Call `check` before each later use of an object. It may raise an error to refuse the object."""
     _guards[:] = [check]
 
 
@@ -90,21 +88,30 @@ class ObjectPath(PurePosixPath):
         return self.parts[0].removesuffix(":")
 
     def ask(self, question: Callable[[Any, str], T], seconds: float = LOOK_SECONDS, doing: str = "") -> T:
-        """Call `question` with the store and the object's name in the store, and return the answer. The call
-        is repeated while the store fails, for up to `seconds`. If `question` fails for good, the message of
-        the error begins with `doing`.
+        """Ask the store about the object. A store that fails is asked again.
+
+        Parameters
+        ----------
+        question
+            Called with the store and the object's name in it; returns the answer.
+        seconds
+            How long a failing store is asked again.
+        doing
+            Beginning of an error's message, such as ``"cannot write "``.
 
         Raises
         ------
-        InputError, StoreError, RunnerError
-            As `patiently` and `store` raise.
+        InputError
+            The object does not exist, or its URL or the store's library is wrong.
+        StoreError, RunnerError
+            The store refuses or does not serve, or this process may not use the object.
         """
         system, name = self.store
         return patiently(f"{doing}{self}", lambda: question(system, name), seconds)
 
     def about(self) -> Mapping[str, Any]:
-        """The store's facts about the object, as fsspec's ``info``; raises `InputError` if the object does
-        not exist.
+        """Return what the store says about the object (fsspec's ``info``); raises `InputError` if it does not
+        exist.
         """
         return self.ask(_about, WORK_SECONDS)
 
@@ -129,11 +136,15 @@ class ObjectPath(PurePosixPath):
     def names(
         self, question: Callable[[Any, str], Iterable[str]], above: ObjectPath | None = None
     ) -> list[ObjectPath]:
-        """Call `question` with the store and this path's name in it, and return the paths of the objects that
-        `question` names. All of these objects must be in the folder `above` (default: this path).
+        """Return the paths of the objects that `question` finds in the store.
 
-        The store may spell the name of the folder in another way than the caller. The returned paths begin
-        with `above` as the caller spells it.
+        Parameters
+        ----------
+        question
+            Called with the store and this path's name in it; returns names of objects.
+        above
+            The folder that contains all of these objects; default: this path. The returned paths begin with
+            it, even if the store spells its name in another way.
         """
         above = above or self
 
@@ -228,7 +239,7 @@ def resolved(path: AnyPath) -> AnyPath:
 
 
 def fixed_part(pattern: Pattern) -> Pattern:
-    """Return the folder above a glob's first wildcard, which contains all matches."""
+    """Return the folder above the first wildcard of a glob: ``data`` for ``data/*/part-*.csv``."""
     parts = list(pattern.parent.parts)
     wild = [number for number, part in enumerate(parts) if glob.has_magic(part)]
     return type(pattern)(*parts[: wild[0]]) if wild else pattern.parent

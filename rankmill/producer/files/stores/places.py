@@ -83,9 +83,8 @@ def _check_container(path: ObjectPath) -> None:
 
 
 def _container(path: ObjectPath) -> ObjectPath:
-    """Return the path of an object's bucket, or of its repository on the Hugging Face Hub. The path of a
-    repository of datasets, spaces, kernels or buckets has one name more (``datasets/…``) than that of a
-    model.
+    """Return the bucket or repository of an object: ``s3://bucket``, ``hf://user/model``,
+    ``hf://datasets/user/name``.
     """
     if path.protocol != "hf":
         return ObjectPath(*path.parts[:2])

@@ -68,8 +68,16 @@ def is_empty_here(path: AnyPath) -> bool:
 
 
 def check_not_empty(path: AnyPath, size: int, *others: AnyPath) -> None:
-    """Raise `InputError` if the `size` of the file `path` is 0. `others` are further files that are empty;
-    the message says how many.
+    """Raise `InputError` if a file is empty.
+
+    Parameters
+    ----------
+    path
+        The file.
+    size
+        The number of its bytes.
+    *others
+        More empty files; the message says how many.
     """
     if not size:
         more = f", as {len(others)} more have" if others else ""
@@ -79,8 +87,9 @@ def check_not_empty(path: AnyPath, size: int, *others: AnyPath) -> None:
 
 
 def open_random(path: AnyPath) -> Path | pa.NativeFile:
-    """Check a file or an object, and return what Arrow can read in any order: the path of a file, or an
-    opened object. Raises the errors of `open_stream`.
+    """Return what Arrow can read in any order: the path of a file, or an opened object.
+
+    Raises the errors of `open_stream`.
     """
     if isinstance(path, ObjectPath):
         check_not_empty(path, path.about()["size"])
@@ -99,10 +108,11 @@ def open_bytes(path: AnyPath) -> BinaryIO:
 
 
 def fingerprint(path: AnyPath) -> str:
-    """Return a text that identifies the state of a file or an object. For a file, it has the size, the time
-    of the last change, and a digest of the first and last 64 KiB; for an object, the size, and the version or
-    the time of the last change. Raises `InputError`, `StoreError` or `RunnerError` if the file or object
-    cannot be read.
+    """Return a text that changes when a file or an object changes.
+
+    For a file, it has the size, the time of the last change, and a digest of the first and last 64 KiB. For
+    an object, it has the size, and the version or the time of the last change. Raises `InputError`,
+    `StoreError` or `RunnerError` if the file or object cannot be read.
     """
     if isinstance(path, ObjectPath):
         info = path.about()
@@ -124,10 +134,11 @@ def fingerprint(path: AnyPath) -> str:
 
 @contextmanager
 def admitted(path: Path) -> Iterator[Path]:
-    """Check that `path` is a file of this host that may be read, and yield a path at which to open it.
+    """Check that a file of this host may be read, and yield a path at which to open it.
 
-    Opening anything but a file could block. In a confined process, the path returned is that of a descriptor
-    that was opened and checked, so it does not matter if `path` leads elsewhere later.
+    Anything but a file is refused first, because opening it could block. If this process works for other
+    users, the path is that of a descriptor: it leads to the file that was checked, even if `path` leads
+    elsewhere later.
 
     Raises
     ------

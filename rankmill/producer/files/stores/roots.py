@@ -1,7 +1,7 @@
-"""Limits which files this process may read and write, if it works for other users, like a runner.
+"""Limits which files a process may read and write if it works for other users, as a runner does.
 
-A confined process asks here before it reads or writes a file, and again after opening it, because by then the
-name may lead elsewhere.
+Such a process is called confined. It asks here before it reads or writes a file, and again after opening it,
+because by then the name may lead elsewhere.
 """
 
 from __future__ import annotations
@@ -73,9 +73,7 @@ class Roots:
             raise refusal(str(path), use)
 
     def check_name(self, name: str, use: Use) -> None:
-        """Check a name in a request: a path, a URL, a pattern of paths or URLs, or a dataset; raises as
-        `check`.
-        """
+        """Raise `RunnerError` if a request may not use `name`: a path, URL, glob of these, or dataset."""
         if name.startswith(DATASET):
             if not (self._datasets and use == "read"):
                 raise refusal(name, use)
@@ -88,8 +86,8 @@ class Roots:
             raise refusal(name, use)
         elif isinstance(path, Path):
             for end in range(wild + 1, len(path.parts)):
-                # All folders that the beginning of the pattern matches must be allowed. A pattern could find
-                # out the names of files through a link that leads out of the allowed folders.
+                # Check each folder that the glob finds on its way: a link could lead out of the allowed
+                # folders, and matches would show the names of files there.
                 if not all(map(self._is_inside, matches(Path(*path.parts[:end]), folders=True))):
                     raise refusal(name, use)
 
@@ -112,24 +110,18 @@ _confined: list[Roots] = []
 
 
 def confine(roots: Roots) -> None:
-    """From now on, keep this process from reading or writing anything outside of `roots` on behalf of a
-    request.
-    """
+    """Limit this process to the files and objects in `roots` when it works for a request."""
     _confined[:] = [roots]
     guard(_options_for)
 
 
 def confined() -> Roots | None:
-    """Return the folders and URLs to which `confine` has limited this process; ``None`` in a process that
-    works for its own user.
-    """
+    """Return the folders and URLs that limit this process, or ``None`` if it works for its own user."""
     return _confined[0] if _confined else None
 
 
 def check_opened(descriptor: int, path: Path, use: Use) -> None:
-    """Raise `RunnerError` if the open file `descriptor` may not be used. The file was opened at `path`, which
-    was checked before; but `path` may have led to another file when it was opened.
-    """
+    """Raise `RunnerError` if an open file may not be used: `path` may have led elsewhere at that time."""
     roots = confined()
     if roots and not roots.allow(_path_of(descriptor), use):
         raise refusal(str(path), use)
@@ -157,10 +149,9 @@ def opened_folder(folder: Path, target: Path | None = None, below: str = "") -> 
 
 
 def held(descriptor: int, path: Path) -> Path:
-    """Return a path that always leads to the open folder `descriptor`. The folder was opened at `path`, but
-    `path` may lead to another folder later.
+    """Return a path that leads to an open folder, even if `path` leads elsewhere later.
 
-    Returns `path` if the process is not confined, or if the system has no path that leads to an open folder.
+    Returns `path` itself if this process works for its own user, or if the system has no such path.
     """
     status = os.fstat(descriptor)
     stays = (f"/proc/self/fd/{descriptor}", f"/.vol/{status.st_dev}/{status.st_ino}")  # on Linux, on macOS
@@ -183,9 +174,7 @@ def _options_for(path: ObjectPath) -> Mapping[str, Any]:
 
 @cache
 def _http_options() -> dict[str, Any]:
-    """Return options with which fsspec refuses an HTTP server's redirections to URLs that this process may
-    not use.
-    """
+    """Make options with which fsspec follows redirections of HTTP only to URLs that this process may use."""
     import aiohttp
 
     async def check(session: Any, context: Any, redirect: Any) -> None:
@@ -230,9 +219,7 @@ def _is_within(path: AnyPath, root: AnyPath) -> bool:
 
 
 def _is_hidden(path: AnyPath, root: AnyPath) -> bool:
-    """Whether a path below the folder or URL `root` is hidden (a name below `root` begins with a dot), or is
-    in the folder of a run.
-    """
+    """Whether a path is in a run's folder, or has a name below `root` that begins with a dot."""
     return any(part[0] == "." or part.endswith(WORKSPACE) for part in path.parts[len(resolved(root).parts) :])
 
 

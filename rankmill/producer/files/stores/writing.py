@@ -29,8 +29,8 @@ _WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "oss", "memory"
 """Schemes of the URLs of stores in which an object appears only when its upload is complete."""
 
 _IN_PIECES = {"s3", "s3a"}
-"""Schemes of the URLs of stores to which s3fs uploads an object in pieces. `_send` sets the size of the
-pieces and how many are sent at a time, because by default s3fs holds ten pieces of 50 MiB in memory.
+"""Schemes of the URLs of stores to which s3fs uploads an object in pieces. Do not leave their number to s3fs:
+it holds ten pieces of 50 MiB in memory.
 """
 
 _PIECE_BYTES, _MOST_PIECES = 16 << 20, 10_000
@@ -50,8 +50,10 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def folder_of(target: AnyPath) -> Iterator[AnyPath]:
-    """Yield a path of a file's folder, which is made if necessary. Until the block ends, this path leads to
-    the same folder.
+    """Yield a path to the folder of a file. The folder is made if necessary.
+
+    In a process that works for other users, the path leads to this folder until the block ends, even if the
+    folder's name leads elsewhere by then.
 
     Raises
     ------
@@ -208,8 +210,9 @@ def discard(file: Path) -> None:
 
 
 def identity(path: AnyPath, place: AnyPath) -> str:
-    """Return a text by which the complete file at `path` can be recognized after it was moved to `place`. The
-    text has the file's inode, size and time, or its `content` if one of the two paths is in a store.
+    """Return a text by which a complete file can be recognized after it was moved to its place.
+
+    The text has the file's inode, size and time, or its `content` if `path` or `place` is in a store.
     """
     if not (isinstance(place, Path) and isinstance(path, Path)):
         return content(path)
@@ -240,8 +243,8 @@ def _send(system: Any, name: str, file: Path, target: ObjectPath) -> None:
         try:
             system.put_file(str(file), name, **options)
         except FileNotFoundError:
-            # The upload may be gone, because its completion was asked for twice: the first answer was lost.
-            # If the bucket does not exist, the second call fails as well.
+            # If the answer to the end of an upload was lost, the library asks again, and there is no such
+            # upload any more. Send the file once more. If the bucket does not exist, this fails as well.
             system.put_file(str(file), name, **options)
     elif target.protocol in _WHOLE:
         system.put_file(str(file), name)
