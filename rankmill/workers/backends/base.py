@@ -108,8 +108,6 @@ class ModelFiles:
         How the model is applied to a pair.
     answers
         The token ids of a language model's answers yes and no; the second is ``None`` if only yes counts.
-    load_network
-        Loads the model for the method `network`.
     check_unchanged
         Raises `WorkerError` if the files have changed since `revision` was computed.
     alone
@@ -125,7 +123,6 @@ class ModelFiles:
     cache: Path
     layout: ModelLayout = PLAIN
     answers: tuple[int, int | None] | None = None
-    load_network: Callable[[ModelFiles], Any] | None = None
     check_unchanged: Callable[[], None] = lambda: None
     alone: bool = False
     copies: list[str] = field(default_factory=list)
@@ -137,13 +134,6 @@ class ModelFiles:
         from rankmill.workers.backends.classifier import load_classifier, load_config
 
         return load_classifier(self.source, self.revision, load_config(self.source, self.revision))
-
-    def network(self) -> Any:
-        """Load the whole model as a PyTorch module that computes logits ``[rows, outputs]`` from ids, mask
-        and types.
-        """
-        assert self.load_network is not None
-        return self.load_network(self)
 
 
 ROW_TOKENS = 128

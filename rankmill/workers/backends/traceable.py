@@ -13,6 +13,7 @@ from rankmill.workers.backends.classifier import own_memory
 from rankmill.workers.backends.families import TRACEABLE
 from rankmill.workers.backends.first_token import read_first_token_only
 from rankmill.workers.backends.head import cast_all_but_head, heads_of
+from rankmill.workers.backends.torch.networks import load_network
 from rankmill.workers.batches.tokens import INPUTS
 
 
@@ -28,7 +29,7 @@ def traceable(files: ModelFiles, change: Callable[[Any], None] = lambda classifi
     """
     config = files.config
     if files.layout.task != "classifier" or config.model_type not in TRACEABLE or config.num_labels != 1:
-        return TracedNetwork(own_memory(files.network()), config)
+        return TracedNetwork(own_memory(load_network(files)), config)
     classifier = own_memory(files.classifier())
     change(classifier)
     return Traceable(classifier)
@@ -41,7 +42,7 @@ class TracedNetwork(nn.Module):
     Parameters
     ----------
     network
-        From `ModelFiles.network`.
+        From `load_network`.
     config
         The model's config.
     """

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -252,7 +251,6 @@ def load(
             cache,
             description.layout,
             answer_ids,
-            _load_network,
             located.check_unchanged,
             alone=spec.deterministic,
         )
@@ -298,12 +296,6 @@ def _row_by_row(function: Activation) -> Activation:
 
 ANY_LENGTH = 1 << 24
 """The limit on a pair's tokens if a model sets none; no pair is so long."""
-
-
-def _load_network(files: ModelFiles) -> Any:
-    from rankmill.workers.backends.torch.networks import load_network
-
-    return load_network(files)
 
 
 class CannotConvert(SpecError):
