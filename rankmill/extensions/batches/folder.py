@@ -20,8 +20,8 @@ _BLOCK_BYTES = 1 << 20
 
 
 def files_folder(name: str) -> FilesFolder:
-    """Return an object for the folder, or the object store, that the setting ``gateway_files`` names. Raises
-    `ConfigError` if a local folder does not exist.
+    """Open the folder or object store that the setting ``gateway_files`` names. Raises `ConfigError` if a
+    local folder does not exist.
     """
     path = as_path(name)
     if not isinstance(path, Path):
@@ -66,9 +66,7 @@ class FilesFolder:
             raise OutputError(f"the file cannot be kept: {why}") from None
 
     def expire_early(self, name: str, seconds: float) -> None:
-        """Set the folder `name`'s time of change to `seconds` ago, so that `sweep` deletes the folder earlier
-        by this number of seconds.
-        """
+        """Make `sweep` delete the folder `name` earlier, by this number of seconds."""
 
     def read(self, place: str) -> Iterator[bytes]:
         """Return the bytes of the file at `place`, in blocks. Raises `FileNotFoundError` if the file does not

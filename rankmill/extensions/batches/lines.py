@@ -45,8 +45,16 @@ _FIELDS = RequestLine.model_fields.keys()
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """A request in a batch's input file. ``asked`` is the request for scores that the body makes; ``None`` if
-    the body is wrong. If the request gets no scores, ``refusal`` says why.
+    """A request in a batch's input file.
+
+    Attributes
+    ----------
+    number
+        Number of the line, from 1.
+    asked
+        The request for scores in the line's body; ``None`` if the body is wrong.
+    refusal
+        Why the request gets no scores; ``None`` if it gets scores.
     """
 
     number: int
@@ -107,8 +115,8 @@ def first_request(path: AnyPath, endpoint: str) -> BatchRequest:
 
 
 def holds_requests(path: AnyPath) -> bool:
-    """Return whether the lines of a batch's JSON Lines file are requests: true for requests, false for rows
-    to score. Reads only the first line that is not blank.
+    """Return whether a batch's JSON Lines file has requests, not rows to score. Reads only the first line
+    that is not blank.
 
     Raises
     ------
@@ -131,8 +139,8 @@ def answer(
     labels: tuple[str, ...],
     tokens: int,
 ) -> str:
-    """Make the line of a batch's output file that answers a scored request. If there are `labels`, each score
-    is a list with a number for each label.
+    """Make the line with the answer to a request, for a batch's output file. If there are `labels`, each
+    score is a list with a number for each label.
     """
     scored = RequestScores(scores, model, tokens, id=_id(batch, request), created=int(created), labels=labels)
     assert request.body
@@ -140,7 +148,7 @@ def answer(
 
 
 def failure(request: BatchRequest, batch: str) -> str:
-    """Make the line of a batch's error file that answers a refused request."""
+    """Make the line for a refused request, for a batch's error file."""
     assert request.refusal
     dialect = request.form.dialect
     status = dialect.status(request.refusal)

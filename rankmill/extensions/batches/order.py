@@ -11,22 +11,20 @@ from rankmill.jobs.contract.file_request import FileOrder, Name
 from rankmill.jobs.contract.schema import WireModel
 
 KIND = "batch"
-"""The field ``kind`` in a runner's order, if the order is to carry out a batch. The entry point in
-``rankmill.orders`` by which runners find `BatchOrders` has the same name.
-"""
+"""Value of the field ``kind`` in orders for batches, and name of their entry point in ``rankmill.orders``."""
 
 
 class BatchOrder(WireModel):
-    """The details of a runner's order to carry out a batch. The order's `FileRequest` has the batch's input
-    file as its only input, and the file for the answers as its output.
+    """The details of an order to carry out a batch. The order's `FileRequest` names the input and output
+    files.
 
     Attributes
     ----------
     endpoint
-        Path of the API to which each line of the input is a request; ``None`` if the input has rows to score.
+        Path of the API that handles the requests in the input, such as ``/v1/score``. ``None`` if the input
+        has rows.
     owner
-        The owner of the batch, who is also the owner of the batch's input file: the name of API keys, or
-        empty if the input file was uploaded without a key.
+        Owner of the batch and of its input file: the name of API keys, or empty without a key.
     model, asked
         The model, and the other fields of the spec, that every line must ask for.
     default

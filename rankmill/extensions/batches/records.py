@@ -31,7 +31,7 @@ def new_file_id() -> str:
 
 
 def new_batch_id(run: str) -> str:
-    """Return the id of the batch that the run with the id `run` scores."""
+    """Return the id of the batch that belongs to the run with the id `run`."""
     return _BATCH + run
 
 
@@ -46,13 +46,11 @@ def errors_id(batch: str) -> str:
 
 
 class _Owned(WireModel):
-    """A record with an owner, which is the name of an API key or an empty text. All callers without a key
-    share the records whose owner is the empty text.
-    """
+    """A record with an owner: the name of API keys, or an empty text for all callers without a key."""
 
     noun: ClassVar[str]
-    """The word for a record of this class in messages to callers. A subclass also has `key`, which gives the
-    Redis key of a record, and `index`, which gives the Redis key of the list of an owner's records.
+    """The word for such a record in messages to callers. Subclasses also have `key` and `index`, which make
+    the Redis keys of a record and of an owner's list of records.
     """
 
     id: str
@@ -66,7 +64,8 @@ class FileRecord(_Owned):
     Attributes
     ----------
     name
-        Name for callers: the last part of an uploaded file's own path, or a name made from the batch's id.
+        Name for callers, such as ``pairs.jsonl`` for an upload of ``data/pairs.jsonl``. A batch's file has a
+        name such as ``batch_s12_output.jsonl``.
     place
         Path of the file's bytes, relative to the folder that the setting ``gateway_files`` names.
     """

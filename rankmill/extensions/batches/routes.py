@@ -196,9 +196,9 @@ async def follow_batch(gateway: TheGateway, key: Caller, batches: TheBatches, ba
 
 
 async def _events(gateway: Gateway, batches: Batches, batch: BatchRecord) -> AsyncGenerator[bytes]:
-    """Yield each new state of a batch as an event ``batch``, and the batch's final state as an event
-    ``done``. If the state cannot be read, the last event is ``error``; but while Redis does not answer, the
-    reading is tried again.
+    """Yield each new state of a batch as an event ``batch``, and its final state as ``done``.
+
+    While Redis does not answer, the state is read again. After any other error, the last event is ``error``.
     """
     last = None
     while not gateway.is_stopping:  # the client will ask another gateway, or this one after its restart

@@ -76,8 +76,8 @@ class NewFile(BaseModel):
 
 
 class NewBatch(BaseModel):
-    """The body of a request that submits a batch. OpenAI's API does not have the fields ``model`` and
-    ``pairs``. These two fields count only if the file has rows to score, not requests.
+    """The body of a request that submits a batch. OpenAI's API lacks the fields ``model`` and ``pairs``,
+    which are only for a file with rows.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -98,8 +98,10 @@ class Batches:
 
     Parameters
     ----------
-    settings, redis_url
-        The settings, such as the folder for files and their largest size, and the server's URL.
+    settings
+        The settings, such as the folder for files and their largest size.
+    redis_url
+        URL of the Redis server.
 
     Raises
     ------
@@ -128,8 +130,8 @@ class Batches:
         Raises
         ------
         Refusal
-            The end of the file's name does not give a format. With this file, the caller's files would have
-            too many bytes. Or `after` is longer than ``file_run_ttl``.
+            The file's name does not end in a known format, the caller's files would have too many bytes, or
+            `after` is longer than ``file_run_ttl``.
         OutputError, StoreError
             The file cannot be written.
         """
@@ -179,7 +181,7 @@ class Batches:
 
     def delete(self, key: ApiKey | None, file_id: str) -> None:
         """Delete a file and its record. Raises `Refusal` if the caller has no such file, or if a batch in
-        progress reads it, because the batch would fail, even after all of its rows were scored.
+        progress reads it.
         """
         file = self.find(FileRecord, key, file_id)
         for batch in self._store.all(BatchRecord, file.owner):
@@ -191,8 +193,16 @@ class Batches:
     def create(
         self, key: ApiKey | None, new_batch: NewBatch, served: Callable[[str | None], ServedModel]
     ) -> dict[str, Any]:
-        """Submit a batch, and return its JSON. `served` finds a model by its name, or the default model for
-        ``None``.
+        """Submit a batch, and return its JSON.
+
+        Parameters
+        ----------
+        key
+            API key of the caller; ``None`` for a caller without a key.
+        new_batch
+            The batch to submit.
+        served
+            Finds a model by its name; ``None`` finds the default model.
 
         Raises
         ------

@@ -43,9 +43,12 @@ def batch_view(
 
     Parameters
     ----------
-    batch, run, counts
-        The records of the batch and of its run, and the counts of its lines. The run is ``None`` if it has
-        expired; the counts are ``None`` if they have expired or are not written yet.
+    batch
+        Record of the batch.
+    run
+        Record of the batch's run; ``None`` if it has expired.
+    counts
+        Counts of the batch's lines; ``None`` if they have expired or are not written yet.
     files
         The ids of the files with the batch's output and with its errors.
     cancelling
@@ -81,14 +84,26 @@ def batch_view(
 def page(
     latest_first: Sequence[R], shown: Any, after: str | None, limit: int, *, oldest_first: bool = False
 ) -> dict[str, Any]:
-    """Return one page of a list of records as JSON. The page begins after the record whose id is `after`, or
-    at the beginning of the list. `shown` makes the JSON of a record.
+    """Return one page of a list of records as JSON.
+
+    Parameters
+    ----------
+    latest_first
+        All records of the list, the latest first.
+    shown
+        Makes the JSON of a record.
+    after
+        The page begins after the record with this id; ``None`` means the first page.
+    limit
+        Maximum number of records on the page.
+    oldest_first
+        Whether to show the oldest record first.
 
     Raises
     ------
     Refusal
-        The list has no record with the id `after`. The first page is not sent instead, because a client that
-        gets the first page again would read the list for ever.
+        The list has no record with the id `after`. Do not send the first page instead: a client would then
+        read the list for ever.
     """
     records = list(reversed(latest_first)) if oldest_first else list(latest_first)
     places = [place for place, record in enumerate(records) if record.id == after]
@@ -118,9 +133,8 @@ def _state(run: FileRun | None, *, cancelling: bool) -> str:
 
 
 def _counts(run: FileRun | None, counts: BatchCounts | None) -> dict[str, int]:
-    """Return how many lines a batch has, how many have an answer, and how many have an error. Before the
-    answers are written, the number of lines with an answer is estimated from the share of the run's rows that
-    are scored.
+    """Count a batch's lines, answers and errors. Until the answers are written, their number is estimated
+    from the scored rows.
     """
     rows = (run and run.rows) or 0
     total = counts.total if counts else rows

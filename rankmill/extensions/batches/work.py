@@ -47,8 +47,8 @@ from rankmill.producer.files.workspace import OutputFile, clear_workspace
 _ROWS = 16_384
 _PAIRS = pa.schema([("line", pa.int64()), ("query", pa.string()), ("passage", pa.string())])
 _ALONE = {"texts": "text", "conversations": "messages"}
-"""The name of the column with a batch's rows, by the spec's field ``inputs``, for rows that are single texts
-or conversations. Rows of other batches are pairs.
+"""Name of the column with the rows of a batch, if they are texts or conversations, by the spec's field
+``inputs``. Other batches have pairs.
 """
 
 _OPTION = re.compile(r"--([a-z][a-z-]*)")
@@ -86,8 +86,8 @@ class BatchWork:
         Raises
         ------
         WrongFile
-            A line is not a request. A line asks for another model or other options than the first line. Or
-            the file has changed since its rows were read.
+            A line is not a request, or asks for another model or other options than the first line, or the
+            file has changed since its rows were read.
         """
         if self._batch.endpoint is None:
             self._score(self._request, self._keep_scored)
@@ -192,8 +192,8 @@ class BatchWork:
         return BatchCounts(total=completed + failed, completed=completed, failed=failed)
 
     def _scored(self, scored: AnyPath, endpoint: str) -> Iterator[tuple[BatchRequest, list[object], int]]:
-        """Yield each request of the batch, with the scores of the request's rows and the number of tokens of
-        all these rows. If one of the rows has no score, the request has a refusal.
+        """Yield each request with the scores and the number of tokens of its rows. A request with an unscored
+        row has a refusal.
         """
         reasons = _reasons(_errors_of(scored))
         row, results = 0, _scores(scored)
@@ -251,8 +251,8 @@ class BatchOrders:
             BatchWork(run, BatchStore(client, settings.of(RunnerSettings).file_run_ttl), score, keep).do()
 
     def why_failed(self, error: Exception, order: FileOrder) -> str:
-        """Return the reason why a batch failed, in words for the caller. The caller does not know the paths
-        of the batch's files, so other words stand for these paths.
+        """Explain to the caller why a batch failed. Words such as "the file" replace paths, which callers do
+        not know.
         """
         request = order.request
         names = dict.fromkeys(request.inputs, "the file") | {request.output or "": "the output"}
@@ -261,8 +261,8 @@ class BatchOrders:
         return _OPTION.sub(_as_field, told(error, names))
 
     def place(self, order: FileOrder) -> OutputFile | None:
-        """Return the intermediate file with the scored rows of a batch of requests. Returns ``None`` for a
-        batch of rows, which needs no intermediate file: the batch's output has the scored rows.
+        """Return the file with the scored rows of a batch of requests. Returns ``None`` for a batch of rows,
+        because its output itself has the scores.
         """
         of_pairs = BatchOrder.of(order).endpoint is None
         return None if of_pairs else _scored_place(as_path(order.request.output or ""))
@@ -316,9 +316,10 @@ def _labels(scored: AnyPath) -> tuple[str, ...]:
 
 
 def _scores(scored: AnyPath) -> Iterator[tuple[object, int | None]]:
-    """Yield the score and the number of tokens of each row in a file of scored rows. A score is a number, or
-    a list with a number for each label if the file has labels. The score is ``None`` for a row that could not
-    be scored.
+    """Yield the score and the number of tokens of each row in a file of scored rows.
+
+    If the file has labels, a score is a list with a number for each label. The score is ``None`` for a row
+    that could not be scored.
     """
     labels = _labels(scored)
     names = [f"score_{label}" for label in labels] or ["score"]

@@ -1,4 +1,4 @@
-"""Submitted runs, which runners score on any host, and the webhooks at their end."""
+"""Scores submitted files on any host that has a runner, and sends webhooks when their runs end."""
 
 COMMANDS = {
     "submit": (
@@ -12,6 +12,6 @@ COMMANDS = {
         "rankmill.extensions.runners.commands.runner:runner",
     ),
 }
-"""The `rankmill` commands that this extension adds, by name. Each has its group in the help, the first line
-of its help, and its function. An entry point of ``rankmill.commands`` points to this dictionary.
+"""Commands to add to `rankmill`: their help group, first line of help, and function. The entry point for
+``rankmill.commands`` names this dictionary.
 """

@@ -1,4 +1,4 @@
-"""Renews the lease of a runner's run, and puts back the runs of runners that died."""
+"""Renews a runner's lease of its run, and puts the runs of dead runners back into the queue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rankmill.jobs.system import Periodic, system
 
 class RunnerHeartbeat:
     """Sends a runner's heartbeats from a thread. A heartbeat renews the runner's lease of its run, and puts
-    back the runs of dead runners.
+    the runs of dead runners back into the queue.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class RunnerHeartbeat:
         self._renewals = Renewals(settings.heartbeat_seconds, settings.lease_seconds)
         self._periodic = Periodic("heartbeat", self._beat, settings.heartbeat_seconds)
         self.held: LeaseState = "held"
-        """The state of the runner's lease of its run, when the run's record was last written."""
+        """State of the runner's lease at its last renewal."""
 
     def start(self) -> None:
         self._beat()
@@ -63,9 +63,7 @@ class RunnerHeartbeat:
 
     @property
     def claim(self) -> RunLease:
-        """The lease of the run that the runner holds, with the changes that `note` has made to the run. The
-        runner must hold a run.
-        """
+        """The run in progress and its lease, with all changes from `note`. There must be such a run."""
         assert self._claim is not None
         return self._claim
 
@@ -87,9 +85,7 @@ class RunnerHeartbeat:
         return self.held
 
     def release(self) -> RunLease:
-        """Stop renewing the runner's lease of its run; returns the lease, with the changes that `note` has
-        made to the run.
-        """
+        """Stop renewing the lease of the run in progress; returns the lease and the run."""
         with self._lock:
             claim, self._claim = self.claim, None
         return claim

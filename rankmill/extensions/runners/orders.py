@@ -1,5 +1,6 @@
-"""The interface for kinds of orders. An order says which output a runner is to make. Runners can score files
-by themselves; extensions add other kinds of orders by entry points of ``rankmill.orders``.
+"""The interface for kinds of orders, which tell a runner what output to make.
+
+Runners carry out orders to score files themselves. Other kinds come from entry points of ``rankmill.orders``.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from rankmill.score.score_file import Confirm
 
 
 class Score(Protocol):
-    """A function that scores files as score-file does, and asks `step_made` whether another runner has made
-    the scores meanwhile.
+    """A function that scores files like score-file. It stops if `step_made` says that another runner has made
+    the scores.
     """
 
     def __call__(
@@ -34,8 +35,8 @@ class Score(Protocol):
 
 
 class Keep(Protocol):
-    """A function that notes a run's outcome. For a complete output in `file`, the function is called just
-    before `file` is moved to `path`. If the function raises an exception, `file` is not moved.
+    """A function that notes a run's outcome. If the output is complete, the call comes just before it is
+    moved from `file` to `path`. An exception prevents the move.
     """
 
     def __call__(
@@ -44,30 +45,28 @@ class Keep(Protocol):
 
 
 class OrderKind(Protocol):
-    """One kind of orders: how a runner checks orders of this kind, carries them out, and clears up."""
+    """How a runner checks, carries out and cleans up one kind of orders."""
 
     def check(self, run: FileRun) -> None:
         """Raise `InputError` if the order is not valid."""
 
     def carry_out(self, run: FileRun, settings: Settings, score: Score, keep: Keep) -> None:
-        """Make the output of a run. `carry_out` may be called again for the same run, if the run's last
-        runner died at any point.
-        """
+        """Make the output of a run. If a runner dies at this, another runner calls `carry_out` again."""
 
     def why_failed(self, error: Exception, order: FileOrder) -> str:
-        """Return the reason why an order has failed, in words for the one who submitted it."""
+        """Explain to the submitter of an order why it failed."""
 
     def place(self, order: FileOrder) -> OutputFile | None:
-        """Return the intermediate file of scores from which an order's output is made; ``None`` if the output
-        itself has the scores.
+        """Return the file of scores from which the output is made, or ``None`` if the output itself has the
+        scores.
         """
 
     def clear(self, order: FileOrder) -> None:
-        """Delete the intermediate files of an order whose output is in its place."""
+        """Delete the intermediate files of an order whose output is complete."""
 
 
 def kind_of(order: FileOrder) -> OrderKind | None:
-    """Return the object that carries out orders of this order's kind; ``None`` for an order to score files.
+    """Return the object that carries out this kind of order, or ``None`` for an order to score files.
 
     Raises
     ------

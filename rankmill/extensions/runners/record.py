@@ -14,9 +14,7 @@ _MARK = "s"
 
 
 class Seal(WireModel):
-    """A complete output file: the ``path`` where it belongs, and an ``identity`` that stays the same when the
-    file is moved there.
-    """
+    """Identifies a complete output file, before and after the file is moved to its final ``path``."""
 
     path: str
     identity: str
@@ -60,16 +58,12 @@ class FileRun(FileRunState):
     notice: Notice | None = None
 
     def end(self, state: State, reason: str = "") -> Self:
-        """Return the run as ended now, with the final state `state`. If the run's order names a webhook, the
-        webhook is due.
-        """
+        """Return the run as ended now in `state`. Its webhook is due if the order names one."""
         return super().end(state, reason).changed(notice=Notice() if self.order.webhook else None)
 
 
 def new_file_run(order: FileOrder, run_id: str | None = None) -> FileRun:
-    """Make a new submitted run, which waits for a runner. The run's id is `run_id`, or a new id without
-    `run_id`.
-    """
+    """Make a submitted run that waits for a runner. Its id is `run_id`, or a new id."""
     return FileRun(id=run_id or new_file_run_id(), order=order, created=system.now())
 
 

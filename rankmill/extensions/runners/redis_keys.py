@@ -16,7 +16,7 @@ def file_run_cancelled(run_id: str) -> str:
 
 
 def file_run_refusals(run_id: str) -> str:
-    """Hash: why a runner cannot score the submitted run, by the runner's name."""
+    """Hash: the reasons why runners cannot score the submitted run, by runner's name."""
     return f"{PREFIX}:file-run:{run_id}:refusals"
 
 
@@ -33,7 +33,7 @@ def file_queues() -> str:
 
 
 def runners(queue: str) -> str:
-    """Sorted set: names of a queue's live runners, by the time at which each expires unless it is renewed."""
+    """Sorted set: names of a queue's live runners, by the time at which each counts as dead."""
     return f"{of_queue(queue)}runners"
 
 

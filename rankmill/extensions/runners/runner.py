@@ -67,7 +67,7 @@ class Runner:
         ConfigError
             The runner cannot listen at `metrics_address`.
         RedisUnavailable
-            The server could not serve for the longest time that a command waits.
+            Redis could not serve for longer than commands wait for it.
         """
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._on_signal)
@@ -108,8 +108,8 @@ class Runner:
                 self._run()
 
     def _begun(self, run: FileRun) -> FileRun:
-        """Return a run as it is when this runner begins it. If its state is already ``running``, its last
-        runner has died.
+        """Return the run as begun by this runner. If the run is ``running`` already, its last runner has
+        died.
         """
         deaths = run.deaths
         if run.state == "running":
@@ -154,9 +154,7 @@ class Runner:
             self._answer(self._heartbeat.claim.run.end("done"))
 
     def _fail(self, error: Exception, reason: str) -> None:
-        """Write the end of the run as failed. If the run's order is of a kind that an extension adds, the
-        extension words the reason.
-        """
+        """End the run as failed. If an extension carries out the run's order, it also words the reason."""
         run = self._heartbeat.claim.run
         if kind := kind_of(run.order):
             reason = kind.why_failed(error, run.order)
@@ -194,12 +192,12 @@ class Runner:
         self._webhooks.wake()
 
     def _leave(self) -> None:
-        """Stop working on the run. There are three reasons: the run is cancelled, another runner has the run,
-        or this runner must stop.
+        """Stop working on the run, because it was cancelled or taken over, or because this runner must stop.
 
-        If another runner has the run, this runner only deletes the run's folder, if the other runner has
-        completed the run. Otherwise, a run with a complete output ends as done, and a cancelled run ends as
-        cancelled. Any other run goes back to the front of the queue, and another runner continues it.
+        - If another runner has taken over the run, the run continues there.
+        - If the output is complete, the run ends as done.
+        - If the run was cancelled, it ends as cancelled.
+        - Otherwise, the run goes back to the front of the queue.
         """
         run = self._heartbeat.claim.run
         if self._heartbeat.held == "lost":
@@ -216,9 +214,7 @@ class Runner:
             self._hand_back("its runner was stopped", first=True)
 
     def _refuse(self, reason: str) -> None:
-        """Put the run back for other runners, because this runner cannot score it. If all live runners have
-        refused the run, the run fails instead.
-        """
+        """Put the run back for other runners. If no live runner can score it, the run fails instead."""
         run = self._heartbeat.claim.run
         logger.warning("this runner cannot score the run: %s", reason)
         said = self._store.refuse(run.id, self.name, reason)

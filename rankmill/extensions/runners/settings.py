@@ -12,8 +12,12 @@ from rankmill.jobs.runtime.settings import ExtensionSettings, Names
 
 
 def read_secret(value: object) -> str | None:
-    """Check a webhook's secret and return it; from now on, it is masked in messages. ``None`` stays ``None``.
-    Raises `ValueError` if the secret is not ``whsec_`` and 24 to 64 bytes in base64.
+    """Check a webhook's secret, and mask it in messages from now on. ``None`` means that there is no secret.
+
+    Raises
+    ------
+    ValueError
+        The secret is not ``whsec_`` and 24 to 64 bytes in base64.
     """
     if value is None:
         return None

@@ -13,7 +13,7 @@ from rankmill.jobs.system import system
 
 
 def submitted_table(runs: Iterable[FileRun], now: float, *, without_runner: bool) -> RenderableType:
-    """Make a table of submitted runs. With `without_runner`, a sentence below it says that no runner takes
+    """Make a table of submitted runs. If `without_runner`, a line below the table says that no runner takes
     them.
     """
     shown = table(runs, {

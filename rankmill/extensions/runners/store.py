@@ -39,9 +39,7 @@ again.
 """
 
 WEBHOOK_SECONDS = 120
-"""If a runner has taken a webhook and not noted the result for this number of seconds, another runner takes
-the webhook.
-"""
+"""Seconds after which another runner takes a webhook, if the first runner has noted no result."""
 
 logger = logging.getLogger(__name__)
 
@@ -76,12 +74,10 @@ class FileRunStore:
         self._leases = self.queue.started_job_registry.key
         self._runners = keys.runners(queue)
         self._left: dict[str, float] = {}
-        """Runs that `claim` leaves to other runners: for each run's id, the time (monotonic, s) until which
-        `claim` passes over the run.
-        """
+        """For each run's id, the time (monotonic, s) until which `claim` leaves the run to other runners."""
 
     def submit(self, order: FileOrder, run_id: str | None = None) -> FileRun:
-        """Put a new submitted run into the queue. The run's id is `run_id`, or a new id without `run_id`."""
+        """Put a new submitted run into the queue. Its id is `run_id`, or a new id."""
         run = new_file_run(order, run_id)
         job = Queue.prepare_data(
             JOB_FUNCTION,
@@ -126,11 +122,12 @@ class FileRunStore:
         return sorted({run_id.decode() for run_id, _ in entries})
 
     def cancel(self, run: FileRun, lease_seconds: int) -> FileRun:
-        """Cancel a submitted run. If a runner holds the run, the run ends with the runner's next heartbeat.
+        """Cancel a submitted run, and return it.
 
-        Returns the run, whose state is ``cancelled`` if the run waited. A waiting run that a runner had
-        already begun goes back into the queue as cancelled, so that the next runner deletes what the first
-        runner left in Redis.
+        - If the run waits, it is cancelled at once.
+        - If a runner holds the run, it ends with the runner's next heartbeat.
+        - If a runner had begun the waiting run, it also stays in the queue: the next runner deletes what is
+          left of it in Redis.
         """
         claim = system.unique_id()
         places = [keys.file_run_cancelled(run.id), self.queue.key, self._leases]
@@ -147,15 +144,15 @@ class FileRunStore:
     def leave(self, run_id: str, seconds: float = _LEFT_SECONDS) -> None:
         """Make `claim` pass over a run for `seconds`, so that other runners can take it."""
         now = system.monotonic()
-        # Entries are kept until the run has expired, because `claim` warns only once of each run in `_left`.
+        # Do not drop entries before the run has expired: `claim` would warn of the run again.
         self._left = {left: until for left, until in self._left.items() if until > now - self.ttl}
         self._left[run_id] = now + seconds
 
     def claim(self, runner: str, lease_seconds: int) -> RunLease | None:
-        """Take the first waiting run that `leave` does not leave to other runners. Returns ``None`` in three
-        cases: no such run waits, the run cannot be read, or the run has ended other than by being cancelled.
+        """Take the first waiting run that is not left to other runners.
 
-        The returned run is as its last runner or its cancellation left it. A run whose record has another
+        Returns ``None`` if no such run waits, or the run has already ended, or its record cannot be read. A
+        cancelled run is returned, because data of it may be left in Redis. A run whose record has another
         format stays in the queue. A run whose record is damaged, or whose record and job are gone, is set
         aside.
         """
@@ -187,15 +184,16 @@ class FileRunStore:
         return RunLease(run, f"{run_id}:{token}")
 
     def renew(self, claim: RunLease, lease_seconds: int) -> LeaseState:
-        """Renew a runner's lease of a run, and write the run's record, if the lease has not ended. Returns
-        the state of the lease. If the server has lost the run's data (``forgotten``), the lease and the
-        record are written again.
+        """Renew a runner's lease, and write the run's record. Returns the state of the lease.
+
+        If the lease has ended, nothing is written. If the server has lost the run's data (``forgotten``), the
+        lease and the record are written again.
         """
         run = claim.run
         places = [self._leases, keys.file_run(run.id), keys.file_run_cancelled(run.id), Job.key_for(run.id)]
         state = scripts.RENEW.run(self.redis, places, claim.entry, lease_seconds, run.written(), self.ttl)
         held = cast("LeaseState", state.decode())
-        if held == "forgotten":  # the server has lost its data; this runner restores those of its run
+        if held == "forgotten":  # the server has lost its data, so write the data of this run again
             with self.redis.pipeline() as pipe:
                 pipe.set(keys.file_run(run.id), run.written(), ex=self.ttl)
                 hold(pipe, self._leases, claim.entry, lease_seconds, only_renew=False)
@@ -225,9 +223,15 @@ class FileRunStore:
         return bool(scripts.HAND_BACK.run(self.redis, places, *values))
 
     def recover(self, lease_seconds: float, *, expired: bool) -> None:
-        """Put the runs whose leases have lapsed back into the queue, if `expired` is true. Whether `expired`
-        is true or not, also shorten the leases that end much later than `lease_seconds` from now: the
-        server's clock was ahead when these leases were written.
+        """Put runs with lapsed leases back into the queue, and shorten leases that end too late.
+
+        Parameters
+        ----------
+        lease_seconds
+            Leases that end much later than this many seconds from now are shortened. The server's clock was
+            ahead when they were written.
+        expired
+            Whether to put runs with lapsed leases back.
         """
         scripts.RECOVER.run(self.redis, [self._leases, self.queue.key], int(expired), lease_seconds)
 
@@ -280,8 +284,14 @@ class FileRunStore:
             return None
 
     def note_webhook(self, run: FileRun, after: float | None) -> None:
-        """Write the record of a run after an attempt to send its webhook. The next attempt is due in `after`
-        seconds; if `after` is ``None``, there is no next attempt.
+        """Write the record of a run after an attempt to send its webhook.
+
+        Parameters
+        ----------
+        run
+            The run, with the result of the attempt.
+        after
+            Seconds until the next attempt; ``None`` means that there is none.
         """
         key, now = keys.webhooks(self.queue.name), server_time(self.redis)
         with self.redis.pipeline() as pipe:
@@ -305,7 +315,7 @@ class FileRunStore:
         written = self.redis.get(key)
         job = read_job(self.queue, raw) if written is None else None
         if written is None and job is None:
-            written = self.redis.get(key)  # a runner may have taken the job in between
+            written = self.redis.get(key)  # a runner may have written the record in between
         if written is not None:
             return FileRun.read_json(written, f"submitted run {run_id}")
         if job is None:

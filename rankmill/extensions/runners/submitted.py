@@ -130,7 +130,7 @@ class AsyncSubmittedFile:
 
 
 def find_submitted(store: FileRunStore, prefix: str) -> SubmittedFile | None:
-    """Return a handle of the submitted run whose id is or begins with `prefix`; ``None`` if there is none.
+    """Find a submitted run by its id or the beginning of its id. Returns ``None`` if there is none.
 
     Raises
     ------
@@ -187,5 +187,5 @@ class SubmittedFiles:
 
 
 def on_server(store: RunStore, settings: Settings) -> SubmittedFiles:
-    """Return the `SubmittedFiles` of the queue that the settings name, on the server of `store`."""
+    """Open the queue of submitted runs that the settings name, on the server of `store`."""
     return SubmittedFiles(open_store(store.redis, settings))

@@ -1,4 +1,4 @@
-"""Adds submitted runs to the views of a cluster, by an entry point of ``rankmill.watch``."""
+"""Shows submitted runs in a cluster's status and metrics, by an entry point of ``rankmill.watch``."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _MOST_LISTED = 100
 
 _LATE_SECONDS = 15.0
 _SENT_SECONDS = 10.0
-"""A webhook does not count as late for this number of seconds after a runner has taken it, because the runner
-may still be sending it.
+"""Seconds for which a webhook that a runner has just taken does not count as late: it may still be in
+transit.
 """
 
 _ENDED_SECONDS = 3600.0
@@ -65,9 +65,7 @@ class FileQueueState(BaseModel):
 
 
 class SeenRunners(Seen):
-    """The queues of submitted runs, and those submitted runs that have not ended, or have ended within the
-    last hour.
-    """
+    """The queues of submitted runs, and the runs that have not ended or ended within the last hour."""
 
     file_queues: tuple[FileQueueState, ...] = ()
     submitted: tuple[SeenRun, ...] = ()
@@ -81,8 +79,7 @@ class SeenRunners(Seen):
 
     def faults(self) -> Iterator[ClusterFault]:
         for queue in self.file_queues:
-            # Without a live runner, runs that count as running are held by dead runners, so these runs wait,
-            # too.
+            # Without a live runner, running runs also wait: dead runners hold them.
             if not queue.runners and (left := queue.waiting + queue.running):
                 waits = waiting(left, "submitted run")
                 yield ClusterFault(
@@ -117,7 +114,7 @@ class SeenRunners(Seen):
 
 
 class RunnersWatch(Watch):
-    """Adds submitted runs and their queues to the views of a cluster."""
+    """Shows submitted runs and their queues in a cluster's status and metrics."""
 
     kinds: ClassVar = {"no_runners": "no_workers", "webhooks": "failed_jobs"}
     nothing: ClassVar = SeenRunners()

@@ -23,7 +23,7 @@ from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.system import Backoff, Periodic, system
 
 _TIMEOUT = 10
-"""An attempt to send a webhook has failed after this number of seconds without a byte from the receiver."""
+"""Seconds without a byte from the receiver after which sending a webhook fails."""
 
 _BACKOFF = Backoff(first=2.0, longest=3600.0)
 

@@ -1,6 +1,4 @@
-"""Carries out one submitted run as score-file does. The errors tell apart what no runner could do and what
-only this runner cannot do.
-"""
+"""Carries out one submitted run like score-file. A `RunnerError` means that another runner may succeed."""
 
 from __future__ import annotations
 
@@ -62,7 +60,7 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
     OutputBusy
         Another process is making the output now.
     RedisUnavailable
-        The server could not serve for the longest time that a command waits.
+        Redis could not serve for longer than commands wait for it.
     RankmillError
         No runner can score the files.
     """
@@ -84,8 +82,7 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
         tokens_column: str | None = None,
         step_made: Callable[[], bool] = lambda: False,
     ) -> None:
-        # The run's last runner, which counted as dead, may only have stood still, and may have made the
-        # output since.
+        # The last runner was perhaps not dead but slow, and may have made the output since.
         def is_made() -> bool:
             return step_made() or made(run) is not None
 
@@ -96,7 +93,7 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
         note(seal=seal, outcome=outcome, now=True)
         if seal and confined():
             record = OutputRecord(as_path(order.request.output or ""))
-            told = outcome.model_dump_json(include={*RunOutcome.model_fields})  # a summary has more
+            told = outcome.model_dump_json(include={*RunOutcome.model_fields})  # a `Summary` has more fields
             record.seal(run.id, seal.model_dump_json(), told)
 
     try:
@@ -110,7 +107,7 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
             )
             return
         kind.carry_out(run, settings, score, keep)
-        note(now=True)  # fails if this runner stood still: another one may already work beside the output
+        note(now=True)  # fails if another runner has taken over: do not delete its intermediate files
         clear(run)
     except (OutputBusy, RedisUnavailable, ConnectionFailed):
         raise
@@ -119,10 +116,10 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
 
 
 def made(run: FileRun) -> FileRun | None:
-    """Return a run with its outcome, if its complete output is in its place; otherwise ``None``.
+    """Return the run with its outcome if its output is complete, or ``None``.
 
-    Even a run that is not marked as done can have its output in place, in two cases: the run's last runner
-    died or left the run just after it had moved the output, or the server has lost the run's end.
+    Sometimes such a run is not marked as done: its last runner was stopped just after moving the output,
+    or the server has lost the mark.
     """
     if _is_in_place(run):
         return run
@@ -131,8 +128,8 @@ def made(run: FileRun) -> FileRun | None:
 
 
 def _sealed(run: FileRun) -> FileRun:
-    """Return a run with the outcome and seal that its last runner noted in a file beside the output; `run`
-    itself if this file does not exist or cannot be read.
+    """Return the run with the outcome and seal (identity of the output) from the file that its last runner
+    wrote beside the output. Returns `run` itself without a readable file.
     """
     try:
         place = as_path(run.order.request.output or "")
@@ -146,12 +143,12 @@ def _sealed(run: FileRun) -> FileRun:
 
 
 def _is_in_place(run: FileRun) -> bool:
-    """Return whether the file in the place of a run's output is the one that the run's runner made."""
+    """Return whether the run's output is in place, and is the file that its runner made."""
     if not run.seal or not run.outcome:
         return False
     try:
         output = as_path(run.seal.path)
-        if roots := confined():  # others can write the record in Redis, too
+        if roots := confined():  # the path may be forged: others can write the record in Redis
             roots.check(output, "write")
         return output.exists() and identity(output, output) == run.seal.identity
     except (RankmillError, OSError, ValueError):
@@ -180,9 +177,9 @@ def drop(run: FileRun, settings: Settings) -> None:
 
 
 def clear(run: FileRun) -> None:
-    """Delete the intermediate files of a run whose output is in its place, even those of a dead runner."""
+    """Delete the intermediate files of a run whose output is complete, even those of a dead runner."""
     with suppress(RankmillError, OSError):
-        _check_order(run)  # others can write the record in Redis, too
+        _check_order(run)  # the order may be forged: others can write the record in Redis
         clear_workspace(find_target(run.order.request, ()).place())
         if kind := kind_of(run.order):
             kind.clear(run.order)

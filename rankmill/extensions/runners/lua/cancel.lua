@@ -1,4 +1,4 @@
--- Cancels a run. A run that waits is taken from the queue; the caller holds it, and writes its end.
+-- Cancels a run. If the run waits, the caller takes it from the queue, and must then write its end.
 -- KEYS: the cancellation, the queue, the leases. ARGV: the run's id, expiry (s), length of the lease (s), the
 -- claim. Returns 1 if the run waited, else 0.
 redis.call('SET', KEYS[1], 1, 'EX', ARGV[2])

@@ -1,4 +1,4 @@
--- Puts back a run that is held.
+-- Puts a run back into the queue, if the caller still holds it.
 -- KEYS: the leases, the record, the queue. ARGV: the entry, the record, its expiry (s), the run's id, LPUSH or
 -- RPUSH. Returns 1, or 0 if the run was not held.
 if redis.call('ZREM', KEYS[1], ARGV[1]) == 0 then return 0 end
