@@ -67,8 +67,7 @@ def manifest(
 
 
 def content_here(model: str, cache: Path) -> str | None:
-    """Return a digest of the files in a model's directory; ``None`` if the model is not a directory on this
-    host.
+    """Return a digest of a model's directory, or ``None`` if the model is not a directory on this host.
 
     Raises
     ------

@@ -221,8 +221,8 @@ class HeldRows:
 
 
 def taken(batches: Sequence[pa.RecordBatch], rows: Rows) -> pa.Table:
-    """Return a table of some rows of all `batches`, by their numbers. Arrow's own function would first copy
-    all batches into one.
+    """Take rows by number from all `batches`, as one table. Arrow's own function would first copy all batches
+    into one.
     """
     order = np.argsort(rows)
     starts = np.cumsum([0, *map(len, batches)])

@@ -115,7 +115,7 @@ def _metadata(pieces: Sequence[_Piece]) -> dict[str, str]:
     bound = worst([piece.bound for piece in scored])
     of_bound = {} if bound is None else {_BOUND: f"{bound:g}"}
     by_shard: dict[int, int] = {}
-    for piece in scored:  # each part has the sum over the parts of its shard so far
+    for piece in scored:  # a part's sum includes the sums of the shard's earlier parts
         by_shard[piece.shard] = max(piece.windows, by_shard.get(piece.shard, 0))
     of_windows = {_WINDOWS: str(sum(by_shard.values()))} if _WINDOWS in largest else {}
     left_out = {_NUMBER, _OF, _WHOLE, PART, PARTS, _BOUND}

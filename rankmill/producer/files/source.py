@@ -234,7 +234,7 @@ class FileSource(PairSource):
         return pa.record_batch(columns, schema=schema)
 
     def _rows_of(self, rows: pa.Array, constant: Mapping[str, str | None]) -> pa.Array:
-        """Return the column `ROW`, after columns became text (`as_text`) and folders' columns were added."""
+        """Return the column `ROW`, with folders' columns added, and with the columns `as_text` as text."""
         if not constant and not self._as_text:
             return rows
         added = {
@@ -320,8 +320,8 @@ def open_source(
     columns
         Names of the columns with the texts or conversations.
     allow_nulls
-        Whether rows with a null text are accepted and become row errors; a null in place of a conversation
-        always is.
+        Whether a null text becomes a row error. If not, it raises `InputError`. A null conversation always
+        becomes a row error.
     as_text
         Columns to read as text, whatever their values are.
     fingerprints
@@ -469,9 +469,7 @@ def _unify(
 def _common_type(
     name: str, having_it: Sequence[tuple[_OpenFile, pa.Field]], *, is_text_asked: bool
 ) -> tuple[pa.DataType, bool]:
-    """Return the type of a column that several files have, and whether the column becomes text only because
-    no other type fits all values.
-    """
+    """Return a type for a column of several files, and whether it is text only because nothing else fits."""
     partitions = [dict(opened_file.file.partition) for opened_file, _ in having_it]
     if all(name in partition for partition in partitions) and not is_text_asked:
         values = {text for partition in partitions if (text := partition[name]) is not None}

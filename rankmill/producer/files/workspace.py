@@ -127,8 +127,8 @@ class Workspace:
     - `begin` has not returned, and the folder has scored rows of an earlier run.
     - An error other than `InputChanged` ends the block, and the folder has scored rows. A note on the error
       says that the rows are kept, unless the error is `WrongScores`.
-    - The folder has no scored rows, but one of its journals names a run that may still be in Redis; and an
-      error ends the block, or `begin` has not returned.
+    - An error ends the block or `begin` has not returned, and the folder has no scored rows, but one of its
+      journals names a run that may still be in Redis.
     - The folder, its lock or a journal was removed or replaced during the block.
 
     Parameters
@@ -142,8 +142,8 @@ class Workspace:
     models
         The number of models that score the output; each has a journal.
     made
-        Returns whether another process has made the output since the caller looked for an output. Called when
-        this process has the lock.
+        Returns whether another process has made the output since the caller looked. Called while this process
+        holds the lock.
 
     Raises
     ------
@@ -179,8 +179,8 @@ class Workspace:
         self.resumes = False
         """Whether the folder has an earlier run with the same manifest, which is then resumed."""
         self.record = OutputRecord(target) if confined() else None
-        """The record of the files that runners have written at the output's place; ``None`` unless this
-        process is confined. A confined process may replace only these files.
+        """The files that runners have written as this output, if this process works for other users. It may
+        replace only these files.
         """
         self._begun = False
 

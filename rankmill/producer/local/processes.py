@@ -85,7 +85,7 @@ class WorkerProcesses:
     names
         Name of each worker.
     wait_seconds
-        Seconds to wait for a server that cannot serve, while a dead worker's jobs are returned.
+        Seconds to wait for the server if it does not serve when a dead worker's jobs are returned.
     logs
         Folder for the workers' logs, ``NAME.log``; by default workers write to this process's output.
     on_death

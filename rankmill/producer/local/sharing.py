@@ -26,7 +26,7 @@ _BUSY = 0.9
 """No worker is added for a GPU that computes for at least this share of the time: the GPU is the limit."""
 
 _MAY_WAIT = 0.05
-"""No worker is added if one waits for work for more than this share of the time: there is too little work."""
+"""If a worker waits for work for more than this share of the time, no worker is added."""
 
 _GAIN = 1.05
 """After a worker was added, another one is added only if the GPU's pairs per second have grown by this

@@ -39,7 +39,7 @@ _PR_SET_PDEATHSIG = 1
 _SERVER_START_SECONDS = 10
 
 _WAIT_SECONDS = 5
-"""Seconds to wait for an embedded server that does not serve, while a dead worker's jobs are returned."""
+"""Seconds to wait for the embedded server if it does not serve when a dead worker's jobs are returned."""
 
 
 def supervise(queue: str, environs: Sequence[Mapping[str, str]], *, share_gpus: bool) -> None:

@@ -177,7 +177,7 @@ class RankingSource(PairSource):
         texts = _present(self._queries, queries.dictionary)
         is_there = pc.is_valid(texts).take(queries.indices)
         places = pc.if_else(is_there, queries.indices, pa.scalar(None, pa.int32()))
-        # a query without a text is null in the indices, because a dictionary in Parquet cannot contain null
+        # a missing text is null in the indices, because a dictionary in Parquet cannot contain null
         query = pa.DictionaryArray.from_arrays(places, pc.fill_null(texts, ""))
         rows = self._corpus.find(batch["doc_id"])
         for row in range(0, len(batch), _ROWS_AT_ONCE):
@@ -242,8 +242,7 @@ def _best(
     ranks = batch["run_rank"].to_numpy(zero_copy_only=False).astype(np.float64)
     by_score = best_first(numbers, scores, batch["doc_id"])
     by_rank = best_first(numbers, -ranks, None)
-    # Both orders have the rows of a query at the same places, so each query can be ordered by its scores or
-    # by its ranks.
+    # Each query takes up the same places in both orders, so one of the orders can be chosen for each query.
     order = np.where(has_scores[by_score], by_score, by_rank)
     places = np.arange(len(batch)) - np.repeat(starts, sizes)
     kept = np.sort(order[places < depth])

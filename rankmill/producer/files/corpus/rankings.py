@@ -92,7 +92,7 @@ def read_ranking(path: AnyPath) -> Iterator[pa.RecordBatch]:
 
 
 def read_qrels(path: AnyPath) -> pd.DataFrame:
-    """Read relevance judgements in TREC's form (``query 0 document relevance``), BEIR's, or named columns.
+    """Read relevance judgements of TREC (``query 0 document relevance``), of BEIR, or in named columns.
 
     Returns columns ``query_id``, ``doc_id`` and ``relevance``.
 
@@ -241,8 +241,9 @@ def _named(path: AnyPath, names: Sequence[str]) -> Mapping[str, str]:
 
 
 def _fields(path: AnyPath, words: Sequence[str]) -> Sequence[str]:
-    """Name the fields of a ranking's lines by its first line (`words`). The result is empty if their number
-    says which fields they are.
+    """Name the fields on each line of a ranking, given the `words` of its first line.
+
+    The result is empty if the number of fields on a line is enough to name them.
     """
     if words and words[0].lower() in QUERY_IDS:
         roles = {column: name for name, column in _named(path, words).items()}

@@ -127,7 +127,7 @@ class Survey:
 
 
 class Reader(Protocol):
-    """Reads one file; it is made from the path, the columns to read as text, and `ReadOptions`.
+    """Reads one file. A reader is made from a path, the columns to read as text, and `ReadOptions`.
 
     Raises
     ------
@@ -154,7 +154,7 @@ class Reader(Protocol):
 
 
 class Writer(Protocol):
-    """Writes one file; it is made from the path, the schema of the tables, and the compression of text.
+    """Writes one file. A writer is made from a path, the schema of the tables, and the compression of text.
 
     Raises
     ------

@@ -81,7 +81,7 @@ class ArrowReader:
                 check_types(self._path, schema)
                 file.seek(0)
                 places = [place for place, name in enumerate(schema.names) if name in set(wanted)]
-                # if no column is wanted, one is read, because its rows can be counted
+                # if no column is wanted, read the first one, so that rows can be counted
                 first_column = [*range(len(schema))][:1]
                 options = pa.ipc.IpcReadOptions(included_fields=places or first_column, use_threads=False)
                 yield plain_schema(schema), map(plain_batch, _batches(file, is_file, options))

@@ -118,7 +118,7 @@ def _item(path: AnyPath, text: _Text, decoder: json.JSONDecoder, number: int) ->
         text.next()
         try:
             value, end = decoder.raw_decode(text.text, text.at)
-            if end < len(text.text) or not text.more():  # ``12`` may go on as ``123``
+            if end < len(text.text) or not text.more():  # at the end, ``12`` may be the start of ``123``
                 break
             continue
         except json.JSONDecodeError as error:

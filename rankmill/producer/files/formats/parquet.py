@@ -1,4 +1,4 @@
-"""The reader and the writer of Parquet files, and the columns of earlier outputs."""
+"""Reads and writes Parquet files, and reads columns of earlier outputs."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def of_ending(ending: str) -> Format | None:
 
 
 def read_endings() -> str:
-    """List, for a message, the endings of the names of files that can be read as pairs."""
+    """List the endings of all files that can be read as pairs, for a message."""
     endings = (ending for form in formats() if form.reader for ending in form.endings)
     return ", ".join(endings) + " (text also as .gz or .zst)"
 

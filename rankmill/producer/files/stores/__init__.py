@@ -1,3 +1,1 @@
-"""Reads and writes files of this host, and objects in stores, at URLs such as s3://bucket/key, through
-fsspec.
-"""
+"""Reads and writes files of this host and, through fsspec, objects in stores such as ``s3://bucket/key``."""

@@ -168,7 +168,7 @@ class ObjectPath(PurePosixPath):
     def _is(self, test: str) -> bool:
         def look(system: Any, name: str) -> bool:
             try:
-                info = _about(system, name)  # fsspec's own ``exists`` takes every failure for false
+                info = _about(system, name)  # fsspec's own ``exists`` returns false after any failure
             except FileNotFoundError:
                 return False
             return test == "exists" or (info["type"] == "file") == (test == "isfile")

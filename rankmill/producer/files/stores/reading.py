@@ -63,7 +63,7 @@ def open_stream(path: AnyPath) -> pa.NativeFile:
 
 
 def is_empty_here(path: AnyPath) -> bool:
-    """Whether a file of this host has 0 bytes; the size of an object is asked for only when it is read."""
+    """Whether a file of this host has 0 bytes. False for an object, which is asked for its size later."""
     return isinstance(path, Path) and path.is_file() and not path.stat().st_size
 
 

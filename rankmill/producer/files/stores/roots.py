@@ -45,12 +45,12 @@ class Roots:
     Parameters
     ----------
     read, write
-        Folders, URLs, and ``irds:`` to read, as in the settings ``runner_read`` and ``runner_write``.
+        Folders and URLs, as in the settings ``runner_read`` and ``runner_write``; ``irds:`` to read datasets.
 
     Raises
     ------
     ConfigError
-        One of the folders or URLs cannot be a root.
+        A folder or URL cannot be used in these settings.
     """
 
     def __init__(self, read: Sequence[str], write: Sequence[str]) -> None:
@@ -121,7 +121,7 @@ def confined() -> Roots | None:
 
 
 def check_opened(descriptor: int, path: Path, use: Use) -> None:
-    """Raise `RunnerError` if an open file may not be used: `path` may have led elsewhere at that time."""
+    """Raise `RunnerError` if an open file may not be used: its path may have changed after it was checked."""
     roots = confined()
     if roots and not roots.allow(_path_of(descriptor), use):
         raise refusal(str(path), use)

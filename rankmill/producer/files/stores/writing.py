@@ -243,8 +243,8 @@ def _send(system: Any, name: str, file: Path, target: ObjectPath) -> None:
         try:
             system.put_file(str(file), name, **options)
         except FileNotFoundError:
-            # If the answer to the end of an upload was lost, the library asks again, and there is no such
-            # upload any more. Send the file once more. If the bucket does not exist, this fails as well.
+            # Send the file once more: the upload may be complete, but its answer was lost, and a second
+            # request to complete it failed. If the bucket does not exist, this fails as well.
             system.put_file(str(file), name, **options)
     elif target.protocol in _WHOLE:
         system.put_file(str(file), name)
