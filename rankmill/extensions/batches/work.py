@@ -47,8 +47,8 @@ from rankmill.producer.files.workspace import OutputFile, clear_workspace
 _ROWS = 16_384
 _PAIRS = pa.schema([("line", pa.int64()), ("query", pa.string()), ("passage", pa.string())])
 _ALONE = {"texts": "text", "conversations": "messages"}
-"""Name of the column with the rows of a batch, if they are texts or conversations, by the spec's field
-``inputs``. Other batches have pairs.
+"""Column with the rows of a batch of texts or conversations, by the spec's field ``inputs``. Other batches
+have pairs.
 """
 
 _OPTION = re.compile(r"--([a-z][a-z-]*)")
@@ -117,7 +117,7 @@ class BatchWork:
         self._keep(outcome, output.partial, output.path)
 
     def _note_scored(self, output: ScoredFile | None, outcome: RunOutcome) -> None:
-        """Note that all rows of a batch of requests are scored. The batch's answers are written later."""
+        """Record that all rows of a batch of requests are scored. The batch's answers are written later."""
         self._outcome = outcome
         self._keep(outcome)
 

@@ -217,8 +217,8 @@ class Trials:
         return costs_of_both
 
     def warm(self, changes: Changes, **spec: Any) -> Bench:
-        """Return live workers with these settings, after a warm-up with `spec`. If no workers with these
-        settings are alive, workers are started.
+        """Return workers with these settings, after a warm-up with `spec`. They are started if none are
+        alive.
 
         Raises
         ------

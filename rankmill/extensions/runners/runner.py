@@ -46,7 +46,7 @@ class Runner:
     store
         The queue of submitted runs.
     settings
-        The server, the length of leases, and whatever else an order does not say.
+        Settings for what orders do not say, such as the server and the length of leases.
     """
 
     def __init__(self, store: FileRunStore, settings: Settings) -> None:
@@ -95,7 +95,7 @@ class Runner:
         with about(submitted=claim.run.id):
             run = claim.run if claim.run.is_ended else self._begun(claim.run)
             self._heartbeat.hold(replace(claim, run=run))
-            if run.is_ended:  # cancelled while it waited for its second runner
+            if run.is_ended:  # cancelled while it waited to be continued
                 self._answer(run)
             elif done := made(run):
                 self._finish(done)
@@ -187,7 +187,7 @@ class Runner:
             self._clear_done(run)
             return
         if run.state == "done":
-            clear(run)  # once more, because a runner that stood still may have made the folder again
+            clear(run)  # once more: a runner that was suspended may have made the folder again
         logger.info("the run is %s%s", run.state, f": {run.reason}" if run.reason else "")
         self._webhooks.wake()
 

@@ -353,7 +353,9 @@ def open_store(client: redis.Redis, settings: Settings) -> FileRunStore:
 
 
 def names_of(refusals: dict[str, str]) -> str:
-    """Join the reasons of the runners that cannot score a run into one line, each after its runner's name."""
+    """Join the reasons of runners that cannot score a run into a line such as ``host-1: no model; host-2: no
+    file``.
+    """
     return "; ".join(f"{name}: {why}" for name, why in sorted(refusals.items()))
 
 

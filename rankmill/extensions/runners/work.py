@@ -128,8 +128,8 @@ def made(run: FileRun) -> FileRun | None:
 
 
 def _sealed(run: FileRun) -> FileRun:
-    """Return the run with the outcome and seal (identity of the output) from the file that its last runner
-    wrote beside the output. Returns `run` itself without a readable file.
+    """Return the run with its outcome and seal, as noted in a file beside the output. Returns `run` itself
+    without a readable file.
     """
     try:
         place = as_path(run.order.request.output or "")
