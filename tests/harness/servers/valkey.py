@@ -37,11 +37,16 @@ ONCE = Retry(NoBackoff(), 0)
 _DEPLOY = Path(__file__).resolve().parents[3] / "docs" / "operations" / "deploy.md"
 
 
-def make_users(client: Any) -> None:
-    """Give the server the users of docs/operations/deploy.md, all with the password PASSWORD."""
+def deploy_users() -> list[str]:
+    """The users of docs/operations/deploy.md: their names, and what follows in an ACL file."""
     users = re.findall(r"^user (.*)$", _DEPLOY.read_text(), re.M)
     assert len(users) == 4
-    for user in users:
+    return users
+
+
+def make_users(client: Any) -> None:
+    """Give the server the users of docs/operations/deploy.md, all with the password PASSWORD."""
+    for user in deploy_users():
         client.execute_command("ACL", "SETUSER", *user.split())
 
 
