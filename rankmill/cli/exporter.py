@@ -8,7 +8,7 @@ import click
 
 from rankmill.cli import options
 from rankmill.cluster.exporter import exporter_app
-from rankmill.jobs.runtime.connection import client_for, impatient
+from rankmill.jobs.runtime.connection import check_mode, client_for, impatient
 from rankmill.jobs.runtime.http import serve
 from rankmill.jobs.runtime.passwords import mask_url
 from rankmill.jobs.runtime.settings import Settings
@@ -28,7 +28,9 @@ def exporter(settings: Settings) -> None:
     keeps running and reports that.
     """
     server = options.server(settings)
-    app = exporter_app(impatient(client_for(server, settings.redis_wait_seconds)), settings)
+    client = impatient(client_for(server, settings.redis_wait_seconds))
+    check_mode(client)
+    app = exporter_app(client, settings)
     address, hosts = settings.exporter_address, settings.exporter_hosts
     host, port = serve(app, "exporter_address", address, hosts, usual=_PORT)
     stop = system.Event()

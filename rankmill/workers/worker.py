@@ -47,7 +47,7 @@ from rankmill.jobs.contract.errors import ConfigError, RankmillError, WorkerErro
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.recovery import failure_handler
 from rankmill.jobs.protocol.worker_report import LAST_REPORTS, Doing, WorkerReport
-from rankmill.jobs.runtime.connection import check_options
+from rankmill.jobs.runtime.connection import check_mode, check_options
 from rankmill.jobs.runtime.hosts import require_worker_packages
 from rankmill.jobs.runtime.logs import complain, set_up
 from rankmill.jobs.runtime.passwords import mask_passwords, remember_password
@@ -125,6 +125,7 @@ class ScoringWorker(RQWorker):
             options_of_connection = self.connection.connection_pool.connection_kwargs
             remember_password(options_of_connection.get("password"))
             check_options(options_of_connection)
+            check_mode(self.connection)
             settings = load_settings({"log_level": options.log_level and str(options.log_level).lower()})
             set_up(settings.log_level, settings.log_format, worker=self.name)
             require_worker_packages()

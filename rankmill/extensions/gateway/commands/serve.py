@@ -14,7 +14,7 @@ from pydantic import Field
 from rankmill.cli import options
 from rankmill.extensions.gateway.settings import GatewaySettings
 from rankmill.jobs.contract.errors import ConfigError, EmbeddedError
-from rankmill.jobs.runtime.connection import client_for, connect, impatient
+from rankmill.jobs.runtime.connection import check_mode, client_for, connect, impatient
 from rankmill.jobs.runtime.durability import Concerns, read_durability, warn_of_risks
 from rankmill.jobs.runtime.http import is_loopback, split_address
 from rankmill.jobs.runtime.installation import require_packages
@@ -115,7 +115,7 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
         needed = keys_needed(hosts, is_open=own.gateway_open, has_keys=has_keys)
         if not asked.embedded:
             keeps_data = needed == "always" or any(addition.keeps_data for addition in additions)
-            _warn_of_losses(server, "only in Redis" if keeps_data else "every run")
+            _check_server(server, "only in Redis" if keeps_data else "every run")
         run(
             make_app(Gateway(settings, server, needed, additions), is_loopback=is_loopback(host)),
             at,
@@ -127,9 +127,10 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
             raise failed[0]
 
 
-def _warn_of_losses(url: str, concerns: Concerns) -> None:
-    """Warn if the Redis server's settings risk the loss of data."""
+def _check_server(url: str, concerns: Concerns) -> None:
+    """Refuse a server in cluster mode, and warn if its settings risk the loss of data."""
     client = impatient(client_for(url, 0))
+    check_mode(client)
     warn_of_risks(read_durability(client), url, concerns)
     client.close()
 
