@@ -43,43 +43,40 @@ class Backlog:
 class Backlogs:
     """Computes each queue's backlog from snapshots of the cluster.
 
-    For a queue without workers, the speed of its workers in an earlier snapshot is used.
+    For a queue without workers, the figures of its workers in an earlier snapshot are used.
     """
 
     def __init__(self) -> None:
         self._speeds: dict[str, float] = {}
+        self._chunk_pairs: dict[str, float] = {}
 
     def of(self, cluster: Snapshot) -> dict[str, Backlog]:
         return {queue.name: self._of(queue, cluster) for queue in cluster.queues}
 
     def _of(self, queue: QueueState, cluster: Snapshot) -> Backlog:
-        reports = [
-            worker.report
-            for worker in cluster.workers
-            if worker.report and worker.state in {"idle", "busy"} and queue.name in worker.queues
+        live = [
+            worker for worker in cluster.workers if worker.state != "lost" and queue.name in worker.queues
         ]
+        reports = [worker.report for worker in live if worker.report]
+        takers = sum(worker.state in {"idle", "busy"} for worker in live if worker.report)
         measured = [speed for report in reports if (speed := _speed(report))]
         if measured:
             self._speeds[queue.name] = sum(measured) / len(measured)
+        if chunks := sum(report.chunks for report in reports):
+            self._chunk_pairs[queue.name] = max(sum(report.pairs for report in reports) / chunks, 1.0)
         runs = [run for run in cluster.runs if run.queue == queue.name]
-        pairs = _pairs(queue, runs, _chunk_pairs(reports))
+        pairs = _pairs(queue, runs, self._chunk_pairs.get(queue.name, 1.0))
         speed = self._speeds.get(queue.name)
         if not pairs or speed is None:
             return Backlog(pairs, None if pairs else 0.0)
         # Assume that a worker which has scored nothing yet is as fast as the others.
-        return Backlog(pairs, pairs / (speed * max(len(reports), 1)))
+        return Backlog(pairs, pairs / (speed * max(takers, 1)))
 
 
 def _speed(report: WorkerReport) -> float | None:
     """Return how many pairs a worker scores per second of its models' computing, or ``None`` if unknown."""
     seconds = report.stage_seconds[_FORWARD]
     return report.pairs / seconds if report.pairs and seconds > 0 else None
-
-
-def _chunk_pairs(reports: Iterable[WorkerReport]) -> float:
-    listed = list(reports)
-    chunks = sum(report.chunks for report in listed)
-    return max(sum(report.pairs for report in listed) / chunks, 1.0) if chunks else 1.0
 
 
 def _pairs(queue: QueueState, runs: Iterable[RunState], chunk_pairs: float) -> int:

@@ -70,7 +70,15 @@ def test_what_is_left_and_how_long_it_takes(
     assert Backlogs().of(cluster(workers, runs, waiting=jobs)) == {"rankmill": expected}
 
 
-def test_without_workers_the_last_speed_counts_for_one() -> None:
+@pytest.mark.parametrize("state", ["gone", "drained"])
+def test_without_workers_the_last_speed_counts_for_one(state: str) -> None:
     backlogs = Backlogs()
     backlogs.of(cluster(TWO, []))
-    assert backlogs.of(cluster([], [run(8000, 0)])) == {"rankmill": Backlog(8000, 40.0)}
+    drained = [each.model_copy(update={"state": "drained"}) for each in TWO] if state == "drained" else []
+    assert backlogs.of(cluster(drained, [run(8000, 0)])) == {"rankmill": Backlog(8000, 40.0)}
+    assert backlogs.of(cluster(drained, [], waiting=8)) == {"rankmill": Backlog(800, 4.0)}
+
+
+def test_drained_workers_say_how_large_chunks_are() -> None:
+    drained = [each.model_copy(update={"state": "drained"}) for each in TWO]
+    assert Backlogs().of(cluster(drained, [], waiting=8)) == {"rankmill": Backlog(800, 4.0)}
