@@ -317,6 +317,14 @@ def undictionaried(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
+def every_type(kind: pa.DataType) -> Iterator[pa.DataType]:
+    """Yield a type and all types inside of it. In place of a dictionary's type comes that of its values."""
+    kind = undictionaried(kind)
+    yield kind
+    for place in range(kind.num_fields):
+        yield from every_type(kind.field(place).type)
+
+
 def mapped_type(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
     """Apply `change` to a type, or to the types inside of a struct, map or list, and return the result."""
 

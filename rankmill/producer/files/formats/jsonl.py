@@ -35,12 +35,14 @@ from rankmill.producer.files.formats.base import (
     Format,
     ReadOptions,
     Survey,
+    every_type,
     is_empty,
     line_blocks,
 )
 from rankmill.producer.files.formats.json_array import MAX_DEPTH, array_blocks
 from rankmill.producer.files.formats.text import (
     TextWriter,
+    cannot_be_parquet,
     cannot_be_text,
     refuse,
     undictionary,
@@ -327,7 +329,7 @@ class _Columns:
     def finish(self) -> None:
         """Turn columns that Parquet cannot hold into text."""
         for name, kind in list(self.types.items()):
-            if _holds_nothing(kind):
+            if cannot_be_parquet(kind):
                 self._mix(name)
 
     def has_type(self, name: str) -> bool:
@@ -444,15 +446,9 @@ def _add_keys(value: Any, keys: set[str]) -> None:
             _add_keys(item, keys)
 
 
-def _holds_nothing(kind: pa.DataType) -> bool:
-    """Whether a type has objects without keys, which Parquet cannot hold."""
-    inner = [kind.field(place).type for place in range(kind.num_fields)]
-    return (pa.types.is_struct(kind) and not inner) or any(map(_holds_nothing, inner))
-
-
 def _width(kind: pa.DataType) -> int:
     """Count a type and all types inside of it."""
-    return 1 + sum(_width(kind.field(place).type) for place in range(kind.num_fields))
+    return sum(1 for _ in every_type(kind))
 
 
 def _array(values: Sequence[Any], kind: pa.DataType | None = None) -> pa.Array:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.formats.base import mapped_type, undictionaried
+from rankmill.producer.files.formats.base import every_type, mapped_type, undictionaried
 
 
 class TextWriter:
@@ -70,9 +70,7 @@ def values_for_text(column: pa.ChunkedArray) -> list[Any]:
 
 
 def _holds_durations(kind: pa.DataType) -> bool:
-    kind = undictionaried(kind)
-    inner = (kind.field(place).type for place in range(kind.num_fields))
-    return bool(pa.types.is_duration(kind)) or any(map(_holds_durations, inner))
+    return any(map(pa.types.is_duration, every_type(kind)))
 
 
 def _with_durations(value: Any, kind: pa.DataType) -> Any:
@@ -134,29 +132,32 @@ def cannot_be_text(kind: pa.DataType) -> bool:
     """Whether a type holds, at any depth, what has no form in JSON: bytes, intervals, or a struct with two
     fields of one name.
     """
-    kind = undictionaried(kind)
-    if pa.types.is_struct(kind) and len({field.name for field in kind}) < kind.num_fields:
-        return True
-    inner = [kind.field(place).type for place in range(kind.num_fields)]
     tests = (
         pa.types.is_binary,
         pa.types.is_large_binary,
         pa.types.is_fixed_size_binary,
         pa.types.is_binary_view,
         pa.types.is_interval,
+        _repeats_a_name,
     )
-    return any(test(kind) for test in tests) or any(map(cannot_be_text, inner))
+    return any(test(each) for each in every_type(kind) for test in tests)
+
+
+def _repeats_a_name(kind: pa.DataType) -> bool:
+    names = [field.name for field in kind] if pa.types.is_struct(kind) else []
+    return len(set(names)) < len(names)
 
 
 def cannot_be_parquet(kind: pa.DataType) -> bool:
     """Whether a type holds intervals, unions or structs without fields, which Arrow does not write to
     Parquet.
     """
-    kind = undictionaried(kind)
-    inner = [kind.field(place).type for place in range(kind.num_fields)]
-    is_empty = pa.types.is_struct(kind) and not inner
-    bad = pa.types.is_interval(kind) or pa.types.is_union(kind) or is_empty
-    return bool(bad) or any(map(cannot_be_parquet, inner))
+    tests = (pa.types.is_interval, pa.types.is_union, _is_empty_struct)
+    return any(test(each) for each in every_type(kind) for test in tests)
+
+
+def _is_empty_struct(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_struct(kind)) and not kind.num_fields
 
 
 def far_time(column: pa.Array) -> int | None:
