@@ -66,15 +66,8 @@ class Spool:
         false when all chunks are taken.
         """
 
-    def __contains__(self, chunk: int) -> bool:
-        return chunk in self._in_memory or chunk in self._on_disk
-
     def __len__(self) -> int:
         return len(self._in_memory) + len(self._on_disk)
-
-    @property
-    def memory_is_full(self) -> bool:
-        return self._used >= self._memory_bytes
 
     def has_room(self, expected: int) -> bool:
         """Whether the store of finished chunks has room for `expected` more bytes.
@@ -85,7 +78,7 @@ class Spool:
         return self._used + expected < self._memory_bytes or self._used < self._memory_bytes // 4
 
     def put(self, chunk: int, part: ScoredTable) -> None:
-        if not self.memory_is_full or not self._write(chunk, part):
+        if self._used < self._memory_bytes or not self._write(chunk, part):
             size = int(part.table.nbytes + sum(column.nbytes for _, column in _added(part)))
             self._in_memory[chunk] = part, size
             self._used += size

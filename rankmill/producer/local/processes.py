@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -201,12 +202,9 @@ class WorkerProcesses:
         from rankmill.jobs.protocol.runs import RunStore
         from rankmill.jobs.runtime.connection import client_for
 
-        client = client_for(self._url, self._wait_seconds)
-        try:
+        with closing(client_for(self._url, self._wait_seconds)) as client:
             store = RunStore(client)
             return max(hand_on_jobs(store, queue, worker.rq_name) for queue in self._queues)
-        finally:
-            client.close()
 
 
 def worker_names(environs: Sequence[Mapping[str, str]]) -> list[str]:

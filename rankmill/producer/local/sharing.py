@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from statistics import mean
 
 from redis import RedisError
@@ -83,11 +84,8 @@ class GpuSharing:
                 self._say(f"{len(mine) + 1} workers share GPU {gpu}: {why}")
 
     def _reports(self) -> Mapping[str, WorkerReport | None]:
-        client = client_for(self._url, 0)
-        try:
+        with closing(client_for(self._url, 0)) as client:
             return known_reports(client, [worker.rq_name for worker in self._processes.workers])
-        finally:
-            client.close()
 
 
 class SharedGpu:

@@ -206,7 +206,6 @@ def test_what_is_put_into_the_spool_is_what_is_taken(
         spool.put(place, parts[place])
     assert len(spool) == len(parts)
     for place, part in enumerate(parts):
-        assert place in spool
         taken = spool.take(place)
         assert taken.table.schema.equals(part.table.schema, check_metadata=True)
         assert (taken.table, taken.scores, taken.errors) == (part.table, part.scores, part.errors)
