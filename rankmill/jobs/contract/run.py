@@ -67,14 +67,10 @@ class Run(WireModel):
 
     def fields(self) -> dict[str, str | int | float]:
         return {
+            **self.model_dump(exclude={"id", "spec"}),
             "format": FORMAT,
             "spec": self.spec.model_dump_json(),
-            "queue": self.queue,
-            "ttl": self.ttl,
-            "max_retries": self.max_retries,
-            "created": self.created,
             "rows": "" if self.rows is None else self.rows,
-            "weight": self.weight,
         }
 
 

@@ -65,9 +65,7 @@ def read_capacity(client: redis.Redis, queue: str) -> QueueCapacity:
     try:
         raw = cast("bytes | None", client.get(keys.capacity(queue)))
         return QueueCapacity() if raw is None else QueueCapacity.read_json(raw, "the capacity of the queue")
-    except WireError:
-        return QueueCapacity()
-    except redis.ResponseError as error:
+    except (WireError, redis.ResponseError) as error:  # a damaged entry, or a key that is not a string
         if cannot_serve(error):
             raise
-        return QueueCapacity()  # the key is not a string
+        return QueueCapacity()

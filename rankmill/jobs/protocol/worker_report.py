@@ -177,11 +177,6 @@ def bound_reports(client: redis.Redis, queue: str, seconds: int) -> None:
         pipe.execute()
 
 
-def withdraw_worker(client: redis.Redis, name: str) -> None:
-    """Delete the worker's report."""
-    client.delete(keys.worker(name))
-
-
 def listed_workers(client: redis.Redis, queue: str) -> list[str]:
     """Return the names in RQ's list of a queue's workers, including dead ones.
 

@@ -28,7 +28,7 @@ from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.recovery import failure_handler
 from rankmill.jobs.protocol.runs import RunStore
-from rankmill.jobs.protocol.worker_report import SCORING_FIELD, withdraw_worker
+from rankmill.jobs.protocol.worker_report import SCORING_FIELD
 from rankmill.jobs.runtime.hosts import worker_name
 from rankmill.jobs.system import system
 from rankmill.workers.rq.job import HeldJob, ScoringJob
@@ -349,7 +349,7 @@ class RQWorker(SimpleWorker):
         return ConfigError(f"a worker named {self.name!r} is running: give each worker a --name of its own")
 
     def register_death(self) -> None:
-        withdraw_worker(self.connection, self.name)
+        self.connection.delete(keys.worker(self.name))
         try:
             super().register_death()  # type: ignore[no-untyped-call]
         except redis.ResponseError as error:
