@@ -251,12 +251,12 @@ class Scoring:
             self.load.note(chars, len(rows), run.stats.tokens, run.stats.chunks, served.model)
         except RunFailed as error:
             named = {name for name in _OF_THE_CALLER if spec.get(name) is not None}
-            talks = error.option == "inputs" and spec["inputs"] == "conversations"
-            if error.option not in named and not talks:
+            if error.option not in {"inputs", *named}:
                 raise refusal_of(error) from None
             asks = InputError(f"the options of this request do not fit the model: {error}")
             refusal = refusal_of(asks, {served.model: served.name} if "/" in served.model else {})
-            raise Refusal("invalid", refusal.message, param=None if talks else error.option) from None
+            param = None if error.option == "inputs" else error.option
+            raise Refusal("invalid", refusal.message, param=param) from None
 
     async def _submitted(self, rows: Sequence[Any], **options: Any) -> AsyncScoringRun:
         """Submit a request's rows as a run. If the Redis server cannot serve, wait at most `MOST_WAIT`

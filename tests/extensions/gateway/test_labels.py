@@ -19,7 +19,7 @@ from rankmill import Client
 from tests.conftest import ENVIRON, QUICK_LEASE
 from tests.extensions.batches.test_batches import ended, upload
 from tests.harness.gateways import Running, running_gateway
-from tests.harness.models.rerankers import make_decoder
+from tests.harness.models.rerankers import PAIR_TEMPLATE, make_decoder
 from tests.harness.models.tiny import make_bert
 from tests.harness.preloaded import PreloadedProcess
 from tests.harness.servers.valkey import Server
@@ -75,7 +75,9 @@ def gateway(
     with log.open("wb") as out:
         command = ["rankmill", "runner", "--redis", shared_queue.url, "--read", f".,{model},{chat}"]
         runner: Any = PreloadedProcess(command, cwd=place, stdout=out, stderr=out, env=own)
-    models = ["--model", str(model), "--model", f"reward={chat}", "--model", f"gone={place / 'none'}"]
+    causal = make_decoder(place / "causal", "qwen2", task="causal", template=PAIR_TEMPLATE)
+    named = {"reward": chat, "causal": causal, "gone": place / "none"}
+    models = ["--model", str(model), *(f"--model={name}={path}" for name, path in named.items())]
     with running_gateway(shared_queue.url, place, *models, environ=environ) as running:
         yield running
     runner.terminate()
@@ -188,6 +190,7 @@ def test_an_option_that_does_not_fit_the_model_is_named(gateway: Running, model:
         ("/vllm/classify", {"input": [["a"]]}, 400, "input"),
         ("/vllm/classify", {"input": "moon " * 600}, 400, "tokens"),
         ("/vllm/classify", {"input": ["a"], "model": "none"}, 404, "no model"),
+        ("/vllm/classify", {"input": ["a"], "model": "causal"}, 400, "model causal is not a sequence class"),
     ],
 )
 def test_what_cannot_be_classified_is_one_line(
