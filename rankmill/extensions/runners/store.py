@@ -300,7 +300,13 @@ class FileRunStore:
                 pipe.zrem(key, run.id)
             else:
                 pipe.zadd(key, {run.id: now + after})
+                pipe.expire(key, self.ttl)
             pipe.execute()
+
+    def put_off_webhook(self, run: FileRun, seconds: float) -> None:
+        """Make the webhook of a run due in `seconds`. This does not count as an attempt to send it."""
+        key = keys.webhooks(self.queue.name)
+        self.redis.zadd(key, {run.id: server_time(self.redis) + seconds}, xx=True)
 
     def has(self, run_id: str) -> bool:
         return bool(self.redis.exists(keys.file_run(run_id))) or bool(

@@ -161,7 +161,7 @@ class SubmittedFiles:
         Raises
         ------
         ConfigError
-            The webhook is not an http or https URL.
+            The webhook is not an http or https URL, or a runner cannot call it.
         """
         try:
             order = FileOrder(
@@ -174,7 +174,10 @@ class SubmittedFiles:
                 weight=settings.weight if settings.tenant else None,
             )
         except ValidationError as error:
-            raise ConfigError(f"webhook: {webhook!r:.80} is not an http:// or https:// URL") from error
+            raise ConfigError(
+                f"webhook: {webhook!r:.80} is not an http:// or https:// URL of ASCII characters, without a "
+                "user name"
+            ) from error
         with redis_errors():
             return self.handle(self.store.submit(order).id)
 

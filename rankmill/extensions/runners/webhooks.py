@@ -8,8 +8,10 @@ import hmac
 import http.client
 import json
 import logging
+import threading
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.message import Message
 from typing import IO, Any
@@ -18,6 +20,7 @@ from urllib.parse import urlsplit
 from rankmill.extensions.runners.record import FileRun, Notice
 from rankmill.extensions.runners.settings import RunnerSettings, secret_key
 from rankmill.extensions.runners.store import FileRunStore
+from rankmill.jobs.contract.errors import ConnectionFailed, RedisUnavailable
 from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.system import Backoff, Periodic, system
@@ -29,11 +32,18 @@ _BACKOFF = Backoff(first=2.0, longest=3600.0)
 
 _LOOK_SECONDS = 1.0
 
+_QUICK_SECONDS = 1.0
+"""Webhooks to other hosts wait at most this number of seconds for the answer of a receiver."""
+
+_PUT_OFF_SECONDS = 5.0
+"""A webhook is put off for this number of seconds while its receiver's host has not answered another one."""
+
 logger = logging.getLogger(__name__)
 
 
 class WebhookSender:
-    """Sends the webhooks of a queue's ended runs, from a thread, because receivers may be slow.
+    """Sends the webhooks of a queue's ended runs, from threads, because receivers may be slow. Each host gets
+    one webhook at a time, so a slow receiver delays only the webhooks to its own host.
 
     A webhook may arrive more than once, always with the same ``webhook-id``.
 
@@ -52,6 +62,8 @@ class WebhookSender:
         self._hosts = settings.webhook_hosts
         self._seconds = settings.webhook_seconds
         self._stopped = False
+        self._attempts: dict[str | None, threading.Thread] = {}
+        """The thread of the latest attempt to send a webhook, by the receiver's host."""
         self._periodic = Periodic("webhooks", self._send_due, _LOOK_SECONDS)
 
     def start(self) -> None:
@@ -68,10 +80,21 @@ class WebhookSender:
 
     def _send_due(self) -> None:
         while not self._stopped and (run := self._store.take_webhook()):
-            with about(submitted=run.id):
-                self._deliver(run)
+            host = urlsplit(run.order.webhook or "").hostname
+            if (last := self._attempts.get(host)) and last.is_alive():
+                self._store.put_off_webhook(run, _PUT_OFF_SECONDS)
+                continue
+            attempt = system.Thread(target=self._deliver, args=(run,), name="webhook", daemon=True)
+            self._attempts[host] = attempt
+            attempt.start()
+            attempt.join(_QUICK_SECONDS)
 
     def _deliver(self, run: FileRun) -> None:
+        # If the server cannot serve, the webhook is sent again after `WEBHOOK_SECONDS`.
+        with about(submitted=run.id), suppress(RedisUnavailable, ConnectionFailed):
+            self._send(run)
+
+    def _send(self, run: FileRun) -> None:
         problem = self._problem(run)
         attempts = (run.notice.attempts if run.notice else 0) + 1
         waited = system.now() - (run.ended or 0)

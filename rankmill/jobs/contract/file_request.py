@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -48,6 +49,13 @@ def _check_delimiter(given: str) -> str:
     if given not in DELIMITERS and (len(given) > 1 or not given.isascii() or given in '"\r\n'):
         raise ValueError(f"{given!r} is not one character, or one of {', '.join(DELIMITERS)}")
     return given
+
+
+def _check_webhook(url: str) -> str:
+    parts = urlsplit(url)  # raises ValueError if the URL is not valid, as `port` does
+    if not parts.hostname or parts.port == 0 or parts.username is not None:
+        raise ValueError("not a URL that can be called")
+    return url
 
 
 # The `title` of an option's type stands for the value in the help of commands, as NAME in `--tag NAME`.
@@ -297,7 +305,10 @@ class FileOrder(WireModel):
     spec: ScoreSpec
     queue: Name | None = None
     chunk_size: Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_CHUNK_ROWS)] | None = None
-    webhook: Annotated[str, Field(max_length=2000, pattern=r"^https?://[^\s]+$")] | None = None
+    webhook: (
+        Annotated[str, Field(max_length=2000, pattern=r"^https?://[!-~]+$"), AfterValidator(_check_webhook)]
+        | None
+    ) = None
     kind: Name | None = None
     details: dict[str, JsonValue] = Field(default_factory=dict)
     tenant: Annotated[str, Field(min_length=1, max_length=200)] | None = None

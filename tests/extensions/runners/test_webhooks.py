@@ -9,6 +9,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,11 @@ from rankmill import Client
 from rankmill.extensions.runners import redis_keys as keys
 from rankmill.extensions.runners.record import FileRun, Notice
 from rankmill.extensions.runners.settings import RunnerSettings
-from rankmill.extensions.runners.webhooks import signature
+from rankmill.extensions.runners.store import FileRunStore
+from rankmill.extensions.runners.webhooks import WebhookSender, signature
 from rankmill.jobs.contract.errors import ConfigError, RunFailed
+from rankmill.jobs.contract.file_request import FileOrder, FileRequest
+from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.producer.client.files import FileHandle
 from tests.conftest import Server, StartRunner, wait_for
@@ -159,6 +163,60 @@ def test_a_webhook_that_no_runner_may_send_is_told_before_any_work(
     assert not (tmp_path / "out.csv").exists()
     with pytest.raises(ConfigError, match="webhook: 'file:///etc/passwd' is not an http:// or https:// URL"):
         client.submit_file(str(tmp_path / "in.csv"), str(tmp_path / "out.csv"), webhook="file:///etc/passwd")
+    for url in (
+        "http://[::1/", "http://127.0.0.1:port/", "http://127.0.0.1:65536/", "http://user:word@127.0.0.1/",
+        "http://127.0.0.1/ä", "http:///hook", "http://127.0.0.1/\x7f",
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=r"webhook: .* is not an http:// or https:// URL of ASCII"):
+            client.submit_file(str(tmp_path / "in.csv"), str(tmp_path / "out.csv"), webhook=url)
     with pytest.raises(ConfigError, match="webhook_secret: ") as wrong:
         load_settings({"webhook_secret": "whsec_verysecret"}).of(RunnerSettings)
     assert "verysecret" not in str(wrong.value)
+
+
+def ended_run(store: FileRunStore, webhook: str) -> FileRun:
+    """A run that has just ended; no runner has ever held it."""
+    request = FileRequest(inputs=("/in.csv",), output="/out.csv")
+    store.submit(FileOrder(request=request, spec=ScoreSpec(model="demo"), webhook=webhook))
+    claim = store.claim("runner", 60)
+    assert claim
+    done = claim.run.end("done")
+    assert store.end(replace(claim, run=done))
+    return done
+
+
+def test_a_slow_receiver_delays_no_other_host(server: Server) -> None:
+    store = FileRunStore(server.client, "files", 3600)
+    free = threading.Event()
+
+    def answer(number: int) -> int:
+        free.wait(60)
+        return 200
+
+    settings = load_settings({"webhook_secret": SECRET, "webhook_hosts": "127.0.0.1,localhost"})
+    sender = WebhookSender(store, settings.of(RunnerSettings))
+    with receiver(answer) as slow, receiver(lambda number: 200) as quick:
+        to_slow = [ended_run(store, slow.url.replace("127.0.0.1", "localhost")).id for _ in range(2)]
+        to_quick = ended_run(store, quick.url).id
+        for run in to_slow:  # else all may be due in the same second, and in any order
+            server.client.zincrby(keys.webhooks("files"), -10, run)
+        sender.start()
+        try:
+            wait_for(lambda: quick.got)
+            (held,) = [headers["webhook-id"] for headers, _ in slow.got]
+            (put_off,) = {*to_slow} - {held}
+            free.set()
+            wait_for(lambda: getattr(store.load(put_off).notice, "state", "") == "delivered")
+        finally:
+            free.set()
+            sender.stop()
+    assert getattr(store.load(to_quick).notice, "state", "") == "delivered"
+    assert getattr(store.load(put_off).notice, "attempts", 0) == 1  # it was put off, which is no attempt
+
+
+def test_webhooks_expire_even_if_the_server_has_lost_the_others(server: Server) -> None:
+    store = FileRunStore(server.client, "files", 3600)
+    run = ended_run(store, "http://127.0.0.1/")
+    server.client.delete(keys.webhooks("files"))
+    store.note_webhook(run, 60)
+    assert 0 < server.client.ttl(keys.webhooks("files")) <= 3600
