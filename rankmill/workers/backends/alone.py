@@ -93,7 +93,7 @@ def _lanes(count: int) -> Executor:
     for waiting in [lanes.submit(all_started.wait) for _ in range(count)]:
         waiting.result()
     if torch := sys.modules.get("torch"):
-        # Only for threads that begin later: the threads in `lanes` keep their limit of 1.
+        # This limit holds for threads that begin later; the threads in `lanes` keep their limit of 1.
         torch.set_num_threads(threads())
     return lanes
 

@@ -85,12 +85,14 @@ def choose_backend(
 ) -> BackendChoice:
     """Choose the backend and the precision that run a model on this machine.
 
-    The precision ``auto`` never means int8. On a CPU it means the fastest choice. On a GPU it means the first
-    of `backends` that can run the model, and fp32 is the last resort.
+    The precision ``auto`` never means int8. On a CPU, ``auto`` chooses the fastest backend and precision. On
+    a GPU, it chooses the first of `backends` that can run the model in bf16 or fp16, and fp32 as the last
+    resort.
 
     There are several kinds of int8, such as ``int8-64`` and ``int8-128``. If their speeds can be measured,
-    ``int8`` means a kind that is clearly faster than what ``auto`` means. If no kind is clearly faster, the
-    result is what ``auto`` means. If the speeds cannot be measured, ``int8`` means the backend's first kind.
+    the precision ``int8`` means a kind that is clearly faster than the choice of ``auto``. If no kind is
+    clearly faster, the choice of ``auto`` is returned. If the speeds cannot be measured, ``int8`` means the
+    backend's first kind.
 
     Parameters
     ----------

@@ -266,7 +266,7 @@ class BackendKind:
         How the backend rounds to 8 and 4 bits. Transformers' model is rounded in this way too, to find out
         how far rounded scores may be off (`rankmill.workers.engine.proving`).
     int8
-        Returns the names of the ways to compute in 8 bits that this CPU supports (kinds of int8). The
+        Returns the names of the kinds of int8 (ways to compute in 8 bits) that this CPU supports. The
         precision ``int8`` means the first kind, unless the speeds of the kinds are measured.
     concurrent
         Whether several threads may call `Backend.submit` at the same time; each computes in its own thread.

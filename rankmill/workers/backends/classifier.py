@@ -30,13 +30,13 @@ from rankmill.workers.batches.layout import check_counts
 from rankmill.workers.host.model_file import check_files, check_headers, checkpoint, read_json
 
 _MODULES = 20
-"""A config is refused if it describes more modules than 1,000 plus this number for each tensor of the
-checkpoint. Usual models have one or two modules for each tensor.
+"""A config may describe 1,000 modules, and this many more for each tensor of the checkpoint. A config with
+more modules is refused. Usual models have one or two modules for each tensor.
 """
 
 _BUFFERS_BESIDE = 1 << 26
-"""A config is refused if its buffers have more numbers than this plus twice the numbers in the checkpoint. A
-buffer, such as a mask, may be computed instead of saved.
+"""A model's buffers may have twice as many numbers as the checkpoint, and this many more. A config with
+larger buffers is refused. A buffer, such as a mask, may be computed instead of saved.
 """
 
 _BUFFERS = ("position_ids", "token_type_ids")
@@ -58,7 +58,7 @@ def check_size(kind: Any, source: str | Path, revision: str | None, config: Any)
         A model of the hub does not fit into the memory of this host.
     """
     files = checkpoint(source, revision)
-    if isinstance(source, str):  # for a directory, `locate` has checked them
+    if isinstance(source, str):  # `locate` has checked the headers in a directory
         check_headers(files, source)
     shapes = [shape for file in files for shape in _shapes(file)]
     saved = sum(map(prod, shapes))
@@ -218,10 +218,9 @@ def is_language_model(config: Any) -> bool:
 
 
 def _other_architecture(config: Any) -> str | None:
-    """Return the entry of a config that shows another architecture than the one that transformers would
-    build.
+    """Return a config's entry that contradicts the architecture which transformers would build.
 
-    If the config has no such entry, return ``None``.
+    If no entry contradicts it, return ``None``.
     """
     kind = config.model_type
     native = {

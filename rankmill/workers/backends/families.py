@@ -8,8 +8,8 @@ BERT_LIKE = frozenset({"bert", "camembert", "distilbert", "electra", "roberta", 
 """BERT and similar families, whose classifiers read only the first token."""
 
 TRACEABLE = BERT_LIKE | {"modernbert"}
-"""Families whose classifiers with one output become graphs for OpenVINO and ONNX with attention masks that
-`rankmill.workers.backends.traceable` makes.
+"""Families for which `rankmill.workers.backends.traceable` makes the attention masks, if a classifier with
+one output is converted for OpenVINO or ONNX.
 """
 
 POSITIONS_AFTER_PADDING = frozenset(

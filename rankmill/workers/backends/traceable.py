@@ -36,8 +36,7 @@ def traceable(files: ModelFiles, change: Callable[[Any], None] = lambda classifi
 
 
 class TracedNetwork(nn.Module):
-    """A module that computes logits ``[rows]`` or ``[rows, outputs]`` with a model of any family, and is
-    traced as it stands.
+    """A traceable module that computes logits ``[rows]`` or ``[rows, outputs]`` with a model of any family.
 
     Parameters
     ----------

@@ -49,12 +49,12 @@ class PackedInput:
     key_starts
         Where the keys of each row begin, and where the last row's end, ``[rows + 1]``, int32.
     keys
-        Indices of the tokens that rows read, row after row, ``[keys]``; ``None`` if each row reads only its
-        own tokens.
+        Indices of the tokens to which each row attends, row after row, ``[keys]``; ``None`` if each row
+        attends only to its own tokens.
     read
         Index of the token that each score reads, ``[scores]``.
     longest, longest_keys
-        Number of tokens of the longest row, and of keys of the row that reads most.
+        The largest number of tokens of a row, and the largest number of keys of a row.
     """
 
     ids: torch.Tensor
@@ -103,8 +103,8 @@ class PackedInput:
 
 @contextmanager
 def packing(model: Any) -> Iterator[None]:
-    """Switch a transformers model to the attention over packed rows within the ``with`` block. There the
-    model takes the argument ``packed`` and makes no attention mask.
+    """Within the ``with`` block, make a transformers model use the attention over packed rows. In the block,
+    the model takes the argument ``packed`` and makes no attention mask.
     """
     config = model.config
     before = config._attn_implementation

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Gpu(Collector):
-    """Metrics of the GPU that this process uses, as far as it reports them, after a call of `watch`."""
+    """The metrics that this process's GPU reports. There are none before `watch` is called."""
 
     def __init__(self) -> None:
         self._nvml: Any = None

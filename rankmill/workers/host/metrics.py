@@ -238,13 +238,13 @@ class _CpuUse:
 
 
 class _Pace:
-    """Padded tokens that are scored in a second of forward, measured over about the last half minute."""
+    """Measures the padded tokens per second of forward over about the last half minute."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, float, float]] = deque()
 
     def now(self, padded: float, forward: float) -> float | None:
-        """Return the padded tokens per second of forward, lately, or ``None`` if too little was scored.
+        """Return the recent padded tokens per second of forward, or ``None`` if too little was scored.
 
         Parameters
         ----------

@@ -23,7 +23,9 @@ _MOST = 100 << 20
 """A safetensors file whose header has more bytes than this is refused, as the safetensors library does."""
 
 _FLOATS = ("F", "BF")
-"""Beginnings of the names of number formats in safetensors files that count as float32 when loaded."""
+"""Numbers in a safetensors file become float32 when loaded if the name of their format begins with one of
+these, as in ``F16`` and ``BF16``.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +68,7 @@ def _hub_answers() -> bool:
             answer = get_session().head(constants.ENDPOINT, timeout=_HUB_SECONDS)
             answers.extend([answer] if answer.status_code < 500 else [])  # a status of 5xx comes from a proxy
 
-    # In a thread, because the time limit covers neither the name's resolution nor a second address.
+    # Ask in a thread: the client's `timeout` does not cover DNS, and begins again for a second address.
     thread = system.Thread(target=ask, name="hub", daemon=True)
     thread.start()
     thread.join(_HUB_SECONDS)
@@ -134,7 +136,10 @@ def model_file(source: str | Path, revision: str | None, name: str) -> Path | No
 
 
 def read_json(source: str | Path, revision: str | None, name: str, kind: type[Any]) -> Any:
-    """Read a JSON file of the model, which must be of type `kind`. Returns ``None`` without the file."""
+    """Read a JSON file of the model. Returns ``None`` if the model does not have the file.
+
+    The content of the file must be of type `kind`.
+    """
     file = model_file(source, revision, name)
     if file is None:
         return None

@@ -70,8 +70,8 @@ _OWN: dict[str, Activation] = {"Identity": lambda logits: logits, "Sigmoid": _si
 
 
 def _of_torch(name: str, outputs: int) -> Activation | None:
-    """Make a function that turns logits into scores with the class `name` of `torch.nn`. Returns ``None`` if
-    `torch.nn` has no such module class, or if the class cannot be applied to logits of `outputs` outputs.
+    """Make an activation function of the class `name` in `torch.nn`. Returns ``None`` if `torch.nn` has no
+    such module class, or if the class cannot be applied to logits of `outputs` outputs.
     """
     import torch
 

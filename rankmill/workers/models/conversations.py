@@ -15,8 +15,9 @@ from rankmill.workers.models.templates import bound_templates, template_options
 Messages = list[dict[str, Any]]
 
 PROBES = (("alpha", "bravo"), ("charlie", "bravo"), ("alpha", "foxtrot"))
-"""A chat template is tested with these pairs of texts. The template drops a text if the first pair gives the
-same result as another pair, which differs in one text.
+"""A chat template is tested with these pairs of texts. The second and third pair each differ from the first
+in one text. If one gives the same result as the first, the template drops the text in which
+they differ.
 """
 
 

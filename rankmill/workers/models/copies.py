@@ -32,7 +32,8 @@ class ModelCopies:
     def pinned(self, spec: ScoreSpec) -> ScoreSpec:
         """Return a copy of `spec` that names the exact model, if an extension knows the model's name.
 
-        A name such as an alias may stand for different models over time. Any other name stays as it is.
+        For example, an alias may stand for different models over time. If no extension knows the name, `spec`
+        is returned unchanged.
 
         Raises
         ------

@@ -275,7 +275,10 @@ def _tokenizer_facts(tokenizer: Any) -> TokenizerFacts:
 
 
 def _plain(tokenizer: Any, source: str | Path, revision: str | None) -> str | None:
-    """Return JSON from which a `PlainTokenizer` gives the same tokens as `tokenizer`, if there is any."""
+    """Return JSON with which a `PlainTokenizer` gives the same tokens as `tokenizer`.
+
+    If no such JSON is found, return ``None``.
+    """
     if not tokenizer.is_fast or tokenizer.truncation_side != "right" or tokenizer.split_special_tokens:
         return None
     own = _state(tokenizer.backend_tokenizer)

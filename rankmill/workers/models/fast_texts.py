@@ -130,7 +130,10 @@ class FastTexts:
         return tokens
 
     def _tokenize_fast(self, texts: list[str]) -> Tokens | None:
-        """Tokenize texts with the fast library where it is proven, or return ``None`` if it is wrong."""
+        """Tokenize texts with the fast library, or with Hugging Face's if a character is not proven.
+
+        Returns ``None`` if the library fails, or if this or another process finds that its ids are wrong.
+        """
         if _stamp(self._file) != self._seen:
             self._read()
         if self._make is None or self._fast is None:
@@ -276,7 +279,8 @@ def _nanotoken(text: str) -> FastEncode:
     core = nanotoken.WordPieceTokenizer.from_json(text)
 
     def encode(texts: list[str]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        # In the calling thread: one thread is faster than any device here, and threads do not survive a fork.
+        # Do not tokenize in parallel: one thread tokenizes faster than any device here computes scores, and
+        # the library's threads would not survive a fork.
         return core.encode_batch(texts, add_special_tokens=False, parallel=False)
 
     return encode
@@ -298,6 +302,6 @@ LIBRARIES: dict[str, tuple[str, Callable[[str], FastEncode]]] = {
     "WordPiece": ("nanotoken", _nanotoken),
     "BPE": ("fastokens", _fastokens),
 }
-"""The fast tokenizer library for each kind of Hugging Face tokenizer, and a function that makes its tokenizer
-from JSON.
+"""For each kind of Hugging Face tokenizer, the name of a fast tokenizer library, and a function that makes
+the library's tokenizer from JSON.
 """

@@ -240,7 +240,7 @@ def load(
         description = describe(source, revision, cache, located.check_unchanged)
         _scores(spec, description)  # raises errors of the spec before the weights are read
         texts = _texts_of(tokenizer_for(spec, description, find_max_length(spec, description)))
-        # During this proof of a fast tokenizer the weights load, so that a GPU waits less for tokens.
+        # The fast tokenizer is proven while the weights load, so that a GPU waits less for tokens.
         if device != "cpu" and texts:
             texts.begin_proof()
         answer_ids = answers(spec, description) if description.layout.task == "causal" else None
@@ -288,8 +288,8 @@ def _scores(spec: ScoreSpec, description: Description) -> Activation:
 
 
 def _row_by_row(function: Activation) -> Activation:
-    """Make a function that applies `function` to one row at a time, so that other rows change no bits of a
-    row.
+    """Make a function that applies `function` to one row at a time, so that no bit of a row's score depends
+    on other rows.
     """
     return lambda logits: np.concatenate([function(logits[row : row + 1]) for row in range(len(logits))])
 

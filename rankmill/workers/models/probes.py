@@ -90,7 +90,9 @@ _SAME = _words(45, 3, 11)
 _MOON, _SEA = f"{_SAME} moon", f"{_SAME} sea"
 
 _LENGTHS = (16, 56, 88, 120, 184, 248, 376)
-"""Numbers of words in some probes' passages, which give pairs of about 2ⁿ tokens and of sizes between."""
+"""Numbers of words in the passages of some probes. These pairs have about 24, 64, 96, 128, 192, 256 and 384
+tokens.
+"""
 
 _SYSTEM = (("system", "Be brief."),)
 _TURNS = (("user", "how far is the moon"), ("assistant", "Nobody knows."))

@@ -145,7 +145,7 @@ class PromptTokenizer:
         return True
 
     def drops_instruction(self) -> bool:
-        """Return whether the prompt template writes the same prompt for another instruction."""
+        """Return whether the prompt template ignores the instruction."""
         query, passage = PROBES[0]
         another = self.rendered([query], [passage], instruction=f"charlie {self._instruction}")
         return self.rendered([query], [passage]) == another

@@ -62,7 +62,8 @@ class ReferenceModel:
     def logits(self, rows: Sequence[Row], beside: Row | None = None) -> Logits:
         """Compute the logits ``[rows, outputs]`` of tokenized rows, one row at a time.
 
-        With a longer row `beside`, each row is padded to its length and computed together with it.
+        If the longer row `beside` is given, each row is padded to the length of `beside`, and the two are
+        computed in one batch.
         """
         return np.stack([self._one(row, beside) for row in rows])
 
@@ -144,7 +145,10 @@ class ReferenceModel:
         return {activation: values.numpy() for activation, values in scores.items()}
 
     def labels(self, outputs: int) -> list[str]:
-        """Return a name or else the number of each of the model's `outputs` outputs, in order."""
+        """Return the name of each of the model's outputs, or its number if it has no name.
+
+        `outputs` is the number of outputs.
+        """
         names = self._model.config.id2label if self._about.layout.task == "classifier" else {}
         return [str(names.get(number, number)) for number in range(outputs)]
 
@@ -154,7 +158,7 @@ class ReferenceModel:
 
 
 def _padded(ids: list[int], beside: list[int] | None) -> list[list[int]]:
-    """Make a batch of a row and, if given, of the longer row `beside`, to which the first is padded."""
+    """Make a batch of one row, or of two: a row and the longer row `beside`, padded to the same length."""
     return [ids] if beside is None else [ids + [0] * (len(beside) - len(ids)), beside]
 
 

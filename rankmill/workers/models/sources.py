@@ -59,7 +59,7 @@ class ModelSource:
 def find_source(
     spec: ScoreSpec, copies: ModelCopies | None, cache: Path, *, ask_hub: bool = True
 ) -> ModelSource:
-    """Find the files of a model; an extension's are fetched if they are not on this host.
+    """Find the files of a model. An extension's model is fetched if its files are not on this host.
 
     Parameters
     ----------

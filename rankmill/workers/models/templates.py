@@ -52,8 +52,8 @@ _ITERATE = frozenset({
     "length", "list", "map", "max", "min", "reject", "rejectattr", "reverse", "select", "selectattr",
     "slice", "sort", "sum", "unique",
 })  # fmt: skip
-"""Jinja's filters, and methods of texts, which do not turn their arguments into text. So the arguments may be
-of any type.
+"""Jinja's filters and methods of texts whose arguments may be of any type. These filters and methods do not
+turn their arguments into text.
 """
 
 _ADD_UP = frozenset({"join", "sum"})
@@ -165,7 +165,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     @pass_context
     def step(self, context: Context, text: int) -> None:
-        """Count a step of a loop or macro, whose body has `text` characters of the template's own text."""
+        """Count a step of a loop or macro. `text` is the number of constant characters in the body."""
         self._meter.spend(_STEP + text)
 
     @pass_context

@@ -169,7 +169,7 @@ class Joiner:
     def of(cls, tokenizer: Any, cache: Path | None = None, *, alone: bool = False) -> Joiner | None:
         """Make a `Joiner` that gives the same tokens as a Hugging Face tokenizer.
 
-        If there is none, or its tokens of any sample differ, log a line and return ``None``.
+        If none can be made, or if the tokens of a sample text differ, log a line and return ``None``.
 
         Parameters
         ----------
@@ -229,7 +229,7 @@ class Joiner:
         return self._join(texts, pairs, lengths, side)
 
     def _join(self, texts: Tokens, pairs: Ids, truncated: Ids, side: Side) -> Tokens:
-        """Make the token ids of pairs by putting the tokens of texts at the places of a pair's pattern.
+        """Make the token ids of pairs: in a pair's pattern, the tokens of a text replace each placeholder.
 
         Parameters
         ----------
@@ -238,7 +238,7 @@ class Joiner:
         pairs
             Indices of each pair's texts, ``[2, n]``, or ``[1, n]`` for single texts.
         truncated
-            How many tokens of each of these texts are used, in the same shape.
+            How many tokens of each text are used, in the shape of `pairs`.
         side
             The side at which texts are cut.
         """
@@ -274,9 +274,9 @@ def longest_first(lengths: Ids, room: int) -> Ids:
     Parameters
     ----------
     lengths
-        Tokens of the texts before, ``[2, n]``, or ``[1, n]`` for single texts.
+        Numbers of tokens before the texts are cut, ``[2, n]``, or ``[1, n]`` for single texts.
     room
-        A pair may have this many tokens after.
+        After the cut, the texts of a pair have at most this many tokens together.
     """
     if len(lengths) == 1:
         return np.minimum(lengths, room)
@@ -307,7 +307,7 @@ def single_texts(tokenizer: Any) -> Tokenizer:
 def texts_with_places(tokenizer: Any, option: str, wanted: str) -> Tokenizer:
     """Make a tokenizer of single texts that tells where each token is in its text.
 
-    If there is none, raise a `SpecError` about the field `option` and the feature `wanted`.
+    If it cannot be made, raise a `SpecError` about the field `option` and the feature `wanted`.
     """
     try:
         return single_texts(tokenizer)
@@ -342,11 +342,10 @@ class Windows:
     def cut(
         self, queries: Sequence[str], passages: Sequence[str] | None
     ) -> tuple[Rows, list[str], list[str] | None]:
-        """Cut pairs ``[n]`` into windows, and return the index of each window's pair, its query and its
-        passage.
+        """Cut pairs ``[n]`` into windows. Returns the windows' pairs (indices), queries and passages.
 
-        A passage that fits stays whole. It also stays whole, and is truncated later, if the query leaves less
-        than a quarter of the model's length. Without `passages`, the texts in `queries` are cut.
+        A passage that fits stays whole. It also stays whole, and is truncated later, if the query leaves it
+        less than a quarter of the model's length. Without `passages`, the texts in `queries` are cut.
         """
         questions, long_texts = ([""] * len(queries), queries) if passages is None else (queries, passages)
         distinct = list(dict.fromkeys(questions))

@@ -25,9 +25,8 @@ with another code point never goes to the fast library.
 """
 
 _MOST_DIFFERENT = 256
-"""If more characters than this get other ids from the fast tokenizer library, it is not used. If fewer do,
-only texts with these characters go to Hugging Face's tokenizer. If an ASCII character does, the library is
-not used either.
+"""The fast tokenizer library may give wrong ids for at most this many characters, and for no ASCII character.
+Otherwise the library is not used. Texts with such characters go to Hugging Face's tokenizer.
 """
 
 _CONTEXTS = ("{0}", "a{0}b{0}{0}1", "e{0}\u0301 .{0} A")
@@ -84,7 +83,7 @@ def prove_tokenizer(slow: Tokenizer, fast: FastEncode) -> list[tuple[int, int]]:
     Raises
     ------
     Untrusted
-        The tokenizers differ on an ASCII character, on more than a few other characters, or on a longer text.
+        The tokenizers differ on an ASCII character, on more than a few other characters, or on a sample text.
     """
     points = np.array([code for code in CODES if not 0xD800 <= code < 0xE000])
     same = np.ones(len(points), np.bool_)

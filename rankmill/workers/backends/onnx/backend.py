@@ -53,7 +53,7 @@ def session(model: Path, threads: int) -> Any:
     """Make an ONNX Runtime session for a file, with `threads` CPU threads."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    options.enable_mem_pattern = False  # a pattern helps only if all batches have the same shape
+    options.enable_mem_pattern = False  # a memory pattern helps only if all batches have the same shape
     options.log_severity_level = 3
     # Threads that spin while they wait take the cores of other workers.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -65,8 +65,9 @@ def _export(files: ModelFiles, precision: str, folder: Path) -> None:
 
 
 def export(module: Any, example: Mapping[str, Any], output: str, file: Path) -> None:
-    """Write a PyTorch module as an ONNX file for any number of rows and tokens. `example` has inputs of the
-    module by name, with which it is traced.
+    """Write a PyTorch module as an ONNX file for any number of rows and tokens.
+
+    The module is traced with the inputs in `example`, which are given by name.
 
     PyTorch's newer exporter, which does not trace, is not used: it takes 5 to 10 times as long and needs
     another package.
@@ -88,7 +89,7 @@ def export(module: Any, example: Mapping[str, Any], output: str, file: Path) -> 
 
 
 def _quantize(whole: Path, final: Path, precision: str) -> None:
-    """Write an ONNX file in which the weights of matrix products have 8 or 7 bits, from the file in fp32. The
+    """Quantize the weights of matrix products in the fp32 file `whole` to 8 or 7 bits, and write `final`. The
     other inputs of the products are quantized when the model runs (dynamic quantization).
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic

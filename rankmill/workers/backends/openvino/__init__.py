@@ -55,8 +55,8 @@ KIND = BackendKind(
     timed_layer=_timed_layer,
     timed=("fp32", "bf16", *INT8),
     lacks=_lacks,
-    # Do not round transformers' model in groups, as OpenVINO rounds: the allowed difference of scores would
-    # become too small. Two ways to round in groups differ by more than twice the error of each.
+    # Do not set groups here, although OpenVINO rounds in groups: OpenVINO's logits may have at most twice the
+    # error of transformers' model, and with groups this error would be too small.
     rounding=Rounding(weights=ROW, inputs=ROW),
-    int8=lambda: ("int8-128", "int8-64"),  # no kind with bf16, which not every CPU has
+    int8=lambda: ("int8-128", "int8-64"),  # kinds with bf16 are left out: not every CPU has bf16
 )

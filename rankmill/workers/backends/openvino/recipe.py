@@ -118,12 +118,15 @@ def apply_recipe(classifier: Any, source: str | Path, revision: str | None) -> N
 
 
 def smooth(classifier: Any, factors: Mapping[str, torch.Tensor], left_out: tuple[str, ...]) -> None:
-    """Wrap the linear layers in `left_out` with `LeftOut`, and the other ones in `factors` with `Smoothed`.
+    """Wrap the linear layers of a classifier whose names are in `left_out` or `factors`.
+
+    A layer in `left_out` is wrapped with `LeftOut`. A layer in `factors` but not in `left_out` is wrapped
+    with `Smoothed`.
 
     Raises
     ------
     ValueError
-        The classifier lacks one of these layers.
+        A name in `left_out` or `factors` is not that of a linear layer of the classifier.
     """
     linears = {name for name, module in classifier.named_modules() if isinstance(module, nn.Linear)}
     foreign = sorted({*factors, *left_out} - linears)

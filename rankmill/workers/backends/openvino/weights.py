@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 KEPT_EXACT = "exact_linear"
-"""A layer whose weights must not become 8-bit numbers is held in an attribute of this name. The names of the
-layer's nodes in OpenVINO's graph then contain it.
+"""A layer whose weights must not become 8-bit numbers is held in an attribute of this name. The layer's nodes
+in OpenVINO's graph then have names that contain the attribute's name.
 """
 
 _TAKEN = {("MatMul", 1), ("Gather", 0)}

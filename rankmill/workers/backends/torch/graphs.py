@@ -32,7 +32,9 @@ of launches of its own, but all share the memory for hidden states.
 """
 
 _STEPS = 8
-"""A CUDA graph's number of tokens is rounded up to one of this many values between two powers of two."""
+"""A CUDA graph's number of tokens is rounded up to one of this many values between two powers of two: for
+example, 1,025 tokens to 1,152, and 1,153 tokens to 1,280.
+"""
 
 _LEAST_LONGEST = 32
 
@@ -175,7 +177,10 @@ class Graphs:
 
 
 def _close(logits: torch.Tensor) -> float:
-    """Return by how much a CUDA graph's logits may differ from its forward's, which has other sizes."""
+    """Return the allowed difference between logits of a CUDA graph and of a forward without a graph.
+
+    They differ because the graph's sizes are rounded up.
+    """
     return 1e-4 if logits.device.type == "cpu" else 0.05
 
 

@@ -62,7 +62,7 @@ def load_network(files: ModelFiles) -> Network:
     ------
     SpecError
         The files are damaged, the weights do not fit the config, the config is not supported, the model's
-        parts do not fit each other, or nothing names a language model's answers.
+        parts do not fit each other, or a language model is to be loaded without `ModelFiles.answers`.
     WorkerError
         A model of the hub does not fit into the memory of this host.
     MemoryError
@@ -107,7 +107,7 @@ class Network(nn.Module):
     """Whether tokens that several rows begin with can be computed only once, by the method ``continued``."""
 
     skipped: int | None = None
-    """The score reads the last token of a row whose id is not this; ``None`` means simply the last token."""
+    """The score reads a row's last token, but skips tokens with this id. With ``None`` it skips no token."""
 
     def prepare_packing(self) -> bool:
         """Prepare the network to score rows without padding (packed rows), and return whether it can.
@@ -222,7 +222,7 @@ class LanguageModel(Network):
         return PackedRows.of(batch.rows, last_tokens(batch.rows, self.skipped), self.first_position)
 
     def pack_shared(self, prefixes: SharedPrefixes) -> PackedRows:
-        """Join each shared prefix once, and the rest of each row, end to end for one forward."""
+        """Pack a batch for one forward: each shared prefix once, and then the rest of each row."""
         return PackedRows.sharing(prefixes, self.skipped)
 
     def packed(self, rows: PackedInput) -> torch.Tensor:
@@ -230,7 +230,7 @@ class LanguageModel(Network):
             return self._score(self._run_packed(rows))
 
     def _last(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Return the index of the token in each row that the score reads."""
+        """Return, for each row, the index of the token that the score reads."""
         real = mask if self.skipped is None else mask * (ids != self.skipped)
         places = torch.arange(mask.shape[1], device=mask.device)
         return (real * places).argmax(dim=1)
@@ -280,8 +280,7 @@ class LastTokenClassifier(LanguageModel):
 class CausalNetwork(LanguageModel):
     """A language model whose score is the log-odds of two answers, or the logit of one.
 
-    The last projection keeps only the rows that compute the logits of the answers; those of other tokens are
-    not computed.
+    The last projection computes only the logits of the answers, not those of the whole vocabulary.
     """
 
     def __init__(self, model: Any, answers: tuple[int, int | None]) -> None:

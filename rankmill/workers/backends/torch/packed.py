@@ -19,8 +19,8 @@ Buffer = npt.NDArray[np.int32]
 class PackedShape:
     """The sizes of the parts of a `Buffer`, which holds the rows of a batch end to end.
 
-    ``keys`` is ``None`` if each row reads only its own tokens. The sizes may be larger than a batch needs;
-    nothing reads what is beyond its tokens and rows.
+    ``keys`` is ``None`` if each row attends only to its own tokens. The sizes may be larger than a batch
+    needs; nothing reads what is beyond its tokens and rows.
     """
 
     tokens: int
@@ -62,8 +62,8 @@ class PackedRows:
     read
         Index of the token that each score reads, ``[scores]``.
     keys, key_lengths
-        Indices of the tokens that rows read, row after row, and how many tokens each row reads; ``None`` if
-        each row reads only its own tokens.
+        Indices of the tokens to which each row attends, row after row, and the number of these tokens for
+        each row. ``None`` if each row attends only to its own tokens.
     """
 
     ids: Ids | TokenIds
@@ -85,8 +85,9 @@ class PackedRows:
         read
             Index of the token that each score reads; ``None`` means the first token of each row.
         first_position
-            Position of a row's first token in families such as RoBERTa, in which padding tokens have position
-            `first_position` - 1 and are not counted. ``None`` in other families, whose positions begin at 0.
+            Position of a row's first token in RoBERTa and similar families. These give padding tokens the
+            position `first_position` - 1, and do not count them in the positions of other tokens. ``None``
+            means that positions begin at 0.
         """
         return cls(
             ids=rows.ids,

@@ -49,7 +49,8 @@ def find_shared_prefixes(batch: Batch, skipped: int | None) -> SharedPrefixes | 
     batch
         The batch; rows with equal `Batch.groups` may begin alike.
     skipped
-        The score reads a row's last token whose id is not this, so that token is never part of a prefix.
+        The score reads a row's last token, but skips tokens with this id. The token that the score reads is
+        never part of a prefix.
     """
     if batch.groups is None or batch.shape[0] < 2:
         return None

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from rankmill.workers.backends.torch.networks import Network
 
 _EXACT = 1e-4
-"""In fp32 on a CPU, logits of packed and of padded rows may differ by this share of the largest logit, or of
-1 if that is larger.
+"""The logits of packed rows may differ from those of padded rows by this factor times the largest logit, in
+fp32 on a CPU. If all logits are below 1, they may differ by the factor itself.
 """
 
 _CLOSE = {"fp16": 0.05, "bf16": 0.25, "fp8": 0.5}
-"""On a GPU, logits of packed and of padded rows may differ by this share of the largest logit, or of 1 if
-that is larger.
+"""The logits of packed rows may differ from those of padded rows by this factor times the largest logit, on a
+GPU in each precision. If all logits are below 1, they may differ by the factor itself.
 """
 
 _SHORT = (5, 1, 23, 9)
@@ -106,7 +106,7 @@ def pack_if_faster(backend: TorchBackend, network: Network) -> None:
 def _both_ways(backend: TorchBackend, batch: Batch) -> tuple[dict[bool, Logits], dict[bool, float]]:
     """Compute a batch with packed rows (``True``) and with padded rows (``False``), each several times.
 
-    Returns the logits of both, and the seconds of the fastest forward of both.
+    Returns the logits of each kind of rows, and the seconds of the fastest forward of each kind.
     """
     logits: dict[bool, Logits] = {}
     seconds: dict[bool, list[float]] = {False: [], True: []}
@@ -124,8 +124,8 @@ def _like_real(network: Network, tokens: int) -> Batch:
 
 
 def _random(network: Network, lengths: Ids) -> Batch:
-    """Make a batch of random tokens with rows of these lengths, but no longer than the network has positions
-    for.
+    """Make a batch of random tokens with rows of these lengths. A length that exceeds the network's number of
+    positions is reduced to it.
     """
     draw = np.random.default_rng(0)
     positions = max(getattr(network.model.config, "max_position_embeddings", None) or 0, 0) or _LIKE
@@ -136,9 +136,8 @@ def _random(network: Network, lengths: Ids) -> Batch:
 
 
 def _alike(logits: Logits, expected: Logits, bound: float) -> bool:
-    """Return whether `logits` differ from `expected` by at most the share `bound` of the largest expected
-    logit.
+    """Return whether `logits` differ from `expected` by at most `bound` times the largest expected logit.
 
-    A largest expected logit below 1 counts as 1.
+    If all expected logits are below 1, return whether they differ by at most `bound`.
     """
     return bool(np.abs(logits - expected).max() <= bound * np.abs(expected).max(initial=1.0))
