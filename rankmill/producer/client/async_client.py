@@ -177,7 +177,9 @@ class AsyncScoringRun(Generic[RowScore]):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """With ``all_labels``, the label of each of a row's scores. Empty until a scored chunk was read."""
+        """With ``all_labels``, the labels of a row's scores, in the same order as the scores. Empty until a
+        scored chunk was read.
+        """
         return self._run.labels
 
     @property

@@ -546,8 +546,8 @@ class CrossEncoder:
     def _prompt(self, prompt: str | None, name: str | None) -> str | None:
         """Return the prompt to put before each query, or ``None`` for the model's own prompt.
 
-        If `prompt` is not given, the prompt called `name` counts; without a name, the default one. Raises
-        `ConfigError` for an unknown name.
+        If `prompt` is not given, the prompt called `name` is returned. Without a `name`, the default prompt
+        is returned. Raises `ConfigError` for an unknown name.
         """
         name = name or self.default_prompt_name
         if prompt is not None or name is None:

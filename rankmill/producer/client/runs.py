@@ -142,8 +142,8 @@ class RunStats:
     ``precision``, ``backend``, ``device``, ``revision`` and ``kind`` are those of the last scored chunk, or
     ``None`` if they are not known. ``kind`` is only known for a deterministic run; if two runs of a model
     have the same kind, they give a pair the same score, bit for bit. ``bounds`` are the proven bounds (see
-    `bound`) of all chunks. ``reference`` is ``own`` if a worker could not load the model in fp32 to prove the
-    bounds, because it is too large, else ``None``.
+    `bound`) of all chunks. ``reference`` is ``own`` if the model was too large for a worker to load it in
+    fp32 and prove the bounds, else ``None``.
     """
 
     rows: int = 0
@@ -244,7 +244,9 @@ class ScoringRun(Generic[RowScore]):
         self.stats = RunStats()
         """Statistics of the rows that were read so far, such as their tokens and workers."""
         self.labels: tuple[str, ...] = ()
-        """With ``all_labels``, the label of each of a row's scores. Empty until a scored chunk was read."""
+        """With ``all_labels``, the labels of a row's scores, in the same order as the scores. Empty until a
+        scored chunk was read.
+        """
         self.found: list[str | None] = []
         """The tokens of each row read so far, as the JSON of a `TokensFound`. This list is only filled for a
         run that asks workers for tokens instead of scores.

@@ -62,8 +62,8 @@ class RunCleaner:
         hurry
             Whether the caller waits for only one attempt.
         used
-            Tokens and device time of results, by the results' entries in the run's stream. Before the
-            deletion, these amounts are added to the tenant's account.
+            Tokens and device time of results, by the id of each result's entry in the run's stream. Before
+            the deletion, these amounts are added to the tenant's account.
 
         Returns
         -------

@@ -148,9 +148,10 @@ class HowScored:
         self._labels = first.labels if first else None
 
     def news(self, stats: Iterable[ChunkStats]) -> Settled | None:
-        """Return the facts that all chunks must share, such as the precision, including those of new chunks.
+        """Return the facts that all chunks must share, such as the precision. Facts that are not known yet
+        are taken from the statistics of new chunks (`stats`).
 
-        Returns ``None`` if the new chunks' statistics add no fact.
+        Returns ``None`` if `stats` add no fact.
         """
         settled = self.settled
         for own in map(self._of, stats):
@@ -304,10 +305,10 @@ class Collector:
         self.most_bytes = max(self.most_bytes, int(self._load.payload / self._payload_share))
 
     def news(self, results: Iterable[ChunkResult | BadResult]) -> Settled | None:
-        """Return the facts that all chunks must share, such as the precision, including those of new
-        `results`.
+        """Return the facts that all chunks must share, such as the precision. Facts that are not known yet
+        are taken from `results`, which are not accepted yet.
 
-        Returns ``None`` if `results`, which are not accepted yet, add no fact.
+        Returns ``None`` if `results` add no fact.
         """
         scored = (result for result in results if isinstance(result, ChunkScores))
         return self.how.news(result.stats for result in scored if self._fits(result))
@@ -361,8 +362,8 @@ class Collector:
         Parameters
         ----------
         reasons
-            Why each one's last attempt has failed. A new half of a chunk whose worker died has had no
-            attempt; it has the reason to state if it is given up.
+            Why the last attempt at each chunk or part failed. A new half of a chunk whose worker died has had
+            no attempt. Its reason is stated if the half is given up.
         failed
             Number of failed attempts before the last one.
 

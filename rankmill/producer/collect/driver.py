@@ -384,7 +384,7 @@ class RunDriver:
         self._retry({piece: reasons.get(piece, "it was lost") for piece in missing})
 
     def _retry(self, reasons: Mapping[ChunkId, str]) -> None:
-        """Submit chunks again that have lost their jobs. Chunks without attempts left fail.
+        """Submit again the chunks that have no job in Redis. A chunk that has no attempt left fails.
 
         `reasons` has, for each chunk or part of a chunk, the reason to state if it fails.
         """

@@ -67,8 +67,8 @@ class Account(WireModel):
     scored
         Number of rows that devices have scored.
     used
-        Usage of the latest results, by the results' entries in the last run's stream in Redis. If an entry
-        still exists there, its usage must still be added to the tenant's account.
+        Usage of the latest results, by the id of each result's entry in the last run's stream. If the entry
+        is still in Redis, its usage must still be added to the tenant's account.
     rest
         Number of rows that no device has scored; ``None`` until a run is complete.
     """
@@ -348,8 +348,8 @@ class Journal:
     def sealed(self) -> list[str]:
         """Identities of complete output files that `seal` has recorded.
 
-        If the file at the output's path has one of these, a run moved its output there, but died before its
-        own end.
+        If the file at the output's path has one of these identities, a producer has moved the complete output
+        there, but was killed before it could end the run.
         """
         return (self._state("output") or "").splitlines()
 

@@ -37,7 +37,7 @@ releases Python's lock meanwhile.
 """
 
 Carrier = Callable[[int], Mapping[str, str]]
-"""Returns the trace context of the chunk with a number, as jobs contain it."""
+"""Returns the trace context of a chunk by the chunk's number, in the form that jobs contain."""
 
 logger = logging.getLogger(__name__)
 
@@ -75,8 +75,8 @@ class LiveRun:
 
     def __post_init__(self) -> None:
         self.used: dict[str, dict[str, Amounts]] = {}
-        """Tokens and device time of collected results that are still in Redis, by their entries in the run's
-        stream.
+        """Tokens and device time of collected results that are still in Redis, by the id of each result's
+        entry in the run's stream.
         """
         self._entries: list[str] = []  # stream entries of collected results that are still in Redis
         self._encoders: ThreadPoolExecutor | None = None
@@ -109,14 +109,14 @@ class LiveRun:
 
     def settle(self, news: Settled, *, is_last: bool) -> Settled:
         """Store facts that all chunks of the run must share, such as the precision. Returns the facts that
-        count.
+        now hold for the run.
 
         Parameters
         ----------
         news
             Facts from new results. They do not replace facts that the server already has.
         is_last
-            Whether no further chunk has to agree. If so, nothing is stored, and `news` is returned.
+            Whether all other chunks already have results. If so, nothing is stored, and `news` is returned.
         """
         return news if is_last else self.store.settle(self.run, news)
 
@@ -182,8 +182,8 @@ class LiveRun:
         self.cleaner.remove(self.run, chunks, hurry=hurry, used=self.used)
 
     def end(self, collector: Collector) -> str | None:
-        """Delete the complete run from Redis. If a worker has found that its scores are wrong, return the
-        reason.
+        """Delete the complete run from Redis. If a worker has found that the run's scores are wrong, return
+        the reason.
         """
         used = self.used_in_all(collector)
         deleted = self.cleaner.remove(self.run, [], answered=collector.answered, used=used)

@@ -305,10 +305,10 @@ def cut_long(table: pa.Table, columns: tuple[str, ...]) -> Iterator[pa.Table]:
 
 
 def rows_of(array: np.ndarray[Any, Any], inputs: Inputs = "pairs") -> Iterator[object]:
-    """Yield the rows of an array of shape ``[n, 2]``, of texts ``[n]``, or of a structured array, as Python
-    objects.
+    """Yield the rows of a numpy array as Python objects.
 
-    Raises `InputError` for other shapes.
+    The array has pairs ``[n, 2]`` or texts ``[n]``, or is a structured array ``[n]``. Raises `InputError` for
+    other shapes.
     """
     if inputs != "pairs" and array.ndim != 1:
         raise InputError(f"{inputs} are an array of shape {array.shape}; give one of shape [n]")

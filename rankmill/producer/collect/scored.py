@@ -41,7 +41,7 @@ class ScoredTable:
     errors
         The reason why a row has no score.
     stats
-        Statistics of the chunk; ``None`` if no worker or several runs have scored the rows.
+        Statistics of the chunk; ``None`` if no worker has scored the rows, or if several runs have.
     attempts
         The most attempts that any of the rows needed.
     worker

@@ -99,7 +99,8 @@ class WindowSize:
         self._sharers = sharers
 
     def follow(self, capacity: QueueCapacity, chunk_rows: int, *, sized: bool) -> None:
-        """Set how many rows may be in Redis without a result, by what the workers claim ahead.
+        """Set how many rows may be in Redis without a result, from the number of pairs that workers claim
+        ahead.
 
         Workers claim whole chunks, so one more chunk is added for each worker.
 
@@ -138,7 +139,7 @@ class Sizing:
         The setting ``chunk_size``. With ``auto``, a chunk is about a second's work of the slowest worker, as
         measured in this run; the first sizes come from `learnt`.
     learnt
-        The last size with ``auto``, by model; runs of one client share it.
+        The last number of rows that ``auto`` has chosen, by model; runs of one client share it.
     journals
         Journals of results. If one of these journals has a result that begins at a chunk's first row, the
         chunk gets as many rows as the result. Any other chunk ends, at the latest, where the next result

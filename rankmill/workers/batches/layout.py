@@ -22,13 +22,13 @@ _TASKS: dict[str, Task] = {
     "text-generation": "causal",
 }
 _INTO = {"classifier": "scores", "chain": "token_embeddings", "causal": "causal_logits"}
-"""The name that sentence-transformers gives to the transformer's output, by task."""
+"""The name that sentence-transformers gives to the transformer's output, by the kind of the model."""
 
 _OUTPUTS = {"classifier": "logits", "chain": "last_hidden_state", "causal": "logits"}
 _KNOWN = frozenset({"Dense", "Dropout", "LayerNorm", "LogitScore", "Normalize", "Pooling"})
 _FOLLOWED = frozenset(
     {"transformer_task", "modality_config", "module_output_name", "processing_kwargs", "max_seq_length"}
-    | {"unpad_inputs", "query_length", "document_length"}  # three that do not concern pairs or scores
+    | {"unpad_inputs", "query_length", "document_length"}  # these have no effect on the scores of pairs
 )
 """Settings of sentence-transformers' module Transformer that rankmill follows or may ignore. A model is
 refused if it sets another one.
@@ -36,7 +36,7 @@ refused if it sets another one.
 
 
 class SavedModule(BaseModel, frozen=True, extra="forbid"):
-    """A module, such as a pooling, that sentence-transformers runs after the transformer."""
+    """A module, such as a pooling layer, that sentence-transformers runs after the transformer."""
 
     kind: str
     path: str
@@ -53,7 +53,7 @@ class ModelLayout(BaseModel, frozen=True, extra="forbid"):
         The kind of the model.
     steps
         The modules after the transformer. A language model that was saved as a cross-encoder has one module,
-        which names the answers.
+        which names the tokens of its answers, such as "yes" and "no".
     activation
         Dotted path of the activation function that the model was saved with.
     prompts, default_prompt

@@ -26,8 +26,8 @@ length in tokens, and the number of its group (rows that share a prefix).
 _NUMBER, _LENGTH, _GROUP = 0, 2, 3
 
 _CUT_AHEAD = 6
-"""Where works (such as chunks) are cut into batches one by one: the next one is cut when fewer than this many
-batches are left.
+"""If works (such as chunks) are cut into batches one by one, the next work is cut as soon as fewer than this
+many batches are left.
 """
 
 
@@ -149,8 +149,8 @@ class WaitingRows(Generic[Owner]):
             How to cut batches, see `plan_batches`.
         mixed_batches
             Cut rows of several works together only if they make at most this many batches. Younger works wait
-            until fewer than two batches are left, so that the oldest end sooner. By default, all are cut
-            together.
+            until fewer than two batches are left, so that the oldest works end sooner. By default, all works
+            are cut together.
         whole
             Cut works one by one, so that a work can be given away until one of its rows is taken.
         """
@@ -193,8 +193,8 @@ class WaitingRows(Generic[Owner]):
             yield self.take()
 
     def _cut_next(self) -> None:
-        """Cut the oldest waiting work into batches if few batches are left, together with younger ones if
-        allowed.
+        """Cut the oldest waiting work into batches if few batches are left, together with younger works if
+        the limits of `add` allow this.
         """
         while self._behind:
             few = len(self._batches) < self._ahead

@@ -1,7 +1,7 @@
 """Decides the size of a batch by its padded tokens, its rows, and the memory that is free now.
 
-The first budget of padded tokens is the setting ``token_budget``; ``auto`` means the device's entry in
-`TOKEN_BUDGETS`, which is in `jobs` because code without torch reads it too.
+The first budget of padded tokens is the setting ``token_budget``. With ``auto``, it is the device's entry in
+`TOKEN_BUDGETS`.
 
 With ``auto`` the size adapts, unless ``max_batch`` is set or the model is deterministic. A batch of a slow
 model has fewer tokens than the budget, so that it takes about half a second. A search of a few seconds finds
@@ -37,8 +37,9 @@ from rankmill.workers.host.disk_cache import digest, try_to_keep
 from rankmill.workers.models.loading import Model
 
 _MIXED_SECONDS = 4.25
-"""Chunks share batches only if scoring them takes at most this many seconds together. Others wait, so that
-the first chunks end soon: if the worker dies, the scored rows of unfinished chunks are lost.
+"""Chunks are cut into batches together only if scoring all of them takes at most this many seconds. Further
+chunks wait, so that the first ones end soon: if the worker dies, the scored rows of unfinished chunks are
+lost.
 """
 
 _LEAST_TOKENS = 512
@@ -50,8 +51,8 @@ _FIRST_SHARE = 4
 """A model's first batches have at most 1/4 of the token budget, because the model may be slow."""
 
 _FEWEST = 4
-"""Chunks are cut into batches together if they make at most this many batches. The limit is higher for a fast
-model, except if its rows are packed (not padded).
+"""Several chunks are cut into batches together only if they make at most this many batches in all. The limit
+is higher for a fast model, except if its rows are packed (not padded).
 """
 
 _LATEST = 20
@@ -82,8 +83,8 @@ _LIMIT_SECONDS = 5
 """
 
 _AS_GOOD = 0.97
-"""A token budget counts as equal to the fastest if its speed is at least this share of the fastest speed. If
-speeds are noisy, a smaller share is enough.
+"""A token budget counts as equally fast as the fastest one if its speed is at least this share of the fastest
+speed. If speeds are noisy, a smaller share is enough.
 """
 
 _STEADY = 0.03
@@ -387,7 +388,8 @@ class BudgetSearch:
 
 
 def _choose(speeds: dict[int, list[float]], first: int) -> tuple[int, float]:
-    """Choose a token budget by the speeds of its rounds, and return it with the largest `_noise`.
+    """Choose a token budget by the speeds of each budget's rounds. Also return the largest `_noise` of any
+    budget.
 
     If `first` is about as fast as the best, it is chosen. Otherwise the smallest of the budgets that are
     about as fast as the best is chosen, because small batches have less padding.

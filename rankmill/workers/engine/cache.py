@@ -32,8 +32,8 @@ if the model is not a directory or a file cannot be read.
 """
 
 _ENGINES = 100
-"""At most this many engines of a loaded model are kept, each for other options of a spec. Beyond them, the
-least recently used one is dropped.
+"""At most this many engines are kept for a loaded model, one for each set of a spec's options. Beyond that,
+the least recently used engine is dropped.
 """
 
 logger = logging.getLogger(__name__)
@@ -98,8 +98,8 @@ class EngineCache:
     def get(self, spec: ScoreSpec) -> Engine:
         """Return the engine that scores the rows of `spec`. Loads the model if it is missing or has changed.
 
-        If the spec has a revision, it gets that revision's loaded content, even if the directory has changed
-        since.
+        If the spec names a revision whose content is loaded, the engine uses that content, even if the files
+        in the model's directory have changed since.
 
         Raises
         ------

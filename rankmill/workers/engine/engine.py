@@ -69,7 +69,8 @@ class Engine:
     length_aware
         Whether to sort rows by length before they are cut into batches.
     way
-        How rows share a forward; by default as in the proof of the model's scores, if there is one.
+        How the rows of a batch share a forward, such as ``padded`` to one length (see `Way`). By default as
+        when the model's scores were proven, if they were.
     counted
         Whether the worker's metrics count the pairs that the engine scores.
     """
@@ -114,7 +115,8 @@ class Engine:
     def queue(self, work: Work, waiting: WaitingRows[Work], *, whole: bool = False) -> None:
         """Add the rows of `work` to `waiting`, which cuts rows into batches by this engine's limits.
 
-        With `whole`, a work is cut by itself, so that it can be removed until one of its rows is taken.
+        With `whole`, works are cut into batches one by one, so that `work` can be removed until one of its
+        rows is taken.
         """
         groups, packed = self._groups(work.tokens), self.model.backend.packs
         budget = self.size.tokens(share_prefixes=groups is not None)

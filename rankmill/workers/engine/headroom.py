@@ -27,8 +27,8 @@ rows it needs more.
 """
 
 _LEAST = 512
-"""A lighter batch counts with this weight, in padded tokens, because small batches need a fixed amount of
-memory.
+"""Batches in progress count with at least this weight (in padded tokens), because even a small batch needs a
+fixed amount of memory.
 """
 
 _SAY_SECONDS = 60
@@ -157,8 +157,8 @@ class Headroom:
         self._weight = self._heaviest = 0.0
         """Total weight of the batches in progress, and the highest total since no batch was in progress."""
         self._known_weight, self._known_bytes = 0.0, 0
-        """The greatest total weight of the batches in progress so far, and the bytes that they needed.
-        Lighter batches replace both if they needed more bytes.
+        """The greatest total weight that batches had in progress at the same time, and the bytes that they
+        needed. Batches of less weight replace both numbers if they needed more bytes.
         """
         self._said = float("-inf")
 

@@ -44,7 +44,8 @@ that is longer.
 """
 
 REQUESTS_FOR_BULK = 3
-"""If requests and bulk work wait, this many pairs of requests are scored for each pair of bulk work."""
+"""While both requests and bulk work wait, this many pairs of requests are scored for each pair of bulk work.
+"""
 
 Answer = Callable[[], None]
 
@@ -77,7 +78,8 @@ class PriorityTurns:
     def took(self, kind: str, pairs: int) -> None:
         """Record that a batch of requests or of bulk work was taken to be scored.
 
-        Neither kind may get far behind: after a long pause it would get many batches in a row.
+        The lead of requests over bulk work, or of bulk work over requests, is limited. Otherwise the other
+        kind would later get many batches in a row.
 
         Parameters
         ----------
@@ -109,9 +111,9 @@ class _Lane:
 class Pipeline:
     """Scores the work of several chunks together, and answers each chunk when its last row is scored.
 
-    Requests come before bulk work, but if requests always wait, bulk work still gets a quarter of the pairs.
+    Requests come before bulk work. But while both wait, a quarter of the pairs that are scored are bulk work.
     While requests keep coming, only one forward is in progress at a time, so that the next request waits for
-    at most one.
+    at most one forward.
 
     Parameters
     ----------
@@ -159,8 +161,8 @@ class Pipeline:
     ) -> None:
         """Let `engine` score `work`. After the last row is scored, `answer` is called in the writing thread.
 
-        With `whole`, the work is cut into batches by itself, so that `withdraw` can remove it until its first
-        rows are being scored.
+        With `whole`, works are cut into batches one by one, so that `withdraw` can remove `work` until its
+        first rows are being scored.
         """
         if not work.left:
             self.answer(answer)
@@ -183,7 +185,7 @@ class Pipeline:
                 self.answer(answer)
 
     def withdraw(self, work: Work) -> bool:
-        """Remove bulk work without an answer, unless one of its rows is scored or being scored.
+        """Remove bulk work and do not call its answer, unless one of its rows is scored or being scored.
 
         Returns whether the work was removed.
         """
@@ -406,8 +408,8 @@ class Pipeline:
         return seconds
 
     def _guard(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that calls `run` and ends the process after any error, so that other workers get
-        its jobs.
+        """Return a function that calls `run`. After any error it ends the worker's process, so that other
+        workers get the jobs.
         """
 
         def guarded() -> None:

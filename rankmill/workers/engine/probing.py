@@ -67,7 +67,7 @@ class Probed:
     model
         A model whose scores are the logits of all outputs, because its activation is the identity.
     way
-        How rows share a forward.
+        How the rows of a batch share a forward, such as ``padded`` to one length.
 
     Attributes
     ----------

@@ -12,7 +12,7 @@ _OVERHEAD = 32
 """Each forward counts as this many tokens more than it has, because starting it takes time too."""
 
 _ENOUGH = 0.1
-"""The time that a proof still needs is estimated once this share of its work is done."""
+"""The time that a proof still needs is estimated as soon as this share of its work is done."""
 
 _STEP, _LONG, _MINUTE = 5, 120, 60
 """An estimate is rounded up to a multiple of `_STEP` seconds, or to whole minutes above `_LONG` seconds."""

@@ -1,10 +1,10 @@
 """Checks a model's scores before a worker serves them, and stores the result in this host's cache.
 
 The worker's logits for some pairs, the probes (`probing`), are compared with those of transformers' model
-(`models/reference.py`). There are several ways in which rows can share a forward. If one way does not pass,
-the next way is tried; in the last way, only rows of equal lengths share a forward. A deterministic model has
-a single way, in which each row has a forward of its own. If no way passes, another backend or precision is
-tried.
+(`models/reference.py`). The rows of a batch can share a forward in several ways, for example padded to one
+length (`Way`). If the logits are wrong in one way, the next way is tried. In the last way, only rows of equal
+lengths share a forward. A deterministic model has a single way, in which each row has a forward of its own.
+If the logits are wrong in all ways, another backend or precision is tried.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ from rankmill.workers.models.loading import CannotConvert, Loaded, find_max_leng
 from rankmill.workers.models.probes import SCORED, over_the_limit, scored_length
 
 _FLOOR, _PART = 1e-4, 1e-5
-"""In fp32, a worker's logits may always differ from transformers' by `_FLOOR`, plus `_PART` times the largest
-logit. The same holds in other precisions for a model too large to be run in fp32 for comparison.
+"""In fp32, a worker's logits may always differ from transformers' by `_FLOOR`, or by `_PART` times the
+largest logit if that is more. The same holds in other precisions if the model is too large to run it in fp32
+for comparison.
 """
 
 _SCORE_PART = 1e-6
@@ -55,8 +56,8 @@ A largest score below 1 counts as 1.
 """
 
 _TIMES = 2.0
-"""A worker's logits may differ from those in fp32 by this many times transformers' own error in the same
-precision.
+"""A worker's logits may differ from transformers' logits in fp32 by this many times the error that
+transformers itself has in the worker's precision.
 """
 
 _LARGEST = 4 << 30
@@ -149,8 +150,8 @@ def load_proven(
 ) -> Loaded:
     """Load a model and prove its scores: compare them with those of transformers, or use a cached proof.
 
-    A cached proof comes from an earlier worker of this host. The model gets the first backend, precision and
-    way of sharing forwards (`Way`) that pass.
+    A cached proof comes from an earlier worker of this host. Backends, precisions and each `Way` (how the
+    rows of a batch share a forward) are tried one after the other, until the scores are right.
 
     Parameters
     ----------
@@ -165,8 +166,8 @@ def load_proven(
     SpecError
         The model cannot be loaded on any worker, or transformers' logits are not numbers.
     WorkerError
-        Another worker may be able to load the model, or the scores pass with no backend, precision and way.
-        If no scores pass, the message has the figures of all attempts.
+        This worker cannot load the model, but another may. Or the scores were wrong in every attempt; the
+        message then has the figures of all attempts.
     MemoryError, OutOfMemory, DeviceLost
         The memory does not suffice, or the device failed.
     """
@@ -264,8 +265,7 @@ class Proving:
         self._loaded.backend.shares_prefixes = self._shares_prefixes and way in ("packed", "shared")
 
     def proof(self, way: Way) -> Proof:
-        """Return the proof of the model's scores in one way of sharing forwards, from this host's cache or
-        made now.
+        """Return the proof of the model's scores for one `Way`: the proof in this host's cache, or a new one.
 
         While one worker makes a proof, other workers of this host wait for it.
         """
@@ -297,8 +297,8 @@ class Proving:
         """Check the model's scores in batches of `rows` rows and `tokens` padded tokens, or somewhat more.
 
         Returns the extended proof, or ``None`` if the proof included such batches already. The proof is
-        stored in this host's cache even if the scores are wrong, so that later workers do not score in this
-        way.
+        stored in this host's cache even if the scores are wrong, so that later workers do not use this `Way`
+        (how the rows of a batch share a forward).
         """
         assert self._proof
         if rows <= self._proof.rows and tokens <= self._proof.tokens:
@@ -374,7 +374,7 @@ class Proving:
         Parameters
         ----------
         way
-            How rows share a forward.
+            How the rows of a batch share a forward, such as ``padded`` to one length.
         rows, tokens
             Sizes of the largest batches that the proof includes, smaller if memory is short. By default the
             speed of the model decides.
@@ -442,8 +442,8 @@ class Proving:
     ) -> tuple[str | None, float]:
         """Compare the logits of large batches of probes with transformers'.
 
-        Returns what is wrong with the first batch that fails (or ``None``), and the largest difference until
-        then.
+        Returns what is wrong with the first batch that fails (or ``None``), and the largest difference in the
+        batches before it.
 
         Parameters
         ----------
@@ -525,7 +525,10 @@ class Proving:
         return *self.asked(large=large), "own" if large else "exact"
 
     def _shipped(self) -> Shipped | None:
-        """Return transformers' results for the demo model from the package, if they are still valid."""
+        """Read transformers' results for the demo model from `DEMO_FIGURES`.
+
+        Returns ``None`` for any other model, and if the results are missing or no longer valid.
+        """
         if self._spec.model != "demo" or not DEMO_FIGURES.is_file():
             return None
         figures = Shipped.model_validate(read_json(DEMO_FIGURES))

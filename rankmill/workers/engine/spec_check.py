@@ -22,10 +22,12 @@ from rankmill.workers.models.probes import LONGEST, OF_SPECS, Probe, columns_of,
 from rankmill.workers.models.reference_tokens import ReferenceTokens, own_tokenizer
 
 _KEPT = 1000
-"""A host remembers at most this many specs of a model whose tokens are right; the oldest are forgotten."""
+"""For each model, a host remembers at most this many specs with right tokens; the oldest are forgotten."""
 
 _OTHERS = {"model", "revision", "precision", "activation", "label", "all_labels", "deterministic"}
-"""Fields of a spec that change no tokens, or whose tokens were compared when the model's scores were."""
+"""Fields of a spec that need no comparison here. Most change no tokens. For ``model`` and ``revision``,
+tokens were compared when the model was loaded.
+"""
 
 
 class SpecCheck:
@@ -132,8 +134,9 @@ class SpecCheck:
         return 1 + len(range(0, tokens - room, min(spec.long_stride or max(room // 2, 1), room)))
 
     def _windows(self, probe: Probe, model: Model) -> Iterator[Probe]:
-        """Yield the windows into which the worker cuts a probe's passage, and an empty probe if text is left
-        out.
+        """Yield each window into which the worker cuts a probe's passage, as a probe of its own.
+
+        If the windows leave out text, yield an empty probe too, so that the comparison fails.
         """
         if model.windows is None:
             return
@@ -144,7 +147,7 @@ class SpecCheck:
         parts, (text,) = read if read is not None else queries, columns[-1]
         done = 0
         for part in parts:
-            # a text may contain the part several times: take the last place that leaves no gap
+            # the passage may contain this window's text several times: take the last place that leaves no gap
             at = text.rfind(part, 0, done + len(part) + 1)
             if at < 0 or text[done:at].strip():
                 break

@@ -154,7 +154,7 @@ class ChunkClaim:
         rows
             Number of the chunk's rows.
         mine
-            What this worker would use.
+            The precision and the model's content that this worker would use.
         """
         if self.priority == "request" and (self.chunk, rows) == (0, run.rows):
             return mine
@@ -208,7 +208,7 @@ class PairsClaim(ChunkClaim):
     def finish(self, result: ChunkResult | None) -> None:
         """End the job with its result through RQ, which also starts jobs that depend on it.
 
-        Without a result, only give up this worker's hold of the job.
+        Without a result, this worker only gives up its claim on the job.
         """
         try:
             if isinstance(result, ChunkScores) and not self.held.asks_the_same():
@@ -399,8 +399,8 @@ class ChunkScorer:
             claim.work.seconds["tokenize"] = system.monotonic() - began
 
     def spec(self, run: Run) -> ScoreSpec:
-        """Return the run's spec, with the precision and revision on which its workers have agreed, if known
-        here.
+        """Return the run's spec. If this worker knows the precision and the revision on which the run's
+        workers have agreed, the spec names them.
         """
         return self._settled.get(run.id, run.spec)
 
@@ -408,8 +408,8 @@ class ChunkScorer:
         """Return the engine that scores a run, with the precision and model content on which its workers
         agreed.
 
-        This worker remembers the agreement. When a chunk is tried again it asks Redis again, where another
-        agreement may be in force by now.
+        This worker remembers the agreement. When a chunk is tried again, this worker asks Redis again,
+        because the agreement may have changed.
         """
         if attempt(run, claim.job) > 1:
             self._settled.pop(run.id, None)

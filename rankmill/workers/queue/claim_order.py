@@ -1,8 +1,9 @@
 """Decides which jobs a worker claims, and which it gives away, without any I/O.
 
-Requests come before bulk work, which keeps a share of the pairs. The queue decides the order of tenants and
-runs. A worker claims no more than its share of the waiting bulk work, unless its device may soon run out of
-work. A worker gives idle workers chunks that it has not started.
+Requests come before bulk work. But while both wait, a quarter of the claimed pairs are bulk work. The queue
+decides the order of tenants and runs. Of the waiting bulk work, a worker claims at most an equal share (all
+pairs divided by the number of workers), unless its device may soon run out of work. A worker gives idle
+workers chunks that it has not started.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from rankmill.workers.engine.pipeline import PriorityTurns
 
 _LEFT_ALONE_SECONDS = 1.0
 _REFUSED_SECONDS = 10.0
-"""After a worker has handed back a chunk that it cannot score, it leaves the run's other chunks to other
-workers: for the first number of seconds in any case, and for the second number if any other run has chunks.
+"""After a worker has handed back a chunk that it cannot score, it takes no chunk of the same run for
+`_LEFT_ALONE_SECONDS`. Until `_REFUSED_SECONDS` are over, it takes one only if no other run has a chunk.
 """
 
 _KEEP = 4
-"""A worker gives a chunk to an idle worker only if it keeps at least a quarter as many pairs for itself."""
+"""A worker gives a chunk of ``n`` pairs to an idle worker only if it keeps ``n / 4`` pairs or more to score
+itself.
+"""
 
 
 class ClaimOrder:
@@ -53,7 +56,7 @@ class ClaimOrder:
     def refused_lately(self) -> list[str]:
         """Ids of the runs whose chunks this worker takes only if no other run has a chunk.
 
-        It has lately handed back a chunk of each. The ids of `left_alone` are included.
+        The worker has lately handed back a chunk of each of these runs. The ids of `left_alone` are included.
         """
         return self._refused_within(_REFUSED_SECONDS)
 
@@ -64,8 +67,8 @@ class ClaimOrder:
 
     @property
     def last(self) -> bool:
-        """Whether fewer jobs wait than there are workers, so that others may soon be idle. False for a single
-        worker.
+        """Whether fewer jobs wait than there are workers, so that other workers may soon be idle. False for a
+        single worker.
         """
         return self._workers > 1 and self._waiting < self._workers
 

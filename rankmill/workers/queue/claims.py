@@ -45,8 +45,8 @@ _NAMED = 100
 """A worker that stops because of wrong scores names at most this many runs in its last report."""
 
 _REMEMBERED = 100_000
-"""A worker remembers this many of the runs that it has scored last. If scores turn out to be wrong, it leaves
-a note for each of them.
+"""A worker remembers at most this many runs: those that it has scored last. If its scores turn out to be
+wrong, it leaves a note in Redis for each of these runs.
 """
 
 logger = logging.getLogger(__name__)
@@ -163,8 +163,8 @@ class Claims:
         self._run_refusals = RunRefusals(store.redis, worker.name, worker.lease_seconds)
         self._put_aside = ModelQueue()
         self._unproven: dict[tuple[object, ...], Answered] = {}
-        """For each loaded model, the runs that it scored since its probes (pairs with known scores) were last
-        right.
+        """For each loaded model, the runs that were scored with it since its probes (pairs with known scores)
+        last had the right scores.
         """
         self._fast = Answered()
         """The scored runs whose tokens may come from a fast tokenizer library."""

@@ -43,7 +43,7 @@ class WorkerHeartbeat(Periodic):
     on_beat
         Called at each heartbeat.
     orders
-        Receives the orders that operators have left for this worker.
+        Receives the operators' orders to this worker, for example to drain it.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class WorkerHeartbeat(Periodic):
                 if trusts:
                     self._end_lock_with_a_lease(queue)
                 else:
-                    # let a worker that already trusts the leases recover more jobs
+                    # free the lock: another worker may already know that lapsed leases mean dead workers
                     worker.connection.delete(queue.registry_cleaning_key)
 
     def _lock(self, queue: OrderedQueue) -> bool:
@@ -147,8 +147,8 @@ class WorkerHeartbeat(Periodic):
         return bool(connection.pttl(lock) > self._lock_ms and connection.set(lock, **mine))
 
     def _end_lock_with_a_lease(self, queue: OrderedQueue) -> None:
-        """Shorten the lock for cleaning a queue until the next lease lapses, so that any worker can recover
-        that job.
+        """If a job's lease lapses before the lock for cleaning a queue does, shorten the lock to the same
+        time, so that any worker can then recover the job.
         """
         connection: Any = self._worker.connection
         for _, ends in connection.zrange(queue.started_job_registry.key, 0, 0, withscores=True):

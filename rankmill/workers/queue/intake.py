@@ -108,14 +108,16 @@ class Intake:
         self._refusals = refusals
         self._bell = Bell(self._queues, pipeline.wake)
         self._room: list[Priority] = []
-        """The priorities of which the worker could claim more pairs when it last tried, the first choice
-        first.
+        """The priorities (``request``, ``bulk``) whose jobs the worker could claim when it last tried, the
+        first choice first.
         """
         self._said = float("-inf")
 
     @property
     def full(self) -> bool:
-        """Whether the worker could claim no more pairs of some priority when it last tried."""
+        """Whether the worker already had enough requests or enough bulk work when it last tried to claim a
+        job.
+        """
         return len(self._room) < 2
 
     @property
@@ -125,7 +127,7 @@ class Intake:
     def claim_next(self, *, wait: bool) -> bool:
         """Claim the next job, and return whether a job was claimed.
 
-        With `wait`, a worker that may claim jobs of all priorities waits up to `POLL_SECONDS` for one. If
+        With `wait`, a worker that may claim requests and bulk work waits up to `POLL_SECONDS` for a job. If
         Redis then refuses to look into a queue, this is logged.
 
         Raises
@@ -222,7 +224,8 @@ class Intake:
     def _wait_for_any(self) -> Found | None:
         """Wait up to `POLL_SECONDS` for a job at RQ's lists, and take it.
 
-        With one queue, the job's id moves to the queue's intermediate list; Redis cannot do that for several.
+        If the worker has one queue, the job's id moves to that queue's intermediate list. Redis has no such
+        command for several queues.
         """
         queues, connection = self._queues, cast("Any", self._worker.connection)
         with _naming(queues):

@@ -1,4 +1,7 @@
-"""Takes operators' orders to this worker; the heartbeat reads them, and the main thread carries them out."""
+"""Takes operators' orders to this worker: to drain or resume it, or to load or unload a model.
+
+The heartbeat reads the orders, and the main thread carries them out.
+"""
 
 from __future__ import annotations
 

@@ -31,8 +31,9 @@ class _Refused:
 class Refusals:
     """Remembers each model or run that a worker cannot score, and when the worker may try it again.
 
-    After a refusal, the worker hands its chunks back until a pause is over. Then the next chunk is tried. If
-    it fails, the pause is twice as long, up to a minute, but not shorter than the attempt.
+    After a refusal, the worker hands back the chunks of the model or run until a pause is over. Then it tries
+    the next chunk. If that fails too, the pause is twice as long, up to a minute, but never shorter than the
+    failed attempt.
     """
 
     def __init__(self) -> None:
@@ -59,8 +60,8 @@ class Refusals:
         option
             The option of the spec that is the reason, if any.
         took
-            Seconds that the attempt took. The pause is at least as long, so that other runs get half of the
-            time.
+            Seconds that the attempt took. The pause is at least as long, so that other runs get at least half
+            of the worker's time.
         """
         before = self._refused.get(key)
         now = system.monotonic()

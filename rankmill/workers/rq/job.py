@@ -115,7 +115,8 @@ class ScoringJob(Job):
     ) -> None:
         """Write a heartbeat as RQ does, but with `xx` write nothing for a job that is gone.
 
-        RQ would make a hash with one field that never expires if the worker died.
+        For such a job, RQ would make a hash with one field. If the worker then died, the hash would never
+        expire.
         """
         if not xx:
             super().heartbeat(timestamp, ttl, pipeline)
@@ -212,9 +213,10 @@ class HeldJob:
         return status not in {None, JobStatus.CANCELED.value.encode()}
 
     def asks_the_same(self) -> bool:
-        """Return whether the job in Redis is still the job that this worker has read, or is gone.
+        """Return whether the job in Redis still has the arguments that this worker has read.
 
-        False if someone has enqueued another job with the same id. Raises `DamagedJob`.
+        False if someone has enqueued other work with the same id. True if the job is gone. Raises
+        `DamagedJob`.
         """
         connection: Any = self.job.connection
         data = connection.hget(self.job.key, "data")

@@ -43,10 +43,11 @@ _NAME_SECONDS = 0.2
 """Seconds between two checks whether a worker's name is free."""
 
 _NO_EXPIRY, _NO_KEY = -1, -2
-"""Redis's answers in place of the time until a key expires: it never expires, or does not exist."""
+"""What Redis answers, in place of the time until a key expires, if the key never expires or does not exist.
+"""
 
 _MADE_UP = re.compile("[0-9a-f]{32}")
-"""Matches the name that RQ makes up for a worker that was given none."""
+"""Matches the name that RQ makes up for a worker that was started without a name."""
 
 _GRACE_SECONDS = 60.0
 """A call that runs this long (s) past its time limit counts as hanging. It does not react to the limit's
