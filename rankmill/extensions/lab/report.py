@@ -65,7 +65,8 @@ def draw(experiment: Experiment, cells: pd.DataFrame, folder: Path) -> list[tupl
 def save_chart(figure: Figure, path: Path) -> None:
     """Write a figure to an SVG file; the same data gives the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="svg", metadata={"Date": None})
+    with whole_file(path) as partial:
+        figure.savefig(partial, format="svg", metadata={"Date": None})
 
 
 def _bars(experiment: Experiment, cells: pd.DataFrame) -> Figure | None:

@@ -27,6 +27,7 @@ from rankmill.jobs.runtime.installation import install_line
 from rankmill.producer.files.corpus.rankings import check_once, read_ranking
 from rankmill.producer.files.ranking import best_first
 from rankmill.producer.files.stores.paths import AnyPath
+from rankmill.producer.files.stores.writing import whole_file
 
 
 def read_scored(
@@ -197,7 +198,7 @@ def evaluate(
 
 def plot(results: Sequence[Result], path: Path) -> None:
     """Draw all measures, and the change of the first measure for each query, into the file `path`. This needs
-    matplotlib.
+    matplotlib. Raises `OutputError` if the file cannot be written.
     """
     from matplotlib.figure import Figure
 
@@ -216,7 +217,8 @@ def plot(results: Sequence[Result], path: Path) -> None:
     queries.bar(range(len(change)), change, width=1)
     queries.set_xlabel("queries")
     queries.set_ylabel(f"{first.measure}, {'after' if first.before is None else 'after minus before'}")
-    figure.savefig(path)
+    with whole_file(path) as partial:
+        figure.savefig(partial)
 
 
 def _measure(name: str) -> Any:

@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 
 from rankmill.cli.main import rankmill
 from rankmill.producer.files.outputs import OutputFormat
+from tests.harness.servers.disks import fill, small_disk
 
 RANDOM = random.Random(7)
 QUERIES = [f"q{n}" for n in range(6)]
@@ -244,6 +245,22 @@ def test_a_table_lines_by_query_and_a_plot(folder: Path) -> None:
     assert "1 of 6 judged queries are not in the ranking; they count as 0" in done.stderr
     assert len([line for line in done.stdout.splitlines() if line.startswith("q5\t")]) == 3
     assert picture.read_text().startswith("<?xml")
+
+
+def test_a_plot_that_cannot_be_written_keeps_the_old_one_and_is_told_in_one_line(folder: Path) -> None:
+    options = ("--qrels", folder / "qrels.txt", "--plot")
+    for name in ("plot", "plot.xyz"):
+        refused = run(folder / "out.parquet", *options, folder / name)
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert f"{name}: the name of the plot must end in .svg, .png or .pdf" in refused.stderr
+    assert not [*folder.glob("plot*")]
+    with small_disk(folder / "disk", "64k") as disk:
+        (disk / "old.svg").write_text("old")
+        fill(disk)
+        result = run(folder / "out.parquet", *options, disk / "old.svg")
+        assert (result.exit_code, result.stderr.count("\n")) == (1, 2), result.stderr
+        assert "old.svg: No space left on device" in result.stderr
+        assert (disk / "old.svg").read_text() == "old"
 
 
 def test_the_p_value_is_that_of_the_paired_t_test(

@@ -321,6 +321,7 @@ def test_nulls_can_be_refused_before_any_work(tmp_path: Path, name: str) -> None
         ("none.parquet", "no such file"),
         ("*.csv", "no such file"),
         ("a.txt", "cannot tell what is in it"),
+        ("/dev/stdin", "cannot tell what is in it.*; the name of standard input is -"),
         (".", "no file"),
     ],
 )

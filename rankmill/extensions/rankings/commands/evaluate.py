@@ -11,6 +11,7 @@ from pydantic import Field
 
 from rankmill.cli import options
 from rankmill.cli.show import echo
+from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.runtime.logs import set_up
 from rankmill.producer.files.stores.paths import AnyPath
 
@@ -55,6 +56,8 @@ def evaluate(scored: AnyPath, asked: EvaluateOptions, as_json: bool) -> None:
     set_up("warning", "auto")
     if asked.plot:
         options.require_plots()
+        if asked.plot.suffix not in (".svg", ".png", ".pdf"):
+            raise InputError(f"{asked.plot}: the name of the plot must end in .svg, .png or .pdf")
     after, before = evaluation.read_scored(scored, asked.score_column, asked.run)
     names = [name.strip() for name in asked.measures.split(",") if name.strip()]
     results = evaluation.evaluate(after, before, read_qrels(source_path(asked.qrels, "qrels")), names)
