@@ -292,8 +292,7 @@ class FakeWorkers:
     def _scores(
         self, spec: ScoreSpec, rows: Sequence[Sequence[str | None]], reasons: list[str | None]
     ) -> tuple[tuple[str, ...], npt.NDArray[np.float32]]:
-        """Return the labels and the scores of the rows. Without several scores for each row, there are no
-        labels.
+        """Return the labels and the scores of the rows. If each row has one score, there are no labels.
 
         If a row gets no score, the reason is written into `reasons`.
         """
@@ -341,7 +340,9 @@ class FakeWorkers:
 
 
 def _activated(logits: npt.NDArray[np.float32], spec: ScoreSpec) -> npt.NDArray[np.float32]:
-    """Apply the spec's activation to logits ``[n, outputs]``. The fake model's own is the identity."""
+    """Apply the spec's activation to logits ``[n, outputs]``. The fake model's own activation is the
+    identity.
+    """
     several = logits.shape[1] > 1
     if spec.activation == "softmax" and not several:
         why = f"activation softmax is for several outputs, and model {spec.model} has one"

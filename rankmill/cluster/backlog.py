@@ -32,8 +32,8 @@ class Backlog:
     pairs
         Number of pairs that are not scored yet.
     seconds
-        Time that the live workers need for them, or one worker if none lives. ``None`` if pairs are left, but
-        the speed of the workers is unknown.
+        Time that the live workers need for these pairs. If no worker lives, the time that one worker needs.
+        ``None`` if pairs are left, but the speed of the workers is unknown.
     """
 
     pairs: int
@@ -74,7 +74,7 @@ class Backlogs:
 
 
 def _speed(report: WorkerReport) -> float | None:
-    """Return how many pairs a worker scores per second of its models' computing, or ``None`` if unknown."""
+    """Return a worker's speed while its models compute, in pairs per second, or ``None`` if it is unknown."""
     seconds = report.stage_seconds[_FORWARD]
     return report.pairs / seconds if report.pairs and seconds > 0 else None
 

@@ -33,7 +33,7 @@ class FailedJob(BaseModel):
     state
         ``failed`` after all attempts have failed, ``set aside`` if no worker could read the job.
     at
-        When that happened, in seconds since 1970; ``None`` if unknown.
+        When the job failed or was set aside, in seconds since 1970; ``None`` if unknown.
     final
         Why the job cannot be retried; empty if it can.
     """
@@ -141,8 +141,9 @@ def _results(job: str) -> str:
 
 
 def _failure(queue: OrderedQueue, job: Job) -> tuple[str, float | None]:
-    """Return the last line of a job's last error, or say that the error is missing or damaged; and when the
-    server got the error, in seconds since 1970. RQ sets no end of a job whose worker has died.
+    """Return the last line of a job's last error, and when the server got that error (seconds since 1970). If
+    the error is missing or damaged, a text that says so replaces the line. Do not take the time from the
+    job's end: RQ records none if the worker has died.
     """
     connection: Any = queue.connection
     streams = connection.xread({_results(job.id): "0-0"})

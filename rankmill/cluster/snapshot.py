@@ -312,8 +312,8 @@ class _Reader(Look):
     def _queues(
         self, known: Iterable[str], used: Iterable[str], workers: Sequence[WorkerState]
     ) -> tuple[QueueState, ...]:
-        """Return the states of the queues in use: all in `used`, all of `workers`, and those in `known` with
-        jobs.
+        """Return the states of the queues in use: those in `used`, those on which `workers` listen, and those
+        in `known` that have jobs.
 
         Failed jobs do not count here.
         """
@@ -393,8 +393,8 @@ class _Reader(Look):
         return tuple(run.model_copy(update={"waiting": waiting[run.id]}) for run in runs)
 
     def _waiting(self, runs: list[RunState]) -> Counter[str]:
-        """Count the waiting chunks of each run in `runs`. Those that wake idle workers are in RQ's own list,
-        of which the first `_LOOK_AT` jobs are read.
+        """Count the waiting chunks of each run in `runs`. Chunks in RQ's own list count only if they are
+        among its first `_LOOK_AT` jobs.
         """
         queues = sorted({run.queue for run in runs})
         own: list[tuple[Any, ...]] = [("llen", keys.waiting(run.queue, run.id), 0) for run in runs]

@@ -136,7 +136,7 @@ def workers_table(workers: Iterable[WorkerState], *, gap: bool = True) -> Render
 
 
 def live_table(workers: Iterable[WorkerState]) -> RenderableType:
-    """Make a table with one line for each worker, the models that it has loaded, and its use of the host."""
+    """Make a table of the workers' loaded models and use of the host, with one line for each worker."""
     return _or_word("No workers: start some with rankmill workers start.", table(workers, {
         "worker": lambda worker: plain(worker.name),
         "pid": lambda worker: "" if worker.pid is None else str(worker.pid),

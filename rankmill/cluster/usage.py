@@ -1,4 +1,6 @@
-"""Sums up what tenants have used of the workers, by tenant, model or day, for tables, JSON and metrics."""
+"""Sums up the usage of tenants (pairs, tokens, device time) by tenant, model or day, for tables, JSON and
+metrics.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from rankmill.jobs.system import system
 By = Literal["key", "model", "day"]
 
 NOBODY = "(none)"
-"""Name of the tenant of runs that do not name one."""
+"""Shown as the tenant's name for runs without a tenant."""
 OTHER = "(other)"
 """Shown as the tenant's or model's name for usage that did not fit into the account of a day."""
 
@@ -83,7 +85,7 @@ def listed(entries: Iterable[Entry], called: Callable[[str], str] = str) -> dict
 
 
 class UsageMetrics:
-    """Makes Prometheus counters of what tenants have used since the first reading of their accounts.
+    """Makes Prometheus counters of the usage by tenants since the first reading of their accounts.
 
     Each day has its own account. A reading adds how much each account has grown since the last reading, so
     the counters do not fall at midnight.

@@ -169,10 +169,10 @@ class Watch:
     """Base class for what an extension adds to the views of a cluster, such as faults, metrics and runs."""
 
     kinds: ClassVar[Mapping[str, str]] = {}
-    """For each kind of the extension's faults, a kind that is a little worse.
+    """For each kind of the extension's faults, the next worse kind of fault.
 
-    In the list of all kinds, the worst first, the extension's kind comes just after that kind. If that kind
-    does not exist, the extension's kind comes last.
+    In the list of all kinds, the worst first, the extension's kind comes just after the next worse kind. If
+    no such kind exists, the extension's kind comes last.
     """
 
     nothing: ClassVar[Seen] = Seen()

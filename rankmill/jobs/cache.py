@@ -110,7 +110,7 @@ def _strangers(folder: Path, *, above: bool = False) -> str | None:
     if status.st_mode & stat.S_IWGRP and not is_sticky:
         if status.st_gid not in _groups():
             return f"can be written by group {status.st_gid}, which this process is not in"
-        if listed := _in_its_list(folder):  # with such a list, the group's bits of the mode are its mask
+        if listed := _in_its_list(folder):  # with such a list, the mode's group bits are the list's mask
             return f"can be written by {listed}, as its access control list says"
     owner = status.st_uid
     if owner in {0, os.geteuid()} or owner == owner_in(folder) or (above and owner in _unmapped()):

@@ -1,4 +1,4 @@
-"""The part of a runner's order that describes a batch."""
+"""Describes a batch to the runner (a process that scores submitted files) that carries it out."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from rankmill.jobs.contract.file_request import FileOrder, Name
 from rankmill.jobs.contract.schema import WireModel
 
 KIND = "batch"
-"""Value of the field ``kind`` in orders for batches, and name of their entry point in ``rankmill.orders``."""
+"""Value of `FileOrder.kind` for batches, and name of their entry point in the group ``rankmill.orders``."""
 
 
 class BatchOrder(WireModel):
-    """The details of an order to carry out a batch. The order's `FileRequest` names the input and output
-    files.
+    """What a runner must know about a batch. `FileOrder.request` names the batch's input and output files.
 
     Attributes
     ----------
@@ -45,7 +44,7 @@ class BatchOrder(WireModel):
 
     @classmethod
     def of(cls, order: FileOrder) -> Self:
-        """Read the details of a batch from a runner's order; raises `InputError` if they are not valid."""
+        """Read the facts about a batch from a runner's job. Raises `InputError` if they are not valid."""
         try:
             return cls._read(dict(order.details), "the order of a batch")
         except WireError as error:

@@ -49,8 +49,8 @@ class _Owned(WireModel):
     """A record with an owner: the name of API keys, or an empty text for all callers without a key."""
 
     noun: ClassVar[str]
-    """The word for such a record in messages to callers. Subclasses also have `key` and `index`, which make
-    the Redis keys of a record and of an owner's list of records.
+    """Messages to callers call the record by this word: ``file`` or ``batch``. Subclasses also have `key` and
+    `index`, which make the Redis keys of a record and of an owner's list of records.
     """
 
     id: str

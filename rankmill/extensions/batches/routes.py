@@ -157,7 +157,7 @@ def create_batch(
 ) -> dict[str, Any]:
     """Submit a batch, which a runner then scores."""
     if wanted.model:
-        # A batch of requests does not use this model. The gateway only checks that it serves the name.
+        # If the file has requests, this model is not used. The gateway only checks that it serves the name.
         gateway.served.resolve(wanted.model)
     return batches.create(key, wanted, gateway.served.resolve)
 

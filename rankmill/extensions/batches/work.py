@@ -62,7 +62,7 @@ class BatchWork:
     Parameters
     ----------
     run
-        The runner's run; its order describes the batch.
+        The submitted run that carries out the batch; its `FileOrder` describes the batch.
     store
         The store for the records of the batch's files.
     score, keep
@@ -117,7 +117,7 @@ class BatchWork:
         self._keep(outcome, output.partial, output.path)
 
     def _note_scored(self, output: ScoredFile | None, outcome: RunOutcome) -> None:
-        """Record that all rows of a batch of requests are scored. The batch's answers are written later."""
+        """Record that all rows of the batch's requests are scored. The batch's answers are written later."""
         self._outcome = outcome
         self._keep(outcome)
 
@@ -261,8 +261,8 @@ class BatchOrders:
         return _OPTION.sub(_as_field, told(error, names))
 
     def place(self, order: FileOrder) -> OutputFile | None:
-        """Return the file with the scored rows of a batch of requests. Returns ``None`` for a batch of rows,
-        because its output itself has the scores.
+        """Return the file with the scored rows of a batch, if the batch's input file has requests. If that
+        file has rows, return ``None``: the batch's output itself has the scores.
         """
         of_pairs = BatchOrder.of(order).endpoint is None
         return None if of_pairs else _scored_place(as_path(order.request.output or ""))

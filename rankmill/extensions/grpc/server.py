@@ -35,8 +35,8 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 _REFUSED_AT_ONCE = 64
-"""Number of calls beyond ``gateway_requests`` that are told when to try again. gRPC itself refuses further
-calls without a time.
+"""Number of simultaneous calls beyond ``gateway_requests`` that are told when to try again. gRPC itself
+refuses further calls, and does not tell them when.
 """
 
 logger = logging.getLogger(__name__)
@@ -141,7 +141,8 @@ class GrpcServer:
     async def _call(self, context: _Context, route: str, *, scores: bool) -> AsyncIterator[Call]:
         """Admit a call, and note facts about it. An error in the ``with`` block becomes the call's status.
 
-        If the call is not for `scores`, the limits on requests in progress do not apply.
+        `scores` is false for a call that only asks about the model. The limits on requests in progress do not
+        apply to such a call.
         """
         metadata = context.invocation_metadata() or ()
         headers = {str(name): value for name, value in metadata if isinstance(value, str)}

@@ -50,7 +50,7 @@ class Call:
 
 
 def _alone(answer: _Answer[M, R]) -> Callable[[TeiServices, M, Call], Awaitable[R]]:
-    """Make a method for gRPC calls with one message from a function that answers a list of messages."""
+    """Turn `answer`, which answers a list of messages, into a gRPC method that takes one message."""
 
     async def method(self: TeiServices, request: M, call: Call) -> R:
         (reply,) = await answer(self, [request], call)
@@ -60,7 +60,7 @@ def _alone(answer: _Answer[M, R]) -> Callable[[TeiServices, M, Call], Awaitable[
 
 
 def _in_turn(answer: _Answer[M, R]) -> Callable[[TeiServices, AsyncIterator[M], Call], AsyncIterator[R]]:
-    """Make a method for gRPC calls with a stream from a function that answers a list of messages."""
+    """Turn `answer`, which answers a list of messages, into a gRPC method that takes a stream of messages."""
 
     async def method(self: TeiServices, requests: AsyncIterator[M], call: Call) -> AsyncIterator[R]:
         async for batch in _batches(requests, self.most_bytes):
@@ -81,8 +81,8 @@ class TeiServices:
     Attributes
     ----------
     most_bytes
-        Most bytes of a stream whose messages are answered together. Other streams are answered in batches,
-        and a batch ends as soon as it has this many bytes.
+        Most bytes of a stream for ``RerankStream``. Other streams are answered batch by batch; a batch of
+        messages ends as soon as it has this many bytes.
     """
 
     def __init__(self, gateway: Gateway) -> None:
@@ -185,8 +185,8 @@ class TeiServices:
 
 
 def _pieces(texts: Sequence[TokensAsked]) -> Iterator[list[TokensAsked]]:
-    """Divide `texts`, in order, into lists of at most `MOST_ENCODED` characters and ids. A longer text is a
-    list by itself.
+    """Divide `texts`, in order, into lists. All texts of a list together have at most `MOST_ENCODED`
+    characters or token ids. A longer text gets a list of its own.
     """
     piece: list[TokensAsked] = []
     for text in texts:

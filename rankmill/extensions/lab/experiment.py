@@ -105,9 +105,10 @@ class Finding(_Strict):
     figure
         Name of the statistic, such as ``p95_ms``.
     of
-        Settings that select cells of the grid. The result is their median of `figure`.
+        Settings that select cells of the grid. The result is the median of `figure` over these cells.
     over
-        Settings that select other cells. If given, the first median is divided by theirs.
+        Settings that select other cells. If given, the result is the first median divided by that of the
+        other cells.
     value
         The reference value: a median, or a ratio of medians.
     """

@@ -52,7 +52,9 @@ def summary(experiment: Experiment, results: Iterable[CellResult]) -> pd.DataFra
 
 
 def measured_value(finding: Finding, cells: pd.DataFrame) -> float | None:
-    """Return this machine's value for a reference result, or ``None`` if its settings were not measured."""
+    """Return the value that this machine measured for a reference result: a median, or a ratio of two
+    medians. Return ``None`` if the cells of the result were not measured.
+    """
     of = _matching(cells, finding.of)[finding.figure].median() if len(cells) else np.nan
     if finding.over is not None:
         of /= _matching(cells, finding.over)[finding.figure].median() if len(cells) else np.nan

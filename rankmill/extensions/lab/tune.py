@@ -297,7 +297,8 @@ class Tuned:
     ----------
     changes
         The best settings, as changes to the initial ones. If the initial settings turned out better, there
-        are no changes, or only the backend and precision if ``auto`` could choose refused ones.
+        are no changes, or only the backend and precision, if ``auto`` might otherwise choose ones that were
+        refused.
     gain
         How many times as good the best settings are as the initial ones; ``None`` if this was not measured.
     story

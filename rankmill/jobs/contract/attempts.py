@@ -1,5 +1,5 @@
-"""How often a chunk is tried, how long the pauses between attempts are, and which chunks are scored by
-themselves.
+"""How often a chunk is tried, how long the pauses between attempts are, and which chunks a worker scores
+without others.
 
 A chunk has one attempt, and up to ``max_retries`` further ones after failures. After the last one, a worker
 reports the failure (`rankmill.jobs.protocol.recovery`). The producer then splits the chunk or gives it up

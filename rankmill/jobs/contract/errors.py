@@ -30,19 +30,20 @@ class Fault(Enum):
     """The cause of a chunk without scores; it decides what happens to the chunk."""
 
     ATTEMPT = "attempt"
-    """Something about this attempt, or something unknown: the chunk is tried again, as often as its run
-    allows.
+    """The cause lies in this attempt, or is unknown: the chunk is tried again, as often as its run allows.
 
     After the last attempt, the producer splits the chunk if the worker died, until the faulty row is alone.
     Otherwise, all rows of the chunk get the reason as their error.
     """
     WORKER = "worker"
-    """The worker or its host: another worker scores the chunk, unless all live workers refuse the run."""
+    """The cause is the worker or its host: another worker scores the chunk, unless all live workers refuse
+    the run.
+    """
     JOB = "job"
     """The job or its payload cannot be read: the job is set aside, and the producer submits the chunk again.
     """
     RUN = "run"
-    """The run: no worker could score the run, so the run ends."""
+    """The cause is the run: no worker could score it, so it ends."""
 
 
 RowFault = Literal["null", "tokenizer", "too_long", "model", "not_a_number"]
@@ -129,7 +130,7 @@ class FormatError(WireError):
 
 
 class SpecError(RankmillError):
-    """The model cannot be loaded or run here as the spec asks; this worker leaves the run to others.
+    """The model cannot be loaded or run here as the spec asks; this worker leaves the run to other workers.
 
     Parameters
     ----------
@@ -147,7 +148,7 @@ class SpecError(RankmillError):
 
 
 class WorkerError(SpecError):
-    """The worker or its host cannot score a chunk; the worker leaves all runs of the model to others."""
+    """A worker or its host cannot score a chunk. The worker leaves all runs of the model to other workers."""
 
 
 class WrongWorkerError(RankmillError):
@@ -179,7 +180,7 @@ class RunFailed(RankmillError):
 class WrongScores(RunFailed):
     """A worker that scored rows of this run computes wrong scores.
 
-    The cause is its device or a tokenizer library.
+    The cause is that worker's device or a tokenizer library.
     """
 
 

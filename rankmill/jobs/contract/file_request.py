@@ -58,7 +58,7 @@ def _check_webhook(url: str) -> str:
     return url
 
 
-# The `title` of an option's type stands for the value in the help of commands, as NAME in `--tag NAME`.
+# The help of commands shows the `title` of an option's type in place of a value: NAME in `--tag NAME`.
 Name = Annotated[str, Field(min_length=1)]
 File = Annotated[Name, Field(title="FILE")]
 Files = Annotated[tuple[File, ...], Field(title="FILE")]
@@ -292,11 +292,11 @@ class FileOrder(WireModel):
     queue, chunk_size
         ``None`` means that the runner's settings decide.
     kind
-        Name of an entry point of the group ``rankmill.orders``; ``None`` if the order is for files.
+        Name of an entry point of the group ``rankmill.orders``; ``None`` for a run of files.
     details
-        Fields that only orders of this `kind` have; empty for files.
+        Further fields for a run of this `kind`; empty for a run of files.
     tenant
-        The tenant for whom the run counts; ``None`` is the tenant whose name is empty.
+        The tenant for whom the files are scored; ``None`` is the tenant whose name is empty.
     """
 
     optional = frozenset({"queue", "chunk_size", "webhook", "kind", "details", "tenant", "weight"})

@@ -120,14 +120,15 @@ def settled(run_id: str) -> str:
 
 
 def counted(run_id: str) -> str:
-    """Set: the results of a run whose usage (pairs, tokens, device time) is already counted for the tenant.
-    This set exists only if the results stay in Redis.
+    """Set: ids of a run's results that are already counted in the tenant's usage (pairs, tokens, device
+    time). This set exists only if the results stay in Redis.
     """
     return f"{PREFIX}:run:{run_id}:counted"
 
 
 def usage(day: int | None = None) -> str:
-    """Hash: what each tenant has used on one day, by model and device. Days are numbered from 1970 in UTC.
+    """Hash: the pairs, tokens and device time that each tenant has used on one day, by model and device. Days
+    are numbered from 1970 in UTC.
 
     Without `day`, return the prefix of these keys.
     """
@@ -183,7 +184,7 @@ def capacity(queue: str) -> str:
 
 
 def orders(name: str) -> str:
-    """List: orders to the worker `name` that it has not read yet, each as JSON."""
+    """List: orders of operators (such as to drain) that the worker `name` has not read yet, each as JSON."""
     return f"{PREFIX}:orders:{name}"
 
 
@@ -193,8 +194,8 @@ def queues() -> str:
 
 
 def bell(queue: str) -> str:
-    """List: wakes workers that have room only for requests. Each new job of a request adds an entry, of which
-    at most 64 are kept.
+    """List: wakes workers that are full of bulk work but can take requests. Each new job of a request adds an
+    entry; the list keeps at most 64 entries.
     """
     return f"{of_queue(queue)}bell"
 
@@ -249,16 +250,16 @@ def idle(queue: str) -> str:
 
 
 def reader_bell(reader: str) -> str:
-    """Stream: wakes a producer that waits for the results of many runs, so that it can add a run.
+    """Stream: tells a producer that waits for results of many runs to wait for those of another run, too.
 
-    The producer reads this stream and the streams of results in one command, which an entry here ends.
+    The producer reads this stream and the streams of results in one command. An entry here ends the command.
     """
     return f"{PREFIX}:reader:{reader}:bell"
 
 
 def job_id(run_id: str, chunk: ChunkId | Literal[""]) -> str:
-    """Return RQ's id of the job that scores a chunk. Without a chunk, return what all ids of a run begin
-    with.
+    """Return RQ's id of the job that scores a chunk. Without a chunk, return the prefix of the ids of all
+    jobs of the run.
     """
     return f"{run_id}-{chunk}"
 

@@ -1,7 +1,7 @@
 """The priority and the tenant of a run, which are both part of the run's id.
 
-Requests, whose caller waits for them, come before bulk work. Tenants get shares of the workers by their
-weights. The ids of a run's jobs begin with the run's id, so a job's id is enough to find its place in a
+Requests, whose caller waits for them, come before bulk work. A tenant's weight decides its share of the
+workers. The ids of a run's jobs begin with the run's id, so a job's id is enough to find its place in a
 queue.
 """
 
@@ -53,8 +53,8 @@ def choose_priority(given: str | None, rows: int | None) -> Priority:
 class Tenant(NamedTuple):
     """A user or group for which runs are scored, and its weight, which decides its share of the workers.
 
-    A weight of 2.0 gets twice as much of the workers as 1.0. All runs without a tenant share the tenant whose
-    name is empty.
+    With weight 2.0, a tenant's share is twice as large as with 1.0. All runs without a tenant share the
+    tenant whose name is empty.
     """
 
     name: str = ""
@@ -80,7 +80,7 @@ def tenant_in(run_id: str) -> str:
 
 
 def run_id_of_request(job_id: str) -> str:
-    """Return the run id of a job that contains its own pairs, which is scored as a request."""
+    """Make a run id for a job that contains its own pairs. Such a job is scored as a request."""
     return _MARK + job_id
 
 

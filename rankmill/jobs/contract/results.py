@@ -50,10 +50,10 @@ class ChunkStats(WireModel):
     labels
         Names of the outputs, if each row has several scores.
     bound
-        Largest error of a score that the worker's proof of the model allows (`Proof.bound`); ``None`` without
-        a proof.
+        Limit for the error of a score, from the worker's check of the model (`Proof.bound`); ``None`` without
+        a check.
     reference
-        ``own`` if the model was too large to be compared in fp32 (`Proof.reference`).
+        ``own`` if the model was too large to be checked against fp32 (`Proof.reference`); otherwise ``None``.
     kind
         For a deterministic run, a text that names device, versions and precision. Workers with the same text
         and model give a row exactly the same score.
@@ -217,7 +217,7 @@ class Amounts(NamedTuple):
     pairs, tokens
         The number of scored pairs, and of their tokens.
     microseconds
-        The device's time.
+        The device's time for these pairs.
     cached
         Rows that were not computed, because an equal row or an earlier output had the score.
     failed
@@ -240,11 +240,11 @@ NO_DEVICE = ""
 """Name of the device for rows without a score, and for rows that needed no work."""
 
 Usage = Mapping[str, Amounts]
-"""How much each device was used, by the device's name."""
+"""The pairs, tokens and time of each device, by the device's name."""
 
 
 def used_by(result: ChunkScores) -> dict[str, Amounts]:
-    """Return how much the scoring of a chunk has used its device."""
+    """Return the number of pairs and tokens of a scored chunk, and its device time, by the device's name."""
     stats = result.stats
     pairs = len(result.scores) - result.scores.null_count
     microseconds = round(1e6 * stats.device_seconds)

@@ -244,7 +244,9 @@ def _encode_queries(texts: pa.Array | pa.ChunkedArray) -> pa.DictionaryArray:
 
 
 def _encode_passages(texts: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Encode passages. A dictionary is not decoded here, because its texts may be too large in all."""
+    """Encode passages. Do not decode a dictionary here: with each repeated text written out, it may be too
+    large.
+    """
     return _encode_queries(texts) if pa.types.is_dictionary(texts.type) else _combined(_clip(texts))
 
 

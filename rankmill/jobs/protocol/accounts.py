@@ -38,7 +38,7 @@ _LONGEST = 200
 _COUNT = Script("jobs/protocol/lua/count.lua")
 
 END = "end"
-"""Used in place of an entry's id for usage that no stream entry has. This is usage that is known only when a
+"""Stands in place of a stream entry's id, for usage without such an entry: usage that is known only when a
 run ends, and usage of a job with its own pairs.
 """
 
@@ -104,7 +104,7 @@ class Accountant:
         group
             Digits of the tenant, if the run's id does not end with them.
         stays
-            Delete nothing; instead, a set records which ids are counted.
+            Whether the entries stay in the stream. If so, a set records which ids are counted.
 
         Returns
         -------
@@ -141,9 +141,9 @@ def _plain(device: str) -> str:
 
 
 def read_accounts(client: redis.Redis, days: int, tenant: str | None = None) -> list[Entry]:
-    """Read from Redis what tenants have used in the last `days` days, including today.
+    """Read the tenants' usage of the last `days` days from Redis, including today.
 
-    With `tenant`, return only what this tenant has used.
+    With `tenant`, return only this tenant's usage.
     """
     today = int(system.now() // _DAY)
     wanted = range(today - min(days, KEPT_DAYS) + 1, today + 1)

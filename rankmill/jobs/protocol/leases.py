@@ -67,7 +67,7 @@ def move(
     job
         The job's key, which the commands change.
     do
-        Adds the commands that move the job to a pipeline.
+        Adds to a pipeline the commands that move the job.
     until
         The job is not moved if its lease ends later than this (s since 1970), because the lease was renewed.
     """
@@ -132,7 +132,7 @@ class Leases:
         self._seconds = seconds
 
     def take(self, holder: str, most: float = math.inf) -> bool:
-        """Renew the holder's lease, or begin one if there are fewer than `most`.
+        """Renew the holder's lease, or begin one if fewer than `most` leases exist.
 
         Returns whether the holder has a lease now.
         """
@@ -153,7 +153,8 @@ class Leases:
 
 
 class Renewals:
-    """Knows when this process last renewed its leases, and whether it may take over lapsed leases of others.
+    """Knows when this process last renewed its leases, and whether it may take over lapsed leases of other
+    processes.
 
     Parameters
     ----------

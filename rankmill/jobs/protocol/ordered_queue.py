@@ -27,8 +27,8 @@ IDLE_SECONDS = 5
 """A worker counts as idle, or as waiting at RQ's list, for this many seconds after it last said so."""
 
 _PROBES = 4
-"""The search for lost jobs of a run begins with this many, which the producer needs first. All jobs of the
-run are searched for only if one of these is lost.
+"""The search for lost jobs of a run begins with this many jobs, which the producer needs first. All jobs of
+the run are searched for only if one of these is lost.
 """
 
 _PUT_BACK_AT_ONCE = 1000
@@ -96,16 +96,16 @@ class OrderedQueue(RQQueue):
         return self.key if run_id is None else keys.waiting(self.name, run_id)
 
     def place(self, client: Any, job_id: str | bytes, *, at_front: bool) -> None:
-        """Put a job that RQ enqueues into its waiting list. A chunk comes back in this way, so it goes to the
-        front.
+        """Put a job that RQ enqueues into its waiting list. A chunk goes to the front, because RQ enqueues a
+        chunk only when it comes back.
 
         Parameters
         ----------
         client, job_id
             The server or a pipeline, and the job.
         at_front
-            Whether a worker hands the job back unscored. Its tenant and run then get back the turn that it
-            has cost.
+            Whether a worker hands the job back unscored. If so, the job's pairs no longer count for its
+            tenant and run.
         """
         front = at_front or _run_of(job_id) is not None
         _PUT.run(client, self._places, int(front), int(at_front), job_id)
@@ -210,7 +210,8 @@ class OrderedQueue(RQQueue):
         waits
             Whether the worker will wait for a job at RQ's list if there is none now.
         idle
-            Whether the worker has nothing else to do if there is no job. One that still scores is not idle.
+            Whether the worker has nothing else to do if there is no job. A worker that still scores is not
+            idle.
         alone
             Ids of runs whose jobs the worker does not take.
         """

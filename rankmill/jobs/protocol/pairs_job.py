@@ -1,5 +1,5 @@
-"""The RQ job that contains its pairs: `rankmill.score_pairs`, enqueued by name. RQ's result has the
-scores.
+"""The RQ job `rankmill.score_pairs`, which callers enqueue by name. Its arguments contain the pairs, and its
+result the scores.
 """
 
 from __future__ import annotations

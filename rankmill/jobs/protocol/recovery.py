@@ -207,7 +207,7 @@ def rescue_unbegun(queue: OrderedQueue, seconds: float, now: float) -> None:
     queue
         The queue.
     seconds
-        A job is put back after it was unbegun for this long.
+        A job is put back if it was not begun within this time.
     now
         Time of the server's clock, which may have jumped back meanwhile.
     """

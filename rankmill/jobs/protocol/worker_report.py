@@ -84,7 +84,8 @@ class WorkerReport(WireModel):
     drained
         Whether the worker takes no new chunks.
     doing, doing_words
-        Why the worker does not score yet, as a key and in words that name model, device and, if known, time.
+        Why the worker does not score yet, as a key and in words that name model, device and, if known, the
+        time left.
     pace
         Speed of the latest forwards in padded tokens per second; ``None`` if forwards took less than a
         second.

@@ -179,16 +179,16 @@ def _number(value: object) -> int | None:
 
 
 def warn_of_risks(durability: Durability | None, url: str, concerns: Concerns) -> None:
-    """Log each risk that a server's settings mean for some data. Each risk of a server is logged only once.
+    """Log the losses of data that a server's settings allow. Each of them is logged only once for a server.
 
     Parameters
     ----------
     durability
         The server's settings; ``None`` if unknown.
     url
-        The server.
+        URL of the server.
     concerns
-        The data.
+        The data whose possible losses are logged.
     """
     for risk in durability.concerning(concerns) if durability else ():
         if (url, risk.text) not in _said:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import redis
 
 MANY_PORTS = 100
-"""If several such processes may run on one host, a process tries at most this many successive ports."""
+"""A process that may run several times on one host tries at most this many successive ports."""
 
 SERVICE_PORTS = frozenset({9807, 9809, 9810})
 """Ports of the exporter and the gateway (HTTP, gRPC). `serve` skips them when it tries successive ports."""

@@ -1,4 +1,4 @@
-"""Connections to Redis that stop waiting for a reply when their caller's time ends."""
+"""Connections to Redis that stop waiting for a reply soon after the caller's deadline."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import redis
 from rankmill.jobs.runtime.patience import seconds_left
 
 _GRACE_SECONDS = 0.5
-"""A connection waits for a reply until this many seconds after the end of its caller's time."""
+"""A connection waits for a reply until this many seconds after the caller's deadline."""
 
 
 class InTime:
-    """Base of connections to Redis that stop waiting for a reply soon after their caller's time ends."""
+    """Base of connections to Redis that stop waiting for a reply soon after the caller's deadline."""
 
     _socket_timeout: Any
 

@@ -39,18 +39,18 @@ command's longest wait begins anew.
 """
 
 _LOOK_SECONDS = 0.5
-"""A command that pauses before its next attempt calls `look` (see `waiting`) at least every this many
+"""A command that pauses before its next attempt calls `look` (see `waiting`) at least once in this many
 seconds.
 """
 
 _LEAST_SECONDS = 0.01
 
 _SMALL_BYTES = 2**20
-"""Every server accepts values up to this size (bytes), the least value of the setting proto-max-bulk-len."""
+"""Every server accepts values up to this size (bytes), the lowest value that proto-max-bulk-len may have."""
 
 _CUTS = 4
 """A value counts as refused for its size if sending it breaks the connection this many times, and the server
-answers a PING after each.
+answers a PING after each break.
 """
 
 _BACKOFF = Backoff(first=0.1, longest=1.0, jitter=0.5)
@@ -153,8 +153,8 @@ def waiting(
         Longest wait of each command in seconds. The client and enclosing blocks have limits too; the shortest
         counts.
     until
-        When the caller's time ends, in `time.monotonic` seconds; of nested blocks, the earliest time counts.
-        At this time, a pause calls `look`; a command without a reply gives up soon after.
+        The caller's deadline, in `time.monotonic` seconds; of nested blocks, the earliest deadline counts. At
+        the deadline, a pause calls `look`; a command without a reply gives up soon after.
     """
     outer = _WAIT.get()
     token = _WAIT.set(_Wait(look, min(most, outer.most), min(until, outer.until)))
@@ -197,8 +197,8 @@ def end_of_command() -> float:
 
 
 def seconds_left() -> float:
-    """Return the seconds until the end of the caller's time, which `waiting` sets; infinite without an
-    end.
+    """Return the seconds until the caller's deadline, which `waiting` sets. Without a deadline, the result is
+    infinite.
     """
     return max(_WAIT.get().until - system.monotonic(), 0)
 
@@ -390,7 +390,7 @@ class Patience(Retry):
         end = now
         # no pause after a `MaxConnectionsError`, because the thread has already waited for a free connection
         if not isinstance(error, redis.MaxConnectionsError):
-            if now < wait.until:  # otherwise the caller's own time has ended
+            if now < wait.until:  # otherwise the caller's deadline has passed
                 self._note(reason, most)
             end += min(_BACKOFF.pause(failures), since + most - now)
         while True:

@@ -11,8 +11,8 @@ local function push(id, at_front)
     redis.call('EXPIRE', base .. 'bell', 60)
   end
 end
--- Moves jobs from the waiting list of the job `id` to RQ's list, one for each worker that waits at RQ's list. The jobs
--- cost no turn, because no other jobs waited.
+-- Moves jobs from the waiting list of the job `id` to RQ's list, one for each worker that waits at RQ's list. The pairs
+-- of these jobs are not counted for their tenant and run, because no other jobs waited.
 local function call_workers(id)
   local list = where(id)
   local now = redis.call('TIME')[1]

@@ -2,8 +2,8 @@
 -- cost does not depend on how many jobs wait.
 -- KEYS: see waiting.lua; then the jobs in transit, the registered workers. ARGV: the kinds of jobs, in order; the
 -- worker; 1 if the worker waits at RQ's list when it gets no job, else 0; 1 if the worker is idle when it gets no job,
--- else 0; expiry (s) of the worker's entries as one that waits and as an idle one; the runs that the worker does not
--- take. Returns the job's id, or '' if none; then the numbers of waiting jobs, of workers, and of idle workers.
+-- else 0; expiry (s) of the worker's entries in `waiters` and `idle`; the runs that the worker does not take. Returns
+-- the job's id, or '' if none; then the numbers of waiting jobs, of workers, and of idle workers.
 local alone, take = {}, {}
 for at = 6, #ARGV do alone[ARGV[at]] = true end
 bring_strays()
