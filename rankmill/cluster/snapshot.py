@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, SerializeAsAny, ValidationError, com
 from rq import Queue
 from rq.job import Job
 from rq.registry import FailedJobRegistry, StartedJobRegistry
+from rq.suspension import WORKERS_SUSPENDED
 
 from rankmill.cluster.look import Look
 from rankmill.cluster.watch import RunFigures, Seen, read_extensions
@@ -179,6 +180,8 @@ class Snapshot(_Frozen):
         When the cluster was read, in seconds since 1970.
     trouble
         Why the server accepts no writes now; ``None`` if it accepts them.
+    suspended
+        Whether ``rq suspend`` keeps all workers from taking chunks.
     set_aside
         Jobs that no worker could read.
     last_reports
@@ -198,6 +201,7 @@ class Snapshot(_Frozen):
 
     at: float
     trouble: str | None = None
+    suspended: bool = False
     set_aside: tuple[SetAside, ...] = ()
     last_reports: tuple[LastReport, ...] = ()
     queues: tuple[QueueState, ...]
@@ -235,7 +239,7 @@ class _Reader(Look):
         now = self.now
         # the arguments desc, withscores, score_cast_func, byscore and bylex of redis-py's zrange
         latest_first = (True, False, float, True, False)
-        ((queue_keys, worker_keys, total, run_ids, used),) = self.replies(
+        ((queue_keys, worker_keys, total, run_ids, used, suspended),) = self.replies(
             [""],
             lambda _: [
                 ("smembers", Queue.redis_queues_keys, ()),
@@ -243,6 +247,7 @@ class _Reader(Look):
                 ("zcount", keys.runs(), 0, now, "+inf"),
                 ("zrange", keys.runs(), (), "+inf", now, *latest_first, page * page_size, page_size),
                 ("zrangebyscore", keys.queues(), (), now - UNUSED_SECONDS, "+inf"),
+                ("exists", WORKERS_SUSPENDED, 0),
             ],
         )
         workers = _compared(self._workers(_names(self.texts(worker_keys, ALL_WORKERS), WORKER_PREFIX)))
@@ -253,6 +258,7 @@ class _Reader(Look):
         return Snapshot(
             at=now,
             trouble=refuses_writes(self._client),
+            suspended=bool(suspended),
             set_aside=tuple(SET_ASIDE.read(self._client)),
             last_reports=tuple(LAST_REPORTS.read(self._client)),
             queues=self._queues(queues, self.texts(used, keys.queues()), workers),

@@ -11,14 +11,14 @@ from rankmill.cluster.snapshot import DRAINED, QueueState, RunState, ServerMemor
 from rankmill.cluster.watch import ClusterFault, counted, waiting, watches
 
 _KINDS = (
-    "wrong_scores", "refuses_writes", "no_workers", "nearly_full", "evicts", "stuck_run",
+    "wrong_scores", "refuses_writes", "no_workers", "suspended", "nearly_full", "evicts", "stuck_run",
     "lost_worker", "refusing_worker", "slow_worker", "set_aside", "failed_jobs", "damaged",
     "extension",
 )  # fmt: skip
 
 _WITHOUT_REPORTS = {
-    "wrong_scores", "refuses_writes", "nearly_full", "evicts", "set_aside", "failed_jobs", "damaged",
-    "extension",
+    "wrong_scores", "refuses_writes", "suspended", "nearly_full", "evicts", "set_aside", "failed_jobs",
+    "damaged", "extension",
 }  # fmt: skip
 """Kinds of faults that are found without recent reports of processes. While the server takes no writes, it
 takes no reports, and all workers look lost.
@@ -94,6 +94,12 @@ def _faults(cluster: Snapshot) -> Iterator[ClusterFault]:
             remedy="see the log of the server; when its memory is full, raise maxmemory or cancel runs; if "
             "it is a replica, give all processes the address of the master",
         )
+    if cluster.suspended:
+        yield ClusterFault(
+            kind="suspended",
+            text="No worker takes chunks, because rq suspend was called",
+            remedy="rq resume --url URL, with the URL of this server, lets them take chunks",
+        )
     if cluster.memory:
         yield from _of_memory(cluster.memory)
     lost = {queue for worker in cluster.workers if worker.state == "lost" for queue in worker.queues}
@@ -102,7 +108,7 @@ def _faults(cluster: Snapshot) -> Iterator[ClusterFault]:
     for seen in cluster.extensions.values():
         yield from seen.faults()
     for run in cluster.runs:
-        if _is_stuck(run, cluster.queues, cluster.workers):
+        if not cluster.suspended and _is_stuck(run, cluster.queues, cluster.workers):
             yield ClusterFault(
                 kind="stuck_run",
                 text=f"Run {run.id[:12]} has no result for {run.quiet_seconds:.0f} s, and workers are free",

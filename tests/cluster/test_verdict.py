@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from rq.suspension import suspend
 
 from rankmill.cli.main import rankmill
 from rankmill.cluster.exporter import ClusterView, exporter_registry
@@ -74,6 +75,12 @@ def quiet_run(client: Any) -> None:
     client.hset(keys.run(run), "created", time.time() - QUIET_SECONDS - 1)
 
 
+def suspended(client: Any) -> None:
+    quiet_run(client)  # which says nothing about the workers
+    suspend(client)
+    assert [fault.kind for fault in verdict(read_cluster(client)).faults] == ["suspended"]
+
+
 def memory_left(client: Any, mib: float) -> None:
     used = client.info("memory")["used_memory"]
     client.config_set("maxmemory", int(used + mib * 2**20))
@@ -117,6 +124,7 @@ PLANTED: dict[str, tuple[Plant, str]] = {
     "refuses_writes": (lambda client: memory_left(client, -1), "Redis takes no writes, and all wait for it"),
     "no_workers": (waiting_chunk, "Nothing is scored in queue q: no workers, 1 chunk waits"),
     "no_runners": (submitted_run, "No runner takes queue files, where 1 submitted run waits"),
+    "suspended": (suspended, "No worker takes chunks, because rq suspend was called"),
     "nearly_full": (lambda client: memory_left(client, 4), "Redis is nearly full"),
     "evicts": (evicting, "Redis has evicted"),
     "stuck_run": (quiet_run, "s, and workers are free"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 
+from rq.suspension import WORKERS_SUSPENDED
+
 from rankmill.jobs.contract.errors import NoWorkers, RedisUnavailable, RunFailed
 from rankmill.jobs.contract.job import no_workers_message, wrong_worker_message
 from rankmill.jobs.protocol.runs import RunStore
@@ -84,6 +86,7 @@ class WorkerPresence:
                     self._store.capacity(self._queue).workers
                     or taking_workers(self._store.redis, workers.scoring)
                 )
+                suspended = self._store.redis.exists(WORKERS_SUSPENDED)
         except RedisUnavailable:  # an outage does not count as time without workers
             self._seen = system.monotonic()
             return
@@ -95,6 +98,10 @@ class WorkerPresence:
                 self._warn(
                     f"all workers of queue {self._queue!r} are drained and take no chunks; "
                     "rankmill workers resume NAME lets one take them"
+                )
+            elif suspended:
+                self._warn(
+                    "rq suspend was called, so no worker takes chunks; rq resume lets them take chunks"
                 )
         elif refusal := self._store.refusal():
             self._seen = system.monotonic()

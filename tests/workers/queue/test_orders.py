@@ -10,6 +10,7 @@ from typing import Any
 import fakeredis
 import numpy as np
 import pytest
+from rq.suspension import suspend
 
 from rankmill import Client
 from rankmill.cluster.orders import WorkerOutOfReach, find_worker, order_workers, queues_without
@@ -181,6 +182,17 @@ def test_a_worker_that_ends_or_does_not_read_is_reported_as_it_is() -> None:
         ("gone", "gone"), ("again", "gone"), ("silent", "waiting")
     ]  # fmt: skip
     assert "has not read the order yet" in found[2].text
+
+
+def test_a_producer_says_that_workers_are_suspended(caplog: pytest.LogCaptureFixture) -> None:
+    client = fakeredis.FakeRedis()
+    client.sadd("rq:workers:q", "rq:worker:a")
+    client.hset("rq:worker:a", "birth", "some time")
+    announce_worker(client, "a", WorkerReport(device="cpu", started=1, beat=1), 60)
+    suspend(client)
+    WorkerPresence(RunStore(client), "url", "q", 60).check(0)
+    (message,) = caplog.messages
+    assert "rq suspend was called" in message
 
 
 def test_a_producer_says_that_all_workers_are_drained(caplog: pytest.LogCaptureFixture) -> None:
