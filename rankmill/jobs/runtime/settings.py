@@ -1,6 +1,6 @@
 """Settings, from options, the environment, a config file and ``configs/base.yaml``, in order of precedence.
 
-The defaults of the core are only in ``configs/base.yaml``. Workers that RQ's command line starts read the
+The defaults come from ``configs/base.yaml``. Workers that RQ's command line starts read the
 same settings from the environment (``RANKMILL_DEVICE=cpu`` and so on).
 """
 
@@ -41,9 +41,7 @@ from rankmill.jobs.contract.spec import (
     Precision,
     ScoreSpec,
     Side,
-    all_labels_fit,
     complaint,
-    inputs_fit,
     nearest,
 )
 from rankmill.jobs.runtime.passwords import mask_passwords, sendable_key, without_line_end
@@ -127,31 +125,18 @@ class ExtensionSettings(BaseModel):
 E = TypeVar("E", bound=ExtensionSettings)
 
 
-class WorkerSettings(BaseModel):
-    """Settings of a worker. The fields from ``model`` to ``inputs`` are the spec of the model to load
-    first.
-    """
+class WorkerSettings(ScoreSpec):
+    """Settings of a worker, after the fields of the spec of the model to load first."""
 
     # pydantic builds the validator at its first use
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     _of_extensions: Mapping[str, Sourced] = PrivateAttr(default_factory=dict)
 
-    model: str = Field(min_length=1)
-    revision: str | None
-    precision: Precision
-    max_length: int | None = Field(ge=4)
-    activation: Activation
-    instruction: str | None
-    prompt_template: str | None
-    label: Annotated[str | None, BeforeValidator(_text)]
-    long: Long
-    long_stride: int | None = Field(ge=1)
-    truncation_side: Side | None
-    max_passage_tokens: int | None = Field(ge=1)
-    all_labels: bool
-    deterministic: bool
-    inputs: Scored
+    instruction: str | None = None
+    prompt_template: str | None = None
+    label: Annotated[str | None, BeforeValidator(_text)] = None
+    inputs: Scored = "pairs"
     redis_wait_seconds: float = Field(gt=0)
     device: Device
     backend: BackendName
@@ -172,9 +157,6 @@ class WorkerSettings(BaseModel):
     log_level: LogLevel
     log_format: LogFormat
     metrics_address: str = Field(min_length=1)
-
-    _labels = field_validator("all_labels")(all_labels_fit)
-    _inputs = field_validator("inputs")(inputs_fit)
 
     @field_validator("lease_seconds")
     @classmethod
