@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
@@ -24,7 +23,7 @@ from rankmill.cli.common import CONTEXT
 from rankmill.cli.exits import OneKindOfLine, clean_exit
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.contract.home import expanded
-from rankmill.jobs.runtime.installation import install_line
+from rankmill.jobs.runtime.installation import require_packages
 from rankmill.jobs.runtime.limits import cores
 from rankmill.jobs.runtime.logs import set_up
 from rankmill.jobs.runtime.settings import Settings, extension_settings, load_settings, merge_settings
@@ -90,6 +89,11 @@ _FLAGS = {
     "redis_url": "--redis",
     "exporter_address": "--address",
     "exporter_hosts": "--hosts",
+    "gateway_address": "--address",
+    "gateway_grpc_address": "--grpc-address",
+    "gateway_open": "--open",
+    "runner_read": "--read",
+    "runner_write": "--write",
 }
 
 _SHOWN = {"precision": "auto|fp32|bf16|int8…"}
@@ -220,13 +224,14 @@ def _field(name: str) -> FieldInfo | None:
 
 def _setting(name: str, field: FieldInfo, default: str | None) -> Option:
     kind, text = field.annotation, field.description or HELP[name]
+    flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
     if kind is bool:
         shown = f"{text}  [default: {DEFAULTS[name]}]"
-        return click.option(f"--{name.replace('_', '-')}", name, is_flag=True, default=None, help=shown)
+        return click.option(flag, name, is_flag=True, default=None, help=shown)
     words, takes_number = _values(kind)
     default = default or _NONE.get(name) or str(DEFAULTS[name] or f"RANKMILL_{name.upper()}")
     return click.option(
-        _FLAGS.get(name, f"--{name.replace('_', '-')}"),
+        flag,
         name,
         metavar=_SHOWN.get(name) or "|".join([*words, *(["N"] if takes_number else [])]) or "TEXT",
         help=f"{text}  [default: {default}]",
@@ -389,8 +394,7 @@ PATH = _FileOrObject(path_type=Path)
 
 def require_plots() -> None:
     """Raise `ConfigError` if matplotlib is not installed."""
-    if find_spec("matplotlib") is None:
-        raise ConfigError(f"plots need matplotlib: {install_line('lab')}")
+    require_packages(("matplotlib",), "lab", "drawing plots")
 
 
 force = click.option("--force", is_flag=True, help="Replace an existing output.")

@@ -10,8 +10,8 @@ from rankmill.jobs.runtime.settings import ExtensionSettings, HeaderKey, Names
 class GatewaySettings(ExtensionSettings):
     """Addresses, keys, models and limits of the gateway."""
 
-    gateway_address: str = Field(min_length=1)
-    gateway_open: bool
+    gateway_address: str = Field(min_length=1, description="HOST or HOST:PORT to listen on.")
+    gateway_open: bool = Field(description="Serve everyone who reaches the address, without a key.")
     gateway_open_metrics: bool
     gateway_api_key: HeaderKey
     gateway_models: Names

@@ -12,7 +12,7 @@ class GrpcSettings(ExtensionSettings):
     certificates.
     """
 
-    gateway_grpc_address: str = Field(min_length=1)
+    gateway_grpc_address: str = Field(min_length=1, description="HOST or HOST:PORT to listen on for gRPC.")
     gateway_grpc_cert: str | None = Field(min_length=1)
     gateway_grpc_key: str | None = Field(min_length=1)
     gateway_grpc_client_ca: str | None = Field(min_length=1)

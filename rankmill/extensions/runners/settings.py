@@ -40,8 +40,8 @@ class RunnerSettings(ExtensionSettings):
 
     file_queue: str = Field(min_length=1, description="Name of the queue of submitted runs.")
     file_run_ttl: int = Field(ge=60)
-    runner_read: Names
-    runner_write: Names
+    runner_read: Names = Field(description="Folders and URLs that runs may read from, separated by commas.")
+    runner_write: Names = Field(description="Folders and URLs that runs may write to, separated by commas.")
     webhook_secret: Annotated[str | None, BeforeValidator(read_secret), BeforeValidator(without_line_end)]
     webhook_hosts: Names
     webhook_seconds: float = Field(gt=0)

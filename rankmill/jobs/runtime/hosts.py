@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import socket
@@ -10,8 +9,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from rankmill.jobs.contract.errors import ConfigError
-from rankmill.jobs.runtime.installation import install_line
+from rankmill.jobs.runtime.installation import require_packages
 
 TOKEN_BUDGETS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
 """A batch has at most this many padded tokens, by device, until a better number is found.
@@ -53,12 +51,8 @@ def require_worker_packages(*more: str) -> None:
     ConfigError
         A package is missing; the extra ``worker`` installs `WORKER_PACKAGES`.
     """
-    missing = [name for name in (*WORKER_PACKAGES, *more) if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"this installation cannot score by itself ({', '.join(missing)} missing): "
-            f"{install_line('worker')}, or use workers elsewhere with --redis URL"
-        )
+    needing = "scoring here, not by workers elsewhere (--redis URL),"
+    require_packages((*WORKER_PACKAGES, *more), "worker", needing)
 
 
 def thread_environ(threads: int) -> dict[str, str]:

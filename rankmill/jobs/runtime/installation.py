@@ -25,7 +25,7 @@ def install_line(extra: str) -> str:
 
 
 def require_packages(names: Iterable[str], extra: str, needing: str) -> None:
-    """Raise `ConfigError` if one of these packages is not installed.
+    """Raise `ConfigError`, which names them, if some of these packages are not installed.
 
     Parameters
     ----------
@@ -36,9 +36,9 @@ def require_packages(names: Iterable[str], extra: str, needing: str) -> None:
     needing
         What needs the packages, for the message.
     """
-    for name in names:
-        if find_spec(name) is None:
-            raise ConfigError(f"{needing} needs packages ({name} missing): {install_line(extra)}")
+    missing = ", ".join(name for name in names if find_spec(name) is None)
+    if missing:
+        raise ConfigError(f"{needing} needs packages ({missing} missing): {install_line(extra)}")
 
 
 def install_command(extra: str, origin: Mapping[str, Any] | None) -> str:

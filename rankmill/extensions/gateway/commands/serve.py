@@ -37,19 +37,16 @@ class ServeOptions(options.CommandOptions):
     """Model to serve; repeat the option for several. The first is for requests without a model.  [default:
     the setting]
     """
-    address: Annotated[str, Field(title="TEXT")] | None = None
-    """HOST or HOST:PORT to listen on.  [default: 127.0.0.1:9809]"""
-    grpc_address: Annotated[str, Field(title="TEXT")] | None = None
-    """HOST or HOST:PORT to listen on for gRPC.  [default: none, no gRPC]"""
     port: Annotated[int, Field(ge=0, le=65535)] | None = None
     """Port to listen on; 0 means any free port."""
-    is_open: bool = Field(False, alias="open")
-    """Serve everyone who reaches the address, without a key."""
 
 
 @options.command("serve")
 @options.of(ServeOptions)
 @options.flags(
+    "gateway_address",
+    "gateway_grpc_address",
+    "gateway_open",
     "redis_url",
     "queue",
     "registry",
@@ -71,11 +68,6 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
     keys create) or --open.
     """
     models = asked.models
-    flags |= {
-        "gateway_address": asked.address,
-        "gateway_grpc_address": asked.grpc_address,
-        "gateway_open": asked.is_open or None,
-    }
     if models:
         first = next((model for model in models if model != "*"), None)  # `*` lets requests name any model
         flags |= {"model": first and first.rpartition("=")[2], "gateway_models": ",".join(models)}

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-from pydantic import Field
-
 from rankmill.cli import options
 from rankmill.extensions.runners.runner import Runner
 from rankmill.extensions.runners.settings import RunnerSettings
 from rankmill.extensions.runners.store import open_store
 from rankmill.jobs.runtime.connection import connect
 from rankmill.jobs.runtime.durability import read_durability, warn_of_risks
-from rankmill.jobs.runtime.logs import set_up
-from rankmill.jobs.runtime.settings import load_settings
+from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.files.stores.roots import Roots, confine
 
 
-class RunnerOptions(options.CommandOptions):
-    """Options of runner."""
-
-    read: Annotated[str, Field(title="TEXT")] | None = None
-    """Folders and URLs that runs may read from, separated by commas.  [default: the working directory]"""
-    write: Annotated[str, Field(title="TEXT")] | None = None
-    """Folders and URLs that runs may write to, separated by commas.  [default: the working directory]"""
-
-
 @options.command("runner")
-@options.of(RunnerOptions)
-@options.flags("redis_url", "file_queue", "log_level")
-def runner(config: str | None, asked: RunnerOptions, **flags: Any) -> None:
+@options.settings(
+    "redis_url",
+    "file_queue",
+    "log_level",
+    logs=True,
+    runner_read="the working directory",
+    runner_write="the working directory",
+)
+def runner(settings: Settings) -> None:
     """Score submitted files, one after the other.
 
     Start any number of runners on hosts that see the files. A runner reads the files, lets live workers score
@@ -41,8 +33,6 @@ def runner(config: str | None, asked: RunnerOptions, **flags: Any) -> None:
     the folders and URLs of --read, and writes only below those of --write. It never touches hidden files, and
     replaces only files that runners have made.
     """
-    settings = load_settings({**flags, "runner_read": asked.read, "runner_write": asked.write}, config)
-    set_up(settings.log_level, settings.log_format)
     own = settings.of(RunnerSettings)
     confine(Roots(own.runner_read, own.runner_write))
     url = options.server(settings)
