@@ -146,8 +146,8 @@ def test_what_top_k_has_cut_is_not_compared_with_its_own_rows(folder: Path, colu
     assert "name the run" not in done.stderr
 
 
-def test_equal_scores_are_ordered_as_score_file_ranks_them(folder: Path) -> None:
-    """By each measure: ir-measures takes RR and RR@10 from libraries that order equal scores in two ways."""
+def test_equal_scores_are_ordered_as_trec_eval_orders_them(folder: Path) -> None:
+    """For each measure: ir-measures takes RR and RR@10 from libraries that order equal scores in two ways."""
     rows = [{"query_id": "q", "doc_id": f"d{n}", "run_score": 1.0, "score": 0.5} for n in range(4)]
     pq.write_table(pa.Table.from_pylist(rows), folder / "out.parquet")
     (folder / "qrels.txt").write_text("q 0 d2 1\n")
