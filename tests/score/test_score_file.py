@@ -19,12 +19,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.faults.outages import full
 from rankmill.jobs.protocol.worker_report import (
     WorkerReport,
     announce_worker,
     queue_workers,
     worker_doings,
 )
+from rankmill.producer.local import worker_watch
 from rankmill.producer.local.worker_watch import WorkerWatch
 from tests.conftest import BIN, ENVIRON, Server, StartWorker, score_file, start_command, wait_for
 from tests.harness.models.tiny import cross_encoder, make_bert
@@ -84,6 +86,25 @@ def test_the_load_of_a_model_is_shown_and_is_no_part_of_the_speed(
     assert done["load_seconds"] > 3.5
     scoring = done["seconds"] - done["startup_seconds"] - done["load_seconds"]
     assert done["pairs_per_second"] == pytest.approx(200 / scoring, rel=0.05)
+
+
+def test_workers_that_cannot_send_heartbeats_still_count(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_watch, "_LOOK_SECONDS", 0)
+    client = server.client
+    client.sadd("rq:workers:rankmill", "rq:worker:w")
+    client.hset("rq:worker:w", "birth", "some time")
+    announce_worker(client, "w", WorkerReport(device="cpu", started=1, beat=1), 1)
+    watch = WorkerWatch(client, "rankmill", None)
+    watch.look()
+    assert watch.workers == 1
+    with full(client):
+        wait_for(lambda: not queue_workers(client, "rankmill").scoring)
+        watch.look()
+        assert watch.workers == 1
+    watch.look()
+    assert watch.workers == 0
 
 
 def test_a_model_s_first_proof_is_shown_with_model_device_and_time(

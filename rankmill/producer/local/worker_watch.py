@@ -9,6 +9,7 @@ import redis
 from rankmill.jobs.contract.errors import InputError, RedisUnavailable
 from rankmill.jobs.contract.job import wrong_worker_message
 from rankmill.jobs.protocol.worker_report import Doing, queue_workers, worker_doings
+from rankmill.jobs.runtime.connection import refuses_writes
 from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.system import system
 from rankmill.producer.local.embedded import EmbeddedCluster
@@ -67,7 +68,10 @@ class WorkerWatch:
         if system.monotonic() - self._looked < _LOOK_SECONDS and self._first_worker is not None:
             return
         with suppress(RedisUnavailable), waiting(most=0):  # if the server is away, count later
-            self._note(queue_workers(self._client, self._queue).scoring)
+            workers = queue_workers(self._client, self._queue).scoring
+            # a server that takes no writes takes no heartbeats, so workers that live are not listed any more
+            if workers or not refuses_writes(self._client):
+                self._note(workers)
 
     def doing(self) -> str:
         """Return, in words, what the workers do before their first scores. The workers' reports are read from
