@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from rankmill.jobs.contract.home import of_user
 from rankmill.jobs.system import system
@@ -244,18 +244,10 @@ def _remembered(path: Path, cache: Path | None) -> Path | None:
     return cache / "digests" / f"{name}.json"
 
 
-class Locked:
-    """A lock on a file; it ends with `close`, or when this object is deleted or the process ends."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor: int | None = descriptor
-
-    def close(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-    __del__ = close
+Locked = IO[bytes]
+"""An open file that is locked. The lock ends when the file is closed, when this object is deleted, or when
+the process ends.
+"""
 
 
 def lock(path: Path, *, shared: bool = False, wait: bool = True) -> Locked | None:
@@ -264,11 +256,10 @@ def lock(path: Path, *, shared: bool = False, wait: bool = True) -> Locked | Non
     If the file is locked already, wait until it is free. With ``wait=False``, return ``None`` instead.
     """
     make_folder(path.parent)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)
-    locked = Locked(descriptor)
+    locked = path.open("ab", buffering=0)
     try:
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
+        fcntl.flock(locked, kind if wait else kind | fcntl.LOCK_NB)
     except BlockingIOError:
         locked.close()
         return None
