@@ -7,15 +7,13 @@ from typing import Annotated
 from pydantic import Field
 
 from rankmill.extensions.gateway.dialects.base import (
-    Body,
     Dialect,
     Document,
     JsonObject,
-    Text,
+    RerankBody,
     Top,
     ranking,
     spec_for,
-    texts_of,
     usage,
 )
 from rankmill.extensions.gateway.refusals import Refusal
@@ -33,26 +31,24 @@ def _error(refusal: Refusal, status: int) -> JsonObject:
 INFINITY = Dialect("infinity", _error, {"invalid": 422, "empty": 422})
 
 
-class InfinityRerank(Body):
+class InfinityRerank(RerankBody):
     """The body of infinity's ``POST /rerank``."""
 
     dialect = INFINITY
     paths = ("/rerank",)
     summary = "infinity: order documents by their score with a query"
 
-    query: Text
     documents: Annotated[list[Document], Field(min_length=1)]
     return_documents: bool = False
     raw_scores: bool = False
-    model: str | None = None
     top_n: Top = None
 
     def score_request(self, owner: Dialect) -> ScoreRequest:
         model = None if self.model == _NO_MODEL else self.model
-        return ScoreRequest(self.query, texts_of(self.documents), model, spec_for(owner, raw=self.raw_scores))
+        return ScoreRequest(self.query, self.texts, model, spec_for(owner, raw=self.raw_scores))
 
     def answer(self, scores: RequestScores) -> object:
-        shown = texts_of(self.documents) if self.return_documents else None
+        shown = self.texts if self.return_documents else None
         return {
             "object": "rerank",
             "id": f"infinity-{scores.id}",
