@@ -29,6 +29,11 @@ class Reference(NamedTuple):
         return f"{self.name}@{self.tag}"
 
 
+def is_name(text: str) -> bool:
+    """Whether `text` can be a name in a registry."""
+    return bool(_NAME.fullmatch(text)) and ".." not in text and text != ALIASES
+
+
 def check_name(text: str, kind: str) -> str:
     """Return `text` if it can be a name in a registry. Error messages say that `kind`, such as ``a model``,
     cannot have this name.
@@ -38,7 +43,7 @@ def check_name(text: str, kind: str) -> str:
     InputError
         The text cannot be a name. Names are parts of paths and URLs.
     """
-    if _NAME.fullmatch(text) and ".." not in text and text != ALIASES:
+    if is_name(text):
         return text
     raise InputError(
         f"{text[:80]!r} cannot be the name of {kind}: a name has letters, digits, '.', '_' and '-', begins "

@@ -26,12 +26,12 @@ from rankmill.extensions.registry.documents import (
     ModelFile,
     Reference,
     check_name,
+    is_name,
 )
 from rankmill.extensions.registry.settings import RegistrySettings
 from rankmill.jobs.cache import file_digest
 from rankmill.jobs.contract.errors import (
     ConfigError,
-    InputError,
     NotInRegistry,
     RankmillError,
     RegistryAway,
@@ -171,7 +171,7 @@ class Registry:
         return cls(url)
 
     def models(self) -> list[str]:
-        return [name for name in self.folder.names() if _is_name(name) and self.versions(name)]
+        return [name for name in self.folder.names() if is_name(name) and self.versions(name)]
 
     def versions(self, name: str) -> list[str]:
         """Names of a model's complete versions, ``v2`` before ``v10``."""
@@ -179,7 +179,7 @@ class Registry:
 
     def taken(self, name: str) -> list[str]:
         """Return the names of a model's versions, also of removed versions and unfinished pushes."""
-        return sorted(filter(_is_name, self.folder.names(check_name(name, "a model"))), key=natural_order)
+        return sorted(filter(is_name, self.folder.names(check_name(name, "a model"))), key=natural_order)
 
     def _has(self, name: str, version: str) -> bool:
         inside = self.folder.names(name, version)
@@ -219,7 +219,7 @@ class Registry:
     def aliases(self, name: str) -> dict[str, Alias]:
         files = self.folder.names(check_name(name, "a model"), ALIASES)
         names = sorted(file.removesuffix(".json") for file in files if file.endswith(".json"))
-        targets = {alias: self.find_alias(Reference(name, alias)) for alias in names if _is_name(alias)}
+        targets = {alias: self.find_alias(Reference(name, alias)) for alias in names if is_name(alias)}
         return {name: alias for name, alias in targets.items() if alias}
 
     def find_alias(self, reference: Reference) -> Alias | None:
@@ -271,14 +271,6 @@ class Registry:
 def files_folder(content: str) -> str:
     """Name of the folder with the files of a version whose digest is `content`."""
     return f"files-{content[:16]}"
-
-
-def _is_name(text: str) -> bool:
-    try:
-        check_name(text, "")
-    except InputError:
-        return False
-    return True
 
 
 def fetch_files(
