@@ -105,6 +105,7 @@ class _Tokenizer:
     """Makes pairs of `TOKENS` tokens, or of one for each word; the first token is the score."""
 
     pad_id = 0
+    texts = None
     max_length = 512
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str]) -> Tokens:

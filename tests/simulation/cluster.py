@@ -135,6 +135,7 @@ class Tokenizer:
     """One token for each word, of which the first is a digest of the pair."""
 
     pad_id = 0
+    texts = None
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str] | None) -> Tokens:
         alone = passages is None  # these are no queries then

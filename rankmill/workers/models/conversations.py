@@ -10,6 +10,7 @@ from typing import Any
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.wire import NOT_TEXT, content_texts, mended
 from rankmill.workers.batches.tokens import Tokens, in_a_row, sharing
+from rankmill.workers.models.fast_texts import FastTexts
 from rankmill.workers.models.templates import bound_templates, template_options
 
 Messages = list[dict[str, Any]]
@@ -47,6 +48,8 @@ class ConversationTokenizer:
     SpecError
         The model lacks a chat template, or its template does not take a question and an answer.
     """
+
+    texts: FastTexts | None = None
 
     def __init__(self, tokenizer: Any, max_length: int, model: str) -> None:
         bound_templates()

@@ -106,7 +106,7 @@ class Model:
 
     @property
     def texts(self) -> FastTexts | None:
-        return _texts_of(self.tokenizer)
+        return self.tokenizer.texts
 
     def no_scores(self, rows: int) -> Logits:
         shape = (rows, len(self.labels)) if self.labels else (rows,)
@@ -239,7 +239,7 @@ def load(
         source, revision = located.files, located.revision
         description = describe(source, revision, cache, located.check_unchanged)
         _scores(spec, description)  # raises errors of the spec before the weights are read
-        texts = _texts_of(tokenizer_for(spec, description, find_max_length(spec, description)))
+        texts = tokenizer_for(spec, description, find_max_length(spec, description)).texts
         # The fast tokenizer is proven while the weights load, so that a GPU waits less for tokens.
         if device != "cpu" and texts:
             texts.begin_proof()
@@ -266,11 +266,6 @@ def load(
     logger.info("loaded %s in %.1f s: %s, %s, %s", spec.model, seconds, runner.name, device, runner.precision)
     kept = (description.copy, *files.copies)
     return Loaded(description, runner, revision, choice.int8_gain, located.held, source, kept)
-
-
-def _texts_of(tokenizer: Tokenize) -> FastTexts | None:
-    texts: FastTexts | None = getattr(tokenizer, "texts", None)
-    return texts
 
 
 def _scores(spec: ScoreSpec, description: Description) -> Activation:

@@ -25,11 +25,13 @@ logger = logging.getLogger(__name__)
 class Tokenize(Protocol):
     """Tokenizes pairs of texts ``[n]``; ``pad_id`` is the token that pads a batch.
 
-    A text that is scored by itself counts as a pair without a passage, and so does a conversation.
+    A text that is scored by itself counts as a pair without a passage, and so does a conversation. ``texts``
+    tokenizes single texts, if the model's rows are made of these.
     """
 
     max_length: int
     pad_id: int
+    texts: FastTexts | None
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str] | None = None) -> Tokens:
         """Tokenize pairs ``[n]``; without `passages`, the queries are texts that are scored by themselves."""
@@ -67,7 +69,7 @@ class PairTokenizer:
         self._joiner = joiner if joiner and joiner.specials < max_length else None
         self._side: Side = side or tokenizer.truncation_side
         self._prompt = prompt
-        self.texts = self._joiner.texts if self._joiner else None
+        self.texts: FastTexts | None = self._joiner.texts if self._joiner else None
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str] | None = None) -> Tokens:
         if self._prompt:
