@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from itertools import islice
 from pathlib import Path
 
@@ -130,7 +130,7 @@ def estimate(
 def _sampled(source: PairSource, sample: int) -> pa.Table:
     """Return up to `sample` pairs of the input's first `_LOOK_ROWS` rows, at random with a fixed seed."""
     names = list(source.columns.sent)
-    with source.tables(Sizing(_AT_ONCE), names=()) as tables:
+    with closing(source.tables(Sizing(_AT_ONCE), names=())) as tables:
         parts = [table.select(names) for table in islice(tables, _LOOK_ROWS // _AT_ONCE)]
     if not parts:
         raise InputError("the input has no rows to estimate from")

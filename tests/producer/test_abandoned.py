@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def test_an_abandoned_run_is_collected_while_a_thread_starts(server: Server, wor
 def test_the_file_of_a_reader_is_closed_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "_AHEAD_BATCHES", 2)
     for name in written(tmp_path):
-        with opened(Path(name)).tables(Sizing(7)) as tables:
+        with closing(opened(Path(name)).tables(Sizing(7))) as tables:
             next(tables)
         wait_for(lambda: not is_open(name))  # noqa: B023 -- it is called in the loop
         assert next(tables, None) is None

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache, reduce
 from itertools import islice
@@ -104,7 +105,7 @@ def file_sample(inputs: Sequence[str], rows: int, columns: TextColumns, label: s
     if label is not None:
         _check_label(source.schema, label)
     wanted = [*columns.names, *([label] if label else [])]
-    with source.tables(Sizing(1000)) as tables:
+    with closing(source.tables(Sizing(1000))) as tables:
         parts = [table.select(wanted) for table in islice(tables, _LOOK_ROWS // 1000)]
     table = pa.concat_tables(parts) if parts else None
     if table is not None:

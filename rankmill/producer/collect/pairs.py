@@ -70,7 +70,7 @@ USUAL_COLUMNS: Mapping[Inputs, tuple[str, ...]] = {
 class OpenTables(Iterator[pa.Table]):
     """Tables from opened sources, such as files that a thread reads ahead, or a caller's stream.
 
-    The code that opens the sources must close them, with ``with`` or `close`. Do not leave this to the
+    The code that opens the sources must close them with `close`. Do not leave this to the
     garbage collector: it may run in a thread that already holds a lock which closing needs.
 
     Parameters
@@ -93,12 +93,6 @@ class OpenTables(Iterator[pa.Table]):
         for source in opened:
             if close := getattr(source, "close", None):
                 close()
-
-    def __enter__(self) -> OpenTables:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 _DATASET_ROWS = 4096
@@ -319,31 +313,20 @@ def rows_of(array: np.ndarray[Any, Any], inputs: Inputs = "pairs") -> Iterator[o
             yield dict(zip(array.dtype.names, row, strict=True)) if array.dtype.names else row
 
 
-def pair_of(item: object, row: int, columns: tuple[str, ...]) -> tuple[str | None, str | None]:
-    """Return the query and the passage of a pair that the caller gave; raises `InputError` if `item` is not a
-    pair.
-    """
-    if isinstance(item, Mapping):
-        missing = [name for name in columns if name not in item]
-        if missing:
-            raise InputError(f"pair {row} has no {missing[0]!r}; it has {', '.join(map(repr, item))}"[:300])
-        item = [item[name] for name in columns]
-    if not is_pair(item):
-        raise InputError(f"pair {row} is {item!r:.80}, not a query and a passage (two strings)")
-    return cast("tuple[str | None, str | None]", item)
-
-
 def row_of(item: object, row: int, columns: tuple[str, ...], inputs: Inputs) -> tuple[str | None, ...]:
     """Return the texts of a row that the caller gave; raises `InputError` if `item` is not a row of the kind
     `inputs`.
     """
-    if inputs == "pairs":
-        return pair_of(item, row, columns)
-    kind, name = inputs.removesuffix("s"), columns[0]
+    kind = inputs.removesuffix("s")
     if isinstance(item, Mapping):
-        if name not in item:
-            raise InputError(f"{kind} {row} has no {name!r}; it has {', '.join(map(repr, item))}"[:300])
-        item = item[name]
+        missing = [name for name in columns if name not in item]
+        if missing:
+            raise InputError(f"{kind} {row} has no {missing[0]!r}; it has {', '.join(map(repr, item))}"[:300])
+        item = [item[name] for name in columns] if inputs == "pairs" else item[columns[0]]
+    if inputs == "pairs":
+        if not is_pair(item):
+            raise InputError(f"pair {row} is {item!r:.80}, not a query and a passage (two strings)")
+        return cast("tuple[str | None, str | None]", item)
     try:
         if inputs == "conversations" and isinstance(item, list | tuple):
             item = json.dumps(item, ensure_ascii=False)

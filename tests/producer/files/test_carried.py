@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import re
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def scored(target: Path, source: FileSource, **form: Any) -> Path:
     plan = plan_output(source, target, OutputFormat(**form), ["score"])
     with ScoredFile(target, target.parent, plan) as output:
         row = 0
-        with source.tables(Sizing(2), 0, plan.needed) as tables:
+        with closing(source.tables(Sizing(2), 0, plan.needed)) as tables:
             for table in tables:
                 scores = pa.array([row + n + 0.5 for n in range(len(table))], pa.float32())
                 output.write(ScoredTable(table, scores, pa.nulls(len(table), pa.string()), None, 1, "w"))
@@ -63,7 +64,7 @@ def scored(target: Path, source: FileSource, **form: Any) -> Path:
 def sent(source: FileSource) -> list[Any]:
     """The conversations that workers get."""
     (name,) = source.columns.sent
-    with source.tables(Sizing(2), 0, ()) as tables:
+    with closing(source.tables(Sizing(2), 0, ())) as tables:
         return [text and json.loads(text) for table in tables for text in table[name].to_pylist()]
 
 
