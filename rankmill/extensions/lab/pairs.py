@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.shipped import shipped
+from rankmill.jobs.contract.wire import is_text
 from rankmill.producer.collect.pairs import COLUMNS
 from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files.formats.base import TextColumns
@@ -103,7 +104,7 @@ def file_sample(inputs: Sequence[str], rows: int, columns: TextColumns, label: s
     """
     source = open_source(find_files(inputs), columns, allow_nulls=True)
     if label is not None:
-        _check_label(source.schema, label)
+        _check_label(source.schema, columns, label)
     wanted = [*columns.names, *([label] if label else [])]
     with closing(source.tables(Sizing(1000))) as tables:
         parts = [table.select(wanted) for table in islice(tables, _LOOK_ROWS // 1000)]
@@ -113,7 +114,8 @@ def file_sample(inputs: Sequence[str], rows: int, columns: TextColumns, label: s
         table = table.filter(reduce(pc.and_, whole))
     if table is None or not len(table):
         raise InputError(f"{', '.join(inputs)}: the input has no pairs")
-    return table.take(draw(table[columns.query].to_pylist(), rows))
+    drawn = table.take(draw(table[columns.query].to_pylist(), rows))
+    return drawn if label is None else _with_numbers(drawn, label)
 
 
 def draw(queries: Sequence[str], rows: int) -> list[int]:
@@ -137,12 +139,27 @@ def draw(queries: Sequence[str], rows: int) -> list[int]:
     return taken[:rows]
 
 
-def _check_label(schema: pa.Schema, label: str) -> None:
+def _check_label(schema: pa.Schema, columns: TextColumns, label: str) -> None:
     if label not in schema.names:
         raise InputError(f"no column {label!r} in the input; choose another with --label-column")
     kind = schema.field(label).type
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+    if label in columns.names:
+        raise InputError(f"column {label!r} holds text, not numbers; choose another with --label-column")
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or is_text(kind)):
         raise InputError(f"column {label!r} holds {kind}, not numbers; choose another with --label-column")
+
+
+def _with_numbers(table: pa.Table, label: str) -> pa.Table:
+    """Return the table with a label column of numbers: CSV and TSV have numbers as text."""
+    if not is_text(table.schema.field(label).type):
+        return table
+    try:
+        numbers = table[label].cast(pa.float64())
+    except pa.ArrowInvalid:
+        raise InputError(
+            f"column {label!r} holds text, not numbers; choose another with --label-column"
+        ) from None
+    return table.set_column(table.schema.get_field_index(label), label, numbers)
 
 
 def fingerprint(table: pa.Table) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from pathlib import Path
@@ -49,6 +50,20 @@ def test_labels_without_a_value_have_no_ndcg(shared_queue: Server, tmp_path: Pat
     assert [each["ndcg"] for each in json.loads(found.stdout)] == [None, None], found.output
 
 
+def test_labels_of_csv_are_numbers(shared_queue: Server, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in EXAMPLES.read_text().splitlines()]
+    with (tmp_path / "pairs.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows({**row, "relevant": int(row["relevant"])} for row in rows)
+    options = ("--model", "demo", "--sample", "30", "--precision", "fp32", "--label-column", "relevant")
+    figures = [
+        json.loads(run(shared_queue, str(file), *options, "--json").stdout)[0]["ndcg"]
+        for file in (EXAMPLES, tmp_path / "pairs.csv")
+    ]
+    assert figures[0] == figures[1] > 0.5
+
+
 def test_a_precision_below_the_threshold_is_refused_in_one_line(
     shared_queue: Server, tmp_path: Path, tiny_model: Path
 ) -> None:
@@ -75,7 +90,7 @@ def test_a_precision_below_the_threshold_is_refused_in_one_line(
         (["--precision", "fp16"], "precision fp16 is not supported on cpu; use fp32, bf16"),
         (["--precision", "fp8"], "precision: "),
         (["--label-column", "grade"], "no column 'grade' in the input; choose another with --label-column"),
-        (["--label-column", "passage"], "column 'passage' holds string, not numbers"),
+        (["--label-column", "passage"], "column 'passage' holds text, not numbers"),
     ],
 )
 def test_what_cannot_be_compared_is_said(options: list[str], message: str, shared_queue: Server) -> None:
