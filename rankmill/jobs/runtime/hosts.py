@@ -51,8 +51,8 @@ def require_worker_packages(*more: str) -> None:
     ConfigError
         A package is missing; the extra ``worker`` installs `WORKER_PACKAGES`.
     """
-    needing = "scoring here, not by workers elsewhere (--redis URL),"
-    require_packages((*WORKER_PACKAGES, *more), "worker", needing)
+    instead = ", or use workers elsewhere with --redis URL"
+    require_packages((*WORKER_PACKAGES, *more), "worker", "scoring on this host", instead)
 
 
 def thread_environ(threads: int) -> dict[str, str]:

@@ -24,7 +24,7 @@ def install_line(extra: str) -> str:
     return install_command(extra, json.loads(recorded) if recorded else None)
 
 
-def require_packages(names: Iterable[str], extra: str, needing: str) -> None:
+def require_packages(names: Iterable[str], extra: str, needing: str, instead: str = "") -> None:
     """Raise `ConfigError`, which names them, if some of these packages are not installed.
 
     Parameters
@@ -35,10 +35,12 @@ def require_packages(names: Iterable[str], extra: str, needing: str) -> None:
         The extra of rankmill that has the packages; the message has the command that installs it.
     needing
         What needs the packages, for the message.
+    instead
+        Another way out for the message, if there is one.
     """
     missing = ", ".join(name for name in names if find_spec(name) is None)
     if missing:
-        raise ConfigError(f"{needing} needs packages ({missing} missing): {install_line(extra)}")
+        raise ConfigError(f"{needing} needs packages ({missing} missing): {install_line(extra)}{instead}")
 
 
 def install_command(extra: str, origin: Mapping[str, Any] | None) -> str:
