@@ -41,7 +41,7 @@ def show(config: str | None) -> None:
 
 
 def _line(key: str, value: object) -> str:
-    flow = None if isinstance(value, tuple) else False  # None writes a list on the line of its key
+    flow = None if isinstance(value, tuple) else False  # None: a list as `key: [a, b]`, on one line
     return str(yaml.safe_dump({key: value}, default_flow_style=flow, width=float("inf"))).strip()
 
 

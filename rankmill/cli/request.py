@@ -85,7 +85,7 @@ _OWN: dict[str, options.Option] = {
         help=f"{options.HELP['model']} Several: a column for each.  [default: {options.DEFAULTS['model']}]",
     ),
 }
-"""Options that `made_of` cannot make from a field's type and text."""
+"""Options of `FileRequest` that `made_of` cannot make from the type, default and help of their fields."""
 
 _DATASET = click.option(
     "--dataset",

@@ -35,8 +35,8 @@ def in_temporary_folder(request: FileRequest) -> Iterator[FileRequest]:
     """Yield a copy of the request that writes to a temporary file; `pass_on` copies the file to standard
     output.
 
-    The file is deleted after the block, even if the command fails: a later command could not continue,
-    because the reader of the pipe has ended.
+    The file is deleted after the block, even if the command fails. Its rows would be of no use to a later
+    command: the program that reads this command's standard output through a pipe will have ended by then.
 
     Raises
     ------

@@ -160,7 +160,7 @@ def has_tag(model: str) -> bool:
 
 
 def unknown_name(model: str) -> str:
-    """The message for a name that no installed package knows."""
+    """Make the error message for a name such as NAME@TAG, if no installed package knows such names."""
     return (
         f"{model} names a version of a model, and no installed package knows such names: install rankmill "
         f"with its registry, name a model on the hub, or write ./{model} for a folder of that name"
@@ -247,7 +247,7 @@ class ModelNames:
             return choice
 
     def answers_at_once(self, model: str) -> bool:
-        """Return whether `choice` can answer for this name without asking an extension."""
+        """Return whether `choice` can tell what the name `model` stands for without asking an extension."""
         kept = self._known.get(model)
         return not _may_be_owned(model) or (kept is not None and kept.is_fresh)
 

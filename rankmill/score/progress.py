@@ -25,7 +25,7 @@ empty once there are scores.
 """
 
 MakeView = Callable[[int], AbstractContextManager[Show]]
-"""A function that makes a `Show` for this number of rows, as a context manager."""
+"""A function that gets the number of rows to score, and returns a context manager that yields a `Show`."""
 
 logger = logging.getLogger(__name__)
 

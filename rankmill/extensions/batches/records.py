@@ -49,8 +49,8 @@ class _Owned(WireModel):
     """A record with an owner: the name of API keys, or an empty text for all callers without a key."""
 
     noun: ClassVar[str]
-    """Messages to callers call the record by this word: ``file`` or ``batch``. Subclasses also have `key` and
-    `index`, which make the Redis keys of a record and of an owner's list of records.
+    """What messages to callers call such a record: ``file`` or ``batch``. A subclass also has two functions
+    that make Redis keys: `key` for a record, and `index` for the list of an owner's records.
     """
 
     id: str

@@ -80,7 +80,7 @@ class Addition:
         self.settings = settings
 
     def attach(self, gateway: Gateway) -> None:
-        """Keep the parts of `gateway` that the addition uses; called once, before the first request."""
+        """Keep the parts of `gateway` that this extension uses. Called once, before the first request."""
 
     def advice(self, redis_url: str) -> str | None:
         """Return a line that tells the user of ``rankmill serve --embedded`` what else to start, or ``None``.
@@ -93,9 +93,9 @@ class Addition:
         return None
 
     async def listen(self) -> str | None:
-        """Listen on the addition's own address, and return this address as text.
+        """Listen on the extension's own address, for example for gRPC, and return this address as text.
 
-        Returns ``None`` if the addition has no address of its own.
+        Returns ``None`` if the extension has only paths of the gateway, and no address of its own.
 
         Raises
         ------
@@ -105,7 +105,7 @@ class Addition:
         return None
 
     async def work(self) -> None:
-        """Do the addition's work in the background, if it has any. The gateway runs this method as a task,
+        """Do the extension's work in the background, if it has any. The gateway runs this method as a task,
         and cancels the task when the gateway ends.
         """
 
@@ -113,7 +113,7 @@ class Addition:
         """Accept no more requests, because the gateway is about to end."""
 
     async def close(self) -> None:
-        """Wait until the work that this addition has in progress has ended."""
+        """Wait for the end of the extension's work that is in progress."""
 
 
 def load_additions(settings: Settings) -> list[Addition]:
@@ -129,8 +129,8 @@ def load_additions(settings: Settings) -> list[Addition]:
 
 @contextmanager
 def _by_itself(addition: Addition) -> Iterator[None]:
-    """Log any error that an addition raises in the ``with`` block, so that the gateway and other additions
-    continue.
+    """Log any error that an extension's `addition` raises in the ``with`` block, and do not raise it again:
+    the gateway and the other extensions continue.
     """
     try:
         yield

@@ -18,8 +18,8 @@ from rankmill.jobs.runtime.yaml_files import read_yaml
 SHIPPED = BASE.with_name("experiments")
 
 _NOT_VARIED = {"redis_url", "queue", "run_ttl"}
-"""Settings that an experiment cannot vary, because each combination of settings is measured with a Redis
-server of its own.
+"""Settings that an experiment cannot vary. Each combination of settings is measured with a new Redis server
+that serves nothing else, so a choice of server, queue or expiry would make no difference.
 """
 
 Value = str | int | float | bool

@@ -73,8 +73,8 @@ _LAST_SHARE = 1 / 4
 
 
 class ReferenceScores(BaseModel):
-    """Scores with the `REFERENCE` settings for the first pairs of the sample. A longer tuning scores more of
-    them.
+    """The scores that the first pairs of the sample get with the `REFERENCE` settings. The more time the
+    tuning has, the more pairs are scored.
     """
 
     scores: list[float]

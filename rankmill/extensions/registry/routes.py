@@ -246,7 +246,7 @@ def _push(model: ManagedModel, upload: UploadedBody, version: str | None, notes:
                     registry, folder, model.name, version, trial, Steps(quiet=True), by=model.by, notes=notes
                 )
             except InputError as error:
-                # The caller must not see the path of the folder.
+                # Do not send the error as it is: callers must not see the path of `folder` on this host.
                 text = str(error).replace(f"{folder}/", "").replace(str(folder), "the model")
                 raise Refusal(refusal_of(error).kind, text) from None
             except ProcessFailed as error:

@@ -154,7 +154,9 @@ class Runner:
             self._answer(self._heartbeat.claim.run.end("done"))
 
     def _fail(self, error: Exception, reason: str) -> None:
-        """End the run as failed. If an extension carries out the run's order, it also words the reason."""
+        """End the run as failed, for this `reason`. If the run's order is of an extension's kind, such as a
+        batch, the extension makes the reason from the error instead.
+        """
         run = self._heartbeat.claim.run
         if kind := kind_of(run.order):
             reason = kind.why_failed(error, run.order)

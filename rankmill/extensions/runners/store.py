@@ -124,10 +124,10 @@ class FileRunStore:
     def cancel(self, run: FileRun, lease_seconds: int) -> FileRun:
         """Cancel a submitted run, and return it.
 
-        - If the run waits, it is cancelled at once.
-        - If a runner holds the run, it ends with the runner's next heartbeat.
-        - If a runner had begun the waiting run, it also stays in the queue: the next runner deletes what is
-          left of it in Redis.
+        - If the run waits and no runner has begun it, it is cancelled at once.
+        - If the run waits and a runner has begun it before, it is cancelled at once, but stays in the queue.
+          The next runner that takes it deletes what is left of it in Redis.
+        - If a runner holds the run, the run ends with that runner's next heartbeat.
         """
         claim = system.unique_id()
         places = [keys.file_run_cancelled(run.id), self.queue.key, self._leases]
@@ -228,8 +228,9 @@ class FileRunStore:
         Parameters
         ----------
         lease_seconds
-            Leases that end much later than this many seconds from now are shortened. The server's clock was
-            ahead when they were written.
+            Length of a new lease. If a lease ends later than a new one would, and more than
+            `UNRENEWED_SECONDS` from now, the server's clock was ahead when the lease was written. The lease
+            is then shortened.
         expired
             Whether to put runs with lapsed leases back.
         """

@@ -128,8 +128,9 @@ def made(run: FileRun) -> FileRun | None:
 
 
 def _sealed(run: FileRun) -> FileRun:
-    """Return the run with its outcome and seal, as noted in a file beside the output. Returns `run` itself
-    without a readable file.
+    """Return the run with the outcome and seal that the output's record has for this run.
+
+    If the record cannot be read, or has none, `run` itself is returned.
     """
     try:
         place = as_path(run.order.request.output or "")

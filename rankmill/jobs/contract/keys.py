@@ -232,7 +232,8 @@ def turns(queue: str, scope: str) -> str:
 def level(queue: str, scope: str) -> str:
     """String: the number with which a new tenant or run enters the sorted set `turns`.
 
-    It is the highest number that any served member had just before its turn.
+    Whenever a tenant or run of `turns` gets its turn, its own number before this turn is written here, unless
+    the number here is higher already. So a tenant or run that had no jobs for a while gains no turns by that.
     """
     return f"{of_queue(queue)}level:{scope}"
 

@@ -54,9 +54,9 @@ class Proof(BaseModel):
     company
         Largest change of a logit that padding or other rows in the batch cause.
     own
-        Error of transformers itself: the largest difference between its logits in this precision and the
-        reference. If the reference is already in this precision (``own``, without 8 or 4 bits), it is the
-        largest change of transformers' logits that padding causes.
+        Error of transformers itself. If `reference` is ``own`` and `precision` has at least 16 bits, this is
+        the largest change of transformers' logits that padding causes. Otherwise it is the largest difference
+        between transformers' logits in `precision` and the reference.
     bound
         Largest value that is allowed for ``difference`` and ``company``.
     spearman

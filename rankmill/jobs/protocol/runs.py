@@ -320,8 +320,10 @@ class RunStore:
     def leave_notes(self, runs: Mapping[str, int], why: str) -> None:
         """Write a note for each of these runs that says why some of its scores are wrong.
 
-        A run that is gone gets a note too, for two reasons. If the server has lost the run, the run's
-        producer may still be at work. A later run may continue the output of a run that has ended.
+        A run that is gone gets a note, too:
+
+        - If the server has lost the run, the run's producer may still be at work.
+        - If the run has ended, a later run may continue its output.
 
         Parameters
         ----------
@@ -397,8 +399,8 @@ class RunStore:
         self.accountant.heard(counts and heard)
 
     def count_request(self, run: Run, usage: Usage) -> None:
-        """Add the `usage` of a job with its own pairs to the accounts. A second call for the job adds
-        nothing.
+        """Add what a job of pairs has used to the accounts. Its pairs are in the job itself, and belong to no
+        chunk. A second call for the same job adds nothing.
         """
         with self.redis.pipeline(transaction=False) as pipe:
             self.accountant.count(pipe, run, {END: usage}, group=group_of(""), stays=True)
@@ -425,7 +427,7 @@ class RunStore:
         return list(errors.values()), damaged
 
     def find(self, prefix: str) -> list[str]:
-        """Return the ids of all runs with a producer that begin with `prefix`."""
+        """Find the runs with a producer whose ids begin with `prefix`, and return these ids."""
         if not prefix.isalnum():
             return []
         entries = self.redis.zscan_iter(keys.runs(), match=f"{prefix}*", count=1000)

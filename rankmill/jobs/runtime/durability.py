@@ -17,9 +17,11 @@ from rankmill.jobs.runtime.patience import each_reply, waiting
 from rankmill.jobs.system import system
 
 Concerns = Literal["every run", "only in Redis"]
-"""The data that a risk concerns: every run, or only data that no process could submit again (`_ALONE`).
+"""Which data could be lost for good.
 
-A live producer submits the data of its run again if the server has lost them.
+- ``every run``: the data of every run.
+- ``only in Redis``: only data that no process could submit again (`_ALONE`). Any other run has a live
+  producer, which submits the run's data again if the server has lost them.
 """
 
 _ALONE = "detached and submitted runs, batches and API keys"
@@ -152,7 +154,7 @@ def _text(value: object) -> str:
 
 
 def _durability(info: Mapping[str, Any], settings: Mapping[str, str]) -> Durability:
-    """Make `Durability` from INFO and the settings, in both of which any entry may be missing."""
+    """Make `Durability` from Redis's INFO and settings. Any entry of both may be missing."""
     replicas = _number(info.get("connected_slaves"))
     needed = _number(settings.get("min-replicas-to-write"))
     # INFO has this field only if the number of replicas and their lag are both set

@@ -66,7 +66,7 @@ class Cgroups:
             controllers, _, path = rest.partition(":")
             if controller in controllers.split(","):
                 root = self.mounts / controllers if controllers else self.mounts
-                # In a container, the path may be the host's, and not exist here.
+                # In a container, `path` may be a path on the host that does not exist in the container.
                 parts = Path(path.lstrip("/")).parts
                 yield root
                 yield from (root.joinpath(*parts[: end + 1]) for end in range(len(parts)))

@@ -58,19 +58,19 @@ _GET = "SELECT scores, CAST(about AS BLOB), rows FROM chunks WHERE chunk = ?"
 
 
 class Account(WireModel):
-    """Usage of an output: rows, tokens and device time.
+    """What the runs for one output have used: rows, tokens and device time.
 
-    It is stored so that each result is added only once to the account of the run's tenant.
+    The journal stores this, so that each result is added only once to the account of the run's tenant.
 
     Attributes
     ----------
     scored
         Number of rows that devices have scored.
     used
-        Usage of the latest results, by the id of each result's entry in the last run's stream. If the entry
-        is still in Redis, its usage must still be added to the tenant's account.
+        What each of the last run's latest results has used, by the id of the result's entry in that run's
+        stream. If this entry is still in Redis, the usage must still be added to the tenant's account.
     rest
-        Number of rows that no device has scored; ``None`` until a run is complete.
+        The rows that no device has scored, such as those without a score; ``None`` until a run is complete.
     """
 
     scored: Count = 0
@@ -261,8 +261,8 @@ class Journal:
         return row and (int(row[0]), int(row[1]))
 
     def add(self, results: Mapping[int, tuple[int, ChunkResult]], account: Account) -> None:
-        """Store the `results` of chunks, given as ``{chunk: (rows, result)}``, and the usage of the output
-        (`account`). Results and usage are synced to disk when this returns.
+        """Store the `results` of chunks, given as ``{chunk: (rows, result)}``, and what the runs for this
+        output have used so far (`account`). Both are synced to disk when this returns.
 
         Fatal failures are not stored, and neither are results of rows in finished parts.
         """

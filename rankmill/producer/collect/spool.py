@@ -72,8 +72,10 @@ class Spool:
     def has_room(self, expected: int) -> bool:
         """Whether the store of finished chunks has room for `expected` more bytes.
 
-        It has room if less than `memory_bytes` would then be used, or less than a quarter of them is used
-        now.
+        It has room in two cases:
+
+        - With these bytes, the chunks in memory would have fewer than `memory_bytes` bytes.
+        - The chunks in memory have fewer than a quarter of `memory_bytes` bytes now.
         """
         return self._used + expected < self._memory_bytes or self._used < self._memory_bytes // 4
 

@@ -194,7 +194,11 @@ def _is_hidden(parts: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def _common_folder(inputs: Sequence[str]) -> Path:
-    """Return the folder that all input files share: a shell may have expanded them from one glob."""
+    """Return the deepest folder that contains all input files.
+
+    A shell may have expanded a pattern such as ``data/day=*/a.csv`` into these files. The columns that the
+    names of folders give, such as ``day``, then come from the folders below ``data``.
+    """
     folders = [str(Path(name).parent) for name in inputs if Path(name).is_file()]
     try:
         return Path(os.path.commonpath(folders))
@@ -240,9 +244,11 @@ def _is_workspace(folder: AnyPath) -> bool:
 def _is_output(path: AnyPath, output: str | None) -> bool:
     """Whether rankmill wrote the file, as `output` or as the output of a run whose folder still exists.
 
-    The metadata of a Parquet file say who wrote it. Files of other formats do not, so a run's folder must
-    exist. Any other file at an output's path is an input: the command then ends with an error, instead of
-    silently leaving it out.
+    A Parquet file says in its metadata whether rankmill wrote it. Files of other formats do not say it: they
+    count as written by rankmill only if the folder of their run still exists.
+
+    If the file at the path `output` does not count as written by rankmill, it stays in the input. Then the
+    command ends with an error, because its output would replace its input.
     """
     whole = resolved(path.parent if part_of(path.name) else path)
     is_named = output is not None and whole == resolved(as_path(output))

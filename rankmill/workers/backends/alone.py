@@ -93,7 +93,8 @@ def _lanes(count: int) -> Executor:
     for waiting in [lanes.submit(all_started.wait) for _ in range(count)]:
         waiting.result()
     if torch := sys.modules.get("torch"):
-        # This limit holds for threads that begin later; the threads in `lanes` keep their limit of 1.
+        # This sets how many threads PyTorch uses for a computation of this thread, and of threads that begin
+        # later. For the threads in `lanes`, the number stays 1.
         torch.set_num_threads(threads())
     return lanes
 

@@ -59,8 +59,8 @@ def choose_device(setting: str, backend: str) -> str:
     Raises
     ------
     ConfigError
-        The device does not exist here, or ``auto`` finds only a device on which this backend is used for
-        tests.
+        The device does not exist here. Or the setting is ``auto``, and `backend` is far slower than other
+        backends on the device that ``auto`` finds here.
     """
     device = resolve_device(setting)
     if setting == "auto" and backend != "auto" and device in (kind := backends()[backend]).for_tests:

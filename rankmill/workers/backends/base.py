@@ -206,9 +206,10 @@ of it.
 
 
 class Rounding(NamedTuple):
-    """How many values share a scale where a backend rounds to 8 or 4 bits.
+    """How a backend rounds the weights of linear layers, and the inputs of these layers, to 8 or 4 bits.
 
-    Each field is a number, `ROW` or `MATRIX`; ``None`` means that these values are not rounded.
+    Each field tells how many values have a common scale: a number, `ROW` or `MATRIX`. ``None`` means that the
+    backend does not round the weights, or the inputs.
     """
 
     weights: int | None

@@ -167,7 +167,8 @@ def _attend(
     heads
         Number of heads, which divides the width evenly.
     packed
-        The rows, if they are packed; the kernel for packed rows needs keys and values.
+        The rows of the batch, if they are packed (without padding). Keys and values are then computed for
+        every token, because the kernel for packed rows needs them.
 
     Returns
     -------

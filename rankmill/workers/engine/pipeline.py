@@ -39,8 +39,8 @@ FIRST_BATCH_SECONDS = 900
 """Seconds after which a worker's first batch counts as hanging; this time may include compilation."""
 
 LATER_BATCH_SECONDS = 300
-"""A later batch counts as hanging after this many seconds, or after 100 times the slowest batch's time if
-that is longer.
+"""After a worker's first batch, each batch counts as hanging if it takes more than this many seconds, and
+also more than 100 times as long as the worker's slowest batch so far.
 """
 
 REQUESTS_FOR_BULK = 3
@@ -161,8 +161,8 @@ class Pipeline:
     ) -> None:
         """Let `engine` score `work`. After the last row is scored, `answer` is called in the writing thread.
 
-        With `whole`, works are cut into batches one by one, so that `withdraw` can remove `work` until its
-        first rows are being scored.
+        With `whole`, works that wait are cut into batches one by one, when few batches are left. So the first
+        rows of `work` are scored later, and until then `withdraw` can remove `work`.
         """
         if not work.left:
             self.answer(answer)
@@ -246,7 +246,9 @@ class Pipeline:
         return idle
 
     def drain(self) -> None:
-        """Wait until all work is scored and all answers have been called, or until the worker must stop."""
+        """Wait until all work is scored and the `Answer` of each work was called, or until the worker must
+        stop.
+        """
         while not self.stopping and not self.wait_until_idle(_LOOK_SECONDS):
             pass
 
@@ -297,8 +299,8 @@ class Pipeline:
             while self.step():
                 pass
         except ScoresChanged as error:
-            # Do not call `changed` here: only after all earlier answers does it know all runs that may have
-            # wrong scores.
+            # Do not call `changed` at once, but after all earlier answers: each answer may add a run to those
+            # that may have wrong scores.
             self.answer(partial(self.changed, error.model, str(error)))
 
     def step(self, *, wait: bool = True) -> bool:
@@ -352,9 +354,10 @@ class Pipeline:
             return lane, parts
 
     def _next_lane(self) -> tuple[int, Priority]:
-        """Return the key of the engine and priority whose rows are scored next.
+        """Return the key of the waiting rows that are scored next: their engine's number and their priority.
 
-        First the priority whose turn it is, if it has rows, then its engine that has waited longest.
+        The priority whose turn it is comes first. If no rows of that priority wait, the other one comes
+        first. Among several engines with rows of one priority, the one that has waited longest is next.
         """
         first: dict[Priority, tuple[int, Priority]] = {}
         for key in self._lanes:
@@ -367,7 +370,7 @@ class Pipeline:
     def _wait_for_work(self) -> None:
         waiting = True
         while waiting:
-            # Not in one long wait: metrics show a wait only after it ends.
+            # Do not wait for work in one long wait: the metrics show the time of a wait only after it ends.
             with metrics.stage("wait"):
                 waiting = not self._changed.wait_for(lambda: self._lanes or self._closed, _WAIT_SECONDS)
                 if not waiting:

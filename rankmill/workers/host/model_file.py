@@ -68,7 +68,8 @@ def _hub_answers() -> bool:
             answer = get_session().head(constants.ENDPOINT, timeout=_HUB_SECONDS)
             answers.extend([answer] if answer.status_code < 500 else [])  # a status of 5xx comes from a proxy
 
-    # Ask in a thread: the client's `timeout` does not cover DNS, and begins again for a second address.
+    # Ask in a thread, because the client's `timeout` is no limit for the whole call. It does not hold for the
+    # look-up of the hub's name in DNS. If the name has several addresses, it holds for each of them.
     thread = system.Thread(target=ask, name="hub", daemon=True)
     thread.start()
     thread.join(_HUB_SECONDS)
@@ -81,16 +82,17 @@ _NAMING = ("config.json", "tokenizer_config.json", "modules.json", "model.safete
 
 
 def check_files(source: str | Path, revision: str | None) -> None:
-    """Refuse a model with an adapter, and a model on the hub that names files of this host.
+    """Refuse a model with an adapter. A model on the hub is also refused if one of its JSON files names a
+    file outside of the model, or weights that are not safetensors.
 
-    The scores of such a model would depend on what is on the host.
+    With an adapter, or a file outside of the model, the scores would depend on what else is on this host.
 
     Raises
     ------
     SpecError
-        The files have an adapter, or as in `check_named_files`.
+        The model is refused, or one of these JSON files is too large or has too many levels.
     OSError
-        As in `model_file`.
+        The model does not exist on the hub, or one of its files cannot be read.
     """
     if _found(source, revision, "adapter_config.json"):
         raise SpecError(

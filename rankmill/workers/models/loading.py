@@ -92,8 +92,9 @@ class Model:
     prove_again: Callable[[], Proof] | None = None
     """Scores the probes (the pairs of the proof) again, and returns a new proof of the model's scores."""
     prove_batch: Callable[[int, int], Proof | None] | None = None
-    """Compares scores in batches of at least a given size (rows, padded tokens) with those of transformers.
-    Returns a new proof, or ``None`` if such batches were compared before.
+    """Gets numbers of rows and of padded tokens. Compares the scores that the model makes in batches of this
+    size, or somewhat larger, with transformers' scores. Returns a new proof, or ``None`` if batches of this
+    size were compared before.
     """
     last_probes: LastProbes = field(default_factory=LastProbes)
     inputs: Inputs = "pairs"

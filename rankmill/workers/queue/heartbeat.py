@@ -138,7 +138,9 @@ class WorkerHeartbeat(Periodic):
     def _lock(self, queue: OrderedQueue) -> bool:
         """Take the lock for cleaning a queue, and return whether this worker has it now.
 
-        A lock that would last longer than a new one counts as abandoned: RQ's own lock lasts 15 minutes.
+        If another process holds the lock, and the lock lasts longer than a new one would, this worker takes
+        the lock nevertheless. Locks of RQ's own code are such: they last 15 minutes, even if their process
+        dies.
         """
         connection: Any = self._worker.connection
         lock, mine = queue.registry_cleaning_key, {"value": os.getpid(), "px": self._lock_ms}
@@ -147,8 +149,8 @@ class WorkerHeartbeat(Periodic):
         return bool(connection.pttl(lock) > self._lock_ms and connection.set(lock, **mine))
 
     def _end_lock_with_a_lease(self, queue: OrderedQueue) -> None:
-        """If a job's lease lapses before the lock for cleaning a queue does, shorten the lock to the same
-        time, so that any worker can then recover the job.
+        """Let the lock for cleaning a queue end when the first lease of a job in the queue lapses, if that is
+        earlier. Then any worker can recover this job.
         """
         connection: Any = self._worker.connection
         for _, ends in connection.zrange(queue.started_job_registry.key, 0, 0, withscores=True):

@@ -11,7 +11,9 @@ from rankmill.jobs.system import Backoff, system
 PAUSE = Backoff(first=1.0, longest=60.0)
 
 _FORGET_SECONDS = 600.0
-"""A refusal is forgotten if no chunk has asked for the model or run for this many seconds after its end."""
+"""Whenever the worker refuses a model or run, it forgets the refusals that ended more than this many seconds
+ago.
+"""
 
 _REMEMBERED = 1000
 
@@ -49,7 +51,7 @@ class Refusals:
             raise StillRefused(reason, option=self._refused[key].option)
 
     def open(self, key: Hashable, reason: str, option: str | None = None, *, took: float = 0.0) -> bool:
-        """Refuse the model or run `key` for a pause, and return whether this is its first refusal.
+        """Refuse the model or run `key` until a pause is over, and return whether this is its first refusal.
 
         Parameters
         ----------

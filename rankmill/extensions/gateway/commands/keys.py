@@ -33,7 +33,7 @@ class KeyOptions(options.CommandOptions):
     requests_at_once: options.Number | None = None
     """The key's limit of requests in progress at a time.  [default: no limit]"""
     weight: Annotated[float, Field(gt=0, le=1e6, title="N")] = 1
-    """Relative share of the workers while several keys wait: 2 gets twice as much as 1."""
+    """Weight of NAME while pairs of several owners wait: weight 2 gets twice the pairs of weight 1."""
     priority: Priority | None = None
     """Priority of the key's requests.  [default: request for up to 256 pairs, else bulk]"""
     days: Annotated[float, Field(gt=0, le=36500, title="N")] = 365

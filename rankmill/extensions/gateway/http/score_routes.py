@@ -1,4 +1,4 @@
-"""The paths of the dialects, which take texts, and answer with scores or tokens."""
+"""The HTTP paths that take texts, and answer with scores or tokens, in the dialects of rerank services."""
 
 from __future__ import annotations
 

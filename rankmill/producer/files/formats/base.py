@@ -76,8 +76,8 @@ class ReadOptions:
     lists
         Columns to unroll: a row becomes one row for each item.
     max_field_mib
-        The largest size of a field in quotes in CSV and TSV, in MiB; default: `MAX_FIELD_MIB`. The same bound
-        holds for a row, unless it is below `MAX_FIELD_MIB`.
+        The largest size of a field in quotes in CSV and TSV, in MiB; default: `MAX_FIELD_MIB`. A row may have
+        the same size, or `MAX_FIELD_MIB` if that is larger.
     way_out
         Advice to the user about a field or row that is too long.
     names
@@ -281,7 +281,7 @@ _OURS = b"rankmill."
 
 def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Convert Arrow's string views and binary views in a batch, at any depth, to plain text and bytes. Polars
-    writes views, and Arrow cannot take rows of them.
+    writes views. Arrow's ``take``, which picks rows by their numbers, does not work with views.
 
     A dictionary of texts stays a dictionary, but a null among its texts is removed, because Parquet cannot
     hold that null. All other dictionaries become plain values.

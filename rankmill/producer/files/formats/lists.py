@@ -40,7 +40,7 @@ class ListReader:
         return self._inner.shown_columns()
 
     def survey(self, *, find_nulls: bool) -> Survey:
-        """Survey the file, then read its lists to count the unrolled rows."""
+        """Survey the file, then read its lists to count their items, because each item becomes a row."""
         plain = [name for name in self._texts if name not in self._lists]
         inner = self._inner.survey(find_nulls=False)
         if not inner.schema.names:
@@ -56,7 +56,9 @@ class ListReader:
         return replace(inner, schema=schema, rows=rows, first_null=null)
 
     def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield the unrolled rows; a batch has those of a few rows of the file."""
+        """Yield a row for each item of the lists. A batch has the items of a few rows of the file, so `rows`
+        is ignored.
+        """
         fields = [
             field.with_type(pa.list_(field.type)) if field.name in self._lists else field for field in schema
         ]

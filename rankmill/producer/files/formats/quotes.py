@@ -41,8 +41,8 @@ def open_quoted(path: AnyPath, delimiter: str, max_field_mib: int, way_out: str)
     - A quote is never closed.
     - A field in quotes has more than `max_field_mib` MiB. The error then ends with the advice `way_out`.
 
-    If the last line has no line end, one is added. Without it, Arrow misreads an empty last field behind a
-    field in quotes as a field in quotes.
+    If the last line has no line end, one is added. Otherwise, Arrow would misread a last line such as
+    ``"a",``: it would take the empty field at the end for a field in quotes, too.
     """
     return pa.PythonFile(_Checked(path, Quotes(delimiter, max_field_mib << 20), way_out), mode="r")
 

@@ -34,7 +34,8 @@ class LineFormat:
     header
         Words with which a header may begin.
     kinds
-        What the lines may be, for messages.
+        The end of an error message about the first line's number of fields, such as "judgements have four
+        (query, 0, document, relevance) or three (query, document, relevance)".
     """
 
     schema: pa.Schema

@@ -48,8 +48,8 @@ class OwnFolder:
     path
         The folder.
     output
-        The output that is made in the folder. A process that may not write the output does not make the
-        folder. If the output is an object, the folder's parent is made, too.
+        The output whose intermediate files the folder contains. The folder is made only if this process may
+        write the output. If the output is in an object store, the folder's parent is made, too.
 
     Raises
     ------

@@ -7,7 +7,8 @@ from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerR
 from torchao.quantization.quantize_.common import KernelPreference
 
 _LEAST = 1e-12
-"""A token whose hidden states are all smaller gets its scale from this value, because a scale must not be 0.
+"""The inputs of a layer for one token have one scale, which depends on the largest magnitude among them. If
+that magnitude is below this value, the scale depends on this value instead, because a scale must not be 0.
 """
 
 

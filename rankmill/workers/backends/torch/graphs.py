@@ -57,7 +57,7 @@ class Recorded(Protocol):
     buffer: torch.Tensor
 
     def replay(self) -> torch.Tensor:
-        """Begin the forward with the present content of the buffer, and return its logits."""
+        """Begin the forward of the rows that `buffer` has now, and return their logits."""
         ...
 
 
