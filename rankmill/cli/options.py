@@ -197,9 +197,9 @@ def settings(*names: str, logs: bool = False, others: tuple[str, ...] = (), **de
 
 
 def flags(*names: str, **defaults: str) -> Option:
-    """Add ``--config``, and flags that override the settings called `names`.
+    """Add ``--config``, and a flag for each setting in `names` and `defaults`, which overrides the setting.
 
-    `defaults` adds flags for further settings, and the default that ``--help`` shows:
+    For a setting in `defaults`, ``--help`` shows the given text as default, such as
     ``redis_url="REDIS_URL"``. A setting of an extension that is not installed gets no flag.
     """
 

@@ -399,8 +399,10 @@ class _Reader(Look):
         return tuple(run.model_copy(update={"waiting": waiting[run.id]}) for run in runs)
 
     def _waiting(self, runs: list[RunState]) -> Counter[str]:
-        """Count the waiting chunks of each run in `runs`. Chunks in RQ's own list count only if they are
-        among its first `_LOOK_AT` jobs.
+        """Count the waiting chunks of each run in `runs`.
+
+        If a chunk waits in RQ's list of a queue's jobs, and not in the run's own list, it counts only if it
+        is among the first `_LOOK_AT` jobs of RQ's list.
         """
         queues = sorted({run.queue for run in runs})
         own: list[tuple[Any, ...]] = [("llen", keys.waiting(run.queue, run.id), 0) for run in runs]

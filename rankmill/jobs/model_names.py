@@ -139,7 +139,7 @@ class NamedModels(Protocol):
         """
 
     def kept(self, cache: Path) -> Iterable[KeptFolder]:
-        """Return those of this extension's folders in a worker's `cache` that may be removed."""
+        """Return the folders that this extension has in a worker's `cache`, and that may be removed."""
 
 
 MakeModels = Callable[[WorkerSettings], NamedModels]

@@ -66,7 +66,7 @@ class FilesFolder:
             raise OutputError(f"the file cannot be kept: {why}") from None
 
     def expire_early(self, name: str, seconds: float) -> None:
-        """Make `sweep` delete the folder `name` earlier, by this number of seconds."""
+        """Let `sweep` delete the folder `name` as if it had been made this many seconds ago."""
 
     def read(self, place: str) -> Iterator[bytes]:
         """Return the bytes of the file at `place`, in blocks. Raises `FileNotFoundError` if the file does not

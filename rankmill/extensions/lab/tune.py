@@ -47,7 +47,9 @@ undecided.
 """
 _ROUNDS = 3
 _CLEAR = 1.5
-"""If one of two combinations of settings is better by this factor, one measurement of each is enough."""
+"""Two combinations of settings are compared in rounds, in each of which both are measured. No more rounds
+follow when one combination is at least this many times as good as the other.
+"""
 _WARM_UP = 16
 _REQUEST_SIZE = 20
 

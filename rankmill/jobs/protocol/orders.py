@@ -34,7 +34,7 @@ class Order(WireModel):
     model
         The model to ``warm`` or ``unload``; ``None`` for other orders.
     revision
-        The content that a model to ``warm`` must have, if it is known.
+        The revision that a model to ``warm`` must have, such as the digest of its files; ``None`` for any.
     """
 
     id: str = Field(min_length=1)
