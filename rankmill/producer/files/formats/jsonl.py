@@ -608,7 +608,8 @@ def _for_json(name: str, column: pa.ChunkedArray) -> list[Any]:
         return values_for_text(column)
     except UnicodeDecodeError:
         raise InputError(
-            f"column {name!r} holds text that is {NOT_UTF8}; or name an output that ends in .parquet"
+            f"column {name!r} holds text that is not valid UTF-8, which JSON cannot hold; name an output "
+            "that ends in .parquet"
         ) from None
 
 
