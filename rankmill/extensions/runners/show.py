@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from rankmill.cluster.tables import ID_CHARS, duration, plain, table
+from rankmill.cluster.watch import counted
 from rankmill.extensions.runners.record import FileRun
 from rankmill.jobs.system import system
 
@@ -57,6 +58,7 @@ def describe(run: FileRun) -> str:
         lines.append(f"runner {plain(run.runner)}")
     if run.notice:
         why = f" ({plain(run.notice.reason)})" if run.notice.reason else ""
-        lines.append(f"webhook {run.notice.state} after {run.notice.attempts} attempts{why}")
+        attempts = counted(run.notice.attempts, "attempt")
+        lines.append(f"webhook {run.notice.state} after {attempts}{why}")
     lines.append(f"submitted {duration(system.now() - run.created)} ago")
     return "\n".join(lines)
