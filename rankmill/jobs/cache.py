@@ -152,7 +152,7 @@ def owner_in(folder: Path) -> int | None:
 
 
 def _unmapped() -> set[int]:
-    """Return the user id under which the host's root appears in a container that does not map root.
+    """In a container that does not map root, return a set with the user id that the host's root has there.
 
     The set is empty if the container maps root, or if the system does not tell.
     """

@@ -16,12 +16,14 @@ hub, or prove a tokenizer. Threads share the following, under these locks:
 - `Claims.unanswered`: `Claims._lock` decides which thread ends a claim. A `ChunkClaim` and its `Work` are
   main's until they are put into the pipeline, then forward's, then the writer's; other threads read only
   numbers.
-- Answered runs (`Claims`): the writer adds, forward forgets those of a model whose probes are right.
+- `Claims` remembers, for each model, the runs of which it has written scores: the writer adds runs. When
+  forward has scored a model's probes again, and the scores are right, forward removes the runs of this model.
 - RQ's ``executions``: main adds, main and writer remove. Loops over the executions take a copy (`list`)
   first.
 - `EngineCache`, `ClaimOrder`, `Intake`, `ChunkScorer`, `Reading`: only main uses these. Two exceptions change
   nothing: the writer calls `ChunkScorer.result`, and other threads read `EngineCache.loading`.
-- `Orders`: its lock protects answers and drains; new orders are a deque; ``cold`` is replaced, never changed.
+- `Orders`: its lock protects answers and drains; new orders are a deque. The dict ``cold`` (models that are
+  not loaded yet) is replaced, never changed.
 - `Refusals`: only main writes; loops of other threads take a copy first.
 - `Patience`, metrics and `ModelFigures` have their own locks. Redis clients and cached files are safe.
 - Flags (``stopping``, ``drained``, ``signals``, ``loading``): main sets whole values; the writer may also
@@ -163,10 +165,11 @@ class ScoringWorker(RQWorker):
         return bool(taken)
 
     def _claim_next(self, max_idle_time: int | None, *, wait: bool) -> bool:
-        """Wait for a job and claim it. Returns ``False`` if the worker should stop.
+        """Wait for a job and claim it. Returns ``False`` if the worker should stop, in one of these cases:
 
-        It should stop after `max_idle_time` seconds without work, or without `wait` (as in a burst) as soon
-        as no job waits.
+        - The worker was told to stop.
+        - With `wait`, the worker had no work for `max_idle_time` seconds.
+        - Without `wait` (as in a burst), there is no job to claim, and no claimed chunk waits for its model.
         """
         idle_since = system.monotonic()
         while not self.stopping:
@@ -346,7 +349,10 @@ class ScoringWorker(RQWorker):
         self._last_resort.signals = signals
 
     def stop_soon(self) -> None:
-        """Make the worker stop at its next check. Only the loading of models at its start is interrupted."""
+        """Make the worker stop before it claims another job.
+
+        If the worker is still loading the models of the setting ``warm``, end the loading at once.
+        """
         self._pipeline.stopping = True
         if self._warms_up:
             raise SystemExit(0)

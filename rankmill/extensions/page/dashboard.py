@@ -117,7 +117,10 @@ class History:
 
 
 def _went_back(old: WorkerReport, new: WorkerReport) -> bool:
-    """Return whether a counter of a worker has fallen, which shows that another process uses its name now."""
+    """Return whether a counter is lower in a worker's report `new` than in the earlier report `old`.
+
+    If so, the reports come from two processes: another process now uses the worker's name.
+    """
     before = [getattr(old, name) for name in _GROWING] + [*old.stage_seconds, *old.latency_counts]
     after = [getattr(new, name) for name in _GROWING] + [*new.stage_seconds, *new.latency_counts]
     return any(late < early for early, late in zip(before, after, strict=True))

@@ -88,7 +88,7 @@ class ChunkScores:
     Attributes
     ----------
     scores
-        A float32, or a list with one for each of the statistics' labels; null if the row has an error.
+        A float32, or a list with a float32 for each label in ``stats.labels``; null if the row has an error.
     errors
         Why the row has no score; null if the row has a score.
     tokens

@@ -135,8 +135,8 @@ class Progress(WireModel):
     def rows_per_second(self, now: float) -> float | None:
         """Return the run's recent speed in rows per second, or ``None`` if it is unknown.
 
-        The speed is unknown if no row was done for half a minute, or for the time from ``since`` to ``at`` if
-        that is longer. `now` is in seconds since 1970.
+        The speed is unknown if ``at`` is too long before `now` (s since 1970): more than half a minute, and
+        more than the time from ``since`` to ``at``.
         """
         fresh, span = self.rows - self.since_rows, self.at - self.since
         is_recent = now - self.at <= max(span, _QUIET_SECONDS)

@@ -65,7 +65,7 @@ class WireModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     optional: ClassVar[frozenset[str]] = frozenset()
-    """Fields that a writer may leave out."""
+    """Fields that may be missing in the data that are read; the model then has their defaults."""
 
     def written(self) -> str:
         return f'{{"format": {FORMAT}, {self.model_dump_json()[1:]}'

@@ -91,13 +91,18 @@ class OrderedQueue(RQQueue):
             return sum(int(length or 0) for length in pipe.execute())
 
     def waiting_list(self, job_id: str) -> str:
-        """Return the key of the list in which a job waits. RQ's own list may have the job instead."""
+        """Return the key of the list in which a job waits.
+
+        A chunk may be in RQ's own list instead, if it was moved there for a worker that waits at that list.
+        """
         run_id = _run_of(job_id)
         return self.key if run_id is None else keys.waiting(self.name, run_id)
 
     def place(self, client: Any, job_id: str | bytes, *, at_front: bool) -> None:
-        """Put a job that RQ enqueues into its waiting list. A chunk goes to the front, because RQ enqueues a
-        chunk only when it comes back.
+        """Put a job into the list in which it waits; RQ calls this for each job that it enqueues.
+
+        A chunk always goes to the front, because RQ enqueues only chunks that come back, such as after a
+        failed attempt. New chunks are put by `add`.
 
         Parameters
         ----------
@@ -138,8 +143,9 @@ class OrderedQueue(RQQueue):
         into the queue twice. If Redis has lost only the lease of a job that a worker is scoring, the job is
         put back, and may be scored twice.
 
-        All jobs are looked up only if one of the first few is lost. A run that is missing among the runs that
-        take turns is added.
+        At first, only the first few of `job_ids` are looked up. If none of these is lost, the other jobs are
+        not looked up. If Redis has lost the entry by which the run takes turns with other runs, the entry is
+        added again.
         """
         if not job_ids:
             return 0

@@ -113,7 +113,8 @@ def clean_queue(
 ) -> None:
     """Put back jobs of dead workers, jobs that were taken but never begun, and jobs whose pause is over.
 
-    Also count the waiting jobs, and delete expired entries. A damaged job is set aside.
+    Also count the waiting jobs, and remove expired workers and expired ended jobs from RQ's lists. A damaged
+    job is set aside.
 
     Parameters
     ----------
@@ -162,8 +163,8 @@ def hand_on_abandoned(queue: Queue, handle: FailureHandler, until: float) -> Non
 
 def _hand_on(queue: Queue, handle: FailureHandler, read: Callable[[], Job | None], pipe: Pipeline) -> None:
     job = read()
-    # A job that a worker runs can be QUEUED here: after a lost reply, the producer has sent it again. The
-    # worker's attempt counts too.
+    # Do not leave out QUEUED: a producer that gets no reply of Redis sends its jobs again, which makes a job
+    # QUEUED even while a worker runs it. If that worker dies, its attempt counts as a failed one, too.
     if job and job.get_status(refresh=False) in {JobStatus.STARTED, JobStatus.QUEUED}:
         survives(job)
         handle(job, AbandonedJobError, AbandonedJobError(), None)

@@ -25,9 +25,9 @@ refusals of all other workers.
 """
 
 _SERIES_SECONDS = 30.0
-"""If a worker refuses a run twice within a lease plus these seconds, the worker counts as having refused the
-run in the meantime too. A busy worker tries a refused run again only after some 10 s, and not before it has
-scored what it has claimed.
+"""Two refusals of a run count as one continuous refusal if the time between them is shorter than a lease plus
+this many seconds. The time may be that long, because a busy worker tries a refused run again only after some
+10 s, and not before it has scored what it has claimed.
 """
 
 _REMEMBERED = 1000
@@ -95,7 +95,8 @@ class RunRefusals:
         ttl
             Redis keeps all refusals of the run until this many seconds after the latest one.
         in_redis
-            Whether the run is in Redis. If it should be and is gone, Redis keeps no refusals of the run.
+            Whether the run was put into Redis; false for a job that contains its pairs. If the run was put
+            into Redis but is gone, such as a cancelled run, all refusals of the run are deleted.
         """
         key = keys.refusals(run_id)
         now = server_time(self._client)

@@ -33,7 +33,8 @@ def start_each(
     apart: bool = False,
     **options: Any,
 ) -> list[ScoringRun]:
-    """Start one run for each model, over the same tables. The runs share one window.
+    """Start one run for each model, over the same tables. The window, which limits how many chunks may be in
+    Redis without a result, is divided equally among the runs.
 
     Parameters
     ----------
@@ -73,8 +74,8 @@ def start_several(
 ) -> ScoringRun:
     """Start one run for each model, and read all runs as one. Each row gets a list of the models' scores.
 
-    With the option ``apart``, the list has the score of each column. The parameters are those of
-    `start_each`.
+    With the option ``apart``, each run scores another column, so the list has a score for each column. The
+    parameters are those of `start_each`.
     """
     runs = start_each(start, models, tables, columns, sizing, **options)
     names = (

@@ -137,7 +137,9 @@ class LiveRun:
         return self.store.results(self.run, after="0", block_ms=block_ms)
 
     def look_back(self) -> None:
-        """Do nothing, because `results` always begins with the first result in the run's stream."""
+        """Make the next call of `results` begin with the first result in the run's stream. Here this needs
+        nothing, because each call begins with the first result.
+        """
 
     def log(self, piece: Piece, result: ChunkResult) -> None:
         """Log a result, but not its error messages, because they may contain text of the input."""
@@ -166,14 +168,16 @@ class LiveRun:
         collector.answered, self._entries, rows.errors, self.used = [], [], [], {}
 
     def count_attempts(self, pieces: list[Piece]) -> list[Piece]:
-        """Count the failed attempt of each of `pieces`. Return all `pieces`, because no other process sends
-        them again.
+        """Count a failed attempt of each of `pieces` (chunks or parts of chunks). Return those that this
+        process must submit again: all of them, because no other process collects the run.
         """
         self.store.count_attempts(self.run, {piece.id: piece.failed for piece in pieces})
         return pieces
 
     def check_existence(self) -> None:
-        """Do nothing here. For a detached run, raise `RunExpired` if Redis no longer keeps the run."""
+        """Raise `RunExpired` if this is a detached run that Redis no longer keeps. For any other run, do
+        nothing, because `restore` writes the run to Redis again.
+        """
 
     def cancel(self, chunks: Collection[ChunkId], *, hurry: bool) -> None:
         """Delete the run and its waiting chunks from Redis. With `hurry`, the first attempt is not repeated

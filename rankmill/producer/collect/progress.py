@@ -75,7 +75,9 @@ class RowCounter:
             ]
 
     def lose(self, rows: int) -> None:
-        """Subtract this many rows from the known rows, because their stored result cannot be used."""
+        """Subtract rows from those that earlier runs have finished, because the stored result of these rows
+        cannot be used.
+        """
         self._known_rows -= rows
 
     def see(self, now: float) -> bool:

@@ -179,8 +179,8 @@ class Workspace:
         self.resumes = False
         """Whether the folder has an earlier run with the same manifest, which is then resumed."""
         self.record = OutputRecord(target) if confined() else None
-        """The files that runners have written as this output, if this process works for other users. It may
-        replace only these files.
+        """The record of the files that runners have written as this output; ``None`` if this process works
+        for its own user. A process that works for other users may replace only the recorded files.
         """
         self._begun = False
 
@@ -283,7 +283,9 @@ class Workspace:
 
     @property
     def rows(self) -> int:
-        """The number of rows that have a result. Of several models, the largest number counts."""
+        """The number of rows that have a result in a journal. If the journals of several models have
+        different numbers, this is the largest.
+        """
         return max(journal.rows for journal in self.journals)
 
     def _journal_path(self, at: int) -> Path:
@@ -354,8 +356,9 @@ class Workspace:
             self.record.check(self._output.there())
         wrong = next(filter(None, (journal.wrong for journal in self.journals)), None)
         if self._restart or ((changed or wrong) and not rows):
-            # The first journal is restarted last, because only the manifest of the first journal is compared
-            # later.
+            # Restart the first journal last, because only its manifest is compared. If this process dies
+            # before that, the first journal has the old manifest. So the next process does not take old
+            # results in the other journals for results with the new manifest.
             for journal in reversed(self.journals):
                 journal.restart(manifest)
         elif wrong:

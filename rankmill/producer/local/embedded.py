@@ -140,8 +140,9 @@ class _Shared:
 _shared: dict[str, _Shared] = {}
 _shared_lock = system.Lock()
 _MODELS = 8
-"""Number of models that a worker of a shared cluster keeps loaded if memory allows, because a process may
-compare several models.
+"""A worker of a shared cluster keeps up to this many models loaded if memory allows, even if the setting
+``model_cache_size`` is smaller. Otherwise, a process that uses several models in turn would load them again
+and again.
 """
 
 

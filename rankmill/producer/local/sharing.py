@@ -21,7 +21,7 @@ LOOK_SECONDS = 6.0
 """
 
 _LOOKS = 3
-"""Number of readings in a row whose means decide whether a GPU gets another worker."""
+"""Whether a GPU gets another worker is decided by the means of this many successive readings."""
 
 _BUSY = 0.9
 """No worker is added for a GPU that computes for at least this share of the time: the GPU is the limit."""

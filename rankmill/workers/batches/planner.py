@@ -136,8 +136,8 @@ class WaitingRows(Generic[Owner]):
         groups: npt.ArrayLike | None = None,
         packed: bool = False,
     ) -> None:
-        """Add the rows of a chunk. The limits of a batch also hold for earlier rows that are not cut into
-        batches yet.
+        """Add the rows of a chunk. When rows are cut into batches, the limits of the latest call hold for the
+        rows of all calls.
 
         Parameters
         ----------
@@ -148,11 +148,11 @@ class WaitingRows(Generic[Owner]):
         token_budget, max_batch, length_aware, groups, packed
             How to cut batches, see `plan_batches`.
         mixed_batches
-            Cut rows of several works together only if they make at most this many batches. Younger works wait
-            until fewer than two batches are left, so that the oldest works end sooner. By default, all works
-            are cut together.
+            Several works are cut into batches together only up to this many times `token_budget` tokens.
+            Beyond that, the next work waits until fewer than two batches are left, so that the oldest works
+            end sooner. By default, all works are cut together.
         whole
-            Cut works one by one, so that a work can be given away until one of its rows is taken.
+            Cut works one by one, so that a work can be removed until one of its rows is taken.
         """
         count = np.size(lengths)
         if not count:
@@ -219,7 +219,7 @@ class WaitingRows(Generic[Owner]):
         return self._tokens[int(self._behind[0][_NUMBER, 0])]
 
     def whole(self) -> list[Owner]:
-        """Return the owners of which no row was taken in a batch, the oldest first."""
+        """Return the works of which no row has been taken yet, the oldest first."""
         return [work for number, work in self._works.items() if self._left[number] == self._size[number]]
 
     def remove(self, work: Owner) -> int:

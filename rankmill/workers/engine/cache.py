@@ -244,7 +244,11 @@ class EngineCache:
         return plain if same and self._cached[plain].loaded.revision == spec.revision else key
 
     def _load_beside(self, spec: ScoreSpec) -> Loaded:
-        """Load the model of a spec. If memory is short, first unload older content of the same directory."""
+        """Load the model of a spec.
+
+        If memory is short, and the spec names no revision, first unload other revisions of the model, such as
+        the one that was loaded before the model's files changed.
+        """
         try:
             return self._load_timed(spec)
         except (MemoryError, OutOfMemory):

@@ -80,8 +80,8 @@ _LARGE_BATCHES = 4
 """Number of batches that `Probed.repeated` scores."""
 
 _FACTOR, _ROWS = 4, 1024
-"""A model's scores are checked at loading in batches of at most `_ROWS` rows, and of `_FACTOR` times the
-padded tokens of the device's entry in `TOKEN_BUDGETS`.
+"""A model's scores are checked at loading in batches of at most `_ROWS` rows. These batches have at most
+`_FACTOR` times as many padded tokens as `TOKEN_BUDGETS` has for the device.
 """
 
 DEMO_FIGURES = shipped("examples", "demo-model.json")
@@ -429,7 +429,7 @@ class Proving:
     def _first_sizes(self, probed: Probed, seconds: float) -> tuple[int, int]:
         """Return the sizes of the largest batches, in rows and padded tokens, in which loading checks scores.
 
-        `seconds` is how long `probed` took for its sets of batches.
+        `seconds` is how long it took to score the probes several times, in `Probed.companies`.
         """
         # each probe was scored at least three times in these `seconds`
         speed = 3 * probed.size / max(seconds, 1e-6)
@@ -469,8 +469,9 @@ class Proving:
         return None, most
 
     def _other_bits(self, companies: list[Logits]) -> str | None:
-        """Return why a model that must be deterministic is not, or ``None`` if a probe's bits are always
-        equal.
+        """Return an error message if the model must be deterministic, but its logits for a probe differ.
+
+        Otherwise return ``None``. `companies` has the logits from scoring the probes several times.
         """
         first, *others = companies
         if self._loaded.kind is None or all(_same_bits(first, logits) for logits in others):
@@ -494,10 +495,10 @@ class Proving:
         return self._other_scores(own, theirs)
 
     def _other_scores(self, own: Own, theirs: Logits) -> str | None:
-        """Return where the worker would make other scores than transformers from the same logits, or
-        ``None``.
+        """Compare the scores that the worker and transformers make from the same logits.
 
-        This tries the activations and outputs that a spec may name.
+        Returns an error message for the first difference, or ``None`` if there is none. This compares the
+        scores for the activations and the outputs that a spec may name.
         """
         several = len(own.labels) > 1
         logits = theirs if several else theirs[:, 0]
@@ -548,15 +549,18 @@ class Proving:
         return size > _LARGEST or size > free_memory() // 2
 
     def asked(self, *, large: bool) -> tuple[Own, float]:
-        """Run transformers' model, and return its results for the probes and the error of the worker's
-        precision.
+        """Run transformers' model twice on the probes. Returns the results of the first run, and the largest
+        change of a logit in the second run, which is the error of the worker's precision.
 
-        The results are those in fp32 on the CPU. For a `large` model they are those in the worker's precision
-        on the worker's device, with bf16 in place of 8 or 4 bits.
+        - The first run is in fp32 on the CPU. A `large` model runs in the worker's precision on the worker's
+          device, with bf16 in place of 8 or 4 bits.
+        - The second run is in the worker's precision on the worker's device.
 
-        The error is how much the logits change if the model runs once more, in the worker's precision on the
-        worker's device. Where this would repeat the same run, the error is 0, or for a `large` model the
-        change by padding.
+        In two cases, the second run would be the same as the first:
+
+        - A model that is not `large`, on a worker with fp32 on the CPU: there is no second run, and the error
+          is 0.
+        - A `large` model in more than 8 bits: the second run pads each probe to the length of the first one.
         """
         # this module imports torch, which is not needed if the proof is in the cache
         from rankmill.workers.models.reference import ReferenceModel

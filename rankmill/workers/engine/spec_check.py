@@ -22,7 +22,9 @@ from rankmill.workers.models.probes import LONGEST, OF_SPECS, Probe, columns_of,
 from rankmill.workers.models.reference_tokens import ReferenceTokens, own_tokenizer
 
 _KEPT = 1000
-"""For each model, a host remembers at most this many specs with right tokens; the oldest are forgotten."""
+"""For each model, a host remembers at most this many specs whose tokens were compared and are right. The
+oldest are forgotten.
+"""
 
 _OTHERS = {"model", "revision", "precision", "activation", "label", "all_labels", "deterministic"}
 """Fields of a spec that need no comparison here. Most change no tokens. For ``model`` and ``revision``,

@@ -1,4 +1,4 @@
-"""Holds the work of an engine, which is the tokenized pairs of a chunk with their scores so far."""
+"""Holds the work of an engine: the tokenized pairs of a chunk, and their scores so far."""
 
 from __future__ import annotations
 
@@ -98,7 +98,10 @@ class Work:
 
     @property
     def row_tokens(self) -> npt.NDArray[np.int32]:
-        """Number of tokens of each pair ``[n]`` in all of its rows; 0 for a pair without a row."""
+        """Number of tokens of each pair ``[n]``, which is the sum over its windows.
+
+        A pair that has no row, such as one that cannot be tokenized, counts 0.
+        """
         return np.bincount(self.rows, self.tokens.lengths, len(self.scored.scores)).astype(np.int32)
 
 
@@ -138,7 +141,7 @@ def prepare(model: Model, queries: Texts, passages: Texts | None = None) -> Work
 def encode(model: Model, requests: Texts) -> Work:
     """Answer the rows ``[n]`` of a chunk that ask for tokens, or for the text of tokens.
 
-    The result is complete work, in which a row's score is its number of tokens.
+    The result needs no scoring: ``found`` has the answers, and the score of a row is its number of tokens.
     """
     assert model.encoder
     encoder, room = model.encoder, _MOST_FOUND

@@ -103,8 +103,8 @@ def calibrate(request: Mapping[str, Any]) -> dict[str, Any]:
     existing folder.
 
     The request is ``{"spec": {...}, "queries": [...], "passages": [...], "folder": "..."}``, and the answer
-    is ``{"revision": ..., "digest": ..., "layers": {NAME: SHARE, ...}}``, with each layer's share of the
-    matrix products.
+    is ``{"revision": ..., "digest": ..., "layers": {NAME: SHARE, ...}}``. ``SHARE`` is the part of all
+    multiplications in these layers that the layer does; the shares add up to 1.
 
     Raises
     ------

@@ -183,7 +183,8 @@ class _DelimitedReader:
     def _is_header(self, first: Sequence[str], given: Sequence[str]) -> bool:
         """Whether the first row is a header, although the caller has `given` the columns' names.
 
-        It is a header if it has all of these names, or the name of a text column at the place of this column.
+        It is a header if all of these names stand in their columns, or if the name of a text column stands in
+        its column. Case does not matter.
         """
         same = {
             name for name, field in zip(given, first, strict=False) if field.casefold() == name.casefold()

@@ -21,7 +21,7 @@ _SEAL = ""
 
 
 def record_of(output: AnyPath) -> Path:
-    """Return the path of an output's record, a hidden file, because no request can name a hidden file."""
+    """Return the path of an output's record. It is a hidden file, which no request can read or write."""
     folder = workspace_of(output)
     return folder.with_name(f".{folder.name}")
 
@@ -71,7 +71,9 @@ class OutputRecord:
         self._write(recorded)
 
     def seal(self, run_id: str, *made: str) -> None:
-        """Record the outcome of a run, which Redis may lose, before the output is moved into place.
+        """Record the outcome of a run on disk, before the output is moved into place.
+
+        Redis has the outcome too, but may lose it.
 
         Parameters
         ----------
@@ -114,10 +116,10 @@ class OutputRecord:
 
     @contextmanager
     def _opened(self, above: int) -> Iterator[int]:
-        """Yield a descriptor of the run's folder, or `above` if that folder does not exist.
+        """Yield a descriptor of the folder in which a new record is written before it is moved to `above`.
 
-        A record that stays unfinished in the run's folder, because the process died, is removed with the
-        folder.
+        This is the run's folder: if the process dies while it writes, the unfinished record is later removed
+        with that folder. If the run's folder does not exist, the new record is written in `above`.
         """
         try:
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -219,7 +219,7 @@ def _is_within(path: AnyPath, root: AnyPath) -> bool:
 
 
 def _is_hidden(path: AnyPath, root: AnyPath) -> bool:
-    """Whether a path is in a run's folder, or has a name below `root` that begins with a dot."""
+    """Whether a part of `path` below `root` begins with a dot, or is a run's folder."""
     return any(part[0] == "." or part.endswith(WORKSPACE) for part in path.parts[len(resolved(root).parts) :])
 
 

@@ -35,8 +35,8 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
     files
         The model's files. If the cache folder is not writable, every worker converts for itself.
     precision
-        For a kind of int8, weights have 8 bits, in the groups of that kind; for any other precision they are
-        in float32.
+        If it is a kind of int8, the weights have 8 bits, and `INT8` says how many of them share a scale. For
+        any other precision, the weights are in float32.
     """
     group, _ = INT8.get(precision, (None, precision))
     kind = "fp32" if group is None else f"int8-{group}"
