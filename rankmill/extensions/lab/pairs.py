@@ -78,15 +78,15 @@ def sample(pairs: str, rows: int, columns: tuple[str, str] = COLUMNS) -> pa.Tabl
     elif pairs == "varied":
         table = _varied(rows, random)
     else:
-        table = file_sample([pairs], rows, TextColumns(*columns)).rename_columns(list(COLUMNS))
+        table = FileSample([pairs], rows, TextColumns(*columns)).read().rename_columns(list(COLUMNS))
     return table.take(np.arange(rows) % len(table))
 
 
-def file_sample(inputs: Sequence[str], rows: int, columns: TextColumns, label: str | None = None) -> pa.Table:
-    """Read pairs from files, and return at most `rows` of them. The pairs are chosen by `draw` with a fixed
-    seed.
+@dataclass(frozen=True)
+class FileSample:
+    """A sample of the pairs in files, which `draw` chooses with a fixed seed.
 
-    Parameters
+    Attributes
     ----------
     inputs
         Files, directories or globs; the sample is drawn from the first 100,000 rows.
@@ -95,27 +95,32 @@ def file_sample(inputs: Sequence[str], rows: int, columns: TextColumns, label: s
     columns
         Columns with the texts.
     label
-        A column of numbers to include in the result.
-
-    Raises
-    ------
-    InputError
-        The files cannot be read, have no pairs, or lack a column.
+        A column of numbers that is also read, such as the relevance; ``None`` for no such column.
     """
-    source = open_source(find_files(inputs), columns, allow_nulls=True)
-    if label is not None:
-        _check_label(source.schema, columns, label)
-    wanted = [*columns.names, *([label] if label else [])]
-    with closing(source.tables(Sizing(1000))) as tables:
-        parts = [table.select(wanted) for table in islice(tables, _LOOK_ROWS // 1000)]
-    table = pa.concat_tables(parts) if parts else None
-    if table is not None:
-        whole = (pc.is_valid(table[name]) for name in columns.names)
-        table = table.filter(reduce(pc.and_, whole))
-    if table is None or not len(table):
-        raise InputError(f"{', '.join(inputs)}: the input has no pairs")
-    drawn = table.take(draw(table[columns.query].to_pylist(), rows))
-    return drawn if label is None else _with_numbers(drawn, label)
+
+    inputs: Sequence[str]
+    rows: int
+    columns: TextColumns
+    label: str | None = None
+
+    def read(self) -> pa.Table:
+        """Read the pairs; raises `InputError` if the files cannot be read, have no pairs, or lack a
+        column.
+        """
+        source = open_source(find_files(self.inputs), self.columns, allow_nulls=True)
+        if self.label is not None:
+            _check_label(source.schema, self.columns, self.label)
+        wanted = [*self.columns.names, *([self.label] if self.label else [])]
+        with closing(source.tables(Sizing(1000))) as tables:
+            parts = [table.select(wanted) for table in islice(tables, _LOOK_ROWS // 1000)]
+        table = pa.concat_tables(parts) if parts else None
+        if table is not None:
+            whole = (pc.is_valid(table[name]) for name in self.columns.names)
+            table = table.filter(reduce(pc.and_, whole))
+        if table is None or not len(table):
+            raise InputError(f"{', '.join(self.inputs)}: the input has no pairs")
+        drawn = table.take(draw(table[self.columns.query].to_pylist(), self.rows))
+        return drawn if self.label is None else _with_numbers(drawn, self.label)
 
 
 def draw(queries: Sequence[str], rows: int) -> list[int]:
@@ -235,7 +240,7 @@ def read_pairs(file: str | None, columns: TextColumns, label: str | None, rows: 
         columns, label = TextColumns(*COLUMNS), None
         table = sample("varied", rows)
     else:
-        table = file_sample([file], _LOOK_ROWS, columns, label)
+        table = FileSample([file], _LOOK_ROWS, columns, label).read()
     queries = table[columns.query].to_pylist()
     theirs = set(list(dict.fromkeys(queries))[::_OF_QUERIES])
     if len(theirs) == len(set(queries)):

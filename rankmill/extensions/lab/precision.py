@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from rankmill.extensions.lab.agreement import TOP, Agreement, Qrels, agreement, ndcg
-from rankmill.extensions.lab.pairs import file_sample
+from rankmill.extensions.lab.pairs import FileSample
 from rankmill.jobs.contract.errors import InputError, RunFailed
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.files.formats.base import TextColumns
@@ -57,27 +57,14 @@ class Measured:
         }
 
 
-def check_precisions(
-    inputs: Sequence[str],
-    columns: TextColumns,
-    label_column: str | None,
-    sample: int,
-    precisions: Sequence[str],
-    settings: Settings,
-) -> list[Measured]:
+def check_precisions(sample: FileSample, precisions: Sequence[str], settings: Settings) -> list[Measured]:
     """Score a sample of the input in fp32 and in each other precision, and compare the rankings. Returns a
     result for each precision, fp32 first.
 
     Parameters
     ----------
-    inputs
-        Files, directories or globs.
-    columns
-        Columns with the texts.
-    label_column
-        Column with the relevance as a number; without it there is no nDCG.
     sample
-        Maximum number of rows to score; `rankmill.extensions.lab.pairs.draw` chooses them.
+        The rows to score; without a column of labels there is no nDCG.
     precisions
         Precisions to compare with fp32.
     settings
@@ -89,13 +76,13 @@ def check_precisions(
         The files cannot be read, the rows cannot be compared, or no worker can run a precision.
     """
     with Session(settings) as session:  # the workers start while the files are read
-        table = file_sample(inputs, sample, columns, label_column)
+        table = sample.read()
         scored = [
-            score_sample(session, table, columns, f"in {precision}", precision=precision)
+            score_sample(session, table, sample.columns, f"in {precision}", precision=precision)
             for precision in dict.fromkeys([REFERENCE, *precisions])
         ]
-    queries = table[columns.query].to_pylist()
-    labels = None if label_column is None else table[label_column].to_pylist()
+    queries = table[sample.columns.query].to_pylist()
+    labels = None if sample.label is None else table[sample.label].to_pylist()
     return [compare(each, scored[0], queries, labels) for each in scored]
 
 

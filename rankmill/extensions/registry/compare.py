@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from rankmill.extensions.lab.pairs import file_sample
+from rankmill.extensions.lab.pairs import FileSample
 from rankmill.extensions.lab.precision import Measured, compare, score_sample
 from rankmill.extensions.registry.models import RegistryModels
 from rankmill.jobs.model_names import ModelNames
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.producer.files.formats.base import TextColumns
 from rankmill.score.session import Session
 
 _WARM_ROWS = 64
@@ -77,13 +75,7 @@ class ModelComparison:
 
 
 def compare_models(
-    models: tuple[str, str],
-    inputs: Sequence[str],
-    columns: TextColumns,
-    label_column: str | None,
-    sample: int,
-    shown: int,
-    settings: Settings,
+    models: tuple[str, str], sample: FileSample, shown: int, settings: Settings
 ) -> ModelComparison:
     """Score a sample of the input with two models, and compare the scores.
 
@@ -91,14 +83,8 @@ def compare_models(
     ----------
     models
         Names of the models; the second is compared with the first.
-    inputs
-        Files, directories or globs.
-    columns
-        Columns with the texts.
-    label_column
-        Column with the relevance as a number; without it there is no nDCG.
     sample
-        Maximum number of rows to score.
+        The rows to score; without a column of labels there is no nDCG.
     shown
         Maximum number of queries in ``differences``.
     settings
@@ -113,20 +99,20 @@ def compare_models(
     names = ModelNames(settings, lambda: [RegistryModels])
     first, second = (names.pin(model) for model in models)
     with Session(settings.model_copy(update={"model": first})) as session:
-        table = file_sample(inputs, sample, columns, label_column)
+        table = sample.read()
         runs = []
         for model in (first, second):
             few = table.slice(0, _WARM_ROWS)  # the first request loads the model, and its time does not count
             for rows in (few, table):
-                scored = score_sample(session, rows, columns, f"with {model}", model=model)
+                scored = score_sample(session, rows, sample.columns, f"with {model}", model=model)
             runs.append(scored)
-    queries = table[columns.query].to_pylist()
-    labels = None if label_column is None else table[label_column].to_pylist()
+    queries = table[sample.columns.query].to_pylist()
+    labels = None if sample.label is None else table[sample.label].to_pylist()
     one, two = (
         Side(model, compare(scored, runs[0], queries, labels), len(table) / scored.seconds, scored.scores)
         for model, scored in zip((first, second), runs, strict=True)
     )
-    by_query = _by_query(queries, table[columns.passage].to_pylist(), one.scores, two.scores)
+    by_query = _by_query(queries, table[sample.columns.passage].to_pylist(), one.scores, two.scores)
     return ModelComparison(
         (one, two), tuple(by_query[:shown]), np.array([difference.spearman for difference in by_query])
     )

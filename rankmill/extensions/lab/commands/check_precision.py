@@ -14,6 +14,7 @@ from rich.table import Table
 
 from rankmill.cli import options
 from rankmill.cli.show import console
+from rankmill.extensions.lab.pairs import FileSample
 from rankmill.extensions.lab.precision import REFERENCE, Measured, check_precisions
 from rankmill.jobs.contract.errors import RankmillError
 from rankmill.jobs.runtime.settings import load_settings
@@ -61,7 +62,8 @@ def check_precision(
     settings = load_settings(flags, config)
     precisions = [load_settings({**flags, "precision": each}, config).precision for each in asked.precisions]
     wanted = precisions or [settings.precision]
-    results = check_precisions(inputs, columns, pairs.label_column, pairs.sample, wanted, settings)
+    sample = FileSample(inputs, pairs.sample, columns, pairs.label_column)
+    results = check_precisions(sample, wanted, settings)
     if as_json:
         click.echo(json.dumps([_as_json(each, asked.threshold) for each in results]))
     else:

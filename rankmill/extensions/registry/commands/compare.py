@@ -13,6 +13,7 @@ from rich.table import Table
 
 from rankmill.cli import options
 from rankmill.cli.show import console
+from rankmill.extensions.lab.pairs import FileSample
 from rankmill.extensions.registry.compare import ModelComparison, compare_models
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.files.formats.base import TextColumns
@@ -47,8 +48,8 @@ def compare(
     if report:
         options.require_plots()
     columns = TextColumns(pairs.query_column, pairs.passage_column)
-    models = (first, second)
-    comparison = compare_models(models, inputs, columns, pairs.label_column, pairs.sample, _SHOWN, settings)
+    sample = FileSample(inputs, pairs.sample, columns, pairs.label_column)
+    comparison = compare_models((first, second), sample, _SHOWN, settings)
     if as_json:
         click.echo(json.dumps(_as_json(comparison)))
     else:
