@@ -56,6 +56,8 @@ def test_tls_and_the_sentinels_own_password() -> None:
         "redis+sentinel://one/it/db",
         "redis+sentinel://one/it/1/2",
         "redis+sentinel://one/it?no_such_option=1",
+        "redis://one/scores",
+        "rediss://one:6379/1/2",
     ],
 )
 def test_a_malformed_url_is_an_error_of_the_settings(url: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -182,8 +183,12 @@ def check_mode(client: redis.Redis) -> None:
 
 
 def _check_url(url: str) -> None:
-    """Raise `ValueError` if urllib would read a part of the password as host, database or option."""
+    """Raise `ValueError` if urllib would read a part of the password as host, database or option, or if
+    redis-py would use database 0 because the path is not a number.
+    """
     parts = urlsplit(url)
+    if parts.scheme in {"redis", "rediss"} and not re.fullmatch(r"/?\d*/?", parts.path):
+        raise ValueError("the database is not a number")
     stray = [pair for pair in parts.query.split("&") if "=" not in pair]
     if parts.netloc and any("@" in part for part in (parts.path, parts.fragment, *stray)):
         raise ValueError("@ after the host")
