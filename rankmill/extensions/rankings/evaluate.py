@@ -227,9 +227,12 @@ def _measure(name: str) -> Any:
     except ImportError:
         raise ConfigError(f"measures need ir-measures: {install_line('rankings')}") from None
     try:
-        return ir_measures.parse_measure(name)
+        measure = ir_measures.parse_measure(name)
+        if measure.params.get("cutoff") == 0:
+            raise ValueError("pytrec_eval would abort the process")
     except (NameError, ValueError, TypeError, SyntaxError, AssertionError):
         raise InputError(f"--measures: {name!r} is not a measure of ir-measures, such as nDCG@10") from None
+    return measure
 
 
 def _values(measures: Sequence[Any], qrels: pd.DataFrame, run: pd.DataFrame) -> dict[str, dict[str, float]]:
