@@ -26,9 +26,7 @@ PACKED = "rankmill_packed"
 KERNEL_DTYPES = (torch.float16, torch.bfloat16)
 
 _ASKS_FOR_GROUPS = "enable_gqa" in signature(varlen_attn).parameters
-"""Whether PyTorch's kernel must be told with an argument if keys have fewer heads than queries. In PyTorch
-2.12, it must.
-"""
+"""Whether PyTorch's kernel must be told, by this argument, that keys have fewer heads than queries."""
 
 _WITHOUT_EFFECT = frozenset(
     {"dropout", "deterministic", "output_attentions", "position_ids", "token_type_ids", "use_cache"}
