@@ -111,8 +111,8 @@ def load_all(seam: Seam) -> list[Any]:
 def load_each(seam: Seam) -> Iterator[tuple[str, str, Any]]:
     """Import the plugins of a group (`Seam`), rankmill's own first. Yields name, package and plugin of each.
 
-    If a plugin cannot be imported, or several packages add its name, the `ConfigError` of `load` is yielded
-    in its place. Raises `ConfigError` if this code of rankmill is not the one that is installed.
+    If a plugin cannot be imported, or several packages add its name, a `ConfigError` that says so is yielded
+    instead of the plugin. Raises `ConfigError` if this code of rankmill is not the one that is installed.
     """
     for name, points in _named(seam).items():
         try:

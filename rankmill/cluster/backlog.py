@@ -18,7 +18,7 @@ producer has probably died, and its remaining rows do not count in the backlog.
 """
 
 _ABANDONED_SECONDS = 60
-"""If its queue has no jobs, a run is active for this many seconds after its last result."""
+"""A run whose queue has no jobs is active for this many seconds after the run's last result."""
 
 _FORWARD = STAGES.index("forward")
 
@@ -86,8 +86,8 @@ def _pairs(queue: QueueState, runs: Iterable[RunState], chunk_pairs: float) -> i
     active run has left are counted, even if they are not in the queue yet. A run whose number of rows is
     unknown does not count as active.
 
-    Each waiting job that belongs to no active run counts as `chunk_pairs` pairs. If no run is active, so does
-    each started job.
+    Each waiting job that belongs to no active run counts as `chunk_pairs` pairs. If no run is active, each
+    started job counts as `chunk_pairs` pairs, too.
     """
     jobs = queue.waiting + queue.started
     limit = _QUIET_SECONDS if jobs else _ABANDONED_SECONDS
@@ -97,8 +97,8 @@ def _pairs(queue: QueueState, runs: Iterable[RunState], chunk_pairs: float) -> i
         if run.rows is not None and (run.quiet_seconds < limit or (jobs and not queue.workers))
     ]
     pairs = [max((run.rows or 0) - run.rows_done, 0) for run in active]
-    # It is unknown how many jobs of a request wait: at most as many as pairs are left. It is also unknown to
-    # which runs the started jobs belong.
+    # For a run that is a request, the number of waiting jobs is unknown. It cannot be more than the number of
+    # pairs that the run has left, which is used instead. The runs of the started jobs are unknown, too.
     waiting = sum(
         run.waiting if priority_of(run.id) == "bulk" else left
         for run, left in zip(active, pairs, strict=True)

@@ -97,7 +97,9 @@ class UsageMetrics:
         self._totals: dict[tuple[str, ...], Amounts] = {}
 
     def families(self, entries: Iterable[Entry] | None) -> Iterable[CounterMetricFamily]:
-        """Return the counters of usage. They have no values if `entries` is ``None``, which means unknown."""
+        """Return the counters of usage. If `entries` is ``None``, the usage is unknown, and the counters have
+        no values.
+        """
         counters = [
             CounterMetricFamily(f"rankmill_usage_{name}", text, labels=_LABELS)
             for name, text in _COUNTED.items()

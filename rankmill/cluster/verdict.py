@@ -149,8 +149,9 @@ def _of_memory(memory: ServerMemory) -> Iterator[ClusterFault]:
 
 
 def _of_queue(queue: QueueState, workers: Iterable[WorkerState], *, has_lost: bool) -> Iterator[ClusterFault]:
-    # Started jobs count as waiting, because their workers may be dead and forgotten by RQ. They do not count
-    # if a lost worker is shown, which is a fault of its own, or if draining workers may still finish them.
+    # Started jobs count as waiting, because their workers may be dead, and RQ may have forgotten the workers.
+    # Started jobs do not count in two cases. If the queue has a lost worker, that is a fault of its own. If
+    # the queue has draining workers, they may still finish the jobs.
     waits = queue.waiting + (0 if has_lost or queue.drained else queue.started)
     if waits and not queue.workers:
         whom = "all workers are drained" if queue.drained else "no workers"

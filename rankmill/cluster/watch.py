@@ -169,18 +169,19 @@ class Watch:
     """Base class for what an extension adds to the views of a cluster, such as faults, metrics and runs."""
 
     kinds: ClassVar[Mapping[str, str]] = {}
-    """For each kind of the extension's faults, the next worse kind of fault.
+    """The kinds of the extension's faults, each with another kind that is a little worse.
 
-    In the list of all kinds, the worst first, the extension's kind comes just after the next worse kind. If
-    no such kind exists, the extension's kind comes last.
+    These pairs order the list of all kinds, the worst first. With ``{"no_runners": "no_workers"}``, the
+    extension's kind ``no_runners`` comes just after ``no_workers``. It comes last if no kind ``no_workers``
+    exists.
     """
 
     nothing: ClassVar[Seen] = Seen()
-    """The `Seen` of the extension before it has read the cluster."""
+    """Stands for what the extension has read of a cluster, if it has read nothing."""
 
     def read(self, look: Look) -> Seen:
-        """Read with `look` what the extension shows of the cluster. Use few round trips, whatever its
-        size.
+        """Read from Redis, by means of `look`, what the extension shows of the cluster. Use few round trips,
+        even if the cluster is large.
         """
         return self.nothing
 
@@ -280,7 +281,7 @@ def checked_gauges(seen: Seen) -> list[Gauge]:
 
 
 def ask_extensions(question: Callable[[Watch], T]) -> Iterator[T]:
-    """Call `question` with the `Watch` of each extension, and yield the answers.
+    """Call the function `question` with the `Watch` of each extension, and yield what it returns.
 
     An extension that fails is left out, with a warning that names it. Errors of rankmill, the server and the
     operating system are raised.
@@ -301,8 +302,8 @@ def _reason(error: Exception) -> str:
 
 
 def find_watched(client: redis.Redis, settings: Settings, run_id: str) -> WatchedRun | None:
-    """Find the run of any extension whose id is or begins with `run_id`, or return ``None`` without such a
-    run.
+    """Ask the extensions for a run whose id is or begins with `run_id`. Return the first run found, or
+    ``None`` if no extension has such a run.
     """
     runs = ask_extensions(lambda watch: watch.find(client, settings, run_id))
     return next((run for run in runs if run), None)

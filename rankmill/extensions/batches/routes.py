@@ -157,7 +157,8 @@ def create_batch(
 ) -> dict[str, Any]:
     """Submit a batch, which a runner then scores."""
     if wanted.model:
-        # If the file has requests, this model is not used. The gateway only checks that it serves the name.
+        # Refuse a model that the gateway does not serve, even if the batch's file has requests. Such requests
+        # name their own models, and `wanted.model` is not used.
         gateway.served.resolve(wanted.model)
     return batches.create(key, wanted, gateway.served.resolve)
 

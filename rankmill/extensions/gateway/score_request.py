@@ -141,7 +141,7 @@ class RequestScores:
     labels
         Names of the model's labels; empty if each row has one score.
     found
-        The answer for each row, if the request asks for tokens.
+        For a request for tokens, the answer to the `TokensAsked` of each row; empty for other requests.
     created
         Time of the answer, in seconds since 1970.
     """

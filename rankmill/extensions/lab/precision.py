@@ -89,8 +89,8 @@ def check_precisions(sample: FileSample, precisions: Sequence[str], settings: Se
 def score_sample(
     session: Session, table: pa.Table, columns: TextColumns, what: str, **options: Any
 ) -> RunScores:
-    """Score a table of pairs with the `options` of `Session.score`. In error messages, `what` says how, such
-    as "in fp32".
+    """Score a table of pairs with the `options` of `Session.score`. If no row has a score, the error message
+    ends with `what`, such as "in fp32".
 
     Raises
     ------

@@ -152,8 +152,10 @@ def _of_run(path: AnyPath) -> pd.DataFrame:
 
 
 def _places(rows: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """Return each row's place in the run that was scored: by the run's scores, or else by its ranks, or else
-    in the order of the rows.
+    """Return the place of each row in the run as it was before the model scored it.
+
+    The column ``run_score``, or else ``run_rank``, has the order of that run. If there is neither, the run
+    had the order of the rows.
     """
     numbers = pd.factorize(rows["query_id"])[0]
     scores = run_scores(rows)

@@ -29,8 +29,11 @@ def manifests(registry: RegistryStore, name: str) -> list[Manifest]:
 
 
 def called(manifest: Manifest, aliases: Mapping[str, Alias]) -> list[str]:
-    """Return the aliases of a version, such as ``production``, ``production 10%`` (one of several versions of
-    this alias) or ``production (shadow)``.
+    """Return the aliases of a version, each with the version's part in it.
+
+    - ``production``: the version gets all queries of this alias.
+    - ``production 10%``: the version gets 10% of the queries.
+    - ``production (shadow)``: the version is the shadow (see `Target`).
     """
     names = []
     for name, alias in aliases.items():
@@ -240,7 +243,7 @@ def promote(
         for outcome in outcomes:
             on_outcome(outcome)
         late = [outcome for outcome in outcomes if outcome.state != "done"]
-        # A worker that has ended counts as late, because the model may have killed it.
+        # Do not leave out workers that have ended: loading the model may have killed them.
         if late:
             raise NotWarm(
                 f"{alias} is unchanged: {len(late)} of {len(outcomes)} workers have not loaded "

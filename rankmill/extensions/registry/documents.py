@@ -230,7 +230,10 @@ class Alias(_Document):
 
 def target_of(versions: Mapping[str, float], *, shadow: str | None, by: str, at: float) -> Target:
     """Make a target for an alias from the versions' shares of the queries, such as ``{"v3": 0.9, "v4":
-    0.1}``. Raises `InputError` if a name, a share or the shadow is not valid.
+    0.1}``.
+
+    The version `shadow` also scores all queries, but its scores are not returned. Raises `InputError` if a
+    name or the shares are not valid, or if `shadow` also has a share.
     """
     try:
         return Target(versions=dict(versions), shadow=shadow, by=by, at=at)

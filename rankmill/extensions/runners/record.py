@@ -58,7 +58,9 @@ class FileRun(FileRunState):
     notice: Notice | None = None
 
     def end(self, state: State, reason: str = "") -> Self:
-        """Return the run as ended now in `state`. Its webhook is due if the order names one."""
+        """Return a copy of the run that has ended now, with this `state`. If the order names a webhook, the
+        webhook is due.
+        """
         return super().end(state, reason).changed(notice=Notice() if self.order.webhook else None)
 
 

@@ -65,7 +65,9 @@ class FileQueueState(BaseModel):
 
 
 class SeenRunners(Seen):
-    """The queues of submitted runs, and the runs that have not ended or ended within the last hour."""
+    """The queues of submitted runs, and the latest submitted runs, except those that ended more than an hour
+    ago.
+    """
 
     file_queues: tuple[FileQueueState, ...] = ()
     submitted: tuple[SeenRun, ...] = ()

@@ -28,8 +28,8 @@ most.
 """
 
 BOUND = Script("jobs/protocol/lua/bound.lua")
-"""A Lua function that shortens leases that last too long: longer than a new lease, and than
-`UNRENEWED_SECONDS`.
+"""A Lua function that shortens leases that last too long. They may last as long as a new lease, or
+`UNRENEWED_SECONDS` if that is longer.
 """
 
 _BOUND_LEASES = Script("jobs/protocol/lua/bound_leases.lua", BOUND)

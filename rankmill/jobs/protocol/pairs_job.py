@@ -25,8 +25,8 @@ bytes.
 """
 
 DEATHS = 3
-"""If its caller asked for no retries, a job of pairs whose worker has died runs again at most this many
-times.
+"""A job of pairs that was enqueued without retries runs again at most this many times after its worker has
+died.
 """
 
 DAY = 86400

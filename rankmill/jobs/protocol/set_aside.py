@@ -160,7 +160,7 @@ def set_aside(queue: Queue, raw_id: bytes, reason: str) -> None:
         SET_ASIDE.add(pipe, noted)
         pipe.hset(key, "status", JobStatus.FAILED.value)  # a producer submits a chunk again if its job failed
         pipe.expire(key, _JOB_TTL)
-        with suppress(UnicodeDecodeError):  # RQ's result tells the reason to the caller of a job by name
+        with suppress(UnicodeDecodeError):  # who enqueued the job reads the reason from RQ's result
             failure = f"set aside: {reason}"
             result: Any = Result(raw_id.decode(), Result.Type.FAILED, connection, exc_string=failure)
             result.save(_JOB_TTL, pipe)

@@ -198,7 +198,9 @@ class _Json(logging.Formatter):
 
 
 def _note_ids(record: logging.LogRecord, ids: Mapping[str, str | int]) -> bool:
-    """Store the ids in the record now, because only the thread that logs it knows them."""
+    """Store `ids` and the ids of `about` in the record now. Only the thread that logs the record knows the
+    ids of `about`.
+    """
     record.ids = {**ids, **_ids.get()}
     return True
 

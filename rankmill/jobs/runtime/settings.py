@@ -126,7 +126,9 @@ E = TypeVar("E", bound=ExtensionSettings)
 
 
 class WorkerSettings(ScoreSpec):
-    """Settings of a worker, after the fields of the spec of the model to load first."""
+    """Settings of a worker. The fields of `ScoreSpec` say how the worker loads a model before any chunk needs
+    it, such as the models of ``warm``.
+    """
 
     # pydantic builds the validator at its first use
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)

@@ -48,7 +48,9 @@ class DetachedRun(LiveRun):
         self._after = "0"  # id of the last entry that was read from the stream
 
     def collector(self, window: WindowSize, reuse: EarlierScores | None) -> Collector:
-        """Make the run's collector: all chunks are already cut, and their tables have no columns."""
+        """Make the run's collector. It gets all chunks of the run at once, as tables with rows but without
+        columns, because the texts are in Redis.
+        """
         collector = Collector(self.run, window, RowCounter(0, most_errors=sys.maxsize), reuse=reuse)
         for rows in self._chunks.values():
             collector.add(pa.table({"": pa.nulls(rows)}).select([]))
@@ -65,9 +67,11 @@ class DetachedRun(LiveRun):
             self.store.unlist(self.run)
 
     def settle(self, news: Settled, *, is_last: bool) -> Settled:
-        """Return `news`, the facts that all chunks must share, without storing them.
+        """Return the facts `news` and store nothing. All chunks of the run must share these facts, such as
+        the precision.
 
-        Every process that collects the run reads the same first result, and so finds the same facts.
+        Nothing needs to be stored, because each process that collects the run reads the same first result,
+        and so finds the same facts.
         """
         return news
 
@@ -103,8 +107,8 @@ class DetachedRun(LiveRun):
         self.used = {}
 
     def count_attempts(self, pieces: list[Piece]) -> list[Piece]:
-        """Count the failed attempt of each of `pieces`, and return those that this process must send again.
-        Another process that collects the run sends the others.
+        """Count the failed attempt of each of `pieces`. Return the pieces whose attempt no other process has
+        counted before: this process must send them again.
         """
         mine = self.store.count_attempts(self.run, {piece.id: piece.failed for piece in pieces})
         return [piece for piece in pieces if piece.id in mine]

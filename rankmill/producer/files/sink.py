@@ -244,7 +244,9 @@ class ScoredParts:
 
     @property
     def last(self) -> ScoredFile | None:
-        """The file that `publish` moves into place; ``None`` if all parts are in place."""
+        """The file of the part that is being written, which `publish` moves to its place. ``None`` if all
+        parts are in their places.
+        """
         return self._file
 
     def write(self, part: ScoredTable) -> None:

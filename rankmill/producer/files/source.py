@@ -234,7 +234,9 @@ class FileSource(PairSource):
         return pa.record_batch(columns, schema=schema)
 
     def _rows_of(self, rows: pa.Array, constant: Mapping[str, str | None]) -> pa.Array:
-        """Return the column `ROW`, with folders' columns added, and with the columns `as_text` as text."""
+        """Add the values `constant`, which come from the names of folders, to each JSON object in `rows`. If
+        columns are to be read as text, also turn their values into text.
+        """
         if not constant and not self._as_text:
             return rows
         added = {
@@ -469,7 +471,9 @@ def _unify(
 def _common_type(
     name: str, having_it: Sequence[tuple[_OpenFile, pa.Field]], *, is_text_asked: bool
 ) -> tuple[pa.DataType, bool]:
-    """Return a type for a column of several files, and whether it is text only because nothing else fits."""
+    """Return a type for a column that several files have. Also return ``True`` if this type is text, and was
+    chosen only because no other type fits the column in all files.
+    """
     partitions = [dict(opened_file.file.partition) for opened_file, _ in having_it]
     if all(name in partition for partition in partitions) and not is_text_asked:
         values = {text for partition in partitions if (text := partition[name]) is not None}
@@ -504,8 +508,8 @@ def _text_of_column(opened_file: _OpenFile, field: pa.Field) -> pa.DataType:
 
 
 def _to_ask_for(survey: Survey, schema: pa.Schema) -> pa.Schema:
-    """Return the columns of `schema` that a file has. They have the file's own types if its reader cannot
-    convert them.
+    """Return the columns of `schema` that a file has, to ask the file's reader for. If the reader cannot
+    convert columns, the columns have their types in the file.
     """
     own = dict(zip(survey.schema.names, survey.schema, strict=True))
     if survey.as_asked:

@@ -113,16 +113,16 @@ class WorkerProcesses:
         self.workers = [LocalWorker(name, environ) for name, environ in zip(names, environs, strict=True)]
 
     def restart_dead(self) -> LocalWorker | None:
-        """Start every worker that is not running, after a pause if it has died.
+        """Start every worker that is not running. A worker that has died is started after a pause.
 
         Returns the first worker that has failed, or ``None``. A worker has failed in three cases:
 
+        - It has given up waiting for Redis.
         - It refuses to start.
         - It dies repeatedly at its start.
-        - It has given up waiting for Redis.
 
-        But in the first two cases, a worker from `add_beside` is only removed, and the other workers
-        continue.
+        A worker from `add_beside` counts as failed only in the first case. In the other two cases it is
+        removed, and the other workers continue.
 
         Raises
         ------
@@ -181,11 +181,13 @@ class WorkerProcesses:
         worker.started = system.monotonic()
 
     def _record_death(self, worker: LocalWorker, code: int) -> None:
-        """Return the jobs of a dead worker to the queue, and record whether it died early."""
+        """Return the jobs of a dead worker to the queue, and count its death. ``early_deaths``
+        counts deaths in a row that came soon after a start.
+        """
         died = system.monotonic()
-        # A death does not count as early if the worker had claimed a chunk, because a chunk's retries are
-        # bounded. A death by SIGKILL does not count either: a person sends SIGKILL, or the system if a chunk
-        # took too much memory.
+        # A death does not count as early if the worker had claimed a chunk. The chunk may have killed it, and
+        # cannot do so forever, because a chunk's retries are bounded. A death by SIGKILL does not count
+        # either: a person sends SIGKILL, or the system if a chunk took too much memory.
         own_fault = self._hand_on(worker) == 0 and code != -signal.SIGKILL
         own_fault = own_fault and system.monotonic() - died < _AWAY_SECONDS
         # For a worker that was added, every early death counts: it may be the process that takes too much

@@ -96,8 +96,9 @@ def supervise(queue: str, environs: Sequence[Mapping[str, str]], *, share_gpus: 
 def _keep(
     processes: WorkerProcesses, server: subprocess.Popen[bytes], directory: Path, shared_by: str | None
 ) -> None:
-    """Keep the workers running, until standard input closes or the server dies. `shared_by` is the server's
-    URL, or ``None`` if no worker may be added for a GPU.
+    """Keep the workers running, until standard input closes or the server dies.
+
+    If further workers may be added for a GPU, `shared_by` is the URL of the server. If not, it is ``None``.
     """
     failed = processes.restart_dead()
     share_gpus = _sharing(processes, shared_by)
@@ -124,7 +125,7 @@ def _given_up(directory: Path, worker: LocalWorker) -> str:
 
 
 def _sharing(processes: WorkerProcesses, url: str | None) -> Callable[[], None]:
-    """Make a function that adds a worker if a GPU waits for its workers.
+    """Make a function that adds a worker for each GPU whose workers do not keep it busy.
 
     Do not call this before the server and the workers are started: importing redis-py would double the time
     until then.
@@ -239,8 +240,8 @@ def _last_words(directory: Path, name: str) -> str:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """Return the types of errors that are reported in one line. Call this only after an error, because the
-    function imports redis-py.
+    """Return the types of errors that this process reports to its parent in one line. Errors of other types
+    end this process with a traceback. Call this only after an error, because redis-py is slow to import.
     """
     from redis import RedisError
 

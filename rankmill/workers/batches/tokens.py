@@ -66,7 +66,9 @@ class Tokens:
 
     @cached_property
     def costs(self) -> Ids:
-        """The number of tokens ``[n]`` that each row adds to a batch with the rows that share its prefix."""
+        """The cost of each row in a batch, in tokens, ``[n]``. A prefix that the row shares with other rows
+        does not count. But at least a quarter of the row's tokens count (`_MEMORY_SHARE`).
+        """
         if self.shared is None:
             return self.lengths
         costs: Ids = np.maximum(self.lengths - self.shared, -(-self.lengths // _MEMORY_SHARE))

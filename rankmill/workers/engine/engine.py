@@ -69,8 +69,8 @@ class Engine:
     length_aware
         Whether to sort rows by length before they are cut into batches.
     way
-        How the rows of a batch share a forward, such as ``padded`` to one length (see `Way`). By default as
-        when the model's scores were proven, if they were.
+        How the rows of a batch share a forward, such as ``padded`` to one length (see `Way`); by default, as
+        in the proof of the model's scores. Without a proof, a batch may have rows of any lengths.
     counted
         Whether the worker's metrics count the pairs that the engine scores.
     """
@@ -115,8 +115,8 @@ class Engine:
     def queue(self, work: Work, waiting: WaitingRows[Work], *, whole: bool = False) -> None:
         """Add the rows of `work` to `waiting`, which cuts rows into batches by this engine's limits.
 
-        With `whole`, works are cut into batches one by one, so that `work` can be removed until one of its
-        rows is taken.
+        With `whole`, works are cut into batches one at a time, the next one when few batches are left. So
+        `work` keeps all of its rows for longer, and can be removed until one of them is taken.
         """
         groups, packed = self._groups(work.tokens), self.model.backend.packs
         budget = self.size.tokens(share_prefixes=groups is not None)
@@ -359,8 +359,8 @@ def _means(scores: Logits, of: Rows, count: int) -> Logits:
 
 
 def _picked(parts: list[Part], places: Rows) -> list[Part]:
-    """Return the rows at the indices `places` (in ascending order) of a batch, grouped by the work they
-    belong to.
+    """Return some rows of a batch as a smaller batch. Their indices in the batch are `places`, in ascending
+    order.
     """
     firsts = np.cumsum([0, *(len(rows) for _, rows in parts)])
     numbers = np.searchsorted(firsts, places, side="right") - 1

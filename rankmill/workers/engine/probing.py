@@ -26,7 +26,7 @@ tokens.
 """
 
 _UNLIKE = 3
-"""Most probes are spread over this many batches that mix short and long ones."""
+"""Most probes are spread over this many batches, each of which has short and long probes."""
 
 _BESIDE_LONGEST = 2
 """The longest probe shares a batch with only this many others, because in a padded batch each costs as much
@@ -46,8 +46,8 @@ _MIDDLE = 4
 """A probe counts as short or middle if it has at most 1/4 of the longest probe's tokens."""
 
 _FEW = 8
-"""One large batch repeats this many of the shortest probes. Another one repeats up to this many of the
-longest among the short and middle probes.
+"""The first batch of `Probed.repeated` repeats this many of the shortest probes. The third batch repeats up
+to this many of the longest among the short and middle probes.
 """
 
 _SHARE = 4
@@ -56,7 +56,9 @@ pay.
 """
 
 _WORKS = 4
-"""The rows of a large batch of probes are split into this many parts, like those of several chunks."""
+"""A large batch of probes has rows of this many works, because a worker's large batches have rows of several
+chunks, too.
+"""
 
 
 class Probed:
@@ -96,8 +98,9 @@ class Probed:
         - Some short probes, each by itself.
         - If all rows of a batch must be equally long: a batch of each length that several probes have.
         - If rows share prefixes: one batch of probes that begin alike.
-        - The planned batches with their rows in reverse order. If rows are packed, these and the planned
-          batches follow alternately, `_PACKED_AGAIN` sets in all.
+        - The planned batches with their rows in reverse order.
+        - If rows are packed: `_PACKED_AGAIN` - 1 further sets, by turns the planned batches as they are and
+          with their rows in reverse order.
 
         Parameters
         ----------

@@ -16,9 +16,9 @@ from rankmill.workers.models.templates import bound_templates, template_options
 Messages = list[dict[str, Any]]
 
 PROBES = (("alpha", "bravo"), ("charlie", "bravo"), ("alpha", "foxtrot"))
-"""A chat template is tested with these pairs of texts. The second and third pair each differ from the first
-in one text. If one gives the same result as the first, the template drops the text in which
-they differ.
+"""A chat template is tested with these pairs of texts. The second pair has another first text than the first
+pair, and the third pair has another second text. If the first pair and another one give the same result,
+the template drops a text.
 """
 
 
@@ -85,12 +85,13 @@ class ConversationTokenizer:
         return sharing(in_a_row(self._ids(chats)), [json.dumps(chat[:-1]) for chat in chats])
 
     def _finds_texts_in_lists(self, plain: list[int]) -> bool:
-        """Return whether the chat template also reads a message's content that is a list of texts.
+        """Return whether the chat template also reads messages whose content is a list of texts.
 
         Parameters
         ----------
         plain
-            Token ids of the first of `PROBES`. With its texts in lists, the ids must be the same.
+            Token ids of the first of `PROBES`, made from contents that are plain texts. Contents that are
+            lists of one text must give the same ids.
         """
         lists = [{**message, "content": [_part(message["content"])]} for message in exchange(*PROBES[0])]
         with suppress(Exception):  # an error of Jinja, or one that the template raises

@@ -344,10 +344,15 @@ class Windows:
     def cut(
         self, queries: Sequence[str], passages: Sequence[str] | None
     ) -> tuple[Rows, list[str], list[str] | None]:
-        """Cut pairs ``[n]`` into windows. Returns the windows' pairs (indices), queries and passages.
+        """Cut the passages of pairs ``[n]`` into windows, each of which makes a new pair with its query.
 
         A passage that fits stays whole. It also stays whole, and is truncated later, if the query leaves it
         less than a quarter of the model's length. Without `passages`, the texts in `queries` are cut.
+
+        Returns
+        -------
+        For each new pair: the index of the pair that it comes from, its query, and its passage. Without
+        `passages`, the windows are in place of the queries, and the last is ``None``.
         """
         questions, long_texts = ([""] * len(queries), queries) if passages is None else (queries, passages)
         distinct = list(dict.fromkeys(questions))

@@ -55,7 +55,8 @@ logger = logging.getLogger(__name__)
 class ModelQueue:
     """Holds claimed chunks until their model can be loaded.
 
-    A chunk waits if loading its model would unload another one, or if a thread is still reading its files.
+    A chunk waits if loading its model would unload another model, or if a thread is still reading the files
+    of its model.
     Chunks of one model begin together, so that two models do not unload each other for every chunk.
     """
 
@@ -77,11 +78,13 @@ class ModelQueue:
         return claims
 
     def take(self, more_to_come: Callable[[], bool], reading: Callable[[Run], bool]) -> list[ChunkClaim]:
-        """Remove and return all claims of one model, that of the oldest ready claim.
+        """Remove and return all claims of one model: the model of the oldest ready claim.
 
-        A claim is ready when the files of its model have been read. The result is empty if none is ready. It
-        is also empty if more jobs wait in the queues, fewer than `GROUP` claims are ready, and the oldest has
-        waited less than `GROUP_SECONDS`.
+        A claim is ready when the files of its model have been read. The result is empty in two cases:
+
+        - No claim is ready.
+        - More jobs wait in the queues, fewer than `GROUP` claims are ready, and the oldest ready claim has
+          waited less than `GROUP_SECONDS`.
 
         Parameters
         ----------
@@ -167,7 +170,9 @@ class Claims:
         last had the right scores.
         """
         self._fast = Answered()
-        """The scored runs whose tokens may come from a fast tokenizer library."""
+        """The runs with scored chunks that a fast tokenizer library may have tokenized. If the library turns
+        out to give wrong tokens, these runs may have wrong scores.
+        """
         self._lock = system.Lock()
         self.unanswered: dict[str, ChunkClaim] = {}
         """The claims that are not answered yet, by job id. Other threads may read only a copy."""
@@ -217,7 +222,10 @@ class Claims:
         return any(queue.count for queue in self._worker.queues)
 
     def drop_cancelled(self) -> None:
-        """Stop scoring chunks of cancelled runs, and write no result: the same run may be submitted again."""
+        """Stop scoring chunks of runs that are no longer in Redis, because they were cancelled or lost.
+
+        The jobs end without a result. Do not write a failure: the producer of a lost run submits it again.
+        """
         for claim in list(self.unanswered.values()):
             if claim.work and not claim.is_wanted():
                 self._pipeline.drop(claim.work, partial(self._answer, claim, None))
@@ -278,10 +286,10 @@ class Claims:
             self._begin(claim)
 
     def _begin(self, claim: ChunkClaim) -> None:
-        """Put the chunk of a claim into the pipeline, to be scored and then answered.
+        """Put a claimed chunk into the pipeline, which scores the chunk and answers its job.
 
-        If no producer waits for the scores any more, the job ends without a result. `DeviceLost` is raised
-        after a failed attempt is recorded.
+        If no producer waits for the scores any more, the job ends without a result. If the device fails, the
+        job's attempt is recorded as failed, and then `DeviceLost` is raised.
         """
         try:
             self._scorer.begin(claim, partial(self._answer_scored, claim), whole=self._order.last)

@@ -329,7 +329,8 @@ class RQWorker(SimpleWorker):
     def _await_name(self) -> None:
         """Wait until a killed worker with this name counts as dead, and delete its record.
 
-        If a running worker has the name, raise a `ConfigError`: its report is renewed, or never expires.
+        In Redis, the report of a killed worker is no longer renewed, and expires. If the report is renewed or
+        never expires, a running worker has the name, and a `ConfigError` is raised.
         """
         connection: Any = self.connection
         before = math.inf

@@ -109,8 +109,9 @@ def download(
     pieces
         The bytes of the file.
     ends
-        The request's open resources, which also count it as in progress. They are closed just before the last
-        piece is sent, because a client that has the whole file may send its next request.
+        The request's open resources. While they are open, the request counts as in progress. They are closed
+        just before the last piece is sent, because a client that has the whole file may send its next
+        request.
     headers, media_type
         The answer's HTTP headers, and the type of the file.
     """

@@ -87,7 +87,7 @@ class Limits:
         return Leases(self._client, keys.api_key_requests(name), self._lease_seconds)
 
     def take_pairs(self, key: ApiKey, pairs: int) -> None:
-        """Take the pairs of a request from the token bucket that all keys with the key's name share.
+        """Take the pairs of a request from the token bucket of a key. Keys with the same name share a bucket.
 
         Raises
         ------

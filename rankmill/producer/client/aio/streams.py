@@ -59,8 +59,8 @@ class Streams:
         """Return the entries of `stream` that follow the entry with the id `after`. Wait up to `seconds` for
         the first one, and return an empty list if none comes.
         """
-        # A second task that waits for the same run sends a command of its own, because it may have read up to
-        # a different entry than the first task.
+        # If another task already waits for this stream, send a command only for this task: the two tasks may
+        # have read the stream up to different entries.
         if stream in self._waiting:
             return _found(await self._client.xread({stream: after}, block=math.ceil(1000 * seconds)))
         future: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
@@ -110,8 +110,8 @@ class Streams:
     async def _ring(self) -> None:
         try:
             async with self._client.pipeline(transaction=False) as pipe:
-                # This process numbers the bell's entries, so that the numbers always increase. A server
-                # numbers entries by its clock; after a loss of data, the clock may be behind the last number.
+                # Do not let the server choose the id of the entry: it takes the id from its clock, which may
+                # be behind the last id after a loss of data. The ids from this process always increase.
                 pipe.xadd(self._bell, {"run": 1}, id=str(next(self._rings)), maxlen=1)
                 pipe.expire(self._bell, _BELL_SECONDS)
                 await pipe.execute()

@@ -113,7 +113,8 @@ class RankingSource(PairSource):
         if part.errors.null_count == len(part.errors):
             return part
         errors = part.errors.to_pylist()
-        # Queries come last, so that the error names the query if both texts are missing.
+        # Look at the passages first, then at the queries: the later error replaces the earlier one. So if a
+        # row has neither text, its error names the query.
         for text, key, _, names in reversed(self._texts()):
             column = part.table[text].combine_chunks()
             for row in np.flatnonzero(np.asarray(pc.is_null(column))):
@@ -138,8 +139,8 @@ class RankingSource(PairSource):
         return batches if self._labels is None else self._labelled(batches, self._labels)
 
     def _labelled(self, batches: Iterator[pa.RecordBatch], labels: _Labels) -> Iterator[pa.RecordBatch]:
-        """Add the columns ``relevance`` and ``in_run``. Then yield a row for each relevant passage that the
-        run lacks.
+        """Yield the `batches` of the run with two more columns, ``relevance`` and ``in_run``. A further
+        batch at the end has a row for each relevant passage that the run lacks for one of its queries.
         """
         lacking = {pair: label for pair, label in labels.items() if label > 0}
         queries: set[str] = set()
@@ -242,7 +243,8 @@ def _best(
     ranks = batch["run_rank"].to_numpy(zero_copy_only=False).astype(np.float64)
     by_score = best_first(numbers, scores, batch["doc_id"])
     by_rank = best_first(numbers, -ranks, None)
-    # Each query takes up the same places in both orders, so one of the orders can be chosen for each query.
+    # A query's rows have the same places in `by_score` and in `by_rank`. So for each query, either the one or
+    # the other order can be taken.
     order = np.where(has_scores[by_score], by_score, by_rank)
     places = np.arange(len(batch)) - np.repeat(starts, sizes)
     kept = np.sort(order[places < depth])

@@ -29,8 +29,8 @@ _WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "oss", "memory"
 """Schemes of the URLs of stores in which an object appears only when its upload is complete."""
 
 _IN_PIECES = {"s3", "s3a"}
-"""Schemes of the URLs of stores to which s3fs uploads an object in pieces. Do not leave their number to s3fs:
-it holds ten pieces of 50 MiB in memory.
+"""Schemes of the URLs of stores to which s3fs uploads an object in pieces. Do not let s3fs choose the size of
+the pieces and how many it uploads at once: it would hold ten pieces of 50 MiB in memory.
 """
 
 _PIECE_BYTES, _MOST_PIECES = 16 << 20, 10_000
