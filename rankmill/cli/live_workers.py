@@ -80,10 +80,10 @@ _wait = click.option(
 def _order_command(
     name: OrderName, *arguments: options.Option
 ) -> Callable[[options.Function], click.Command]:
-    """Make a function the subcommand of ``rankmill workers`` that gives the order `name`.
+    """Make a decorator that turns a function into a subcommand of ``rankmill workers``.
 
-    The subcommand has `arguments` and the options of all orders. The function gets a connection to the
-    server.
+    The subcommand gives workers the order that is called `name`. It has `arguments`, and the options that
+    all orders have. The function gets a connection to the Redis server.
     """
 
     def wrap(function: options.Function) -> click.Command:

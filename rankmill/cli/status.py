@@ -89,9 +89,10 @@ def runs(settings: Settings, page: int, as_json: bool) -> None:
 def cancel(run_id: str, settings: Settings) -> None:
     """Cancel a run, or a submitted run.
 
-    RUN is the run's id or the beginning of it. The run's waiting chunks leave the queue; its producer and its
-    workers stop within seconds. The scores of score-file and of a submitted run are kept: the same command,
-    or submitting the same files again, continues from them.
+    RUN is the run's id or the beginning of it. A submitted run is one of files that a runner scores. The
+    run's waiting chunks leave the queue; its producer and its workers stop within seconds. The scores of
+    score-file and of a submitted run are kept: the same command, or submitting the same files again,
+    continues from them.
     """
     echo(cancel_run(options.connection(settings), settings, run_id))
 

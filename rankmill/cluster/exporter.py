@@ -101,7 +101,7 @@ def discovery(cluster: Snapshot) -> list[dict[str, list[str]]]:
     """Return the addresses of the live workers' metrics in the form of Prometheus' HTTP service discovery."""
     addresses = []
     for worker in cluster.workers:
-        with suppress(ValueError):  # a report may have any text as the address of the metrics
+        with suppress(ValueError):  # `metrics_url` may be any text, and `urlsplit` refuses some
             addresses.append(urlsplit(worker.report.metrics_url or "").netloc if worker.report else "")
     return [{"targets": sorted(filter(None, addresses))}]
 
@@ -261,7 +261,7 @@ def _gauges(cluster: Snapshot, backlogs: Mapping[str, Backlog]) -> list[Gauge]:
     ]  # fmt: skip
     gauges = {gauge.name: gauge for gauge in itertools.starmap(Gauge, own)}
     for extension, watch in watches().items():
-        with suppress(Exception):  # a failing extension has a fault in the snapshot
+        with suppress(Exception):  # an extension that fails is `Broken` in the snapshot
             for gauge in checked_gauges(cluster.extensions.get(extension, watch.nothing)):
                 if gauges.setdefault(gauge.name, gauge) is not gauge:
                     _warn_once(

@@ -71,7 +71,7 @@ def whole_name(names: Iterable[str], name: str) -> str | None:
 
 
 def unreachable(worker: WorkerState) -> str | None:
-    """Return why a worker takes no orders, such as to drain, or ``None`` if it takes them."""
+    """Return why a worker does not take orders (`OrderName`), or ``None`` if it takes them."""
     if worker.state == "foreign":
         return "is an RQ worker of another class than ScoringWorker, which takes no orders"
     if worker.state == "lost":
@@ -82,7 +82,7 @@ def unreachable(worker: WorkerState) -> str | None:
 
 
 def reachable(workers: Iterable[WorkerState]) -> list[WorkerState]:
-    """Return those of `workers` that take orders, such as to drain."""
+    """Return those of `workers` that take orders (`OrderName`)."""
     return [worker for worker in workers if unreachable(worker) is None]
 
 

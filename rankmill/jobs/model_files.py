@@ -30,7 +30,7 @@ PLAIN = frozenset({"LICENSE", "LICENCE", "NOTICE", "README", "COPYING"})
 _UNREAD = WORDS | PLAIN | {".py"}
 _OTHER_WEIGHTS = frozenset({".bin", ".pt", ".pth", ".h5", ".msgpack", ".ot", ".gguf", ".ckpt"})
 """Endings of weights in formats that rankmill does not read. Files with these endings are left out only in a
-model's top folder, because in subfolders a file of ONNX may have any name.
+model's top folder. In a subfolder they may be weights of an ONNX model, whose files can have any name.
 """
 
 _LEFT_OUT = re.compile(r"\..*|__pycache__|checkpoint-\d+")
@@ -112,7 +112,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def model_facts(folder: Path) -> dict[str, Facts]:
-    """Return size, times and other `Facts` of each file of a model, which change when the file changes.
+    """Return `Facts`, such as size and times, about each file of a model. They change if the file changes.
 
     Raises as `model_files` does.
     """

@@ -46,8 +46,9 @@ requests correct them.
 """
 
 _TELLING_CHARS = 50_000
-"""If a request has this many characters, its tokens per character replace a lower running mean. Chinese, for
-example, can have four times as many tokens per character as English.
+"""If a request has this many characters, and more tokens per character than the running mean, then its tokens
+per character become the new mean. Chinese, for example, can have four times as many tokens per character as
+English.
 """
 
 _SHARE = 0.05

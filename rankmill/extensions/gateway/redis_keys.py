@@ -28,7 +28,8 @@ def api_key_requests(name: str) -> str:
 
 
 def api_key_pairs(name: str) -> str:
-    """Hash: the token bucket of the API keys of a name. `left` is what the last request left in it
-    (60,000,000 for each pair), and `at` is the time of that request (µs since 1970).
+    """Hash: the token bucket that all API keys of a name share. `left` is what the last request left in the
+    bucket, in parts of a pair: 60,000,000 parts are one pair. `at` is the time of that request (µs since
+    1970).
     """
     return f"{PREFIX}:api-key-pairs:{name}"

@@ -128,7 +128,7 @@ def _served(entry: str) -> ServedModel:
     name, is_named, model = entry.partition("=")
     if is_named and "/" not in name:
         return ServedModel(name, model)
-    # Callers do not see the path of a directory.
+    # If the model is a directory, callers see only the last part of its path.
     is_path = entry.startswith(("/", "./", "../", "~"))
     return ServedModel(entry.rstrip("/").rpartition("/")[2] if is_path else entry, entry)
 

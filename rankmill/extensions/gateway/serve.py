@@ -86,7 +86,7 @@ class _LimitedHttp(H11Protocol):
         if self.cycle:
             self.cycle.disconnected = True
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            # add the message of h11's error, which uvicorn handles now: it says more than `msg`
+            # The message of h11's error, which uvicorn is handling now, says more than `msg`.
             super().send_400_response(f"{msg} {sys.exception()}")
         else:
             # Do not answer: the client would read it as the rest of the answer that is being sent.
@@ -163,7 +163,7 @@ def serve(
     Raises
     ------
     ConfigError
-        The process cannot listen at `at`, or an extension at its address.
+        The process cannot listen at `at`, or an extension cannot listen at an address of its own.
     """
     gateway: Gateway = app.state.gateway
     host, port = at

@@ -35,8 +35,8 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 _REFUSED_AT_ONCE = 64
-"""Number of simultaneous calls beyond ``gateway_requests`` that are told when to try again. gRPC itself
-refuses further calls, and does not tell them when.
+"""The server accepts this many simultaneous calls beyond ``gateway_requests``, only to refuse them and to say
+when to try again. gRPC itself refuses all further calls, and does not say when.
 """
 
 logger = logging.getLogger(__name__)

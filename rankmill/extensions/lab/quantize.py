@@ -32,8 +32,8 @@ from rankmill.producer.files.stores.writing import sync
 from rankmill.score.session import RunScores, Session
 
 _MOST = 0.5
-"""Several groups of layers are left out of 8 bits together only up to this share of the matrix products. With
-more, bf16 is faster and more exact.
+"""`search` leaves several groups of layers out of 8 bits only if the groups have at most this share of the
+model's matrix products. If they had more, the whole model in bf16 would be faster and more exact.
 """
 
 _FREE = 0.02
@@ -42,8 +42,8 @@ _FREE = 0.02
 _PACKAGES = ("rankmill", "torch", "transformers", "openvino")
 
 _INT8: Precision = "int8-128"
-"""The kind of int8 for measuring quantized models. Of all kinds, it ranks worst, and it ranks the same on
-every machine.
+"""Quantized models are measured in this kind of int8. A model ranks worse in it than in the other kinds of
+int8, and the same on every machine.
 """
 
 

@@ -242,8 +242,8 @@ def _values(measures: Sequence[Any], qrels: pd.DataFrame, run: pd.DataFrame) -> 
     # not relevant.
     best = qrels.groupby("query_id")["relevance"].transform("max")
     qrels = qrels.assign(relevance=qrels["relevance"].mask(best < 0, 0))
-    # Libraries behind ir-measures order equal scores in different ways, so measures get ranks in trec_eval's
-    # order, with a minus sign, in place of scores.
+    # The libraries behind ir-measures order equal scores in different ways. So each query's passages get the
+    # scores -1, -2, -3 and so on, in trec_eval's order.
     ids, scores = pa.array(run["doc_id"], pa.string()), run["score"].to_numpy(np.float64)
     run = run.iloc[best_first(pd.factorize(run["query_id"])[0], scores, ids)]
     run = run.assign(score=-1.0 - run.groupby("query_id").cumcount())

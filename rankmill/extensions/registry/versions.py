@@ -122,8 +122,9 @@ class VersionStore:
         """Return the digest that a version must have: `content` or, if that is ``None``, the digest in the
         registry. Returns ``None`` if neither is known.
 
-        If the registry has other files under the version's name, the cached copy is deleted first. It came
-        from another registry, or from an earlier one at this URL. A copy with the digest `content` stays.
+        A cached copy with the digest `content` stays. Any other cached copy is deleted if the registry has
+        other files under the version's name: then the copy came from another registry, or from an earlier one
+        at this URL.
         """
         kept = now = None
         try:

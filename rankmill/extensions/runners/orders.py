@@ -1,6 +1,6 @@
-"""The interface for kinds of orders, which tell a runner what output to make.
+"""The interface for kinds of orders. An order tells a runner what output to make.
 
-Runners carry out orders to score files themselves. Other kinds come from entry points of ``rankmill.orders``.
+The runner itself knows how to score files. Entry points of ``rankmill.orders`` add other kinds of orders.
 """
 
 from __future__ import annotations

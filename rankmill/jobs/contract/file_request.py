@@ -93,12 +93,13 @@ class FileRequest(WireModel):
     queries_id: Column | None = None
     """Column with the queries' ids.  [default: the only column with a known name]"""
     queries_text: Columns = ()
-    """Column with the queries' texts; several are joined.  [default: the only column with a known name]"""
+    """Column with the queries' texts. If you name several, their texts are joined.
+    [default: the only column with a known name]"""
     corpus_id: Column | None = None
     """Column with the passages' ids.  [default: the only column with a known name]"""
     corpus_text: Columns = ()
-    """Column with the passages' texts; several are joined.
-    [default: title and the only column with a known name]"""
+    """Column with the passages' texts. If you name several, their texts are joined.
+    [default: title, if it exists, and the only column with a known name]"""
     on_duplicate: OnDuplicate = "error"
     """An id with two texts in the queries or the corpus: stop with an error, or take the first or last."""
     depth: Positive | None = None

@@ -38,8 +38,10 @@ _LONGEST = 200
 _COUNT = Script("jobs/protocol/lua/count.lua")
 
 END = "end"
-"""Stands in place of a stream entry's id, for usage without such an entry: usage that is known only when a
-run ends, and usage of a job with its own pairs.
+"""Stands for a stream entry's id where usage belongs to no entry:
+
+- usage that is known only when a run ends;
+- usage of a job of `score_pairs`, which belongs to no run of a producer.
 """
 
 logger = logging.getLogger(__name__)
@@ -102,7 +104,7 @@ class Accountant:
         used
             Usage of each result, by the id of its stream entry. The id `END` also deletes the whole stream.
         group
-            Digits of the tenant, if the run's id does not end with them.
+            The digits that stand for the tenant. By default, they are taken from the end of the run's id.
         stays
             Whether the entries stay in the stream. If so, a set records which ids are counted.
 

@@ -48,7 +48,7 @@ def write_capacity(client: redis.Redis, queue: str, ttl: int) -> None:
     """
     connection: Any = client
     seconds = connection.pttl(keys.capacity(queue)) / 1000
-    # an expiry that is later than `ttl` was written before the server's clock jumped back
+    # If more than `ttl` seconds are left, the server's clock has jumped back since the numbers were written.
     if ttl - _FRESH_SECONDS < seconds <= ttl:
         return
     reports = known_reports(client, listed_workers(client, queue)).values()

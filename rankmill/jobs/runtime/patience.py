@@ -92,7 +92,7 @@ def cannot_serve(error: BaseException) -> str | None:
 def _reply(error: BaseException) -> tuple[str, str]:
     """Return the code of an error reply, and its text without the command that failed."""
     whole = mask_passwords(" ".join(str(error).split()))
-    text = whole.rpartition("caused error: ")[2]  # in a pipeline, the text before it is the command
+    text = whole.rpartition("caused error: ")[2]  # an error in a pipeline begins with the command
     if isinstance(error, ExecAbortError):
         text = text.rpartition("because of: ")[2]
     code = getattr(error, "status_code", None)
@@ -188,8 +188,8 @@ def sending(client: redis.Redis, pipe: Pipeline) -> Iterator[None]:
 def end_of_command() -> float:
     """Return when a command that begins now must give up, in `time.monotonic` seconds.
 
-    `waiting` sets this time, which is infinite otherwise. ``most=0`` allows one attempt of any length, so it
-    is no limit here.
+    The limits are `most` and `until` of `waiting`; without them, the result is infinite. ``most=0`` is no
+    limit here, because it allows one attempt, of any length.
     """
     wait = _WAIT.get()
     now = system.monotonic()
@@ -326,7 +326,7 @@ class Patience(Retry):
         system.sleep(seconds)
 
     def caller(self) -> int:
-        """Return a number that no other caller has at the same time; here, a caller is a thread."""
+        """Return the id of the current thread. A subclass may tell callers apart in another way."""
         return system.thread_id()
 
     @property
@@ -348,7 +348,7 @@ class Patience(Retry):
         if os.getpid() != self._process:  # after a fork, threads of the parent may hold the lock
             self._begin()
         failures, since, served, cuts = 0, 0.0, False, 0
-        # true if this call makes a connection for a command of this thread that already waits
+        # If a command of this thread already waits, this call only makes a new connection for that command.
         inner = bool(self._waiting) and self.caller() in self._waiting
         try:
             while True:
@@ -370,7 +370,7 @@ class Patience(Retry):
                     since = since or began  # also count the time in which a silent server did not reply
                     try:
                         fail(error, failures) if with_failure_count else fail(error)
-                    finally:  # also if `fail` raises: callers with watched keys then start again
+                    finally:  # also if `fail` raises: for watched keys it does, and the caller tries again
                         self._pause(error, reason, failures, since)
                     cuts += _breaks_at_value(error)
                     if cuts == _CUTS:

@@ -120,8 +120,8 @@ _PATHS = (
 )  # fmt: skip
 
 SHARED_PATHS = {each.path: replace(each, options=_OPTIONS) for each in _PATHS}
-"""Paths that several services have. The class of the body decides the form of the answer. The dialect of the
-path decides the scale of the scores.
+"""Paths that several services have. The class of a request's body decides the form of the answer. The
+`dialect` of the path's `ScorePath` decides the scale of the scores.
 """
 
 SHARED_PATHS["/tokenize"] = ScorePath(

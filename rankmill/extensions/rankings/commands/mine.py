@@ -51,12 +51,13 @@ class MineOptions(options.NewTable):
     queries_id: options.Column | None = None
     """Column with the queries' ids.  [default: the only column with a known name]"""
     queries_text: Columns = ()
-    """Column with the queries' texts; several are joined.  [default: the only column with a known name]"""
+    """Column with the queries' texts. If you name several, their texts are joined.
+    [default: the only column with a known name]"""
     corpus_id: options.Column | None = None
     """Column with the passages' ids.  [default: the only column with a known name]"""
     corpus_text: Columns = ()
-    """Column with the passages' texts; several are joined.
-    [default: title and the only column with a known name]"""
+    """Column with the passages' texts. If you name several, their texts are joined.
+    [default: title, if it exists, and the only column with a known name]"""
     columns: Columns = ()
     """Names of all columns of a corpus in CSV or TSV without a header, in order."""
     on_duplicate: OnDuplicate = "error"
@@ -93,8 +94,10 @@ class MineOptions(options.NewTable):
         return Rules(**{field.name: getattr(self, field.name) for field in fields(Rules)})
 
     def source(self, scored: AnyPath) -> AnyPath | Corpus:
-        """Return the files with the texts, or `scored` itself if none are named. Raises `InputError` if a
-        file does not exist, or an option is given without another option that it needs.
+        """Return the files of ``--queries`` and ``--corpus``, or `scored` if these options are not given.
+
+        Raises `InputError` if a file does not exist, or if an option lacks another option that it needs, such
+        as ``--queries`` without ``--corpus``.
         """
         if bool(self.queries) != bool(self.corpus):
             raise InputError("--queries and --corpus belong together")
