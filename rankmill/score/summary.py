@@ -47,7 +47,9 @@ class Summary(RunOutcome):
         How far a logit may be from the model's own logit. Workers prove this with test pairs; ``None`` if one
         of them has not.
     reference
-        ``own`` if the model was too large to be compared in fp32.
+        ``own`` if the model was too large to compare the workers' logits with those in fp32. For the bound,
+        the workers' logits were then compared with those that transformers computes in the worker's
+        precision. Otherwise ``None``.
     deterministic
         Whether the scores are deterministic.
     kind

@@ -70,13 +70,17 @@ class CrossEncoder:
     `close`, or with the process.
 
     Arguments about where and how to compute (``device``, ``batch_size``, ``num_workers``, ``pool``,
-    ``chunk_size``, ``attn_implementation``, ``device_map``) are accepted, but the workers decide. Other
-    arguments that cannot be obeyed are refused by name: ``modules``, ``trust_remote_code``, ``cache_folder``,
-    ``local_files_only`` (except for a folder), ``token``, ``classifier_dropout``, ``keep_in_fp32_modules``,
-    most entries of ``model_kwargs``, ``processor_kwargs`` and ``config_kwargs`` that are not listed here, and
-    assignments to most attributes. torch is imported only for tensors as results, for an ``activation_fn``
-    other than `torch.nn.Identity` and `torch.nn.Sigmoid`, and for `device`; transformers is imported only for
-    `tokenizer` and `config`.
+    ``chunk_size``, ``attn_implementation``, ``device_map``) are accepted, but the workers decide. The
+    following cannot be obeyed, and raise `ConfigError`:
+
+    - The arguments ``modules``, ``trust_remote_code``, ``cache_folder``, ``token``, ``classifier_dropout``
+      and ``keep_in_fp32_modules``; and ``local_files_only``, unless the model is a folder.
+    - Entries of ``model_kwargs``, ``processor_kwargs`` and ``config_kwargs`` that are not listed here, unless
+      they do not change scores (such as ``use_fast``).
+    - Assignments to most attributes.
+
+    torch is imported only for tensors as results, for an ``activation_fn`` other than `torch.nn.Identity` and
+    `torch.nn.Sigmoid`, and for `device`; transformers is imported only for `tokenizer` and `config`.
 
     Parameters
     ----------

@@ -142,8 +142,11 @@ class RunStats:
     ``precision``, ``backend``, ``device``, ``revision`` and ``kind`` are those of the last scored chunk, or
     ``None`` if they are not known. ``kind`` is only known for a deterministic run; if two runs of a model
     have the same kind, they give a pair the same score, bit for bit. ``bounds`` are the proven bounds (see
-    `bound`) of all chunks. ``reference`` is ``own`` if the model was too large for a worker to load it in
-    fp32 and prove the bounds, else ``None``.
+    `bound`) of all chunks.
+
+    ``reference`` is ``own`` if the model was too large to compare the workers' logits with those in fp32. For
+    the bounds, the workers' logits were then compared with those that transformers computes in the worker's
+    precision. Otherwise, ``reference`` is ``None``.
     """
 
     rows: int = 0
@@ -228,8 +231,9 @@ class ScoringRun(Generic[RowScore]):
     """Handle of a submitted run. Read a run's results once, either all with `scores`, or in parts by
     iterating.
 
-    Chunks beyond the window are submitted while the caller reads results. Only one thread at a time may read
-    a run; any thread may use `cancel` and `progress`.
+    At first, at most as many chunks are submitted as the setting ``window`` allows. The others are submitted
+    while the caller reads results. Only one thread at a time may read a run; any thread may use `cancel` and
+    `progress`.
 
     A detached run is entirely in Redis. Any process that knows the run's id may read such a run, until
     ``run_ttl`` seconds after its submission. The tables of a detached run have no columns.

@@ -277,7 +277,7 @@ class Client:
         deadline
             When to stop waiting for results or for the server, in `time.monotonic` seconds.
         sharers
-            Number of runs that share the window equally.
+            Number of runs that share the limits ``window`` and ``window_mib``, in equal parts.
         tenant
             The run's tenant; by default that of the settings.
         row_tokens
@@ -650,11 +650,11 @@ class Client:
         tenant: Tenant | None,
         **spec: Any,
     ) -> ScoringRun:
-        """Start a run for each version of an alias (`choice`) that gets rows of `pairs`. Returns one handle
-        for all.
+        """Divide the rows of `pairs` among the versions of the alias `choice`, and start a run for each
+        version that gets rows. Returns one handle for all these runs.
 
-        If the alias has a shadow model, that model also scores the rows, and its scores are dropped. It is
-        not used for a run that asks for tokens.
+        If the alias has a shadow model, that model also scores the rows, and its scores are dropped. Rows
+        that ask for tokens do not go to the shadow model.
         """
         inputs, columns = self._kind(columns, spec)
         tables = [*cut_pairs(pairs, columns, Sizing(MAX_CHUNK_ROWS), inputs)]

@@ -55,7 +55,7 @@ class Piece:
 
     @property
     def start(self) -> int:
-        """Index of the piece's first row among the rows of the chunk that are sent."""
+        """Index of the piece's first row in its chunk. Rows that are not sent to workers do not count."""
         return self.id.start if isinstance(self.id, PieceId) else 0
 
     @cached_property
@@ -263,7 +263,7 @@ class Collector:
 
     @property
     def wants_chunks(self) -> bool:
-        """Whether the input has rows left to cut, and enough of the window is free for their chunks."""
+        """Whether to cut more chunks: the input has rows left, and a quarter of the window is free."""
         return not self.exhausted and self._window.wants_more(self._load)
 
     @property
@@ -362,8 +362,9 @@ class Collector:
         Parameters
         ----------
         reasons
-            Why the last attempt at each chunk or part failed. A new half of a chunk whose worker died has had
-            no attempt. Its reason is stated if the half is given up.
+            For each chunk or part, why its last attempt failed. If the worker of a chunk died, the two halves
+            of the chunk are listed, too, although there was no attempt at them yet. Their reason is stated if
+            they are given up.
         failed
             Number of failed attempts before the last one.
 
@@ -374,7 +375,7 @@ class Collector:
         again: list[Piece] = []
         given_up: list[ChunkFailure] = []
         for chunk, reason in reasons.items():
-            # a half that was never sent has no failed attempt
+            # A suspect piece is half of a chunk. Before the half is first sent, there was no attempt at it.
             begun = -1 if self.pieces[chunk].suspect else 0
             attempts = failed.get(chunk, begun) + 1
             if attempts > self._run.max_retries:

@@ -168,8 +168,8 @@ class RunDriver:
             self._close_source()
             raise
         self._spool.close()
-        # A worker leaves a note if scores are wrong. For a brief run, `end` reads this note in the command
-        # that deletes the run.
+        # If scores are wrong, a worker leaves a note. A brief run needs no separate look for the note: `end`
+        # reads it in the same command that deletes the run.
         if not self._kept.is_brief:
             with self._at_redis():
                 self._check_notes()
@@ -200,8 +200,9 @@ class RunDriver:
             self._catch_up()
 
     def fill(self) -> None:
-        """Submit at most `AT_ONCE` chunks if the window has room, so that the caller can collect results
-        between two calls.
+        """If the window has room, submit chunks, but at most `AT_ONCE`.
+
+        With this limit a call does not take long, so the caller can soon collect results again.
         """
         self._check_cancelled()
         if self._wants_chunks() and (fresh := self._cut()):
@@ -234,7 +235,10 @@ class RunDriver:
         return has_room and not self._spool.full and self.collector.wants_chunks
 
     def _cut(self) -> list[Piece]:
-        """Cut chunks until the window is full, but at most `AT_ONCE`; returns the pieces to send."""
+        """Cut chunks from the input until the window is full, but at most `AT_ONCE` chunks.
+
+        Returns a piece for each chunk that has rows to send to workers.
+        """
         fresh: list[Piece] = []
         for _ in range(AT_ONCE):
             if self._spool.full or not self.collector.has_room:
@@ -323,7 +327,7 @@ class RunDriver:
         self._settle([result for _, result in entries])
         accepted = self._accept(entries)
         self._kept.forget([entry for entry, _ in entries], self.collector)
-        if self._cancelled:  # cancelled by another thread: delete what was written since
+        if self._cancelled:  # another thread has cancelled the run: delete what this one wrote after that
             self.cancel()
         self._jobless |= {half.id: "it was lost" for half in accepted.halves}
         self._jobless |= {
@@ -406,7 +410,7 @@ class RunDriver:
         try:
             self._kept.enqueue(payloads)
         finally:
-            if self._cancelled:  # cancelled by another thread: delete what was written since
+            if self._cancelled:  # another thread has cancelled the run: delete what this one wrote after that
                 self.cancel()
         for piece in pieces:
             with about(chunk=piece.chunk, job=keys.job_id(self.run.id, piece.id)):

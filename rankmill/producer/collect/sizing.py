@@ -54,8 +54,8 @@ _LEAST_SECONDS = 0.5
 """A worker's speed is computed only if its first and last result are at least this many seconds apart."""
 
 _TOGETHER_SECONDS = 0.25
-"""A worker's results that come within this many seconds after its first one do not count for its speed,
-because most of the time for them was spent before the first one came.
+"""A worker's speed is measured from its first result on. Results that come within this many seconds after the
+first do not count, because the worker spent most of the time for them before the first.
 """
 
 _GONE_SECONDS = 30
@@ -63,8 +63,8 @@ _GONE_SECONDS = 30
 
 
 class Load(NamedTuple):
-    """What a run has in Redis without a result: the number of chunks (or parts of chunks), their rows, and
-    the bytes of their payloads.
+    """The part of a run that is in Redis and has no result yet: the number of chunks (or parts of chunks),
+    their rows, and the bytes of their payloads.
     """
 
     pieces: int = 0
@@ -176,8 +176,8 @@ class Sizing:
         return bool(self._fixed) or self._models.keys() <= self._learnt.keys()
 
     def rows_at(self, start: int) -> int:
-        """Number of rows of the chunk that begins at row `start` of the input; the caller cuts a chunk of
-        long texts into smaller ones.
+        """Number of rows of the chunk that begins at row `start` of the input. If the texts in these rows are
+        long, the caller makes several smaller chunks of the rows.
         """
         wanted = (max(self._learnt.get(model, MIN_ROWS), least) for model, least in self._models.items())
         rows = self._fixed or min(wanted, default=MIN_ROWS)

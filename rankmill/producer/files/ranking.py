@@ -39,8 +39,8 @@ _QUERY, _ROW = "\0query", "\0row"
 """Columns that rows have while they wait to be ranked: the number of the row's query, and that of the row."""
 
 _LOOKED_AT = 1000
-"""At most this many repeated hashes are checked for equal ids. More are not needed, because different ids
-almost never have equal hashes.
+"""Rows with the same hash are checked for equal ids. This is done for at most this many hashes. More are not
+needed, because different ids almost never have the same hash.
 """
 
 Ids = tuple[str, str]
@@ -124,8 +124,8 @@ class HeldRows:
             yield from self._averaged(batches, self._mean)
 
     def close(self) -> None:
-        """Close the temporary file, and ignore errors: it tries again to write rows that the disk has
-        refused.
+        """Close the temporary file. Errors are ignored, because closing the file tries once more to write the
+        rows that a full disk has refused.
         """
         with suppress(OSError):
             self._file.close()

@@ -35,8 +35,8 @@ more modules is refused. Usual models have one or two modules for each tensor.
 """
 
 _BUFFERS_BESIDE = 1 << 26
-"""A model's buffers may have twice as many numbers as the checkpoint, and this many more. A config with
-larger buffers is refused. A buffer, such as a mask, may be computed instead of saved.
+"""The buffers of a model may have twice as many numbers as its checkpoint has, plus this many. A config with
+larger buffers is refused. Not all buffers are in the checkpoint: the model computes some, such as masks.
 """
 
 _BUFFERS = ("position_ids", "token_type_ids")

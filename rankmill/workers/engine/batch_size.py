@@ -172,7 +172,8 @@ class BatchSize:
         return min(self.token_budget, max(round(_BATCH_SECONDS * median(self._speeds)), _LEAST_TOKENS))
 
     def mixed_batches(self, tokens: int, *, packed: bool = False) -> int:
-        """Return into how many batches of `tokens` tokens several chunks may be cut together.
+        """Chunks can be cut into batches together. Return how many batches of `tokens` tokens such chunks may
+        make in all.
 
         The limit is `_FEWEST` if the rows are `packed` (not padded), or if the model's speed is not known
         yet.
@@ -280,7 +281,7 @@ class BudgetSearch:
         return self._seconds >= self._worth * self._expected_seconds()
 
     def _expected_seconds(self) -> float:
-        """Estimate how many seconds the search takes at least, by the speed so far."""
+        """Estimate the least number of seconds that `find` takes, by the speed of the batches so far."""
         tokens = (_LEAST_ROUNDS + 1) * self._backend.depth * sum(self._budgets())
         return tokens * self._seconds / max(self._tokens, 1)
 
@@ -333,7 +334,7 @@ class BudgetSearch:
 
     @property
     def _most(self) -> float:
-        """The number of tokens that a batch can have to take `_BATCH_SECONDS`, by the speed so far."""
+        """The number of tokens of a batch that takes `_BATCH_SECONDS` at the speed so far."""
         return _BATCH_SECONDS * self._tokens / max(self._seconds, 1e-9)
 
     def _larger(self, speeds: dict[int, list[float]]) -> int | None:

@@ -155,10 +155,12 @@ class Headroom:
         self._floor = 0
         """Bytes in use while no batch is in progress, such as those of the model."""
         self._weight = self._heaviest = 0.0
-        """Total weight of the batches in progress, and the highest total since no batch was in progress."""
+        """The sum of the weights of the batches in progress, and its highest value since the last time that
+        no batch was in progress.
+        """
         self._known_weight, self._known_bytes = 0.0, 0
-        """The greatest total weight that batches had in progress at the same time, and the bytes that they
-        needed. Batches of less weight replace both numbers if they needed more bytes.
+        """The largest sum of weights of batches that were in progress at the same time, and the bytes that
+        these batches needed. If batches with a smaller sum need more bytes, they replace both numbers.
         """
         self._said = float("-inf")
 
@@ -210,7 +212,7 @@ class Headroom:
     def _begin(self, memory: Memory, weight: float) -> None:
         if not self._weight:
             used = memory.used()
-            # `used` may include memory of earlier batches, but not more than they needed.
+            # Memory of earlier batches may still count as used, but no more than they needed: `_known_bytes`.
             self._floor = max(min(used, self._floor or used), used - self._known_bytes)
             memory.begin()
             self._heaviest = 0.0

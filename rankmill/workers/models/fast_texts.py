@@ -42,8 +42,8 @@ from rankmill.workers.models.tokenizer_proof import (
 )
 
 _AFTER_SECONDS = 7.0
-"""On a CPU, the proof of a fast tokenizer library begins after this many seconds of tokenizing, about as long
-as a proof takes.
+"""On a CPU, the proof of a fast tokenizer library (a comparison with Hugging Face's) begins after this many
+seconds of tokenizing. The proof takes about as long.
 """
 
 _SAMPLE = 256
@@ -52,8 +52,8 @@ compare the ids.
 """
 
 _ATTEMPTS = 3
-"""If this many proofs of a fast tokenizer library have begun and none has ended, the library probably crashes
-the workers, and is not used.
+"""If workers have begun this many proofs of a fast tokenizer library and finished none, the library is not
+used: it probably crashes workers.
 """
 
 _CACHED_WORDS = 1 << 18

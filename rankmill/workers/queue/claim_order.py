@@ -33,7 +33,7 @@ class ClaimOrder:
     ----------
     claim_ahead
         When this many pairs of a priority are claimed and not scored, the worker claims no more of that
-        priority. The worker claims more bulk work if its device may soon run out.
+        priority. But if its device may soon have nothing to do, the worker claims more bulk work.
     """
 
     def __init__(self, claim_ahead: int) -> None:
@@ -102,7 +102,8 @@ class ClaimOrder:
         """
         priorities: list[Priority] = ["request"] if requests < self._claim_ahead else []
         most: float = self._claim_ahead
-        if self._workers > 1:  # a single worker may take all: more chunks in a batch, less padding
+        # A single worker is not limited to a share: the more chunks it claims, the less padding batches need.
+        if self._workers > 1:
             most = min(most, self._waiting * self._chunk_pairs / self._workers)
         if not bulk or hungry or bulk < most:
             priorities.insert(0 if self._turns.bulk_is_next else len(priorities), "bulk")
@@ -110,9 +111,9 @@ class ClaimOrder:
 
 
 def chunks_to_give(unstarted: Sequence[int], pending: int, idle: int) -> int:
-    """Return how many chunks, not yet begun, a worker gives to idle workers, one to each.
+    """Return how many of its unstarted chunks a worker gives away to idle workers.
 
-    The last chunks are given first.
+    Each idle worker gets at most one chunk. The last chunks are given first.
 
     Parameters
     ----------

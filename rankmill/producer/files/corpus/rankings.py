@@ -254,13 +254,16 @@ def _fields(path: AnyPath, words: Sequence[str]) -> Sequence[str]:
 def _third_field(path: AnyPath) -> str:
     """Find out whether the third field of a run is ``run_rank`` or ``run_score``.
 
-    It is the rank if its whole numbers rise within each query. In a file of one block, whole numbers are also
-    ranks if each query has only one row.
+    - If any number is negative or not whole, the field is the score.
+    - If whole numbers rise from row to row in each query, the field is the rank.
+    - If whole numbers never rise from row to row in a query, the field is the score.
+    - If each query has only one row, whole numbers are ranks in a file that is read in one batch.
 
     Raises
     ------
     InputError
-        The field could be either, because its whole numbers neither rise nor fall.
+        The field could be either: its whole numbers sometimes rise within a query and sometimes do not, or
+        each query has only one row in a file of several batches.
     """
     rises, falls, parts = True, True, 0
     last: list[pa.RecordBatch] = []

@@ -22,7 +22,8 @@ def check_writable(path: AnyPath) -> None:
         return
     if not path.parent.is_dir():
         raise InputError(f"{path.parent}: no such directory to write the output to")
-    # The parent is checked even if the output is a folder of parts, because the run's folder is made there.
+    # The parent must be writable even if `path` is an existing folder of parts, because the run's own folder
+    # is made in the parent.
     for place in (path.parent, path):
         if place.is_dir() and not os.access(place, os.W_OK):
             raise InputError(f"{place} is not writable; name another place with -o")
@@ -36,8 +37,9 @@ def check_folder(folder: AnyPath) -> None:
 
 
 def check_replaceable(path: AnyPath) -> None:
-    """Check that the place of an output on this host is empty or holds a file; raises `InputError` if not.
-    An object can always be replaced.
+    """Check that an output can replace what is at `path`; raises `InputError` if not.
+
+    An object in a store can always be replaced. On this host, nothing but a regular file can be replaced.
     """
     if isinstance(path, ObjectPath):
         return

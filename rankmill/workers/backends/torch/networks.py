@@ -240,13 +240,13 @@ class LanguageModel(Network):
         raise NotImplementedError
 
     def _run_packed(self, rows: PackedInput) -> torch.Tensor:
-        """Run the transformers model on packed rows, and return its output for the tokens that scores read,
-        ``[scores, ...]``.
+        """Run the transformers model on packed rows. Return its output for one token of each score, namely
+        the token from which the score is computed: ``[scores, ...]``.
         """
         return self._run(use_cache=False, **_inputs(rows))[0][rows.read]
 
     def _score(self, states: torch.Tensor) -> torch.Tensor:
-        """Compute logits from the model's output for the tokens that scores read, ``[rows, ...]``."""
+        """Compute logits from the model's output for one token of each row, ``[rows, ...]``."""
         raise NotImplementedError
 
 
