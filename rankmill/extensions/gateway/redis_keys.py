@@ -21,8 +21,9 @@ def api_keys() -> str:
 
 
 def api_key_requests(name: str) -> str:
-    """Sorted set: requests in progress with API keys of this name, by the end of their leases (seconds since
-    1970).
+    """Sorted set: requests in progress, by the end of their leases (seconds since 1970).
+
+    Several API keys can have the same name, and share this set.
     """
     return f"{PREFIX}:api-key-requests:{name}"
 

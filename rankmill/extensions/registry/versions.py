@@ -122,9 +122,9 @@ class VersionStore:
         """Return the digest that a version must have: `content` or, if that is ``None``, the digest in the
         registry. Returns ``None`` if neither is known.
 
-        A cached copy with the digest `content` stays. Any other cached copy is deleted if the registry has
-        other files under the version's name: then the copy came from another registry, or from an earlier one
-        at this URL.
+        Also deletes an outdated cached copy of the version. A copy is outdated if the registry has the
+        version, and the copy's digest is neither `content` nor the registry's: for example, it came from
+        another registry.
         """
         kept = now = None
         try:

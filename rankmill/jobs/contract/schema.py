@@ -1,4 +1,4 @@
-"""The base class of data that processes exchange as JSON or as the fields of a hash. A reader validates all
+"""Base class of messages between processes: JSON, or the fields of a Redis hash. Readers validate all
 fields.
 """
 

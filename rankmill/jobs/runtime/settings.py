@@ -117,8 +117,8 @@ class ExtensionSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     of_workers: ClassVar[bool] = False
-    """Whether workers read these settings. If so, a process passes them on to the workers that it starts
-    here.
+    """Whether workers read these settings. A command that starts workers, such as score-file, then passes
+    them on.
     """
 
 

@@ -318,8 +318,8 @@ class JournaledRun(LiveRun):
         """Return the usage (rows, tokens and device time) to add to the tenant's account when the run is
         complete.
 
-        Rows that no device has scored are left out if an earlier complete run for the output has counted
-        them.
+        Rows without a device (their scores came from the cache, or they failed) count once for each output.
+        If an earlier complete run for the output has counted them, they are left out.
         """
         account = self.journal.account
         if account.rest:

@@ -40,7 +40,7 @@ def cast_all_but_head(model: Any, dtype: torch.dtype, heads: Sequence[str]) -> N
     exact = {name: ExactHead(model.get_submodule(name)) for name in heads}
     angles = {name: buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")}
     model.to(dtype)
-    for name, buffer in angles.items():  # with 8 significant bits, distant tokens would swap positions
+    for name, buffer in angles.items():  # in bf16, angles of distant tokens would be wrong
         setattr(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], buffer)
     for name, head in exact.items():
         model.set_submodule(name, head)

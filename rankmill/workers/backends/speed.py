@@ -58,8 +58,8 @@ _TIE = 1.05
 """Speeds that differ by no more than this factor count as equal."""
 
 _STEADY = 1.2
-"""If a layer's second-fastest round took more than this many times as long as its fastest, the machine was
-busy.
+"""A layer is timed in several rounds. The machine was busy if the second-fastest round took longer than this
+factor times the fastest round.
 """
 
 _BUSY_SECONDS = 3600

@@ -427,9 +427,10 @@ class Proving:
         return proof
 
     def _first_sizes(self, probed: Probed, seconds: float) -> tuple[int, int]:
-        """Return the sizes of the largest batches, in rows and padded tokens, in which loading checks scores.
+        """Choose the largest batches that are checked while the model is loaded: rows and padded tokens.
 
-        `seconds` is how long it took to score the probes several times, in `Probed.companies`.
+        A slow model gets smaller ones. `seconds` is the time for scoring the probes (sample rows) at least
+        three times.
         """
         # each probe was scored at least three times in these `seconds`
         speed = 3 * probed.size / max(seconds, 1e-6)

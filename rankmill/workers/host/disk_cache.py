@@ -58,7 +58,9 @@ def version(package: str) -> str:
 
 
 def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
-    """Make `folder` unless it exists. `build` fills the folder, and `build_once` adds digests for `is_kept`.
+    """Make `folder` unless it exists: `build` fills it, and a file with the files' digests is added.
+
+    The digests let `is_kept` find changed files later.
 
     The folder appears with all of its files or not at all: several workers may build it at the same
     time, and any of them may die.

@@ -52,8 +52,8 @@ compare the ids.
 """
 
 _ATTEMPTS = 3
-"""If workers have begun this many proofs of a fast tokenizer library and finished none, the library is not
-used: it probably crashes workers.
+"""Before a fast tokenizer library is used, a worker checks its ids. If this many checks have begun and none
+has ended, the library is not used: it probably crashes workers.
 """
 
 _CACHED_WORDS = 1 << 18

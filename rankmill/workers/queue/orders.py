@@ -39,7 +39,7 @@ class Orders:
     spec
         Returns the score spec with which a model is loaded.
     claims
-        The worker's claims.
+        The jobs that the worker has claimed; a drained worker claims no more.
     refusals
         The models and runs that the worker refuses now; a model that an order loads is removed from these.
     """

@@ -159,7 +159,7 @@ class ScoringJob(Job):
         _BEGIN.run(pipeline, places, execution.id, self.id, retries, expiry, *fields, *times)
 
     def perform(self) -> None:
-        """Never call the job's function: the worker scores `chunk` itself."""
+        """Raise `ForeignJobError`: RQ would call the job's function here, and no code of a job may run."""
         raise ForeignJobError(f"job {self.id} can be run only by ScoringWorker's own loop")
 
     @property

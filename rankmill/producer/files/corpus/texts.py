@@ -146,7 +146,10 @@ def taken_fields(path: AnyPath, fields: TextFields) -> TextFields | None:
 
 
 def taken(paths: Sequence[AnyPath], fields: TextFields) -> dict[str, str]:
-    """Describe the columns that `read_texts` reads: ``{"corpus": "id '_id', text 'text'"}``."""
+    """Return the names of the columns that `read_texts` reads, as one text.
+
+    For a corpus, this can be ``{"corpus": "id '_id', text 'text'"}``.
+    """
     columns = dict.fromkeys(str(of_file) for path in paths if (of_file := taken_fields(path, fields)))
     return {fields.side: "; ".join(columns)}
 
