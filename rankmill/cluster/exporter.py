@@ -140,6 +140,8 @@ class ClusterView:
                 logger.warning("Redis does not answer: %s", mask_passwords(" ".join(str(error).split())))
             self._away = True
             return None
+        if self._away:
+            logger.info("Redis answers again")
         self._away = False
         return cluster
 

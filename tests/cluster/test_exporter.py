@@ -114,6 +114,20 @@ def test_the_exporter_stays_up_without_redis(
     check_metrics(get(f"{url}/metrics")[1])
 
 
+def test_the_log_says_when_redis_is_away_and_when_it_is_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(exporter, "_CACHE_SECONDS", 0)
+    server = fakeredis.FakeServer()
+    view = exporter.ClusterView(fakeredis.FakeRedis(server=server))
+    caplog.set_level("INFO", exporter.logger.name)
+    for server.connected in (True, False, False, True, True):
+        view.look()
+    away, back = (record.getMessage() for record in caplog.records)
+    assert away.startswith("Redis does not answer: ")
+    assert back == "Redis answers again"
+
+
 def test_the_exporter_starts_without_redis(exporters: StartExporter, tmp_path: Path) -> None:
     url = exporters("redis://:secret@127.0.0.1:1/0")
     assert value(url, "rankmill_redis_up") == 0

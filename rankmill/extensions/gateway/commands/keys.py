@@ -71,6 +71,8 @@ def list_keys(settings: Settings, as_json: bool) -> None:
     if as_json:
         echo(json.dumps([_shown(key) for key in api_keys]))
         return
+    if not api_keys:
+        echo("No keys.")
     for key in api_keys:
         echo(f"{key.id}  {key.name}: {_line(key)}")
 

@@ -54,6 +54,7 @@ def everything_in(client: redis.Redis) -> str:
 
 
 def test_a_key_is_shown_once_and_works_until_it_is_revoked(redis_server: Server, store: KeyStore) -> None:
+    assert command(redis_server, "list") == "No keys."
     text = command(redis_server, "create", "shop", "--model", "reranker", "--pairs-per-minute", "500")
     other = json.loads(command(redis_server, "create", "shop", "--json"))
     found = store.find(text)
