@@ -376,6 +376,9 @@ class _Store(RunStore):
     def refusal(self) -> None:
         return None
 
+    def suspended(self) -> bool:
+        return False
+
     def workers(self, queue: str) -> QueueWorkers:
         return QueueWorkers(scoring=frozenset(self._workers._names), other=frozenset())
 

@@ -491,6 +491,7 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
             world.redis = Server(world)
             world.patch(worker_module, "set_up", lambda *_, **__: None)
             world.patch(worker_module, "require_worker_packages", lambda: None)
+            world.patch(worker_module, "check_mode", lambda client: None)
             world.patch(gc, "collect", lambda: 0)
             world.patch(engine_module, "PROVE_SECONDS", _PROVE_SECONDS)
             cluster = Cluster(world, chunk_size=scenario.chunk_size, **dict(scenario.settings))

@@ -16,6 +16,7 @@ from pydantic import Field
 from redis.client import Pipeline
 from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
+from rq.suspension import WORKERS_SUSPENDED
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
@@ -129,6 +130,10 @@ class RunStore:
 
     def refusal(self) -> str | None:
         return refuses_writes(self.redis)
+
+    def suspended(self) -> bool:
+        """Return whether ``rq suspend`` keeps all workers from taking chunks."""
+        return bool(self.redis.exists(WORKERS_SUSPENDED))
 
     def restore(self, run: Run) -> None:
         """Write the run to the server if the server lacks the run or the stream of its results.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import math
 
-from rq.suspension import WORKERS_SUSPENDED
-
 from rankmill.jobs.contract.errors import NoWorkers, RedisUnavailable, RunFailed
 from rankmill.jobs.contract.job import no_workers_message, wrong_worker_message
 from rankmill.jobs.protocol.runs import RunStore
@@ -69,7 +67,7 @@ class WorkerPresence:
             if unseen > _WORD_SECONDS:
                 self._seen = self._looked
             try:
-                self._look()
+                self._look(waited=self._looked - since)
             finally:
                 self._looking = False
         missing = self._looked - max(self._seen, since)  # the time after the last check does not count
@@ -78,7 +76,7 @@ class WorkerPresence:
         if missing > _WORD_SECONDS:
             self._warn(no_workers_message(self._queue, mask_url(self._url)))
 
-    def _look(self) -> None:
+    def _look(self, waited: float) -> None:
         try:
             with waiting(most=0):
                 workers = self._store.workers(self._queue)
@@ -86,7 +84,7 @@ class WorkerPresence:
                     self._store.capacity(self._queue).workers
                     or taking_workers(self._store.redis, workers.scoring)
                 )
-                suspended = self._store.redis.exists(WORKERS_SUSPENDED)
+                suspended = waited > _WORD_SECONDS and self._store.suspended()
         except RedisUnavailable:  # an outage does not count as time without workers
             self._seen = system.monotonic()
             return
