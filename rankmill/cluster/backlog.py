@@ -54,12 +54,10 @@ class Backlogs:
         return {queue.name: self._of(queue, cluster) for queue in cluster.queues}
 
     def _of(self, queue: QueueState, cluster: Snapshot) -> Backlog:
-        live = [
-            worker for worker in cluster.workers if worker.state != "lost" and queue.name in worker.queues
-        ]
+        live = [each for each in cluster.workers if each.state != "lost" and queue.name in each.queues]
         reports = [worker.report for worker in live if worker.report]
-        takers = sum(worker.state in {"idle", "busy"} for worker in live if worker.report)
-        measured = [speed for report in reports if (speed := _speed(report))]
+        takers = [worker.report for worker in live if worker.report and worker.state in {"idle", "busy"}]
+        measured = [speed for report in takers or reports if (speed := _speed(report))]
         if measured:
             self._speeds[queue.name] = sum(measured) / len(measured)
         if chunks := sum(report.chunks for report in reports):
@@ -70,7 +68,7 @@ class Backlogs:
         if not pairs or speed is None:
             return Backlog(pairs, None if pairs else 0.0)
         # Assume that a worker which has scored nothing yet is as fast as the others.
-        return Backlog(pairs, pairs / (speed * max(takers, 1)))
+        return Backlog(pairs, pairs / (speed * max(len(takers), 1)))
 
 
 def _speed(report: WorkerReport) -> float | None:

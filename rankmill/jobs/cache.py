@@ -245,9 +245,7 @@ def _remembered(path: Path, cache: Path | None) -> Path | None:
 
 
 Locked = IO[bytes]
-"""An open file that is locked. The lock ends when the file is closed, when this object is deleted, or when
-the process ends.
-"""
+"""An open file that is locked. The lock ends when the file is closed or the process ends."""
 
 
 def lock(path: Path, *, shared: bool = False, wait: bool = True) -> Locked | None:
@@ -256,7 +254,8 @@ def lock(path: Path, *, shared: bool = False, wait: bool = True) -> Locked | Non
     If the file is locked already, wait until it is free. With ``wait=False``, return ``None`` instead.
     """
     make_folder(path.parent)
-    locked = path.open("ab", buffering=0)
+    # NFS grants a shared lock only if the file is open for reading, and an exclusive one only for writing.
+    locked = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o664), "r+b", buffering=0)
     try:
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         fcntl.flock(locked, kind if wait else kind | fcntl.LOCK_NB)

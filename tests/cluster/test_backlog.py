@@ -52,6 +52,7 @@ TWO = [worker("a", pairs=1000, forward=10), worker("b", pairs=3000, forward=10)]
         (TWO, [run(10_000, 2000)], 8, Backlog(8000, 20.0)),  # those not submitted yet included
         ([*TWO, worker("new", 0, 0)], [run(10_000, 4000)], 8, Backlog(6000, 10.0)),  # as fast as the others
         ([*TWO, worker("dead", 1, 100, "lost")], [run(10_000, 2000)], 8, Backlog(8000, 20.0)),
+        ([*TWO, worker("slow", 1, 100, "drained")], [run(10_000, 2000)], 8, Backlog(8000, 20.0)),
         ([*TWO, worker("of another queue", 1, 100, queue="x")], [run(8000, 0)], 8, Backlog(8000, 20.0)),
         (TWO, [run(8000, 0), run(8000, 0, queue="x"), run(400, 0)], 8, Backlog(8400, 21.0)),
         (TWO, [run(10, 0, waiting=0, kind="r")] * 8, 8, Backlog(80, 0.2)),  # the requests' own pairs

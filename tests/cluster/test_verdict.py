@@ -17,6 +17,7 @@ from rankmill.cluster.snapshot import read_cluster
 from rankmill.cluster.verdict import QUIET_SECONDS, fault_kinds, verdict
 from rankmill.extensions.gateway.watch import tell
 from rankmill.extensions.runners import redis_keys
+from rankmill.extensions.runners.store import PUT_OFF_SECONDS
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.job import Payload
 from rankmill.jobs.contract.run import Progress
@@ -195,6 +196,8 @@ def test_a_cluster_at_work_is_well(server: Server) -> None:
     worker(server.client, "loads", doing="loading")
     waiting_chunk(server.client)
     webhook(server.client, -1)  # a runner sends it soon
+    # and the other one when its receiver's host has answered
+    server.client.zadd(redis_keys.webhooks("files"), {"put off": time.time() + PUT_OFF_SECONDS - 1})
     server.client.zadd(redis_keys.runners("files"), {"runner": time.time() + 60})
     told = verdict(read_cluster(server.client))
     assert (told.sentence, told.faults) == ("All is well: 2 workers, 1 run", ())

@@ -12,7 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from rankmill.jobs.cache import cache_folder, make_folder, read_json, strangers, temporary_folder, write_json
+from rankmill.jobs.cache import (
+    cache_folder,
+    lock,
+    make_folder,
+    read_json,
+    strangers,
+    temporary_folder,
+    write_json,
+)
 from rankmill.jobs.contract.errors import ConfigError
 from tests.harness.servers.disks import small_disk
 
@@ -147,6 +155,11 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPat
 
 def test_what_is_made_is_never_everybody_s(tmp_path: Path, careless: None) -> None:
     make_folder(tmp_path / "a" / "b")
+    locked = lock(tmp_path / "a" / "b" / "lock")
+    assert locked
+    with locked:
+        assert os.fstat(locked.fileno()).st_mode & 0o777 == 0o664
+        assert locked.readable()  # NFS asks for this if the lock is shared
     write_json(tmp_path / "c" / "d" / "x.json", {})
     for name in ("a/b", "c/d"):
         assert strangers(tmp_path / name, tmp_path / name[0]) is None

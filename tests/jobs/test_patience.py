@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import tempfile
 import threading
 import time
@@ -113,6 +114,24 @@ def test_the_wait_has_an_end(
     assert "Redis cannot serve, waited 0 of at most 1 s: OOM command not" in caplog.text
     with pytest.raises(RedisUnavailable, match="Redis cannot serve: Error 2 connecting"):
         client_for("unix:///nowhere", 0.1).ping()
+
+
+def test_a_reminder_tells_the_wait_of_its_own_command(
+    server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread has waited for longer, and may wait for longer."""
+    monkeypatch.setattr(patience, "_REMIND_SECONDS", 0)
+    client = client_for(server.url, 60)
+    other = threading.Thread(target=client.set, args=("a", 1))
+    with full(server.client):
+        other.start()
+        time.sleep(2.5)
+        caplog.clear()
+        with waiting(most=1), pytest.raises(RedisUnavailable):
+            client.set("a", 1)
+    other.join(60)
+    assert "waited 0 of at most 1 s" in caplog.text
+    assert not re.search(r"waited ([2-9]|\d\d+) of at most 1 s", caplog.text)
 
 
 def test_whoever_gives_up_a_refused_password_names_no_setting(

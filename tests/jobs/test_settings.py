@@ -18,6 +18,7 @@ from pydantic import Field
 from rankmill import plugins
 from rankmill.cli.config import config, config_schema
 from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.runtime.hosts import CLAIM_AHEAD, TOKEN_BUDGETS
 from rankmill.jobs.runtime.settings import (
     BASE,
@@ -217,6 +218,12 @@ def test_the_schema_is_that_of_the_settings() -> None:
     assert json.loads(BASE.with_name("schema.json").read_text()) == config_schema(), (
         "run: rankmill config schema > configs/schema.json"
     )
+
+
+def test_base_yaml_has_the_defaults_of_a_score_spec() -> None:
+    base = yaml.safe_load(BASE.read_text())
+    optional = {name: field.default for name, field in ScoreSpec.model_fields.items() if name != "model"}
+    assert {name: base[name] for name in optional} == optional
 
 
 def test_base_yaml_names_the_numbers_that_auto_stands_for() -> None:

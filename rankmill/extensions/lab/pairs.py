@@ -160,7 +160,7 @@ def _with_numbers(table: pa.Table, label: str) -> pa.Table:
         return table
     try:
         numbers = table[label].cast(pa.float64())
-    except pa.ArrowInvalid:
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise InputError(
             f"column {label!r} holds text, not numbers; choose another with --label-column"
         ) from None

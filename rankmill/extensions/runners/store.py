@@ -41,6 +41,9 @@ again.
 WEBHOOK_SECONDS = 120
 """Seconds after which another runner takes a webhook, if the first runner has noted no result."""
 
+PUT_OFF_SECONDS = 5.0
+"""A webhook is put off for this number of seconds while its receiver's host has not answered another one."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -304,10 +307,10 @@ class FileRunStore:
                 pipe.expire(key, self.ttl)
             pipe.execute()
 
-    def put_off_webhook(self, run: FileRun, seconds: float) -> None:
-        """Make the webhook of a run due in `seconds`. This does not count as an attempt to send it."""
+    def put_off_webhook(self, run: FileRun) -> None:
+        """Make the webhook of a run due in `PUT_OFF_SECONDS`. This is not counted as an attempt."""
         key = keys.webhooks(self.queue.name)
-        self.redis.zadd(key, {run.id: server_time(self.redis) + seconds}, xx=True)
+        self.redis.zadd(key, {run.id: server_time(self.redis) + PUT_OFF_SECONDS}, xx=True)
 
     def has(self, run_id: str) -> bool:
         return bool(self.redis.exists(keys.file_run(run_id))) or bool(

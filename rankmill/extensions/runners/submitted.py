@@ -175,8 +175,8 @@ class SubmittedFiles:
             )
         except ValidationError as error:
             raise ConfigError(
-                f"webhook: {webhook!r:.80} is not an http:// or https:// URL of ASCII characters, without a "
-                "user name"
+                f"webhook: {webhook!r:.80} is not an http:// or https:// URL of ASCII characters, with a "
+                "host and perhaps a port, without a user name"
             ) from error
         with redis_errors():
             return self.handle(self.store.submit(order).id)

@@ -25,7 +25,7 @@ from rankmill.cluster.watch import (
 )
 from rankmill.extensions.runners import redis_keys as keys
 from rankmill.extensions.runners.record import FileRun
-from rankmill.extensions.runners.store import WEBHOOK_SECONDS, open_store
+from rankmill.extensions.runners.store import PUT_OFF_SECONDS, WEBHOOK_SECONDS, open_store
 from rankmill.extensions.runners.submitted import SubmittedFile, find_submitted
 from rankmill.jobs.contract.errors import FormatError, WireError
 from rankmill.jobs.contract.file_run import ENDED
@@ -50,8 +50,9 @@ class FileQueueState(BaseModel):
     """A queue of submitted runs: how many runs wait and run, how many runners live, and how many webhooks are
     not delivered.
 
-    ``late_webhooks`` counts three sorts of webhooks: those that wait for another attempt after a failed one,
-    those that have been due for over 15 s, and those that a runner took over 10 s ago without a result.
+    ``late_webhooks`` counts three sorts of webhooks: those that wait over 5 s for another attempt after a
+    failed one, those that have been due for over 15 s, and those that a runner took over 10 s ago without a
+    result.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -143,7 +144,8 @@ class RunnersWatch(Watch):
 
 
 def _queues(look: Look, queues: list[str]) -> Iterator[FileQueueState]:
-    fresh_from, sent_until = look.now - _LATE_SECONDS, look.now + WEBHOOK_SECONDS
+    fresh_from, fresh_until = look.now - _LATE_SECONDS, look.now + PUT_OFF_SECONDS
+    sent_until = look.now + WEBHOOK_SECONDS
     replies = look.replies(
         queues,
         lambda name: [
@@ -151,7 +153,7 @@ def _queues(look: Look, queues: list[str]) -> Iterator[FileQueueState]:
             ("zcard", StartedJobRegistry.key_template.format(name), 0),
             ("zcount", keys.runners(name), 0, look.now, "+inf"),
             ("zcard", keys.webhooks(name), 0),
-            ("zcount", keys.webhooks(name), 0, fresh_from, look.now),
+            ("zcount", keys.webhooks(name), 0, fresh_from, fresh_until),
             ("zcount", keys.webhooks(name), 0, sent_until - _SENT_SECONDS, sent_until),
         ],
     )

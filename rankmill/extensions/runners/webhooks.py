@@ -17,6 +17,8 @@ from email.message import Message
 from typing import IO, Any
 from urllib.parse import urlsplit
 
+import redis
+
 from rankmill.extensions.runners.record import FileRun, Notice
 from rankmill.extensions.runners.settings import RunnerSettings, secret_key
 from rankmill.extensions.runners.store import FileRunStore
@@ -33,17 +35,14 @@ _BACKOFF = Backoff(first=2.0, longest=3600.0)
 _LOOK_SECONDS = 1.0
 
 _QUICK_SECONDS = 1.0
-"""Webhooks to other hosts wait at most this number of seconds for the answer of a receiver."""
-
-_PUT_OFF_SECONDS = 5.0
-"""A webhook is put off for this number of seconds while its receiver's host has not answered another one."""
+"""Webhooks to other hosts wait at most this number of seconds for the receiver of one webhook."""
 
 logger = logging.getLogger(__name__)
 
 
 class WebhookSender:
-    """Sends the webhooks of a queue's ended runs, from threads, because receivers may be slow. Each host gets
-    one webhook at a time, so a slow receiver delays only the webhooks to its own host.
+    """Sends the webhooks of a queue's ended runs, from threads, because receivers may be slow. The sender
+    gives each host one webhook at a time. After `_QUICK_SECONDS` it goes on with other hosts.
 
     A webhook may arrive more than once, always with the same ``webhook-id``.
 
@@ -79,10 +78,11 @@ class WebhookSender:
         self._periodic.wake()
 
     def _send_due(self) -> None:
+        self._attempts = {host: last for host, last in self._attempts.items() if last.is_alive()}
         while not self._stopped and (run := self._store.take_webhook()):
             host = urlsplit(run.order.webhook or "").hostname
             if (last := self._attempts.get(host)) and last.is_alive():
-                self._store.put_off_webhook(run, _PUT_OFF_SECONDS)
+                self._store.put_off_webhook(run)
                 continue
             attempt = system.Thread(target=self._deliver, args=(run,), name="webhook", daemon=True)
             self._attempts[host] = attempt
@@ -90,9 +90,12 @@ class WebhookSender:
             attempt.join(_QUICK_SECONDS)
 
     def _deliver(self, run: FileRun) -> None:
-        # If the server cannot serve, the webhook is sent again after `WEBHOOK_SECONDS`.
+        # After an error here, the webhook is sent again after `WEBHOOK_SECONDS`.
         with about(submitted=run.id), suppress(RedisUnavailable, ConnectionFailed):
-            self._send(run)
+            try:
+                self._send(run)
+            except redis.RedisError:
+                logger.exception("webhook failed, trying again")
 
     def _send(self, run: FileRun) -> None:
         problem = self._problem(run)

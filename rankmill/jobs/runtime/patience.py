@@ -391,7 +391,7 @@ class Patience(Retry):
         # no pause after a `MaxConnectionsError`, because the thread has already waited for a free connection
         if not isinstance(error, redis.MaxConnectionsError):
             if now < wait.until:  # otherwise the caller's deadline has passed
-                self._note(reason, most)
+                self._note(reason, now - since, most)
             end += min(_BACKOFF.pause(failures), since + most - now)
         while True:
             with waiting(most=0):
@@ -410,7 +410,7 @@ class Patience(Retry):
             self._give_up(gone)
         raise gone from None
 
-    def _note(self, reason: str, most: float) -> None:
+    def _note(self, reason: str, waited: float, most: float) -> None:
         """Record that this thread waits, and log the first such wait of all threads.
 
         The log is repeated every `_REMIND_SECONDS`.
@@ -424,7 +424,6 @@ class Patience(Retry):
             if not first and now - self._reminded < _REMIND_SECONDS:
                 return
             self._reminded = now
-            waited = now - self._since
         if first:
             logger.warning("Redis cannot serve, waiting for it (%.0f s at most): %s", most, reason)
         else:

@@ -99,7 +99,8 @@ class WorkerPresence:
                 )
             elif suspended:
                 self._warn(
-                    "rq suspend was called, so no worker takes chunks; rq resume lets them take chunks"
+                    "rq suspend was called, so no worker takes chunks; rq resume --url URL, with the URL of "
+                    "this server, lets them take chunks"
                 )
         elif refusal := self._store.refusal():
             self._seen = system.monotonic()

@@ -70,7 +70,7 @@ class WorkerWatch:
         with suppress(RedisUnavailable), waiting(most=0):  # if the server is away, count later
             workers = queue_workers(self._client, self._queue).scoring
             # a server that takes no writes takes no heartbeats, so workers that live are not listed any more
-            if workers or not refuses_writes(self._client):
+            if workers or self._first_worker is None or not refuses_writes(self._client):
                 self._note(workers)
 
     def doing(self) -> str:

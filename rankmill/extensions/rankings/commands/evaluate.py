@@ -56,7 +56,7 @@ def evaluate(scored: AnyPath, asked: EvaluateOptions, as_json: bool) -> None:
     set_up("warning", "auto")
     if asked.plot:
         options.require_plots()
-        if asked.plot.suffix not in (".svg", ".png", ".pdf"):
+        if asked.plot.suffix.lower() not in (".svg", ".png", ".pdf"):
             raise InputError(f"{asked.plot}: the name of the plot must end in .svg, .png or .pdf")
     after, before = evaluation.read_scored(scored, asked.score_column, asked.run)
     names = [name.strip() for name in asked.measures.split(",") if name.strip()]

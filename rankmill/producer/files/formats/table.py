@@ -87,8 +87,8 @@ def check_readable(path: AnyPath) -> MakeReader:
     """
     form = format_of(path)
     if form is None or form.reader is None:
-        is_stream = str(path).startswith(("/dev/stdin", "/dev/fd/", "/proc/self/fd/"))
-        way_out = "; the name of standard input is -" if is_stream else ""
+        is_stdin = str(path) in {"/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"}
+        way_out = "; the name of standard input is -" if is_stdin else ""
         raise InputError(f"{path}: cannot tell what is in it; its name must end in {read_endings()}{way_out}")
     return form.reader
 
