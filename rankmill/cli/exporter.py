@@ -18,7 +18,7 @@ _PORT = 9807
 
 
 @options.command("exporter")
-@options.settings("redis_url", "exporter_address", "exporter_hosts", logs=True)
+@options.settings("redis_url", "exporter_address", "exporter_hosts", prefix="exporter_", logs=True)
 def exporter(settings: Settings) -> None:
     """Serve the live page, and metrics to Prometheus.
 

@@ -85,17 +85,6 @@ _NONE = {
 }
 """The default that --help shows for settings whose default is `None` or empty."""
 
-_FLAGS = {
-    "redis_url": "--redis",
-    "exporter_address": "--address",
-    "exporter_hosts": "--hosts",
-    "gateway_address": "--address",
-    "gateway_grpc_address": "--grpc-address",
-    "gateway_open": "--open",
-    "runner_read": "--read",
-    "runner_write": "--write",
-}
-
 _SHOWN = {"precision": "auto|fp32|bf16|int8…"}
 """The values that --help shows for a setting with too many values for a line; the reference of settings lists
 them all.
@@ -164,13 +153,17 @@ def group(name: str) -> Callable[[Function], click.Group]:
     return wrap
 
 
-def settings(*names: str, logs: bool = False, others: tuple[str, ...] = (), **defaults: str) -> Option:
+def settings(
+    *names: str, prefix: str = "", logs: bool = False, others: tuple[str, ...] = (), **defaults: str
+) -> Option:
     """Load the settings for a command, and pass them to the command's function as ``settings``.
 
     Parameters
     ----------
     names, defaults
         Names of the settings that options of the command override; `flags` adds these options.
+    prefix
+        As in `flags`.
     logs
         Whether the command logs; its options ``quiet`` and ``verbose``, if it has them, set how much.
     others
@@ -191,16 +184,18 @@ def settings(*names: str, logs: bool = False, others: tuple[str, ...] = (), **de
                 set_up(loaded.log_level, loaded.log_format)
             function(*args, settings=loaded, **given)
 
-        return flags(*names, **defaults)(run)
+        return flags(*names, prefix=prefix, **defaults)(run)
 
     return wrap
 
 
-def flags(*names: str, **defaults: str) -> Option:
+def flags(*names: str, prefix: str = "", **defaults: str) -> Option:
     """Add ``--config``, and a flag for each setting in `names` and `defaults`, which overrides the setting.
 
     For a setting in `defaults`, ``--help`` shows the given text as default, such as
-    ``redis_url="REDIS_URL"``. A setting of an extension that is not installed gets no flag.
+    ``redis_url="REDIS_URL"``. Flags are named like their settings, without `prefix`: with the prefix
+    ``runner_``, the setting ``runner_read`` gets the flag ``--read``. A setting of an extension that is not
+    installed gets no flag.
     """
 
     def wrap(function: Function) -> Function:
@@ -209,7 +204,8 @@ def flags(*names: str, **defaults: str) -> Option:
         )(function)
         for name in reversed([*names, *defaults]):
             if field := _field(name):
-                function = _setting(name, field, defaults.get(name))(function)
+                flag = "redis" if name == "redis_url" else name.removeprefix(prefix)
+                function = _setting(name, f"--{flag.replace('_', '-')}", field, defaults.get(name))(function)
         return function
 
     return wrap
@@ -222,9 +218,8 @@ def _field(name: str) -> FieldInfo | None:
     return added[name].model_fields[name] if name in added else None
 
 
-def _setting(name: str, field: FieldInfo, default: str | None) -> Option:
+def _setting(name: str, flag: str, field: FieldInfo, default: str | None) -> Option:
     kind, text = field.annotation, field.description or HELP[name]
-    flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
     if kind is bool:
         shown = f"{text}  [default: {DEFAULTS[name]}]"
         return click.option(flag, name, is_flag=True, default=None, help=shown)

@@ -55,6 +55,7 @@ class ServeOptions(options.CommandOptions):
     "backend",
     "precision",
     "log_level",
+    prefix="gateway_",
 )
 def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
     """Serve scores over HTTP and gRPC, as rerank servers do.

@@ -17,6 +17,7 @@ from rankmill.producer.files.stores.roots import Roots, confine
     "redis_url",
     "file_queue",
     "log_level",
+    prefix="runner_",
     logs=True,
     runner_read="the working directory",
     runner_write="the working directory",
