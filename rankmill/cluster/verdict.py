@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from rankmill.cluster.snapshot import DRAINED, QueueState, RunState, ServerMemory, Snapshot, WorkerState
 from rankmill.cluster.watch import ClusterFault, counted, waiting, watches
+from rankmill.jobs.contract.job import RESUME
 
 _KINDS = (
     "wrong_scores", "refuses_writes", "no_workers", "suspended", "nearly_full", "evicts", "stuck_run",
@@ -98,7 +99,7 @@ def _faults(cluster: Snapshot) -> Iterator[ClusterFault]:
         yield ClusterFault(
             kind="suspended",
             text="No worker takes chunks, because rq suspend was called",
-            remedy="rq resume --url URL, with the URL of this server, lets them take chunks",
+            remedy=RESUME,
         )
     if cluster.memory:
         yield from _of_memory(cluster.memory)

@@ -148,10 +148,13 @@ def _check_label(schema: pa.Schema, columns: TextColumns, label: str) -> None:
     if label not in schema.names:
         raise InputError(f"no column {label!r} in the input; choose another with --label-column")
     kind = schema.field(label).type
-    if label in columns.names:
-        raise InputError(f"column {label!r} holds text, not numbers; choose another with --label-column")
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or is_text(kind)):
-        raise InputError(f"column {label!r} holds {kind}, not numbers; choose another with --label-column")
+    may_hold_numbers = is_text(kind) and label not in columns.names
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or may_hold_numbers):
+        raise _no_numbers(label, "text" if is_text(kind) else kind)
+
+
+def _no_numbers(label: str, held: str | pa.DataType) -> InputError:
+    return InputError(f"column {label!r} holds {held}, not numbers; choose another with --label-column")
 
 
 def _with_numbers(table: pa.Table, label: str) -> pa.Table:
@@ -161,9 +164,7 @@ def _with_numbers(table: pa.Table, label: str) -> pa.Table:
     try:
         numbers = table[label].cast(pa.float64())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        raise InputError(
-            f"column {label!r} holds text, not numbers; choose another with --label-column"
-        ) from None
+        raise _no_numbers(label, "text") from None
     return table.set_column(table.schema.get_field_index(label), label, numbers)
 
 

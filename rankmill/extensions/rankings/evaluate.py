@@ -228,10 +228,10 @@ def _measure(name: str) -> Any:
         raise ConfigError(f"measures need ir-measures: {install_line('rankings')}") from None
     try:
         measure = ir_measures.parse_measure(name)
-        if measure.params.get("cutoff") == 0:
-            raise ValueError("pytrec_eval would abort the process")
     except (NameError, ValueError, TypeError, SyntaxError, AssertionError):
-        raise InputError(f"--measures: {name!r} is not a measure of ir-measures, such as nDCG@10") from None
+        measure = None
+    if measure is None or measure.params.get("cutoff") == 0:  # with 0, pytrec_eval aborts the process
+        raise InputError(f"--measures: {name!r} is not a measure of ir-measures, such as nDCG@10")
     return measure
 
 

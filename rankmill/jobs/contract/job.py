@@ -110,6 +110,10 @@ def wrong_worker_message(queue: str) -> str:
     )
 
 
+RESUME = "rq resume --url URL, with the URL of this server, lets them take chunks"
+"""The way out after ``rq suspend``, which keeps workers from taking chunks."""
+
+
 def no_workers_message(queue: str, url: str) -> str:
     """Return the error message for a queue without workers, with two commands that start workers."""
     server = shlex.quote(url)

@@ -6,7 +6,7 @@ import logging
 import math
 
 from rankmill.jobs.contract.errors import NoWorkers, RedisUnavailable, RunFailed
-from rankmill.jobs.contract.job import no_workers_message, wrong_worker_message
+from rankmill.jobs.contract.job import RESUME, no_workers_message, wrong_worker_message
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import taking_workers
 from rankmill.jobs.runtime.passwords import mask_url
@@ -98,10 +98,7 @@ class WorkerPresence:
                     "rankmill workers resume NAME lets one take them"
                 )
             elif suspended:
-                self._warn(
-                    "rq suspend was called, so no worker takes chunks; rq resume --url URL, with the URL of "
-                    "this server, lets them take chunks"
-                )
+                self._warn(f"rq suspend was called, so no worker takes chunks; {RESUME}")
         elif refusal := self._store.refusal():
             self._seen = system.monotonic()
             self._warn(f"{refusal}; until it takes writes, workers cannot say that they listen")
