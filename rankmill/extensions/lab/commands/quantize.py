@@ -15,7 +15,7 @@ from rankmill.cli.show import console
 from rankmill.extensions.lab.agreement import TOP
 from rankmill.extensions.lab.pairs import read_pairs
 from rankmill.extensions.lab.precision import REFERENCE, Measured
-from rankmill.extensions.lab.quantize import Quantized, check_output, require_packages
+from rankmill.extensions.lab.quantize import Quantized, check_output, require_quantizing
 from rankmill.extensions.lab.quantize import quantize as make
 from rankmill.jobs.contract.spec import RECIPE
 from rankmill.jobs.runtime.settings import Settings
@@ -62,7 +62,7 @@ def quantize(asked: QuantizeOptions, settings: Settings, quiet: bool, as_json: b
     scores as MODEL does. MODEL may be NAME@VERSION or NAME@ALIAS in the registry, and rankmill models push
     takes DIR.
     """
-    require_packages()
+    require_quantizing()
     check_output(asked.output, asked.force)
     columns = TextColumns(asked.query_column, asked.passage_column)
     read = read_pairs(asked.pairs, columns, asked.label_column, asked.sample)
