@@ -11,6 +11,7 @@ from rankmill.cli import options
 from rankmill.cli.show import echo
 from rankmill.cli.standard_output import new_table
 from rankmill.jobs.contract.errors import ExitCode
+from rankmill.jobs.contract.shown import unscored
 from rankmill.producer.files.formats.parquet import PARQUET
 from rankmill.producer.files.inputs import without_hidden
 from rankmill.producer.files.shards import merge
@@ -36,7 +37,7 @@ def merge_shards(shards: tuple[AnyPath, ...], asked: options.NewTable, force: bo
     echo(f"{merged.rows:,} rows of {len(paths)} shards are {place}", err=pipes)
     if merged.row_errors:
         why = "" if pipes else f"; {output}.errors.jsonl says which and why"
-        echo(f"{merged.row_errors:,} rows have no score{why}", err=pipes)
+        echo(unscored(merged.row_errors) + why, err=pipes)
         sys.exit(ExitCode.ROW_ERRORS)
 
 

@@ -17,6 +17,7 @@ from rankmill.cli.standard_output import in_temporary_folder, pass_on
 from rankmill.jobs.contract.arrow import leave_out_pandas
 from rankmill.jobs.contract.errors import ExitCode
 from rankmill.jobs.contract.file_request import STANDARD_STREAM, FileRequest
+from rankmill.jobs.contract.shown import unscored
 from rankmill.jobs.contract.spec import Precision
 from rankmill.jobs.runtime.logs import set_up
 from rankmill.jobs.runtime.settings import Settings, load_settings
@@ -214,7 +215,7 @@ def describe(summary: Summary, request: FileRequest, wanted: Precision = "auto")
         lines.insert(1, f"{summary.resumed_rows:,} of them had been scored by earlier, interrupted runs")
     if summary.row_errors:
         why = f"; {summary.errors_file} says which and why" if summary.errors_file else ""
-        lines.append(f"{summary.row_errors:,} rows have no score{why}")
+        lines.append(unscored(summary.row_errors) + why)
     if wanted == "int8" and summary.precision in {"bf16", "fp32"}:
         scores = f"the scores are in {summary.precision}"
         why = "int8 is not worth it on these workers, so"

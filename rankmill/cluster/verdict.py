@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator
 from pydantic import BaseModel, ConfigDict
 
 from rankmill.cluster.snapshot import DRAINED, QueueState, RunState, ServerMemory, Snapshot, WorkerState
-from rankmill.cluster.watch import ClusterFault, counted, waiting, watches
+from rankmill.cluster.watch import ClusterFault, waiting, watches
 from rankmill.jobs.contract.job import RESUME
+from rankmill.jobs.contract.shown import counted
 
 _KINDS = (
     "wrong_scores", "refuses_writes", "no_workers", "suspended", "nearly_full", "evicts", "stuck_run",

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from rankmill.cluster.look import Look
 from rankmill.jobs.contract.errors import ConfigError, RankmillError, RedisUnavailable
 from rankmill.jobs.contract.run import Progress
+from rankmill.jobs.contract.shown import counted
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.plugins import load_each
 
@@ -307,15 +308,6 @@ def find_watched(client: redis.Redis, settings: Settings, run_id: str) -> Watche
     """
     runs = ask_extensions(lambda watch: watch.find(client, settings, run_id))
     return next((run for run in runs if run), None)
-
-
-def counted(number: int, noun: str) -> str:
-    """Write a number and the noun that it counts, in the plural unless the number is 1.
-
-    >>> counted(1, "run"), counted(2000, "run")
-    ('1 run', '2,000 runs')
-    """
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def waiting(number: int, noun: str) -> str:

@@ -150,7 +150,7 @@ LISTED = '{"row": 4, "error": "a\u2028b", "attempts": 1, "worker": "w"}\n'
 @pytest.mark.parametrize(
     ("listed", "code", "message"),
     [
-        (None, 2, "1 rows have no score, and 1.parquet.errors.jsonl lists 0 of them; put the list beside"),
+        (None, 2, "1 row has no score, and 1.parquet.errors.jsonl lists 0 of them; put the list beside"),
         (LISTED[:-20], 2, "1.parquet.errors.jsonl: line 1 is damaged; score the shard again"),
         ("[]\n", 2, "1.parquet.errors.jsonl: line 1 is damaged; score the shard again"),
         (LISTED, 3, "2 rows have no score"),

@@ -146,7 +146,7 @@ def test_row_errors_of_standard_output_are_on_standard_error(tmp_path: Path, com
     assert code == 3
     assert [json.loads(line)["score"] is None for line in out.splitlines()] == [False, True]
     assert "row 1 (counted from 0) has no score: " in err
-    assert "1 rows have no score" in err
+    assert "1 row has no score" in err
     code, out, err = piped(b"", "a.jsonl", *common, "-q")
     assert (code, len(out.splitlines()), err) == (3, 2, "")
 

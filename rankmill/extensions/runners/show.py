@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from rankmill.cluster.tables import ID_CHARS, duration, plain, table
-from rankmill.cluster.watch import counted
 from rankmill.extensions.runners.record import FileRun
+from rankmill.jobs.contract.shown import counted, unscored
 from rankmill.jobs.system import system
 
 
@@ -45,7 +45,7 @@ def describe(run: FileRun) -> str:
             f"{done.rows - done.row_errors:,} of {done.rows:,} rows scored; scores are in {done.output}"
         )
         if done.row_errors:
-            lines.append(f"{done.row_errors:,} rows have no score; {done.errors_file} says which and why")
+            lines.append(f"{unscored(done.row_errors)}; {done.errors_file} says which and why")
     elif run.rows is not None:
         now = system.now()
         speed = run.progress.rows_per_second(now)

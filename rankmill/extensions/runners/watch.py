@@ -20,7 +20,6 @@ from rankmill.cluster.watch import (
     SeenRun,
     Watch,
     WatchedRun,
-    counted,
     waiting,
 )
 from rankmill.extensions.runners import redis_keys as keys
@@ -30,6 +29,7 @@ from rankmill.extensions.runners.submitted import SubmittedFile, find_submitted
 from rankmill.jobs.contract.errors import FormatError, WireError
 from rankmill.jobs.contract.file_run import ENDED
 from rankmill.jobs.contract.run import Progress
+from rankmill.jobs.contract.shown import counted
 from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system

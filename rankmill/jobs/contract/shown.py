@@ -1,4 +1,6 @@
-"""Makes text that others have written safe to show in a terminal, and sorts names as people expect."""
+"""Writes for people: makes text that others have written safe to show in a terminal, sorts names as people
+expect, and writes counts.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +26,24 @@ def shown(text: str) -> str:
 def shown_json(text: str) -> str:
     """Escape each character of a JSON text that a terminal would act on; the values stay the same."""
     return _UNSHOWN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a number and the noun that it counts, in the plural unless the number is 1.
+
+    >>> counted(1, "run"), counted(2000, "run")
+    ('1 run', '2,000 runs')
+    """
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def unscored(rows: int) -> str:
+    """Write that so many rows have no score.
+
+    >>> unscored(1), unscored(2000)
+    ('1 row has no score', '2,000 rows have no score')
+    """
+    return f"{counted(rows, 'row')} {'has' if rows == 1 else 'have'} no score"
 
 
 def natural_order(name: str) -> list[tuple[int, int, str]]:

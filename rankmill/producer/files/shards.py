@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.results import worst
+from rankmill.jobs.contract.shown import unscored
 from rankmill.producer.files.formats.base import ReadOptions
 from rankmill.producer.files.formats.parquet import PARQUET, ParquetReader, metadata_of
 from rankmill.producer.files.outputs import PART, PARTS, OutputFormat, bound_of, errors_name, part_of
@@ -83,15 +84,15 @@ def merge(paths: Sequence[AnyPath], target: AnyPath, form: OutputFormat) -> Merg
         writer = form.writer(partial, target, pieces[0].schema, "score")
         for piece in pieces:
             first = rows if piece.part == 1 else first  # the lists of row errors count rows within a shard
-            count, unscored = _copy_errors(piece.path, first, listed), 0
+            count, lacking = _copy_errors(piece.path, first, listed), 0
             row_errors += count
             for batch in piece.reader.batches(piece.schema, _ROWS):
                 writer.write(pa.Table.from_batches([batch]))
                 rows += len(batch)
-                unscored += batch[piece.score].null_count if piece.score in batch.schema.names else 0
-            if unscored > count:
+                lacking += batch[piece.score].null_count if piece.score in batch.schema.names else 0
+            if lacking > count:
                 raise InputError(
-                    f"{piece.path}: {unscored:,} rows have no score, and {errors_name(piece.path.name)} "
+                    f"{piece.path}: {unscored(lacking)}, and {errors_name(piece.path.name)} "
                     f"lists {count:,} of them; put the list beside the shard, or score the shard again"
                 )
         writer.close(kept)

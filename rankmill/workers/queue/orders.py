@@ -10,6 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 
 from rankmill.jobs.contract.errors import SpecError, WireError
+from rankmill.jobs.contract.shown import counted
 from rankmill.jobs.contract.spec import ScoreSpec, weights_key
 from rankmill.jobs.protocol.orders import Answer, Order
 from rankmill.jobs.system import system
@@ -99,7 +100,7 @@ class Orders:
             held = len(self._claims.unanswered)
             for drain in self._drains:
                 if held:
-                    self._answer(drain, "begun", f"still draining: {_chunks(held)}")
+                    self._answer(drain, "begun", f"still draining: {counted(held, 'chunk')}")
                 else:
                     self._answer(drain, "done", "drained")
             if not held:
@@ -202,7 +203,7 @@ class Orders:
     def _unload(self, order: str, model: str) -> None:
         held = len(self._claims.unanswered)
         if held and model in self._engines.models:
-            self._answer(order, "begun", f"waiting for {_chunks(held)} that the worker has claimed")
+            self._answer(order, "begun", f"waiting for {counted(held, 'chunk')} that the worker has claimed")
             self.news.set()
         gone = self._engines.unload(model)
         self._answer(order, "done", f"has unloaded {model}" if gone else f"had not loaded {model}")
@@ -216,7 +217,3 @@ class Orders:
                 self._answers.popitem(last=False)
         if state == "failed":
             logger.warning("order failed: %s", line)
-
-
-def _chunks(number: int) -> str:
-    return "1 chunk" if number == 1 else f"{number:,} chunks"
