@@ -29,6 +29,12 @@ _SILENCE_SECONDS = 15
 _CONNECTIONS = 256
 """One client opens at most this many connections; further threads wait for a free one."""
 
+_WRONG_SCHEME = {
+    "redis": ("Connection (reset|closed)", "; if the server expects TLS, the URL begins with rediss://"),
+    "rediss": ("Timeout connecting", "; if the server has no TLS, the URL begins with redis://"),
+}
+"""For a scheme: the error's text if a server expects the other scheme, and what to tell then."""
+
 
 class WaitingPool(redis.BlockingConnectionPool):
     """A pool of connections to Redis for any number of threads.
@@ -98,7 +104,9 @@ def connection_failed(url: str, error: Exception) -> ConnectionFailed | None:
     if cannot_serve(error) and _is_a_reply(error):
         return None
     reason = mask_passwords(" ".join(str(error).split())) or "no answer"
-    return ConnectionFailed(f"no usable Redis at {mask_url(url)}: {reason} (check --redis or REDIS_URL)")
+    sign, hint = _WRONG_SCHEME.get(urlsplit(url).scheme, ("$^", ""))
+    check = f"check --redis or REDIS_URL{hint if re.search(sign, reason) else ''}"
+    return ConnectionFailed(f"no usable Redis at {mask_url(url)}: {reason} ({check})")
 
 
 def client_for(url: str, wait_seconds: float) -> redis.Redis:

@@ -94,11 +94,22 @@ def test_tls_with_certificates_on_both_sides(
         connect(bare, 1)
     with pytest.raises(ConnectionFailed):  # the server refuses a client without a certificate
         connect(f"{bare}?ssl_ca_certs={tmp_path}/ca.pem", 1)
+    with pytest.raises(ConnectionFailed, match="if the server expects TLS, the URL begins with rediss://"):
+        connect(f"redis://127.0.0.1:{port}", 1)
     missing = score_file("in.csv", "--force", "--redis", url.replace("ca.pem", "no.pem"), cwd=tmp_path)
     assert missing.code == 2
     assert missing.complaints == [
         f"score-file: redis_url: ssl_ca_certs: the file {tmp_path}/no.pem cannot be read"
     ]
+
+
+def test_a_url_with_tls_of_a_server_without_names_the_other_scheme(tmp_path: Path) -> None:
+    port = free_port()
+    with (
+        ValkeyServer(port=port, data_dir=tmp_path),
+        pytest.raises(ConnectionFailed, match="if the server has no TLS, the URL begins with redis://"),
+    ):
+        connect(f"rediss://127.0.0.1:{port}", 1)
 
 
 def test_a_sentinel_is_asked_over_tls(tls: tuple[int, str], tmp_path: Path) -> None:
