@@ -18,7 +18,7 @@ from rankmill.workers.backends.base import DeviceLost, Logits, OutOfMemory, Pend
 from rankmill.workers.batches.planner import Rows, WaitingRows
 from rankmill.workers.batches.tokens import Batch, Tokens, padded_lengths, put_together
 from rankmill.workers.engine.batch_size import BatchSize
-from rankmill.workers.engine.work import PairScores, Texts, Work, bisect, prepare
+from rankmill.workers.engine.work import PairScores, Texts, Work, bisect, prepare, reason_of
 from rankmill.workers.host import metrics
 from rankmill.workers.models.loading import Model
 
@@ -71,8 +71,10 @@ class Engine:
     way
         How the rows of a batch share a forward, such as ``padded`` to one length (see `Way`); by default, as
         in the proof of the model's scores. Without a proof, a batch may have rows of any lengths.
-    counted
-        Whether the worker's metrics count the pairs that the engine scores.
+    probing
+        Whether the engine scores probes (pairs with known scores). The worker's metrics do not count them.
+        `OutOfMemory` is raised for a probe that does not fit into memory by itself, because that says nothing
+        about the model's scores.
     """
 
     def __init__(
@@ -82,11 +84,11 @@ class Engine:
         *,
         length_aware: bool = True,
         way: Way | None = None,
-        counted: bool = True,
+        probing: bool = False,
     ) -> None:
         self.model = model
         self._way = way or (model.proof.way if model.proof else None)
-        self._counted = counted
+        self._probing = probing
         self.size = BatchSize(size) if isinstance(size, int) else size
         self._length_aware = length_aware
         self._fitted = model.proof.longest if model.proof else 0
@@ -225,9 +227,13 @@ class Engine:
         ScoresChanged
             The scores now differ from transformers' by more than is allowed.
         DeviceLost
-            The device failed.
+            The device failed, or no memory is left for a probe.
         """
-        if self.model.prove_again is not None and not (proof := self.model.prove_again()).holds:
+        try:
+            proof = self.model.prove_again() if self.model.prove_again else None
+        except OutOfMemory as error:
+            raise DeviceLost(f"no memory is left for the model's probes: {error}") from None
+        if proof is not None and not proof.holds:
             raise ScoresChanged(self.model, str(proof))
         self.model.last_probes.at, self.model.last_probes.errors_since = system.monotonic(), False
 
@@ -268,15 +274,23 @@ class Engine:
             try:
                 self._scatter(some, self._begin(some).result())
             except OutOfMemory as error:
-                if rows_in(some) == 1 and longest_in(some) <= self._fitted and not self._has_room(some):
+                alone = rows_in(some) == 1 and not self._probing
+                if alone and longest_in(some) <= self._fitted and not self._has_room(some):
                     why = f"no memory is left for a row such as it had memory for: {error}"
                     raise DeviceLost(why) from None
                 self._shrink(some)
                 raise
+            except _Unlike:
+                raise
+            except Exception:
+                self.model.last_probes.errors_since = True
+                raise
 
-        def broken(place: int, reason: str) -> None:
+        def broken(place: int, error: BaseException) -> None:
+            if self._probing and isinstance(error, OutOfMemory):
+                raise error
             ((work, rows),) = _picked(parts, np.array([place]))
-            work.scored.fail(int(work.rows[rows[0]]), "model", f"model: {reason}")
+            work.scored.fail(int(work.rows[rows[0]]), "model", f"model: {reason_of(error)}")
 
         for piece in pieces:
             bisect(piece, again, broken)
@@ -318,7 +332,7 @@ class Engine:
             out.tokens += int(work.tokens.lengths[rows].sum())
             out.padded_tokens += mine_computed
             out.batches += 1
-        if self._counted:
+        if not self._probing:
             budget = self.size.tokens(share_prefixes=self._groups(parts[0][0].tokens) is not None)
             metrics.count_batch(pairs, done, tokens_in(parts), sum(computed), budget)
 

@@ -10,7 +10,7 @@ from itertools import islice
 import numpy as np
 
 from rankmill.jobs.contract.proof import Way
-from rankmill.workers.backends.base import Logits
+from rankmill.workers.backends.base import Logits, OutOfMemory
 from rankmill.workers.batches.planner import Rows, WaitingRows
 from rankmill.workers.batches.tokens import Tokens
 from rankmill.workers.engine.engine import Engine
@@ -168,7 +168,10 @@ class Probed:
                 if len(part)
             ]
             engine = self._engine(max(len(places) * int(lengths[places].max()), 1))
-            engine.finish(engine.submit([(work, work.rows) for work in works]))
+            flight = engine.submit([(work, work.rows) for work in works])
+            if isinstance(flight.pending, OutOfMemory):
+                raise flight.pending  # the engine would score the batch in halves, which proves less
+            engine.finish(flight)
             yield self._rows[places], np.concatenate([self._logits(work) for work in works])
 
     def _planned(self) -> list[Rows]:
@@ -195,7 +198,7 @@ class Probed:
         return int(np.sort(self._tokens.lengths)[:_FEW].max(initial=1))
 
     def _engine(self, budget: int) -> Engine:
-        return Engine(self._model, budget, way=self._way, counted=False)
+        return Engine(self._model, budget, way=self._way, probing=True)
 
     def _work(self, tokens: Tokens, rows: Rows, count: int | None = None) -> Work:
         scored = PairScores(self._model.no_scores(len(rows) if count is None else count))

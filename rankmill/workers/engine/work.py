@@ -56,8 +56,8 @@ class PairScores:
         # a template's error may quote a lone surrogate, which UTF-8 does not have
         self.errors[row], self.faults[row] = reason.encode(errors="replace").decode(), kind
 
-    def fail_tokenizer(self, row: int, reason: str) -> None:
-        self.fail(row, "tokenizer", f"tokenizer: {reason}")
+    def fail_tokenizer(self, row: int, error: BaseException) -> None:
+        self.fail(row, "tokenizer", f"tokenizer: {reason_of(error)}")
 
 
 @dataclass(eq=False)
@@ -155,7 +155,7 @@ def encode(model: Model, requests: Texts) -> Work:
             text = tokens.model_dump_json()
             room -= len(text.encode())
             if room < 0:
-                scored.fail_tokenizer(row, "there are too many tokens for one result")
+                scored.fail(row, "tokenizer", "tokenizer: there are too many tokens for one result")
                 continue
             results[row], scored.scores[row] = text, len(tokens.ids)
             scored.tokens += len(tokens.ids)
@@ -197,10 +197,15 @@ def _fitting(model: Model, part: Rows, tokens: Tokens, scored: PairScores) -> tu
     return part[fits], tokens.take(np.flatnonzero(fits))
 
 
-def bisect(rows: Rows, run: Callable[[Rows], None], broken: Callable[[int, str], None]) -> None:
+def reason_of(error: BaseException) -> str:
+    """Return the type and the text of an error in one line, as the reason for a row without a score."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def bisect(rows: Rows, run: Callable[[Rows], None], broken: Callable[[int, BaseException], None]) -> None:
     """Call `run` with `rows`, and after an error with each half, down to the single rows that fail.
 
-    `broken` is called with each such row and the reason. `SpecError`, which concerns the whole model, and
+    `broken` is called with each such row and its error. `SpecError`, which concerns the whole model, and
     `DeviceLost` are raised.
     """
     if not len(rows):
@@ -213,7 +218,7 @@ def bisect(rows: Rows, run: Callable[[Rows], None], broken: Callable[[int, str],
         if not (isinstance(error, Exception) or is_panic(error)):
             raise
         if len(rows) == 1:
-            broken(int(rows[0]), f"{type(error).__name__}: {' '.join(str(error).split())}")
+            broken(int(rows[0]), error)
             return
         middle = len(rows) // 2
         bisect(rows[:middle], run, broken)

@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from rankmill.jobs.contract.errors import ConfigError, SpecError
+from rankmill.jobs.contract.proof import Way
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import Backend, DeviceLost, Logits, OutOfMemory, Pending
 from rankmill.workers.backends.torch.backend import TorchForward
@@ -23,7 +24,7 @@ from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.probing import ids_of
 from rankmill.workers.engine.work import prepare
 from rankmill.workers.host.device import resolve_device
-from rankmill.workers.models.loading import load_model
+from rankmill.workers.models.loading import LastProbes, load_model
 from rankmill.workers.models.sources import DEMO_MODEL
 from tests.harness.models.tiny import cross_encoder, make_bert
 from tests.harness.tools import slow_but
@@ -250,6 +251,19 @@ def test_a_text_on_which_the_tokenizer_panics_costs_only_its_row(tiny_model: Pat
     work = prepare(replace(real.model, tokenizer=tokenizer), ["q"] * 12, passages)
     assert work.scored.errors == {5: "tokenizer: PanicException: index out of bounds"}
     assert work.left == 11
+
+
+@pytest.mark.parametrize("way", ["padded", "equal"])
+@pytest.mark.parametrize("short", [False, True])
+def test_a_failed_batch_calls_for_the_probes_unless_memory_is_short(
+    tiny_model: Path, way: Way, *, short: bool
+) -> None:
+    """Also if its rows were computed apart from each other, because their lengths differ."""
+    poison = AutoTokenizer.from_pretrained(tiny_model).convert_tokens_to_ids("moon")
+    model = misbehaving(tiny_model, **({"most_tokens": 30} if short else {"poison": poison}))[0].model
+    broken = Engine(replace(model, last_probes=LastProbes()), 100_000, way=way)
+    broken.score(["q"] * 4, ["a cat", "the moon", "a dog", "a " * 40])
+    assert broken.model.last_probes.errors_since != short
 
 
 class Cut:

@@ -38,9 +38,9 @@ from rankmill.jobs.system import system
 from rankmill.producer.client.runs import ScoringRun
 from rankmill.score.score_file import score_file
 from rankmill.workers.backends import classifier, first_token
-from rankmill.workers.backends.base import Logits
+from rankmill.workers.backends.base import DeviceLost, Logits, OutOfMemory
 from rankmill.workers.backends.torch import networks
-from rankmill.workers.backends.torch.backend import TorchForward
+from rankmill.workers.backends.torch.backend import TorchBackend, TorchForward
 from rankmill.workers.batches import tokens as batches
 from rankmill.workers.batches.tokens import Tokens
 from rankmill.workers.engine import engine as engines
@@ -468,6 +468,34 @@ def test_a_worker_whose_device_breaks_stops_and_says_so(
     assert registry.get_sample_value("rankmill_workers_stopped") == 1
     workers()
     np.testing.assert_allclose(run.scores(60), own_scores(bert), atol=1e-4)  # it has none of its scores
+
+
+def test_a_lack_of_memory_says_nothing_of_scores(bert: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+    """It was kept as a proof of wrong scores, and for a model that served, runs heard of wrong scores."""
+    spec, most, submit = ScoreSpec(model=str(bert), precision="fp32"), [0], TorchBackend.submit
+
+    def submit_what_fits(self: TorchBackend, batch: batches.Batch) -> TorchForward:
+        if batch.ids.size > most[0]:
+            raise OutOfMemory("others have it")
+        return submit(self, batch)
+
+    monkeypatch.setattr(TorchBackend, "submit", submit_what_fits)
+    monkeypatch.setattr(proving, "_BATCH_SECONDS", 60)  # however busy this machine is
+    with pytest.raises(OutOfMemory, match="others have it"):
+        load_proven(spec, "cpu", "torch", str(tmp_path / "cache"))
+    most[0] = 3000
+    loaded = load_proven(spec, "cpu", "torch", str(tmp_path / "cache"))
+    assert loaded.proof
+    assert loaded.proof.tokens == 2048  # half of 4,096 did not fit, and was not scored in halves
+    assert loaded.prove_batch
+    with pytest.raises(OutOfMemory, match="others have it"):
+        loaded.prove_batch(1, 3500)
+    engine = Engine(loaded.model(spec), 512)
+    most[0] = 0
+    with pytest.raises(DeviceLost, match="no memory is left for the model's probes: others have it"):
+        engine.prove()
+    most[0] = 1000
+    engine.prove()
 
 
 def change(model: Path, name: str, to: float) -> None:
