@@ -29,9 +29,10 @@ from rankmill.jobs.cache import cache_folder, read_json
 from rankmill.jobs.runtime.hosts import TOKEN_BUDGETS
 from rankmill.jobs.runtime.settings import WorkerSettings
 from rankmill.jobs.system import system
-from rankmill.workers.backends.base import Backend, OutOfMemory
+from rankmill.workers.backends.base import Backend, DeviceLost
 from rankmill.workers.batches.tokens import Batch
 from rankmill.workers.engine.headroom import Headroom, memory_of
+from rankmill.workers.engine.work import reason_of
 from rankmill.workers.host.device import device_name, empty_cache, threads
 from rankmill.workers.host.disk_cache import digest, try_to_keep
 from rankmill.workers.models.loading import Model
@@ -185,6 +186,9 @@ class BatchSize:
     def see(self, planned: int, rows: int, tokens: int, seconds: float) -> bool:
         """Record how long a batch took, and return whether to call `search` now.
 
+        There is no search while the model is so slow that its batches are shorter than all budgets that would
+        be tried.
+
         Parameters
         ----------
         planned, tokens
@@ -195,7 +199,8 @@ class BatchSize:
             How long the batch took.
         """
         self._speeds.append(planned / max(seconds, 1e-6))
-        return self._search is not None and self._search.see(rows, tokens, seconds)
+        due = self._search is not None and self._search.see(rows, tokens, seconds)
+        return due and self.tokens() >= min(_FACTORS) * self.token_budget
 
     def search(self, batch: Batch) -> None:
         """Try batches of several sizes with rows like those of `batch`, and set the token budget to the best
@@ -352,7 +357,7 @@ class BudgetSearch:
     ) -> dict[int, list[float]]:
         """Run batches of each budget in several rounds, and return the tokens per second of each round.
 
-        Budgets that do not fit into the device's memory are left out.
+        Budgets that do not fit into the device's memory, or whose batches fail, are left out.
         """
         length = max(self._tokens // max(self._rows, 1), 1)
         together = most_rows(length) // self._backend.depth
@@ -363,7 +368,10 @@ class BudgetSearch:
             for budget in list(speeds):
                 try:
                     speed = self._speed(_like(batch, max(budget // length, 1), length))
-                except OutOfMemory:
+                except DeviceLost:
+                    raise
+                except Exception as error:  # mostly `OutOfMemory`, but a row may break the model
+                    logger.info("a token budget of %d is left out: %s", budget, reason_of(error))
                     empty_cache(self._backend.device)
                     del speeds[budget]
                     continue

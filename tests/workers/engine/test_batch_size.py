@@ -90,6 +90,23 @@ def test_on_a_gpu_it_goes_up_while_that_is_faster(
     assert search.find(BATCH) == expected
 
 
+class Failing(Costing):
+    """A backend that fails with more than so many tokens, and not for lack of memory as far as it knows."""
+
+    def submit(self, batch: Batch) -> TorchForward:
+        try:
+            return super().submit(batch)
+        except OutOfMemory:
+            raise RuntimeError("Invalid buffer size: 12.00 GiB") from None
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize(("memory", "expected"), [(128, 128), (0, 64)])
+def test_a_batch_that_fails_ends_no_worker(tmp_path: Path, memory: int, expected: int) -> None:
+    """None can be computed if they are made from a row that breaks the model."""
+    assert search_of(Failing(0.01, 0.0, memory), tmp_path).find(BATCH) == expected
+
+
 @pytest.mark.parametrize("seconds", [0.1, 100.0])
 def test_it_costs_a_fiftieth_of_what_was_scored_before_it(tmp_path: Path, seconds: float) -> None:
     """Trying all budgets takes 3,840 tokens, whether the device is fast or slow."""
@@ -134,6 +151,16 @@ def test_batches_of_a_slow_model_stay_short(tmp_path: Path) -> None:
     search = BudgetSearch(Costing(batch=0.01, square=0.0), "slow", 64, tmp_path, worth=0.0)
     assert search.see(rows=16, tokens=300, seconds=1.0)
     assert search.find(BATCH) == 128
+
+
+def test_a_budget_that_batches_would_not_reach_is_not_looked_for(tmp_path: Path) -> None:
+    """The search would keep requests waiting for a minute, and the batches would stay as they are."""
+    search = BudgetSearch(Costing(batch=0.01, square=0.0), "slow", 2048, tmp_path, worth=0.0)
+    size = BatchSize(2048, search=search, short_batches=True)
+    assert not size.see(512, rows=4, tokens=512, seconds=1.0)
+    assert size.tokens() == 512
+    assert size.see(2048, rows=16, tokens=2048, seconds=0.1)  # it is faster than it seemed
+    assert size.tokens() == 2048
 
 
 @pytest.mark.usefixtures("clock")
