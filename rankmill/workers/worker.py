@@ -194,7 +194,7 @@ class ScoringWorker(RQWorker):
             elif not wait:
                 system.sleep(_READING_SECONDS)  # claimed chunks wait while a model's files are read
             else:
-                self._engines.unload_idle()
+                self._engines.unload_idle({claim.engine for claim in list(self._claims.unanswered.values())})
                 self._orders.warm_again()
                 if max_idle_time is not None and system.monotonic() - idle_since >= max_idle_time:
                     return False

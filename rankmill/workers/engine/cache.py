@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from prometheus_client import Counter
@@ -46,6 +46,11 @@ class _CachedModel:
     stamp: Stamp
     used: float
     engines: dict[ScoreSpec, Engine] = field(default_factory=dict)
+
+    def last_use(self, in_use: Set[Engine | None]) -> float:
+        if not in_use.isdisjoint(self.engines.values()):
+            self.used = system.monotonic()
+        return self.used
 
 
 class EngineCache:
@@ -134,7 +139,7 @@ class EngineCache:
 
     def _loaded(self, spec: ScoreSpec) -> WeightsKey:
         """Load a spec's model if it is not loaded or has new content; returns its key."""
-        with one_line(spec):  # a network folder that is gone raises an `OSError`
+        with one_line(spec):
             key, stamp = self._key(spec), {} if spec.revision else _stamp(spec)
         cached = self._cached.get(key)
         if cached is not None and not spec.revision and cached.stamp != stamp:
@@ -209,11 +214,16 @@ class EngineCache:
         key = self._key(self._weights_of(spec)[0])
         return bool(self._cached) and key not in self._cached and self._too_much(key)
 
-    def unload_idle(self) -> None:
+    def unload_idle(self, in_use: Set[Engine | None] = frozenset()) -> None:
+        """Unload the models that were not used for the time in the settings.
+
+        The models of the engines `in_use`, which have work, are used now.
+        """
         if self._settings.model_idle_seconds is None:
             return
         since = system.monotonic() - self._settings.model_idle_seconds
-        for key in [key for key, cached in self._cached.items() if cached.used < since]:
+        # do not loop over the models themselves: a variable would keep the weights in memory
+        for key in [key for key, cached in self._cached.items() if cached.last_use(in_use) < since]:
             logger.info("unloading %s, which is idle", key[0])
             self._remove(key, metrics.model_unloads)
 
@@ -265,7 +275,8 @@ class EngineCache:
         return Engine(model, size, length_aware=self._settings.length_aware)
 
     def _content(self, spec: ScoreSpec) -> str | None:
-        return directory_content(spec, cache_folder(self._settings.cache_dir))
+        with one_line(spec):  # a network folder that is gone raises an `OSError`
+            return directory_content(spec, cache_folder(self._settings.cache_dir))
 
     def _load_timed(self, spec: ScoreSpec) -> Loaded:
         self.loading, outcome = spec.model, "failed"

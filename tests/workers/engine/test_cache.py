@@ -169,7 +169,9 @@ def test_idle_models_go(counted: Counted, specs: list[ScoreSpec]) -> None:
     patient.unload_idle()
     assert patient.models == [specs[0].model]
     hasty = cache_of(2, model_idle_seconds=1e-9)
-    hasty.get(specs[0])
+    engine = hasty.get(specs[0])
+    hasty.unload_idle({engine})
+    assert hasty.models == [specs[0].model]
 
     def gone() -> bool:
         hasty.unload_idle()
@@ -178,6 +180,36 @@ def test_idle_models_go(counted: Counted, specs: list[ScoreSpec]) -> None:
     wait_for(gone)
     assert counted("unloads") == 1
     assert hasty.bytes == 0
+
+
+def test_a_model_that_still_scores_is_not_idle(
+    server: Server, workers: StartWorker, model_with_marks: Path, tmp_path: Path
+) -> None:
+    environ = {"RANKMILL_MODEL_IDLE_SECONDS": "0.1", "RANKMILL_BACKEND": "torch", **QUICK_LEASE}
+    environ["FORWARDS"] = str(forwards := tmp_path / "forwards")
+    workers(name="w", worker_class="tests.harness.misbehaving.MisbehavingWorker", environ=environ)
+    run = Client(server.url, model=str(model_with_marks)).submit([("how far", "hold")])
+    wait_for(forwards.exists)
+    began = worker_reports(server.client, ["w"])["w"].beat
+    wait_for(lambda: worker_reports(server.client, ["w"])["w"].beat > began + 2.5)  # it has looked for a job
+    assert worker_reports(server.client, ["w"])["w"].models == (str(model_with_marks),)
+    (tmp_path / "go").touch()
+    assert np.isfinite(run.scores(timeout=60)).all()
+    wait_for(lambda: not worker_reports(server.client, ["w"])["w"].models)
+
+
+def test_a_changed_folder_that_cannot_be_read_is_the_worker_s_fault(tmp_path: Path) -> None:
+    """Other workers score the chunk then; it was tried here until its rows got the error."""
+    cache, spec = cache_of(), ScoreSpec(model=str(make_bert(tmp_path / "model")), precision="fp32")
+    engine = cache.get(spec)
+    (unreadable := tmp_path / "model" / "more").symlink_to("/proc/self/mem")
+    with pytest.raises(
+        SpecError, match=r"cannot load the model in .+: \[Errno 5\] Input/output error"
+    ) as told:
+        cache.get(spec)
+    assert isinstance(told.value.__cause__, OSError)
+    unreadable.unlink()
+    assert cache.get(spec) is engine
 
 
 @pytest.mark.parametrize("backend", ["torch", "openvino", "onnx"])
