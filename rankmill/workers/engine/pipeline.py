@@ -390,14 +390,14 @@ class Pipeline:
         Returns how long the batch took, not counting the time in which it waited for the previous one.
         """
         complete = lane.engine.finish(flight)
-        if lane.engine.must_prove:
-            lane.engine.prove()  # if this raises, the batch's chunks are not answered
-            self.proven(lane.engine.model)
         now = system.monotonic()
         seconds = now - (self._batch_since or now)
         metrics.stage_seconds.labels("forward").observe(seconds)
         self._slowest_batch = max(self._slowest_batch or 0.0, seconds)
-        self._batch_since = now if self._flights else None
+        if lane.engine.must_prove:
+            lane.engine.prove()  # if this raises, the batch's chunks are not answered
+            self.proven(lane.engine.model)
+        self._batch_since = system.monotonic() if self._flights else None
         tokens = max(tokens_in(flight.parts), 1)
         for work, rows in flight.parts:
             work.seconds["forward"] = work.seconds.get("forward", 0.0) + seconds

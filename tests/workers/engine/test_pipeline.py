@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.system import system
 from rankmill.workers.backends.base import Logits
 from rankmill.workers.backends.torch.backend import TorchForward
 from rankmill.workers.batches.tokens import Batch
@@ -266,3 +268,28 @@ def test_while_requests_come_one_forward_is_in_progress(tiny_model: Path) -> Non
     after = device.in_progress[device.sizes.index(15) :]
     assert len(after) > 3
     assert not any(after[1:])
+
+
+def test_a_proof_is_not_taken_for_a_slow_batch(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that hangs later is found after five minutes, not after a hundred times the proof's."""
+    now = [0.0]
+    monkeypatch.setattr(system, "monotonic", lambda: now[0])
+
+    def prove() -> SimpleNamespace:
+        now[0] += 60
+        return SimpleNamespace(holds=True)
+
+    engine, _, work = paced(tiny_model, 0.0, rows_in_batch=20)
+    object.__setattr__(engine.model, "prove_again", prove)
+    now[0] += 4000
+    pipeline = Pipeline(0.0)
+    first = work(20)
+    pipeline.put(engine, first, lambda: None)
+    pipeline.drain()
+    assert now[0] == 4060
+    assert first.seconds["device"] == 0
+    pipeline.put(engine, work(20), lambda: None)
+    pipeline.step()
+    assert not pipeline.wedged()
+    now[0] += 301
+    assert pipeline.wedged()
