@@ -104,7 +104,10 @@ latency = _histogram(
 )
 request_latency = Histogram("request_latency", "That of requests.", buckets=LATENCY_BUCKETS, registry=None)
 claimed_jobs = _gauge("rankmill_claimed_jobs", "Chunks claimed and not answered.")
-claimed_pairs = _gauge("rankmill_claimed_pairs", "Pairs claimed that wait for the model or are in it.")
+claimed_pairs = _gauge(
+    "rankmill_claimed_pairs",
+    "Pairs claimed that wait for the model or are in it; each window of a long text is one.",
+)
 refusals = _gauge(
     "rankmill_refusals",
     "Models or runs whose chunks the worker leaves to others now, because it cannot score them.",
