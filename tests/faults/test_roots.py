@@ -32,10 +32,11 @@ from rankmill.jobs.contract.errors import (
 from rankmill.jobs.contract.file_request import FileRequest
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.producer.collect.journal import Journal
-from rankmill.producer.files.corpus.index import SUFFIX, on_disk
+from rankmill.producer.files.corpus.index import on_disk
 from rankmill.producer.files.sink import ScoredFile
 from rankmill.producer.files.stores.output_record import OutputRecord
 from rankmill.producer.files.stores.own_folder import OwnFolder
+from rankmill.producer.files.stores.paths import INDEX
 from rankmill.producer.files.stores.roots import Roots
 from rankmill.producer.files.stores.writing import clear_unfinished, delete, put, whole_file
 from rankmill.producer.files.workspace import OutputFile, PartsFolder, Workspace
@@ -561,7 +562,7 @@ def test_an_index_beside_the_corpus_leads_a_runner_nowhere(
         corpus.parent.mkdir()
         corpus.write_text(f"d0\t{text}\n")
         on_disk([corpus], ["unchanged"])
-    beside, theirs = (corpus.with_name(f"corpus.tsv{SUFFIX}") for corpus in corpora)
+    beside, theirs = (corpus.with_name(f"corpus.tsv{INDEX}") for corpus in corpora)
     for name in ("texts", "hashes", "rows"):
         (beside / name).unlink()
         (beside / name).symlink_to(theirs / name)

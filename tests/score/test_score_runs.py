@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from rankmill.cli.main import rankmill
 from rankmill.cli.score import score_file as score_file_command
-from rankmill.producer.files.corpus.index import SUFFIX
+from rankmill.producer.files.stores.paths import INDEX
 from tests.conftest import Outcome, Server, run_command, score_file
 
 QUERIES = {"q1": "how far is the moon", "q2": "big cat"}
@@ -66,7 +66,7 @@ def test_a_bm25_run_is_reranked(folder: Path, command: list[object]) -> None:
     assert score_file(pairs, *command[6:]).code == 0
     scores = pq.read_table(folder / "pairs.scored.parquet")["score"].to_pylist()
     assert table["score"].to_pylist() == pytest.approx(scores, abs=1e-5)
-    assert (folder / f"corpus.jsonl{SUFFIX}").is_dir()
+    assert (folder / f"corpus.jsonl{INDEX}").is_dir()
 
     done = score_file(*command, "--depth", 20, "-o", folder / "out.trec", "--tag", "mine")
     assert done.code == 0, done.err

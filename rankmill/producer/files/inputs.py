@@ -30,6 +30,7 @@ from rankmill.producer.files.formats.table import (
 )
 from rankmill.producer.files.outputs import part_of
 from rankmill.producer.files.stores.paths import (
+    INDEX,
     WORKSPACE,
     AnyPath,
     as_path,
@@ -95,8 +96,8 @@ def find_files(inputs: Sequence[str], output: str | None = None) -> tuple[InputF
     Two kinds of files are left out:
 
     - Hidden files of directories and globs (see `without_hidden`).
-    - Files that rankmill wrote: folders of interrupted runs and their outputs, lists of row errors, and an
-      earlier `output` in Parquet that a directory or glob contains.
+    - Files that rankmill wrote: folders of interrupted runs and their outputs, indexes of corpora, lists of
+      row errors, and an earlier `output` in Parquet that a directory or glob contains.
 
     Raises
     ------
@@ -228,17 +229,22 @@ def _printable(name: str) -> str:
 
 
 def _is_left_behind(path: AnyPath) -> bool:
-    """Whether an earlier score-file has left the file: in a run's folder, or as a list of row errors."""
+    """Whether an earlier score-file has left the file: in the folder of a run or of an index, or as a list of
+    row errors.
+    """
     name = path.name.lower()
     is_list = name.endswith(".errors.jsonl") and is_output_name(name.removesuffix(".errors.jsonl"))
     return is_list or any(map(_is_workspace, path.parents))
 
 
 def _is_workspace(folder: AnyPath) -> bool:
-    """Whether a folder is that of a run: ``scores.csv.rankmill``, or ``scores.rankmill`` with a journal."""
+    """Whether a folder is that of a run (``scores.csv.rankmill``, or ``scores.rankmill`` with a journal), or
+    has a corpus' index (``corpus.tsv.index.rankmill``).
+    """
     if folder.suffix.lower() != WORKSPACE:
         return False
-    return is_output_name(folder.stem) or (folder / "journal.db").exists()
+    is_named = is_output_name(folder.stem) or folder.name.endswith(INDEX)
+    return is_named or (folder / "journal.db").exists()
 
 
 def _is_output(path: AnyPath, output: str | None) -> bool:

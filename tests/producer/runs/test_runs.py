@@ -23,12 +23,13 @@ from rankmill.jobs.contract.errors import InputChanged, InputError, OutputError
 from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files.corpus import index as index_module
-from rankmill.producer.files.corpus.index import SUFFIX, in_memory, on_disk
+from rankmill.producer.files.corpus.index import in_memory, on_disk
 from rankmill.producer.files.corpus.ranking_source import RankingSource
 from rankmill.producer.files.corpus.rankings import read_qrels, read_ranking
 from rankmill.producer.files.corpus.texts import Side, TextFields, read_texts
 from rankmill.producer.files.formats import trec
-from rankmill.producer.files.inputs import InputFile, RankingFiles
+from rankmill.producer.files.inputs import InputFile, RankingFiles, find_files
+from rankmill.producer.files.stores.paths import INDEX
 from rankmill.producer.files.stores.reading import fingerprint
 from tests.harness.servers.disks import resize, small_disk
 
@@ -380,7 +381,7 @@ def test_an_index_for_which_the_disk_has_no_room_is_not_kept(tmp_path: Path) -> 
     """The disk is full in the last page of the hashes, which the C library writes only when it closes."""
     texts = {str(number): "text" for number in range(3_000)}
     on_disk(*corpus(tmp_path / "c.jsonl", texts))
-    sizes = [path.stat().st_size for path in (tmp_path / f"c.jsonl{SUFFIX}").iterdir()]
+    sizes = [path.stat().st_size for path in (tmp_path / f"c.jsonl{INDEX}").iterdir()]
     with small_disk(tmp_path / "disk", "4m") as disk:
         files, marks = corpus(disk / "c.jsonl", texts)
         pages = sum(-(-size // 4096) for size in (max(sizes), len(texts) * 8, files[0].stat().st_size))
@@ -395,7 +396,7 @@ def test_the_index_is_made_once_and_again_when_the_corpus_changes(
 ) -> None:
     files, marks = corpus(tmp_path / "c.jsonl", {"a": "old"})
     on_disk(files, marks)
-    folder = tmp_path / f"c.jsonl{SUFFIX}"
+    folder = tmp_path / f"c.jsonl{INDEX}"
     before = folder.stat().st_ino
     on_disk(files, marks)
     assert folder.stat().st_ino == before
@@ -409,6 +410,50 @@ def test_the_index_is_made_once_and_again_when_the_corpus_changes(
     on_disk(files, marks)
     assert not folder.exists()
     assert len(list((tmp_path / "cache" / "rankmill" / "corpora").iterdir())) == 1
+
+
+def test_a_folder_of_texts_is_read_again_without_its_index(tmp_path: Path) -> None:
+    files, marks = corpus(tmp_path / "c.jsonl", {"a": "x"})
+    on_disk(files, marks)
+    for name in (tmp_path, tmp_path / "**"):
+        assert [file.path for file in find_files([str(name)])] == files
+
+
+def test_an_index_that_another_process_has_made_meanwhile_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, marks = corpus(tmp_path / "c.jsonl", {"a": "x"})
+    build, inodes = index_module._build, []
+
+    def after_another(*arguments: Any) -> None:
+        monkeypatch.setattr(index_module, "_build", build)
+        on_disk(files, marks)
+        inodes.append((tmp_path / f"c.jsonl{INDEX}").stat().st_ino)
+        build(*arguments)
+
+    monkeypatch.setattr(index_module, "_build", after_another)
+    index = on_disk(files, marks)
+    assert index.take(index.find(pa.array(["a"]))).to_pylist() == ["x"]
+    assert [path.stat().st_ino for path in tmp_path.iterdir() if path.is_dir()] == inodes
+
+
+def test_an_index_that_another_process_makes_at_the_same_time_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, marks = corpus(tmp_path / "c.jsonl", {"a": "x"})
+    folder = tmp_path / f"c.jsonl{INDEX}"
+    remove = shutil.rmtree
+
+    def and_put_another(path: Path, **options: Any) -> None:
+        remove(path, **options)
+        if path == folder:
+            folder.mkdir()
+            (folder / "texts").write_text("of another process")
+
+    monkeypatch.setattr(shutil, "rmtree", and_put_another)
+    index = on_disk(files, marks)
+    assert index.take(index.find(pa.array(["a"]))).to_pylist() == ["x"]
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [folder.name]
 
 
 def test_an_id_with_two_texts_is_named_with_both_places(tmp_path: Path) -> None:

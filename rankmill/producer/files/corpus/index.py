@@ -29,12 +29,9 @@ from rankmill.jobs.contract.errors import InputError, OutputError
 from rankmill.jobs.contract.file_request import OnDuplicate
 from rankmill.producer.files.corpus.texts import CORPUS, QUERIES, TextFields, read_texts, taken_fields
 from rankmill.producer.files.ranking import taken
-from rankmill.producer.files.stores.paths import AnyPath, resolved
+from rankmill.producer.files.stores.paths import INDEX, AnyPath, resolved
 from rankmill.producer.files.stores.roots import confined
 from rankmill.producer.files.stores.writing import sync
-
-SUFFIX = ".index.rankmill"
-"""The index of ``corpus.tsv`` is the folder ``corpus.tsv.index.rankmill``."""
 
 _FORMAT = 2
 _SCHEMA = pa.schema({"id": pa.string(), "text": pa.string()})
@@ -177,7 +174,7 @@ def on_disk(
     cache = cache_folder("auto")
     kept = cache / "corpora" / name
     first = files[0]
-    beside = first.with_name(first.name + SUFFIX) if isinstance(first, Path) and not confined() else kept
+    beside = first.with_name(first.name + INDEX) if isinstance(first, Path) and not confined() else kept
     for folder in (beside, kept):
         if _about(folder) == facts:
             _check_owners(folder, kept, cache)
@@ -186,14 +183,17 @@ def on_disk(
     _check_owners(folder, kept, cache)
     try:
         make_folder(folder.parent)
-        new = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=SUFFIX, dir=folder.parent))
+        new = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=INDEX, dir=folder.parent))
         try:
             _build(new, files, on_duplicate, fields)
             (new / "about.json").write_text(json.dumps(facts))
+            if _about(folder) == facts:  # another process was quicker; on NFS it would lose a deleted index
+                return _open(folder)
+            index = _open(new)
             shutil.rmtree(folder, ignore_errors=True)
-            with suppress(FileExistsError):
+            with suppress(OSError):  # another process may just have put its index there
                 new.rename(folder)
-            return _open(folder)
+            return index
         finally:
             shutil.rmtree(new, ignore_errors=True)
     except OSError as error:

@@ -24,6 +24,9 @@ from rankmill.jobs.system import Backoff, system
 WORKSPACE = ".rankmill"
 """Suffix of a run's folder: the output ``a.csv`` is made in the folder ``a.csv.rankmill``."""
 
+INDEX = f".index{WORKSPACE}"
+"""Suffix of the folder with a corpus' index: that of ``corpus.tsv`` is ``corpus.tsv.index.rankmill``."""
+
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _SECRET = re.compile(r"[^/]*//[^/]*:[^/]*@|https?://[^?]*\?", re.IGNORECASE)
 
