@@ -196,8 +196,7 @@ def distinct_pairs(table: pa.Table, columns: tuple[str, ...], known: pa.Array | 
 
 def _codes(column: pa.ChunkedArray) -> Numbers:
     """Return a number for each text of a column; equal texts have equal numbers."""
-    whole = column.combine_chunks()
-    if pa.types.is_dictionary(whole.type):
-        whole = whole.cast(whole.type.value_type)
-    indices = pc.dictionary_encode(whole, null_encoding="encode").indices
+    if pa.types.is_dictionary(column.type):  # several dictionaries may not fit into one with 8-bit indices
+        column = column.cast(column.type.value_type)
+    indices = pc.dictionary_encode(column.combine_chunks(), null_encoding="encode").indices
     return np.asarray(indices).astype(np.int64)

@@ -13,6 +13,7 @@ import pytest
 
 from rankmill import plugins
 from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.collect.repeats import distinct_pairs
 from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files.corpus.rankings import read_ranking
 from rankmill.producer.files.formats.base import ReadOptions, TextColumns
@@ -106,6 +107,27 @@ def test_arrow_files_of_other_libraries_are_read(tmp_path: Path, ending: str) ->
         write(path)
         assert read_all(path).to_pylist() == frame.to_dicts()
     assert open_reader(path, ["query"]).survey(find_nulls=True).first_null == 1
+
+
+def test_small_dictionaries_of_several_files_are_joined(tmp_path: Path) -> None:
+    """Pandas writes up to 127 categories with 8-bit numbers, which those of all files may not fit."""
+    rows = [{"query": f"{name} {n}", "passage": "p"} for name in "ab" for n in range(100)]
+    for name, part in (("a", rows[:100]), ("b", rows[100:])):
+        table = pa.Table.from_pylist(part)
+        codes = pa.array(range(100), pa.int8())
+        query = pa.DictionaryArray.from_arrays(codes, table["query"].combine_chunks())
+        feather.write_feather(table.set_column(0, "query", query), tmp_path / f"{name}.feather")
+    source = open_source(find_files([str(tmp_path)]), COLUMNS, allow_nulls=True)
+    (table,) = source.tables(Sizing(1000))
+    assert distinct_pairs(table, ("query", "passage"), None) is None
+    assert table.combine_chunks().to_pylist() == rows
+    pq.write_table(table, tmp_path / "out.parquet")
+    assert pq.read_table(tmp_path / "out.parquet").to_pylist() == rows
+    own = [
+        pa.DictionaryArray.from_arrays(codes, pa.array([f"{name}{n}" for n in range(100)])) for name in "ab"
+    ]
+    given = pa.table({"query": pa.chunked_array(own), "passage": ["p"] * 200})
+    assert distinct_pairs(given, ("query", "passage"), None) is None
 
 
 @pytest.mark.parametrize("ending", [".arrow", ".arrows", ".parquet"])

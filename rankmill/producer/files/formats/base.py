@@ -284,7 +284,8 @@ def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     writes views. Arrow's ``take``, which picks rows by their numbers, does not work with views.
 
     A dictionary of texts stays a dictionary, but a null among its texts is removed, because Parquet cannot
-    hold that null. All other dictionaries become plain values.
+    hold that null. Its indices have 32 bits, because dictionaries of several batches may be joined into one
+    that is too large for the 8 bits that pandas writes. All other dictionaries become plain values.
     """
     schema = plain_schema(batch.schema)
     columns = map(_plain_column, batch.columns, schema.types)
@@ -303,7 +304,9 @@ def _plain_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
 def _plain(kind: pa.DataType) -> pa.DataType:
     kind = mapped_type(kind, _without_view)
     is_category = pa.types.is_dictionary(kind) and is_text(kind) and not pa.types.is_null(kind.value_type)
-    return kind if is_category else mapped_type(kind, undictionaried)
+    if is_category:
+        return pa.dictionary(pa.int32(), kind.value_type, kind.ordered)
+    return mapped_type(kind, undictionaried)
 
 
 def _without_view(kind: pa.DataType) -> pa.DataType:
