@@ -127,9 +127,10 @@ def fingerprint(path: AnyPath) -> str:
             digest.update(file.read(_DIGESTED_BYTES))
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
-    changed = dt.datetime.fromtimestamp(status.st_mtime_ns // 10**9).isoformat(sep=" ")
-    nanoseconds = status.st_mtime_ns % 10**9
-    return f"{status.st_size:,} bytes of {changed}.{nanoseconds:09} (digest {digest.hexdigest()[:12]})"
+    # in UTC, because a run may continue on a host with another time zone
+    changed = dt.datetime.fromtimestamp(status.st_mtime_ns // 10**9, dt.UTC).replace(tzinfo=None)
+    when = f"{changed}.{status.st_mtime_ns % 10**9:09} UTC"
+    return f"{status.st_size:,} bytes of {when} (digest {digest.hexdigest()[:12]})"
 
 
 @contextmanager
