@@ -161,6 +161,7 @@ class ScoredFile:
         discard(self.partial_errors)
 
     def _append(self, table: pa.Table) -> None:
+        table = table.select(self._plan.schema.names)  # the column that tells queries apart may be left out
         self._pending.append(table)
         self._pending_rows += len(table)
         self._pending_bytes += table.nbytes

@@ -21,6 +21,7 @@ from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files import ranking as ranking_module
 from rankmill.producer.files.formats.base import TextColumns
+from rankmill.producer.files.formats.table import open_reader
 from rankmill.producer.files.inputs import find_files
 from rankmill.producer.files.outputs import OutputFormat, check_target
 from rankmill.producer.files.plan import plan_output
@@ -278,6 +279,26 @@ def test_a_trec_run_needs_ids(
     table = pa.table({"query": ["q", "q"], "passage": ["p", "p"], **columns})
     with pytest.raises(InputError, match=message):
         make(tmp_path / "out.trec", table, [1.0, 2.0], **options)
+
+
+@pytest.mark.parametrize("ending", [".csv", ".parquet", ".arrow", ".jsonl"])
+def test_a_column_that_is_left_out_may_tell_queries_apart(tmp_path: Path, ending: str) -> None:
+    table = pa.table({"query": ["a", "b", "a"], "passage": ["x", "y", "z"], "n": [1, 2, 3]})
+    pq.write_table(table, tmp_path / "in.parquet")
+    source = open_source(find_files([str(tmp_path / "in.parquet")]), COLUMNS, allow_nulls=True)
+    path, mean = tmp_path / f"out{ending}", MeanColumn("mean", "scores")
+    form = OutputFormat(top_k=1)
+    plan = plan_output(source, path, form, ["s"], left_out=["query", "passage"], mean=mean, tokens="tokens")
+    (tmp_path / "work").mkdir()
+    with ScoredFile(path, tmp_path / "work", plan) as output:
+        output.write(scored(table, [0.5, 1.5, 2.5]))
+        output.finish({})
+        output.publish()
+    reader = open_reader(path)
+    schema = reader.survey(find_nulls=False).schema
+    assert schema.names == ["n", "s", "mean", "tokens", "rank"]
+    rows = [row for batch in reader.batches(schema, 9) for row in batch.to_pylist()]
+    assert [(float(row["s"]), int(row["rank"])) for row in rows] == [(2.5, 1), (1.5, 1)]
 
 
 def test_a_column_of_the_same_name_is_not_overwritten(tmp_path: Path) -> None:
