@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.formats.base import ROW, text_of, undictionaried
 from rankmill.producer.files.formats.jsonl import JSONL
-from rankmill.producer.files.formats.parquet import PARQUET, far_second, in_milliseconds
 from rankmill.producer.files.formats.text import (
     cannot_be_text,
     far_time,
@@ -88,7 +87,7 @@ def plan_output(
 ) -> OutputPlan:
     """Plan the columns and the order of an output, and check that its format can hold the values.
 
-    The check reads the ids for a TREC run, and all columns with times that the format may not hold.
+    The check reads the ids for a TREC run, and the columns with times for other text.
 
     Parameters
     ----------
@@ -156,31 +155,26 @@ def _with(schema: pa.Schema, kept: Sequence[str], added: Sequence[tuple[pa.Field
 
 
 def _check_times(source: PairSource, target: AnyPath, form: OutputFormat, kept: Sequence[str]) -> None:
-    """Raise `InputError` if the output would have a time that its format cannot hold."""
+    """Raise `InputError` if the output is text, and would have a time that Arrow cannot print."""
     own = form.of(target)
-    if ROW in kept or not (own.is_text or own is PARQUET):
+    if ROW in kept or not own.is_text:
         return
     kinds = {name: undictionaried(source.schema.field(name).type) for name in kept}
-    if own.is_text:
-        far, bad, way_out = far_time, "text", ".parquet"
-        # nested columns are checked only for JSON Lines, because no other text format can hold them
-        fitting = [name for name, kind in kinds.items() if own is JSONL or not pa.types.is_nested(kind)]
-        fitting = [name for name in fitting if not cannot_be_text(kinds[name])]
-        names = [name for name in fitting if without_times(kinds[name]) != kinds[name]]
-    else:
-        far, bad, way_out = far_second, "Parquet", ".arrow"
-        names = [name for name, kind in kinds.items() if in_milliseconds(kind) != kind]
+    # nested columns are checked only for JSON Lines, because no other text format can hold them
+    fitting = [name for name, kind in kinds.items() if own is JSONL or not pa.types.is_nested(kind)]
+    fitting = [name for name in fitting if not cannot_be_text(kinds[name])]
+    names = [name for name in fitting if without_times(kinds[name]) != kinds[name]]
     first = 0
     for batch in source.select(names) if names else ():
         for name in names:
             try:
-                row = far(undictionary(batch[name]))
+                row = far_time(undictionary(batch[name]))
             except pa.ArrowInvalid as error:
                 raise InputError(f"{target}: the times of column {name!r}: {text_of(error)}") from None
             if row is not None:
                 raise InputError(
-                    f"{target}: row {first + row} (counted from 0): column {name!r} holds a time that {bad} "
-                    f"cannot hold, as its year is too far away; name an output that ends in {way_out}"
+                    f"{target}: row {first + row} (counted from 0): column {name!r} holds a time that text "
+                    "cannot hold, as its year is too far away; name an output that ends in .parquet"
                 )
         first += len(batch)
 

@@ -17,7 +17,6 @@ from rankmill.producer.files.formats.base import (
     Survey,
     check_types,
     count_rows,
-    mapped_type,
     plain_batch,
     plain_schema,
     text_of,
@@ -147,33 +146,6 @@ def _reading(path: AnyPath) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: damaged Parquet data: {text_of(error)}; get the file again") from None
-
-
-def in_milliseconds(kind: pa.DataType) -> pa.DataType:
-    """Replace, at any depth of a type, timestamps in seconds by timestamps in milliseconds, as Parquet stores
-    them.
-    """
-    return mapped_type(kind, _in_milliseconds)
-
-
-def _in_milliseconds(kind: pa.DataType) -> pa.DataType:
-    return pa.timestamp("ms", kind.tz) if pa.types.is_timestamp(kind) and kind.unit == "s" else kind
-
-
-def far_second(column: pa.Array) -> int | None:
-    """Find the first row with a time that is too far away for Parquet, and return its index.
-
-    Parquet stores times in seconds as milliseconds in 64 bits. Returns ``None`` if all times fit.
-    """
-
-    def fits(rows: pa.Array) -> bool:
-        try:
-            rows.cast(in_milliseconds(rows.type))
-        except pa.ArrowInvalid:
-            return False
-        return True
-
-    return None if fits(column) else next(row for row in range(len(column)) if not fits(column.take([row])))
 
 
 PARQUET = Format((".parquet", ".pq"), ParquetReader, ParquetWriter, is_text=False)
