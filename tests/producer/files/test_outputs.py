@@ -94,6 +94,22 @@ def test_what_is_written_is_read_back(rows: list[tuple[Any, ...]], kind: str, en
         assert found["score"] is None if score is None else np.float32(found["score"]) == np.float32(score)
 
 
+def test_csv_has_quotes_around_text_of_every_type(tmp_path: Path) -> None:
+    texts = ['{"a": 1, "b": ""}', 'x,\n"y"           ', None]
+    columns = {
+        "json": pa.array(texts).cast(pa.json_(pa.string())),
+        "large": pa.array(texts, pa.large_string()),
+        "category": pa.array(texts).dictionary_encode(),
+        "bytes": pa.array(texts, pa.binary()),
+        "fixed": pa.array([text and text.encode()[:17] for text in texts], pa.binary(17)),
+    }
+    table = pa.table({"query": ["q"] * 3, "passage": ["p"] * 3, **columns})
+    back = read_back(make(tmp_path / "out.csv", table, [0.5, 1.5, 2.5]))
+    assert [row["score"] for row in back] == ["0.5", "1.5", "2.5"]
+    for name in columns:
+        assert [row[name] for row in back] == [text and text[:17] for text in texts], name
+
+
 def test_tsv_has_no_quotes_and_no_line_ends_in_values(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -21,7 +21,6 @@ import pyarrow.csv as pcsv
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.file_request import DELIMITERS
-from rankmill.jobs.contract.wire import is_text
 from rankmill.producer.files.formats.base import (
     BYTE_ORDER_MARK,
     NOT_UTF8,
@@ -39,7 +38,7 @@ from rankmill.producer.files.formats.text import (
     as_text,
     joined,
     refuse,
-    undictionary,
+    texts_of,
 )
 from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_stream
@@ -307,27 +306,18 @@ class CsvWriter(TextWriter):
 
     @staticmethod
     def _field(column: pa.ChunkedArray) -> pa.ChunkedArray:
-        column = undictionary(column)
-        column = column.cast(pa.string()) if pa.types.is_null(column.type) else column
-        for is_view, plain in (
-            (pa.types.is_string_view, pa.string()),
-            (pa.types.is_binary_view, pa.binary()),
-        ):
-            column = column.cast(plain) if is_view(column.type) else column
-        is_quoted = (
-            is_text(column.type) or pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
-        )
-        return as_text(_quoted(column) if is_quoted else column)
+        kind = undictionaried(column.type)
+        is_number_or_time = pa.types.is_primitive(kind) or pa.types.is_decimal(kind)
+        return as_text(column) if is_number_or_time else pc.fill_null(_quoted(texts_of(column)), "")
 
 
-def _quoted(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+def _quoted(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Put a text in quotes if it is empty, to tell it from null, or if it has a quote, a comma or a line
     end.
     """
-    inside = pc.replace_substring(values, '"', '""')
-    quote, nothing = (pa.scalar(text).cast(values.type) for text in ('"', ""))
-    whole = pc.binary_join_element_wise(quote, inside, quote, nothing)
-    return pc.if_else(pc.match_substring_regex(values, r'^$|[",\r\n]'), whole, values)
+    inside = pc.replace_substring(texts, '"', '""')
+    whole = pc.binary_join_element_wise('"', inside, '"', "")
+    return pc.if_else(pc.match_substring_regex(texts, r'^$|[",\r\n]'), whole, texts)
 
 
 def _is_refused(kind: pa.DataType) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +12,8 @@ import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.formats.base import every_type, mapped_type, undictionaried
+
+Column = TypeVar("Column", pa.Array, pa.ChunkedArray)
 
 
 class TextWriter:
@@ -47,18 +49,33 @@ def joined(fields: Sequence[pa.ChunkedArray | pa.Scalar], separator: str) -> pa.
 
 
 def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Convert a column to text as Arrow prints it, but with durations in ISO 8601, UUIDs in hexadecimal, and
-    null as an empty text.
+    """Convert a column to text, as `texts_of` does, with null as an empty text."""
+    return pc.fill_null(texts_of(column), "")
+
+
+def texts_of(column: Column) -> Column:
+    """Convert a column to text as Arrow prints it, but with durations in ISO 8601 and UUIDs in hexadecimal.
+
+    Null stays null. Bytes become text that may not be valid UTF-8.
     """
     column = undictionary(column)
     if pa.types.is_duration(column.type) or isinstance(column.type, pa.UuidType):
-        texts = (value if value is None else str(value) for value in values_for_text(column))
-        column = pa.chunked_array([pa.array(texts, pa.string())])
-    options = pc.CastOptions(pa.string(), allow_invalid_utf8=True)
-    return pc.fill_null(pc.cast(column, options=options), "")
+        values = (value if value is None else str(value) for value in values_for_text(column))
+        texts = pa.array(values, pa.string())
+        column = pa.chunked_array([texts]) if isinstance(column, pa.ChunkedArray) else texts
+    return pc.cast(column, options=pc.CastOptions(pa.string(), allow_invalid_utf8=True))
 
 
-def values_for_text(column: pa.ChunkedArray) -> list[Any]:
+def valid_texts(column: Column) -> Column:
+    """Convert a column as `texts_of` does; raises `ArrowInvalid` for a text that is not valid UTF-8, and
+    `ArrowNotImplementedError` for a column that has no text, such as one of lists.
+    """
+    texts = texts_of(column)
+    texts.validate(full=True)
+    return texts
+
+
+def values_for_text(column: Column) -> list[Any]:
     """Convert a column to Python values, in which times and durations are text, at any depth.
 
     Times are printed by Arrow, because Python has no times with nanoseconds, or in far years.
@@ -98,7 +115,7 @@ def _iso_duration(value: int, unit: str) -> str:
     return f"{'-' if value < 0 else ''}P{days}DT{hours}H{minutes}M{seconds}{end}S"
 
 
-def undictionary(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
+def undictionary(column: Column) -> Column:
     """Return a column with plain values in place of a dictionary."""
     kind = column.type
     return column.cast(kind.value_type) if pa.types.is_dictionary(kind) else column
