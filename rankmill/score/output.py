@@ -13,7 +13,7 @@ from rankmill.producer.files.formats.delimited import CSV, TSV
 from rankmill.producer.files.formats.table import stem
 from rankmill.producer.files.formats.trec import TREC
 from rankmill.producer.files.inputs import InputFile
-from rankmill.producer.files.outputs import OutputFormat, OutputPart, check_target
+from rankmill.producer.files.outputs import OutputFormat, OutputPart, check_target, part_of
 from rankmill.producer.files.plan import OutputPlan, plan_output
 from rankmill.producer.files.ranking import MeanColumn
 from rankmill.producer.files.shards import check_shard
@@ -100,7 +100,9 @@ class OutputTarget:
             self._check_rows_alone()
         if settings.all_labels or request.models or len(request.messages_column) > 1:
             self._check_several_scores(all_labels=settings.all_labels)
-        if resolved(self.path) in {resolved(file.path) for file in files}:
+        read = [file.path for file in files]
+        folders_of_parts = [path.parent for path in read if part_of(path.name)]
+        if resolved(self.path) in {resolved(path) for path in (*read, *folders_of_parts)}:
             raise InputError(f"{self.path} is the input itself; name another output with -o")
 
     def _check_rows_alone(self) -> None:

@@ -359,6 +359,12 @@ def test_an_input_that_would_be_overwritten_is_refused(source: Path) -> None:
     done = score_file(source, "-o", source, "--force")
     assert (done.code, "is the input itself" in done.err) == (2, True)
     assert len(pq.read_table(source)) == 200
+    part = source.parent / "in" / "out" / "part-00001-of-00001.csv"
+    part.parent.mkdir(parents=True)
+    part.write_text("query,passage\na,b\n")
+    options = ["-o", part.parent, "--rows-per-part", "9", "--output-format", "csv", "--force"]
+    done = score_file(source.parent / "in", *options)
+    assert (done.code, "is the input itself" in done.err, part.exists()) == (2, True, True)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
