@@ -12,6 +12,7 @@ from rankmill.producer.files.formats.base import text_of
 from rankmill.producer.files.formats.delimited import TSV
 from rankmill.producer.files.formats.parquet import PARQUET, metadata_of
 from rankmill.producer.files.formats.table import format_of, is_readable, open_reader
+from rankmill.producer.files.formats.text import valid_texts
 from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS
 from rankmill.producer.files.stores.paths import AnyPath
 
@@ -161,6 +162,6 @@ def _cast(path: AnyPath, name: str, column: pa.ChunkedArray, kind: pa.DataType) 
     if pa.types.is_string(column.type) and kind != pa.string():
         column = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
     try:
-        return column.cast(kind)
+        return valid_texts(column) if kind == pa.string() else column.cast(kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise InputError(f"{path}: column {name!r} does not hold {kind}: {text_of(error)}") from None

@@ -215,9 +215,11 @@ def known_column(names: Sequence[str], usual: Sequence[str], subject: str, way_o
     Raises
     ------
     InputError
-        Several columns have a usual name.
+        Several columns have a usual name, or two columns have the same one.
     """
     present = [name for name in usual if name in names]
+    if twice := next((name for name in present if list(names).count(name) > 1), None):
+        raise InputError(f"{subject} could be in two columns, which are both named {twice!r}: rename one")
     if len(present) > 1:
         raise InputError(f"{subject} could be in column {' or '.join(map(repr, present))}: {way_out}")
     return present[0] if present else None

@@ -15,6 +15,7 @@ from rankmill.producer.files.formats.jsonl import JSONL
 from rankmill.producer.files.formats.text import (
     cannot_be_text,
     far_time,
+    texts_of,
     undictionary,
     without_times,
 )
@@ -194,8 +195,7 @@ def _check_ids(source: PairSource, ids: Sequence[str]) -> None:
 
 
 def _check_spaces(column: pa.Array, name: str, first: int) -> None:
-    column = undictionary(column)
-    bad = pc.invert(pc.fill_null(pc.match_substring_regex(column.cast(pa.string()), r"^\S+$"), False))
+    bad = pc.invert(pc.fill_null(pc.match_substring_regex(texts_of(column), r"^\S+$"), False))
     place = pc.index(bad, True).as_py()
     if place >= 0:
         value = column[place].as_py()

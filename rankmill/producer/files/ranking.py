@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rankmill.producer.files.formats.text import undictionary
+from rankmill.producer.files.formats.text import texts_of, undictionary
 from rankmill.producer.files.stores.writing import as_output_error
 
 if TYPE_CHECKING:
@@ -150,7 +150,10 @@ class HeldRows:
         self._writer.write_table(table.take(order).combine_chunks())
 
     def _numbers_of(self, column: pa.ChunkedArray) -> Rows:
-        encoded = pc.dictionary_encode(undictionary(column.combine_chunks()), null_encoding="encode")
+        whole = undictionary(column.combine_chunks())
+        if isinstance(whole, pa.ExtensionArray):  # such as UUIDs, which Arrow cannot encode
+            whole = whole.storage
+        encoded = pc.dictionary_encode(whole, null_encoding="encode")
         by_code = [
             self._known.setdefault(query, len(self._known)) for query in encoded.dictionary.to_pylist()
         ]
@@ -214,7 +217,7 @@ class HeldRows:
 
     def _best(self, table: pa.Table, numbers: Rows) -> Rows:
         scores: npt.NDArray[np.float32] = table[self._score].to_numpy().astype(np.float32)
-        ids = undictionary(table[self._passage].combine_chunks()).cast(pa.string()) if self._passage else None
+        ids = texts_of(table[self._passage].combine_chunks()) if self._passage else None
         order = best_first(numbers, scores, ids)
         order = order[np.isfinite(scores)[order]]
         return order[_places(numbers[order]) <= (self._top_k or len(order))]
@@ -268,7 +271,7 @@ class Repeats:
         return None
 
     def _ids(self, batch: pa.RecordBatch) -> Iterator[Ids]:
-        columns = [undictionary(batch[name]).cast(pa.string()).to_pylist() for name in self._names]
+        columns = [texts_of(batch[name]).to_pylist() for name in self._names]
         return zip(*columns, strict=True)
 
 

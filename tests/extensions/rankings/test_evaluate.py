@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import scipy.stats
 from click.testing import CliRunner, Result
 
 from rankmill.cli.main import rankmill
+from rankmill.extensions.rankings.scored import read_rows
 from rankmill.producer.files.outputs import OutputFormat
 from tests.harness.servers.disks import fill, small_disk
 
@@ -33,6 +35,12 @@ ROWS: list[dict[str, Any]] = [
     for query in QUERIES[:-1]
     for rank, n in enumerate(RANDOM.sample(range(30), 20), 1)
 ]
+
+
+def test_ids_of_a_scored_table_may_be_uuids(tmp_path: Path) -> None:
+    ids = pa.array([uuid.UUID(int=1).bytes], pa.binary(16)).cast(pa.uuid())
+    pq.write_table(pa.table({"qid": ids, "docid": ids, "score": [0.5]}), tmp_path / "a.parquet")
+    assert read_rows(tmp_path / "a.parquet", "score")["doc_id"].tolist() == [str(uuid.UUID(int=1))]
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,16 @@ def test_a_trec_run(tmp_path: Path) -> None:
         assert pytrec_eval.parse_run(file) == {"1": {"b": 1.25, "a": 0.5}}
     (error,) = Path(f"{path}.errors.jsonl").read_text().splitlines()
     assert json.loads(error)["row"] == 2
+
+
+def test_uuids_are_ids_of_a_trec_run_and_tell_queries_apart(tmp_path: Path) -> None:
+    ids = [uuid.UUID(int=number) for number in (1, 1, 2)]
+    queries = pa.array([each.bytes for each in ids], pa.binary(16)).cast(pa.uuid())
+    passages = pa.array([uuid.UUID(int=number).bytes for number in range(3)], pa.binary(16)).cast(pa.uuid())
+    table = pa.table({"qid": queries, "pid": passages, "query": ["q"] * 3, "passage": ["p"] * 3})
+    path = make(tmp_path / "out.trec", table, [0.5, 0.5, 2.0], top_k=1)
+    assert [line.split()[0] for line in path.read_text().splitlines()] == [str(ids[1]), str(ids[2])]
+    assert path.read_text().split()[2] == str(uuid.UUID(int=1))
 
 
 @pytest.mark.usefixtures("small_buffers")

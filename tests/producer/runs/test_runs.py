@@ -7,12 +7,14 @@ import json
 import os
 import shutil
 import tempfile
+import uuid
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import pytrec_eval
@@ -90,6 +92,44 @@ def test_runs_without_rank_or_score_and_with_lists(tmp_path: Path) -> None:
         '{"qid": 1, "docid": [7, 8], "score": [2.5, 1.5]}\n{"qid": 2, "docid": [], "score": []}\n'
     )
     assert rows_of(path) == [("1", "7", None, 2.5), ("1", "8", None, 1.5)]
+    lists = {"docid": pa.array([[7, 8]], pa.large_list(pa.int64())), "score": [[2.5, 1.5]]}
+    pq.write_table(pa.table({"qid": [1], **lists}), tmp_path / "a.parquet")  # as Polars writes lists
+    assert rows_of(tmp_path / "a.parquet") == [("1", "7", None, 2.5), ("1", "8", None, 1.5)]
+
+
+def test_ids_may_be_uuids(tmp_path: Path) -> None:
+    ids = [uuid.UUID(int=number) for number in (1, 2)]
+    column = pa.array([each.bytes for each in ids], pa.binary(16)).cast(pa.uuid())
+    pq.write_table(pa.table({"qid": column, "docid": column, "label": [0, 1]}), tmp_path / "a.parquet")
+    assert rows_of(tmp_path / "a.parquet") == [(str(each), str(each), None, None) for each in ids]
+    assert read_qrels(tmp_path / "a.parquet")["doc_id"].tolist() == [*map(str, ids)]
+    pq.write_table(pa.table({"id": column, "text": ["x", "y"]}), tmp_path / "c.parquet")
+    assert texts_of(tmp_path / "c.parquet") == {str(ids[0]): "x", str(ids[1]): "y"}
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    run, texts = tmp_path / "a.csv", tmp_path / "c.tsv"
+    run.write_text("qid,docid,docid,label\n1,a,b,1\n")
+    texts.write_text("id\ttext\ttext\n1\ta\tb\n")
+    for read in (rows_of, read_qrels):
+        with pytest.raises(InputError, match="two columns, which are both named 'docid': rename one"):
+            read(run)
+    for fields in ((), ("text",)):
+        with pytest.raises(InputError, match=r"named 'text'(: |; )rename one"):
+            texts_of(texts, texts=fields)
+
+
+def test_a_header_names_the_fields_of_judgements(tmp_path: Path) -> None:
+    path = tmp_path / "qrels.tsv"
+    for text in (
+        "qid\trelevance\tdocid\n1\t3\t77\n",
+        "qid\titer\tdocid\trel\n1\t0\t77\t3\n",
+        "query-id\tcorpus-id\tscore\n1\t77\t3\n",
+        "qid\tpassage\tgrade\n1\t77\t3\n",
+        "1 0 77 3\n",
+    ):
+        path.write_text(text)
+        assert read_qrels(path).to_dict("records") == [{"query_id": "1", "doc_id": "77", "relevance": 3}]
 
 
 _ids = st.text(
@@ -183,6 +223,18 @@ def test_damaged_texts(tmp_path: Path, name: str, text: str, message: str) -> No
     (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=message):
         texts_of(tmp_path / name)
+
+
+@pytest.mark.parametrize("column", ["id", "text"])
+def test_columns_that_are_not_text_are_named(tmp_path: Path, column: str) -> None:
+    path = tmp_path / "a.parquet"
+    options = pc.CastOptions(pa.string(), allow_invalid_utf8=True)
+    for values in (pa.array([["a"], ["b"]]), pc.cast(pa.array([b"a", b"\xff"]), options=options)):
+        pq.write_table(pa.table({"id": ["1", "2"], "text": ["x", "y"], column: values}), path)
+        with pytest.raises(
+            InputError, match=rf"column '{column}' \(.*\) is not text, or .* the rows 0 to 1 "
+        ):
+            texts_of(path)
 
 
 MS_MARCO_DOCS = (

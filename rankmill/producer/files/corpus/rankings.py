@@ -10,9 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.formats.base import ReadOptions
+from rankmill.producer.files.formats.base import ReadOptions, text_of
 from rankmill.producer.files.formats.delimited import TSV
+from rankmill.producer.files.formats.lists import is_list
 from rankmill.producer.files.formats.table import format_of, is_readable, open_reader
+from rankmill.producer.files.formats.text import valid_texts
 from rankmill.producer.files.formats.trec import LineFormat, read_lines
 from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS, known_column
 from rankmill.producer.files.stores.paths import AnyPath
@@ -44,6 +46,13 @@ _RELEVANCE: Sequence[Sequence[str]] = [("relevance",), ("rel", "label", "score")
 """Names that the column of grades may have in a file of judgements. The name ``relevance`` is preferred,
 because a file that has it may also have a column of scores.
 """
+
+_JUDGED: Mapping[str, Sequence[Sequence[str]]] = {
+    "query_id": [QUERY_IDS],
+    "doc_id": [PASSAGE_IDS],
+    "relevance": _RELEVANCE,
+}
+"""The names that a column of judgements may have in a file."""
 
 _RANKING = LineFormat(
     SCHEMA,
@@ -116,15 +125,6 @@ def check_once(frame: pd.DataFrame, path: AnyPath) -> None:
         raise InputError(f"{path}: query {query!r} has passage {passage!r} twice; keep one")
 
 
-def read_table(path: AnyPath) -> pa.Table:
-    """Read a whole file of any format; raises `InputError` if it cannot be read."""
-    reader = open_reader(path)
-    schema = reader.survey(find_nulls=False).schema
-    if not schema.names:
-        raise InputError(f"{path}: is empty")
-    return pa.Table.from_batches(reader.batches(schema, _ROWS), schema)
-
-
 def column_of(path: AnyPath, names: Sequence[str], *usual: Sequence[str]) -> str:
     """Find a column of a file by its usual names, such as ``label`` for ``relevance``.
 
@@ -157,43 +157,48 @@ def _column_with(path: AnyPath, names: Sequence[str], usual: Sequence[Sequence[s
     )
 
 
-def frame_of(table: pa.Table, names: list[str], path: AnyPath) -> pd.DataFrame:
-    """Convert three columns of a table to a data frame of ``query_id``, ``doc_id`` and ``score``.
-
-    Rows with a null are left out. Raises `InputError` if the scores are not numbers.
-    """
-    try:
-        columns = [
-            table[names[0]].cast(pa.string()),
-            table[names[1]].cast(pa.string()),
-            table[names[2]].cast(pa.float64()),
-        ]
-    except pa.ArrowInvalid as error:
-        raise InputError(f"{path}: column {names[2]!r} does not hold numbers: {error}") from None
-    frame: pd.DataFrame = pa.table(columns, names=["query_id", "doc_id", "score"]).to_pandas()
-    return frame.dropna()
-
-
 def _judgements(path: AnyPath) -> pd.DataFrame:
     if is_readable(path) and format_of(path) is not TSV:
-        table = read_table(path)
-        names = [
-            column_of(path, table.column_names, *usual) for usual in ([QUERY_IDS], [PASSAGE_IDS], _RELEVANCE)
-        ]
-        frame = frame_of(table, names, path).rename(columns={"score": "relevance"})
-        if len(frame) < len(table):
-            raise InputError(f"{path}: a row lacks {' or '.join(names)}")
-        wrong = frame["relevance"][frame["relevance"] % 1 != 0]
-        if len(wrong):
-            row = wrong.index[0]
-            raise InputError(
-                f"{path}: row {row} (counted from 0): {names[2]} is {wrong[row]}, not a whole number"
-            )
-        return frame.astype({"relevance": int})
-    read: pd.DataFrame = pa.Table.from_batches(read_lines(path, _QRELS), _QRELS.schema).to_pandas()
+        return _judged_table(path)
+    lines = read_lines(path, _QRELS, lambda words: _judged_fields(path, words))
+    read: pd.DataFrame = pa.Table.from_batches(lines, _QRELS.schema).to_pandas()
     if not len(read):
         raise InputError(f"{path}: holds no judgements")
     return read
+
+
+def _judged_table(path: AnyPath) -> pd.DataFrame:
+    reader = open_reader(path)
+    schema = reader.survey(find_nulls=False).schema
+    if not schema.names:
+        raise InputError(f"{path}: is empty")
+    names = [column_of(path, schema.names, *usual) for usual in _JUDGED.values()]
+    table = pa.Table.from_batches(reader.batches(schema, _ROWS), schema)
+    try:
+        columns = [*(valid_texts(table[name]) for name in names[:2]), table[names[2]].cast(pa.float64())]
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        listed = ", ".join(map(repr, names))
+        raise InputError(
+            f"{path}: columns {listed} do not hold two ids and a number: {text_of(error)}"
+        ) from None
+    frame: pd.DataFrame = pa.table(columns, names=list(_JUDGED)).to_pandas()
+    if frame.isna().any(axis=None):
+        raise InputError(f"{path}: a row lacks {' or '.join(names)}")
+    wrong = frame["relevance"][frame["relevance"] % 1 != 0]
+    if len(wrong):
+        row = wrong.index[0]
+        raise InputError(
+            f"{path}: row {row} (counted from 0): {names[2]} is {wrong[row]}, not a whole number"
+        )
+    return frame.astype({"relevance": int})
+
+
+def _judged_fields(path: AnyPath, words: Sequence[str]) -> Sequence[str]:
+    """Name the fields on each line of judgements, if the `words` of the first line are a header with usual
+    names. Otherwise the number of fields names them.
+    """
+    columns = {_column_with(path, words, usual): name for name, usual in _JUDGED.items()}
+    return () if None in columns else [columns.get(word, "") for word in words]
 
 
 def _records(path: AnyPath) -> Iterator[pa.RecordBatch]:
@@ -202,7 +207,7 @@ def _records(path: AnyPath) -> Iterator[pa.RecordBatch]:
         return
     names = _named(path, schema.names)
     fields = [schema.field(name) for name in schema.names if name in names.values()]
-    lists = [field.name for field in fields if pa.types.is_list(field.type)]
+    lists = [field.name for field in fields if is_list(field.type)]
     unrolled = [field.with_type(field.type.value_type) if field.name in lists else field for field in fields]
     reader, row = open_reader(path, options=ReadOptions(lists=lists)), 0
     for batch in reader.batches(pa.schema(unrolled), _ROWS):
@@ -218,7 +223,7 @@ def _column(path: AnyPath, column: pa.Array | None, field: pa.Field, rows: int, 
     if column is None:
         return pa.nulls(rows, field.type)
     try:
-        converted = column.cast(field.type)
+        converted = valid_texts(column) if pa.types.is_string(field.type) else column.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise InputError(f"{path}: {field.name} holds {column.type}, not {field.type}") from None
     if field.name in {"query_id", "doc_id"} and converted.null_count:

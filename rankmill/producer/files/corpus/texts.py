@@ -14,6 +14,7 @@ from rankmill.producer.files.formats.base import ReadOptions
 from rankmill.producer.files.formats.delimited import CSV, TSV
 from rankmill.producer.files.formats.jsonl import JSON, JSONL
 from rankmill.producer.files.formats.table import format_of, open_reader
+from rankmill.producer.files.formats.text import valid_texts
 from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS, known_column
 from rankmill.producer.files.stores.paths import AnyPath
 
@@ -123,17 +124,30 @@ def read_texts(path: AnyPath, fields: TextFields = CORPUS) -> Iterator[tuple[pa.
     if opened is None:
         return
     taken, batches = opened
+    assert taken.id
     for batch in batches:
-        ids = batch[taken.id].cast(pa.string())
+        ids = _texts(path, batch, taken.id, row)
         if ids.null_count:
             place = pc.index(pc.is_null(ids), True).as_py()
             raise InputError(f"{path}: row {row + place} (counted from 0) has no {taken.id}")
-        *before, text = (batch[name].cast(pa.string()) for name in taken.texts)
+        *before, text = (_texts(path, batch, name, row) for name in taken.texts)
         has_text = has_text or text.null_count < len(text)
         yield ids, _joined(before, text)
         row += len(batch)
     if row and not has_text and fields.texts:
         raise InputError(f"{path}: no row has a text in {taken.texts[-1]!r} (--{fields.side}-text)")
+
+
+def _texts(path: AnyPath, batch: pa.RecordBatch, name: str, first: int) -> pa.Array:
+    """Return a column of a batch as text. `first` is the number of the batch's first row in the file."""
+    try:
+        return valid_texts(batch[name])
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        rows = f"one of the rows {first} to {first + len(batch) - 1} (counted from 0)"
+        raise InputError(
+            f"{path}: column {name!r} ({batch[name].type}) is not text, or not valid UTF-8, in {rows}; "
+            "write it as text first"
+        ) from None
 
 
 def taken_fields(path: AnyPath, fields: TextFields) -> TextFields | None:
@@ -185,6 +199,8 @@ def _open(path: AnyPath, fields: TextFields) -> tuple[TextFields, Iterator[pa.Re
         schema = pa.schema([("id", pa.string()), ("text", pa.string())])
     taken = fields.among(path, schema.names)
     names = dict.fromkeys([taken.id, *taken.texts])
+    if twice := next((name for name in names if schema.names.count(name) > 1), None):
+        raise InputError(f"{path}: two columns are named {twice!r}; rename one")
     wanted = [schema.field(name) if name in schema.names else pa.field(name, pa.string()) for name in names]
     return taken, open_reader(path, taken.texts, options).batches(pa.schema(wanted), _ROWS)
 

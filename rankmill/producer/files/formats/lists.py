@@ -98,14 +98,15 @@ class ListReader:
     def _unrolled(self, field: pa.Field) -> pa.Field:
         if field.name not in self._lists:
             return field
-        if not _is_list(field.type):
+        if not is_list(field.type):
             raise InputError(
                 f"{self._path}: column {field.name!r} holds {field.type}, not lists (--list-columns)"
             )
         return pa.field(field.name, field.type.value_type)
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a column of this type can be unrolled."""
     tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     return any(test(kind) for test in tests)
 

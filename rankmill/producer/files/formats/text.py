@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.formats.base import every_type, mapped_type, undictionaried
 
-Column = TypeVar("Column", pa.Array, pa.ChunkedArray)
+Column: TypeAlias = pa.Array | pa.ChunkedArray
 
 
 class TextWriter:

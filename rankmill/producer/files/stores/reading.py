@@ -128,8 +128,8 @@ def fingerprint(path: AnyPath) -> str:
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
     # in UTC, because a run may continue on a host with another time zone
-    changed = dt.datetime.fromtimestamp(status.st_mtime_ns // 10**9, dt.UTC).replace(tzinfo=None)
-    when = f"{changed}.{status.st_mtime_ns % 10**9:09} UTC"
+    moment = dt.datetime.fromtimestamp(status.st_mtime_ns // 10**9, dt.UTC).replace(tzinfo=None)
+    when = f"{moment}.{status.st_mtime_ns % 10**9:09} UTC"
     return f"{status.st_size:,} bytes of {when} (digest {digest.hexdigest()[:12]})"
 
 
