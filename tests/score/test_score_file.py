@@ -367,6 +367,14 @@ def test_an_input_that_would_be_overwritten_is_refused(source: Path) -> None:
     assert (done.code, "is the input itself" in done.err, part.exists()) == (2, True, True)
 
 
+def test_a_command_that_cannot_run_leaves_the_parts_of_an_earlier_one(source: Path) -> None:
+    part = source.parent / "out" / "part-00001-of-00001.parquet"
+    part.parent.mkdir()
+    part.write_bytes(b"of an earlier run")
+    done = score_file(source, "-o", part.parent, "--rows-per-part", "9", "--force", "--query-column", "other")
+    assert (done.code, "no column 'other'" in done.err, part.exists()) == (2, True, True)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_is_not_writable(source: Path, tmp_path: Path) -> None:
     (tmp_path / "locked").mkdir(mode=0o500)

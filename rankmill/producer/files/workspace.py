@@ -121,8 +121,8 @@ class PartsFolder(OutputFile):
 class Workspace:
     """The folder ``OUTPUT.rankmill/``, which holds the journal, and the output while it is being written.
 
-    Use the object as a context manager, and call `begin` in the block. The end of the block deletes the
-    folder, except in four cases:
+    Use the object as a context manager, and call `begin` and `clear_output` in the block. The end of the
+    block deletes the folder, except in four cases:
 
     - `begin` has not returned, and the folder has scored rows of an earlier run.
     - An error other than `InputChanged` ends the block, and the folder has scored rows. A note on the error
@@ -148,7 +148,8 @@ class Workspace:
     Raises
     ------
     RunnerError
-        On entering and from `begin`: this runner may not write here, or may not replace the existing output.
+        On entering: this runner may not write here. From `begin` and `clear_output`: it may not replace the
+        existing output.
     InputError
         On entering: the output exists, this user may not make the folder, the folder or a file in it does not
         belong to a run of this user, or the journal of an earlier run is damaged; the message says which.
@@ -182,7 +183,7 @@ class Workspace:
         """The record of the files that runners have written as this output; ``None`` if this process works
         for its own user. A process that works for other users may replace only the recorded files.
         """
-        self._begun = False
+        self._begun = self._is_empty = False
 
     def __enter__(self) -> Workspace:
         with ExitStack() as stack:
@@ -350,10 +351,9 @@ class Workspace:
             raise self._unwritable(error) from None
         changed = differences(self.journal.manifest, manifest)
         rows = self.rows
-        if self._restart or not rows:
+        if self._restart:  # before the journals forget which parts are this output's
             self._output.clear(self.record)
-        elif self.record and self._force:
-            self.record.check(self._output.there())
+        self._is_empty = not rows
         wrong = next(filter(None, (journal.wrong for journal in self.journals)), None)
         if self._restart or ((changed or wrong) and not rows):
             # Restart the first journal last, because only its manifest is compared. If this process dies
@@ -372,6 +372,17 @@ class Workspace:
             self._output.check(self.journal)
             self.resumes = True
         self._begun = True
+
+    def clear_output(self) -> None:
+        """Delete the parts of another output, which --force replaces. Call this when all else was checked, so
+        that a command that cannot run deletes nothing.
+
+        Raises `RunnerError` if this runner may not replace the existing output.
+        """
+        if self._is_empty:
+            self._output.clear(self.record)
+        elif self.record and self._force:
+            self.record.check(self._output.there())
 
 
 def clear_workspace(output: OutputFile) -> None:
