@@ -10,7 +10,9 @@ import shutil
 import time
 from collections.abc import AsyncIterator
 from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import fsspec
 import pyarrow as pa
@@ -50,6 +52,21 @@ def parquet(rows: list[dict[str, object]]) -> bytes:
 
 def lines(rows: list[dict[str, object]]) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+class _Whole(SimpleHTTPRequestHandler):
+    """Sends files as a whole, as ``python -m http.server`` does."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class _Unknown(_Whole):
+    """Does not say how long a file is."""
+
+    def send_header(self, keyword: str, value: str) -> None:
+        if keyword.lower() != "content-length":
+            super().send_header(keyword, value)
 
 
 def opened(*names: str) -> FileSource:
@@ -370,3 +387,20 @@ def test_an_interrupted_removal_of_a_temporary_folder_is_done_again(
     with pytest.raises(KeyboardInterrupt), whole_file(tmp_path / "a.txt") as partial:
         partial.write_text("a")
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+@pytest.mark.parametrize(
+    ("handler", "why"),
+    [(_Whole, "sends files only as a whole"), (_Unknown, "does not say how long it is")],
+)
+def test_a_web_server_that_cannot_serve_parts_is_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, handler: type[_Whole], why: str
+) -> None:
+    monkeypatch.setattr(reading, "_BLOCK_BYTES", 100)
+    (tmp_path / "a.jsonl").write_bytes(lines(ROWS))
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(tmp_path))) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/a.jsonl"
+        with pytest.raises(InputError, match=f"{url}: the server {why}; download it first"):
+            opened(url)
+        server.shutdown()

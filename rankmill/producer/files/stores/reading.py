@@ -55,8 +55,9 @@ def open_stream(path: AnyPath) -> pa.NativeFile:
     except (ValueError, TypeError):  # the name does not end in a compression
         compression = None
     if isinstance(path, ObjectPath):
-        check_not_empty(path, path.about()["size"])
-        return pa.input_stream(ObjectReader(path), compression=compression)
+        reader = ObjectReader(path)
+        check_not_empty(path, reader.size)
+        return pa.input_stream(reader, compression=compression)
     with admitted(path) as place:
         check_not_empty(path, place.stat().st_size)
         return pa.input_stream(place, compression=compression)
@@ -92,8 +93,9 @@ def open_random(path: AnyPath) -> Path | pa.NativeFile:
     Raises the errors of `open_stream`.
     """
     if isinstance(path, ObjectPath):
-        check_not_empty(path, path.about()["size"])
-        return pa.PythonFile(ObjectReader(path), mode="r")
+        reader = ObjectReader(path)
+        check_not_empty(path, reader.size)
+        return pa.PythonFile(reader, mode="r")
     with admitted(path) as place:
         check_not_empty(path, place.stat().st_size)
         return path if place == path else pa.OSFile(str(place))
@@ -181,13 +183,17 @@ class ObjectReader(io.RawIOBase):
     Raises
     ------
     InputError, StoreError
-        The object cannot be read, or the store was away for long; `read` raises these errors, too.
+        The object cannot be read, or not in parts, or the store was away for long; `read` raises these
+        errors, too.
     """
 
     def __init__(self, path: ObjectPath) -> None:
         self._path = path
         self._system, self._name = path.store
-        self._size = int(path.about()["size"])
+        size = path.about()["size"]
+        if size is None:
+            raise InputError(f"{path}: the server does not say how long it is; download it first")
+        self.size = int(size)
         self._place = 0
         self._blocks: OrderedDict[int, Future[bytes]] = OrderedDict()
 
@@ -201,13 +207,13 @@ class ObjectReader(io.RawIOBase):
         return self._place
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self.size}[whence]
         self._place = max(base + offset, 0)
         return self._place
 
     def read(self, size: int | None = -1) -> bytes:
         """Read `size` bytes, or fewer at the end of the object; by default, read to its end."""
-        wanted = self._size - self._place
+        wanted = self.size - self._place
         wanted = max(wanted if size is None or size < 0 else min(size, wanted), 0)
         parts = []
         while wanted:
@@ -228,7 +234,7 @@ class ObjectReader(io.RawIOBase):
 
     def _block(self, number: int) -> bytes:
         for wanted in range(number, number + 1 + _AHEAD):
-            if wanted not in self._blocks and wanted * _BLOCK_BYTES < self._size:
+            if wanted not in self._blocks and wanted * _BLOCK_BYTES < self.size:
                 self._blocks[wanted] = _pool().submit(self._fetch, wanted)
         self._blocks.move_to_end(number)
         while len(self._blocks) > _KEPT:
@@ -243,8 +249,10 @@ class ObjectReader(io.RawIOBase):
 
     def _fetch(self, number: int) -> bytes:
         start = number * _BLOCK_BYTES
-        end = min(start + _BLOCK_BYTES, self._size)
+        end = min(start + _BLOCK_BYTES, self.size)
         data: bytes = self._system.cat_file(self._name, start=start, end=end)
+        if len(data) == self.size > end - start:
+            raise InputError(f"{self._path}: the server sends files only as a whole; download it first")
         if len(data) != end - start:
             raise OSError(f"{len(data):,} bytes came instead of {end - start:,}")
         return data
