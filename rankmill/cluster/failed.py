@@ -12,6 +12,7 @@ from rq.exceptions import InvalidJobOperation, NoSuchJobError
 from rq.job import Job
 from rq.results import Result
 
+from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.job import JOB_FUNCTION
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
@@ -20,6 +21,9 @@ from rankmill.jobs.protocol.set_aside import SET_ASIDE, DamagedJob, read_job
 
 MOST = 100
 """At most this many failed jobs of each queue are listed, the latest ones."""
+
+_OURS = "rankmill."
+"""The names of all functions that rankmill's jobs name begin with this."""
 
 _UNREADABLE = "no worker can read it"
 _OF_A_RUN = "its run has its failure already: score what has no score again, with --reuse for the rest"
@@ -51,7 +55,8 @@ class FailedJob(BaseModel):
 def failed_jobs(client: redis.Redis) -> list[FailedJob]:
     """List the failed jobs and the jobs that were set aside, the latest first.
 
-    At most `MOST` failed jobs of each queue are listed.
+    At most `MOST` failed jobs of each queue are looked at. A job of a function that is not rankmill's is
+    listed only if rankmill has used the job's queue lately: other applications may use RQ on this server.
 
     Raises
     ------
@@ -60,8 +65,9 @@ def failed_jobs(client: redis.Redis) -> list[FailedJob]:
     """
     connection: Any = client
     store = RunStore(client)
-    names = [name.decode(errors="replace") for name in connection.smembers(Queue.redis_queues_keys)]
-    jobs = [job for name in names for job in _failed(store.queue(_name(name)))]
+    used = set(connection.zrange(keys.queues(), 0, -1))
+    names = [_name(key) for key in connection.smembers(Queue.redis_queues_keys)]
+    jobs = [job for name in names for job in _failed(store.queue(name), is_used=name.encode() in used)]
     for damaged in SET_ASIDE.read(client):
         fields = damaged.model_dump(include={"queue", "reason", "at"})
         jobs.append(FailedJob(id=damaged.job, **fields, state="set aside", final=_UNREADABLE))
@@ -116,11 +122,11 @@ def clear(client: redis.Redis, job: FailedJob) -> str:
     return "cleared"
 
 
-def _name(key: str) -> str:
-    return key.removeprefix(Queue.redis_queue_namespace_prefix)
+def _name(key: bytes) -> str:
+    return key.decode(errors="replace").removeprefix(Queue.redis_queue_namespace_prefix)
 
 
-def _failed(queue: OrderedQueue) -> Iterator[FailedJob]:
+def _failed(queue: OrderedQueue, *, is_used: bool) -> Iterator[FailedJob]:
     connection: Any = queue.connection
     for raw in connection.zrange(queue.failed_job_registry.key, -MOST, -1):
         reason, final, at = "it has expired", "it has expired", None
@@ -128,6 +134,8 @@ def _failed(queue: OrderedQueue) -> Iterator[FailedJob]:
             job = read_job(queue, raw)
         except DamagedJob as error:
             job, reason, final = None, str(error), _UNREADABLE
+        if not (is_used or (job and job.func_name.startswith(_OURS))):
+            continue
         if job:
             reason, at = _failure(queue, job)
             final = _OF_A_RUN if job.func_name == JOB_FUNCTION else ""

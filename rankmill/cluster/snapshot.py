@@ -318,13 +318,15 @@ class _Reader(Look):
     def _queues(
         self, known: Iterable[str], used: Iterable[str], workers: Sequence[WorkerState]
     ) -> tuple[QueueState, ...]:
-        """Return the states of the queues in use: those in `used`, those on which `workers` listen, and those
-        in `known` that have jobs.
+        """Return the states of the queues in use: those in `used`, those on which ScoringWorkers of `workers`
+        listen, and those in `known` that have jobs.
 
-        Failed jobs do not count here.
+        Failed jobs do not count here. Other queues on which RQ workers of another class listen are left out:
+        they belong to other applications.
         """
-        listed = {*used, *(name for worker in workers for name in worker.queues)}
-        names = sorted({*known, *listed})
+        listed = {*used, *(name for each in workers if each.state != "foreign" for name in each.queues)}
+        of_others = {name for worker in workers for name in worker.queues} - listed
+        names = sorted({*known, *listed} - of_others)
         counts = self.replies(
             names,
             lambda name: [

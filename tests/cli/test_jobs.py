@@ -8,13 +8,14 @@ from datetime import datetime
 
 import pytest
 from click.testing import CliRunner
-from rq import Queue
+from rq import Queue, SimpleWorker
 from rq.serializers import JSONSerializer
 
 from rankmill import Client
 from rankmill.cli.main import rankmill as command_line
 from rankmill.cluster.failed import failed_jobs, retry
 from rankmill.cluster.snapshot import read_cluster
+from rankmill.cluster.verdict import verdict
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.protocol.rq import record_failure
 from rankmill.jobs.protocol.set_aside import set_aside
@@ -84,6 +85,22 @@ def test_a_job_that_has_left_the_list_meanwhile_is_not_retried(server: Server, q
     job.delete()
     with pytest.raises(InputError, match="it has expired"):
         retry(server.client, listed)
+
+
+def test_what_other_applications_have_on_the_server_is_left_alone(server: Server) -> None:
+    """Their failed jobs were deleted by `clear --all`, and their queues were said to lack ScoringWorkers."""
+    queue = Queue("emails", connection=server.client)
+    queue.enqueue("mails.send", "a")
+    failed = queue.enqueue("mails.send", "b")
+    SimpleWorker([queue], connection=server.client, name="mailer").register_birth()  # type: ignore[no-untyped-call]
+    with server.client.pipeline() as pipe:
+        pipe.lrem(queue.key, 1, failed.id)
+        record_failure(failed, "no such address", pipe)
+        pipe.execute()
+    assert "No failed jobs" in rankmill("jobs", "clear", "--all", "--redis", server.url).out
+    assert failed.id in queue.failed_job_registry
+    cluster = read_cluster(server.client)
+    assert (cluster.queues, verdict(cluster).faults) == ((), ())
 
 
 def test_chunks_of_runs_and_unreadable_jobs_are_not_retried(server: Server, queue: Queue) -> None:
