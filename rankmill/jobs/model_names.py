@@ -232,6 +232,9 @@ class ModelNames:
             if has_tag(model):
                 raise ConfigError(unknown_name(model))
             return None
+        kept = self._known.get(model)
+        if kept and kept.is_fresh:  # without the lock, which another thread may hold while it asks its owner
+            return kept.choice
         with self._lock:
             kept = self._known.get(model)
             if kept and kept.is_fresh:

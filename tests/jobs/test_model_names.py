@@ -169,6 +169,32 @@ def test_an_answer_is_asked_for_once_and_outlives_who_gave_it(
 
 
 @pytest.mark.usefixtures("zoo")
+def test_a_known_name_waits_for_no_other_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event loop takes a known answer without a thread, and stood still while a thread asked."""
+    names = ModelNames(load_settings(environ={}), lambda: plugins.load_all("rankmill.models"))
+    assert names.pin("zoo:cat") == "zoo:cat-2"
+    owner, asked, go = zoo_of(names), threading.Event(), threading.Event()
+
+    def choice(model: str) -> Choice:
+        asked.set()
+        go.wait(60)
+        return Choice(model, {model: 1.0})
+
+    monkeypatch.setattr(owner, "choice", choice)
+    found: list[str] = []
+    slow = threading.Thread(target=names.pin, args=("zoo:king",))
+    known = threading.Thread(target=lambda: found.append(names.pin("zoo:cat")))
+    slow.start()
+    assert asked.wait(60)
+    known.start()
+    known.join(30)
+    answered = found[:]
+    go.set()
+    slow.join(60)
+    assert answered == ["zoo:cat-2"]
+
+
+@pytest.mark.usefixtures("zoo")
 def test_a_loop_asks_in_a_thread_and_what_is_known_costs_none(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
