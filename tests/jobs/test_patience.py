@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
+import socket
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -145,17 +146,39 @@ def test_whoever_gives_up_a_refused_password_names_no_setting(
 
 
 def test_blocking_reads_that_are_cut_off_are_not_an_outage(server: Server) -> None:
-    client = client_for(server.url, 0.5)
+    client = client_for(server.url, 2)
     found: list[Any] = []
     reading = threading.Thread(target=lambda: found.append(client.blpop(["list"], 30)))
     reading.start()
-    for _ in range(4):
+    for _ in range(3):
         wait_for(lambda: server.client.info("clients")["blocked_clients"])
-        time.sleep(0.25)
+        time.sleep(1)
         server.client.client_kill_filter(_type="normal", skipme=True)
     server.client.rpush("list", "there")
     reading.join(30)
     assert found == [(b"list", b"there")]
+
+
+def test_the_wait_for_what_takes_connections_and_closes_them_later_has_an_end() -> None:
+    """As a proxy does whose server is away."""
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        proxy.settimeout(1)
+        given_up = threading.Event()
+
+        def ask() -> None:
+            with pytest.raises(RedisUnavailable, match="redis_wait_seconds is the limit"):
+                client_for(f"redis://127.0.0.1:{proxy.getsockname()[1]}", 1).ping()
+            given_up.set()
+
+        threading.Thread(target=ask, daemon=True).start()
+        for _ in range(50):
+            with suppress(TimeoutError):
+                connection = proxy.accept()[0]
+                given_up.wait(0.2)
+                connection.close()
+            if given_up.is_set():
+                break
+        assert given_up.is_set()
 
 
 def test_whoever_waits_looks_around(server: Server) -> None:

@@ -34,8 +34,9 @@ changing.
 _REMIND_SECONDS = 30
 
 _CUT_OFF_SECONDS = 0.1
-"""If a connection breaks after a command ran longer than this (s), the server was working until then. So the
-command's longest wait begins anew.
+"""If a connection breaks after a command ran longer than this (s), the server may have been working until
+then. So that time does not count as waiting. The pauses count: a proxy may take each connection, and close it
+later because the server behind it is away.
 """
 
 _LOOK_SECONDS = 0.5
@@ -102,7 +103,7 @@ def _reply(error: BaseException) -> tuple[str, str]:
 
 
 def _was_cut_off(error: BaseException, seconds: float) -> bool:
-    """Return whether a connection broke while the server was working on a command.
+    """Return whether a connection broke while the server may have been working on a command.
 
     `seconds` is the time since the command was sent.
     """
@@ -364,8 +365,8 @@ class Patience(Retry):
                         _refuse()
                     if reason is None or (is_retryable is not None and not is_retryable(error)):
                         raise
-                    if _was_cut_off(error, system.monotonic() - began):
-                        failures, since = 0, system.monotonic()
+                    if _was_cut_off(error, seconds := system.monotonic() - began):
+                        since = since + seconds if since else system.monotonic()
                     failures += 1
                     since = since or began  # also count the time in which a silent server did not reply
                     try:
