@@ -306,6 +306,9 @@ def test_each_gpu_gets_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
     environs = worker_environs(load_settings(environ={}))
     assert [environ["CUDA_VISIBLE_DEVICES"] for environ in environs] == ["2", "5"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")  # hides all GPUs
+    (environ,) = worker_environs(load_settings(environ={}))
+    assert "CUDA_VISIBLE_DEVICES" not in environ
 
 
 def test_embedded_workers_get_every_setting_that_workers_read(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import platform
 import socket
 from collections.abc import Mapping
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 from rankmill.jobs.runtime.installation import require_packages
@@ -71,7 +72,8 @@ def visible_gpus() -> list[str]:
     """The NVIDIA GPUs available to this process, as ``CUDA_VISIBLE_DEVICES`` names them."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return [name for name in visible.split(",") if name.strip()]
+        # CUDA leaves out all GPUs from the first invalid name on; -1 is such a name, and often hides all
+        return list(takewhile(lambda name: name not in {"", "-1"}, map(str.strip, visible.split(","))))
     devices = Path("/proc/driver/nvidia/gpus")
     return [str(number) for number in range(len(list(devices.iterdir())))] if devices.is_dir() else []
 
