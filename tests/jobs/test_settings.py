@@ -74,6 +74,7 @@ def test_a_file_extends_another(tmp_path: Path) -> None:
         ("precision: fp7\n", r"precision: .* got 'fp7'"),
         ("backend: tpu\n", r"backend: no installed package has this backend; use auto, mlx, .* got 'tpu'"),
         ("workers: 0\n", "workers: "),
+        ("cache_gib: .inf\n", "cache_gib: Input should be a finite number, got inf"),
     ],
 )
 def test_a_bad_file_is_named_with_its_key(tmp_path: Path, text: str, message: str) -> None:

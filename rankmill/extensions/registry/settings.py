@@ -13,4 +13,4 @@ class RegistrySettings(ExtensionSettings):
     of_workers = True
 
     registry: str | None = Field(min_length=1, description="Folder or URL of the registry.")
-    gateway_model_gib: float = Field(gt=0)
+    gateway_model_gib: float = Field(gt=0, allow_inf_nan=False)

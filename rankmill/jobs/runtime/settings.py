@@ -151,11 +151,11 @@ class WorkerSettings(ScoreSpec):
     heartbeat_seconds: float = Field(ge=0.1, le=60)
     lease_seconds: int = Field(ge=2, le=3600)
     model_cache_size: int = Field(ge=1)
-    model_cache_gib: float | None = Field(gt=0)
+    model_cache_gib: float | None = Field(gt=0, allow_inf_nan=False)
     model_idle_seconds: float | None = Field(gt=0)
     warm: Names
     cache_dir: str = Field(min_length=1)
-    cache_gib: float | None = Field(gt=0)
+    cache_gib: float | None = Field(gt=0, allow_inf_nan=False)
     log_level: LogLevel
     log_format: LogFormat
     metrics_address: str = Field(min_length=1)
