@@ -38,11 +38,7 @@ _LONGEST = 200
 _COUNT = Script("jobs/protocol/lua/count.lua")
 
 END = "end"
-"""Stands for a stream entry's id where usage belongs to no entry:
-
-- usage that is known only when a run ends;
-- usage of a job of `score_pairs`, which belongs to no run of a producer.
-"""
+"""Stands for a stream entry's id where usage belongs to no entry: it is known only when a run ends."""
 
 logger = logging.getLogger(__name__)
 

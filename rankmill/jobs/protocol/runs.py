@@ -26,7 +26,7 @@ from rankmill.jobs.contract.priority import group_of
 from rankmill.jobs.contract.results import BadResult, ChunkResult, Usage, read_entry, to_entry
 from rankmill.jobs.contract.run import Progress, RowError, Run, Settled, read_run
 from rankmill.jobs.contract.schema import Count, WireModel
-from rankmill.jobs.protocol.accounts import END, Accountant
+from rankmill.jobs.protocol.accounts import Accountant
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.queues import QueueCapacity, read_capacity, use_queues
 from rankmill.jobs.protocol.rq import save_jobs
@@ -403,12 +403,21 @@ class RunStore:
             heard, *_ = pipe.execute()
         self.accountant.heard(counts and heard)
 
-    def count_request(self, run: Run, usage: Usage) -> None:
+    def count_request(self, run: Run, created: object, usage: Usage) -> None:
         """Add what a job of pairs has used to the accounts. Its pairs are in the job itself, and belong to no
         chunk. A second call for the same job adds nothing.
+
+        Parameters
+        ----------
+        run
+            The run that the job's id stands for.
+        created
+            When the job was made: a caller may give a later job the same id.
+        usage
+            What the job has used.
         """
         with self.redis.pipeline(transaction=False) as pipe:
-            self.accountant.count(pipe, run, {END: usage}, group=group_of(""), stays=True)
+            self.accountant.count(pipe, run, {str(created): usage}, group=group_of(""), stays=True)
             pipe.execute()
 
     def _note(self, pipe: Pipeline, run: Run, progress: Progress) -> None:

@@ -220,7 +220,7 @@ class PairsClaim(ChunkClaim):
                 )
             elif isinstance(result, ChunkScores):
                 assert self.run
-                self.store.count_request(self.run, used_by(result))
+                self.store.count_request(self.run, self.job.created_at, used_by(result))
                 self.held.succeed(return_value(result))
             elif result is not None:
                 self.fail(RunFailed(result.message))
