@@ -438,7 +438,8 @@ class ChunkScorer:
                 f"the run is deterministic, and its bits are those of {settled.kind}; this worker's would be "
                 f"those of {engine.model.kind}"
             )
-        self._settled[run.id] = spec
+        if claim.in_redis:  # a later job of pairs may have the same id, and another spec
+            self._settled[run.id] = spec
         if len(self._settled) > _RUNS:
             self._settled.popitem(last=False)
         return engine

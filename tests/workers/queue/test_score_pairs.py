@@ -184,6 +184,25 @@ def test_a_job_that_is_in_the_queue_twice_is_scored_once(shared_queue: Server, t
     assert 0 < shared_queue.client.ttl(job.key) <= 500
 
 
+def test_a_later_job_with_the_same_id_gets_the_scores_that_it_asks_for(
+    shared_queue: Server, tiny_model: Path
+) -> None:
+    """The worker took the model and options of the first job with that id."""
+    found = {}
+    for activation in ("identity", "sigmoid"):
+        job = queue_of(shared_queue).enqueue(
+            "rankmill.score_pairs",
+            PAIRS,
+            model=str(tiny_model),
+            precision="fp32",
+            activation=activation,
+            job_id="nightly",
+        )
+        found[activation] = np.array(result_of(job).return_value["scores"])
+        job.delete()
+    np.testing.assert_allclose(found["sigmoid"], 1 / (1 + np.exp(-found["identity"])), atol=1e-5)
+
+
 @pytest.mark.parametrize("again", ["hold", "river"])
 def test_another_job_with_the_id_of_one_that_is_scored_is_an_error(held: Held, again: str) -> None:
     """Its caller got the scores of the first one's pairs. The same pairs are scored once."""
