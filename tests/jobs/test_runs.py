@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 
 import fakeredis
 import numpy as np
 import pyarrow as pa
 import pytest
+from rq import Queue
 from rq.exceptions import AbandonedJobError
 from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
@@ -203,6 +205,18 @@ def test_a_chunk_goes_back_to_the_queue_when_its_pause_is_over(store: RunStore, 
     store.redis.zadd(queue.scheduled_job_registry.key, {keys.job_id(run.id, 0): hour_ahead})
     enqueue_due(queue, time.time())
     assert waiting_jobs(store.redis, run.queue) == [keys.job_id(run.id, 0)]
+
+
+def test_a_job_by_name_waits_until_the_time_for_which_rq_has_scheduled_it(store: RunStore) -> None:
+    """However far that is: only a chunk's pause that is too long is due to a clock that has jumped back."""
+    queue = store.queue("q")
+    job = Queue("q", connection=store.redis, serializer=JSONSerializer).enqueue_in(
+        timedelta(hours=8), "rankmill.score_pairs", [["a", "b"]], model="m"
+    )
+    enqueue_due(queue, time.time())
+    assert (queue.count, queue.scheduled_job_registry.get_job_ids()) == (0, [job.id])
+    enqueue_due(queue, time.time() + 9 * 3600)
+    assert waiting_jobs(store.redis, "q") == [job.id]
 
 
 def test_missing_chunks_are_those_without_a_living_job(store: RunStore, run: Run) -> None:

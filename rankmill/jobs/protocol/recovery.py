@@ -175,15 +175,18 @@ def _hand_on(queue: Queue, handle: FailureHandler, read: Callable[[], Job | None
 
 
 def enqueue_due(queue: Queue, now: float) -> None:
-    """Put back jobs whose pause after a failed attempt has ended by `now`, a time of the server's clock.
+    """Put back jobs whose pause after a failed attempt has ended by `now`, a time of the server's clock. Jobs
+    by name that RQ has scheduled, for example by `enqueue_in`, are enqueued at their time.
 
     RQ itself puts such jobs back in its scheduler, a separate process that not every worker starts.
     """
     connection: Any = queue.connection
     paused = queue.scheduled_job_registry.key
     due = connection.zrangebyscore(paused, 0, now, start=0, num=1000)
-    # a pause that ends later than `LONGEST_PAUSE` from now was begun before the server's clock jumped back
-    due += connection.zrangebyscore(paused, now + LONGEST_PAUSE, "+inf", start=0, num=1000)
+    # The pause of a chunk that ends later than `LONGEST_PAUSE` from now was begun before the server's clock
+    # jumped back. A job by name may be scheduled for any time.
+    late = connection.zrangebyscore(paused, now + LONGEST_PAUSE, "+inf", start=0, num=1000)
+    due += [raw_id for raw_id in late if keys.parse_job_id(raw_id.decode(errors="replace"))]
     for raw_id in due:
         with _one_job(queue, raw_id) as read:
             move(connection, paused, raw_id, _key(raw_id), partial(_enqueue, queue, read))
