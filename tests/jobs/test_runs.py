@@ -219,6 +219,20 @@ def test_a_job_by_name_waits_until_the_time_for_which_rq_has_scheduled_it(store:
     assert waiting_jobs(store.redis, "q") == [job.id]
 
 
+def test_what_waits_longer_than_its_expiry_stays_while_its_producer_looks_after_it(
+    store: RunStore, run: Run
+) -> None:
+    """Without workers, chunks were lost again and again, until they were given up."""
+    store.enqueue(run, {chunk: Payload(b"a", 1) for chunk in range(2)})
+    expiring = {key for key in store.redis.keys("*") if store.redis.ttl(key) > 0} - {keys.queues().encode()}
+    for key in expiring:
+        store.redis.expire(key, 5)
+    store.restore(run)
+    assert store.missing(run, range(2)) == []
+    assert store.put_back(run, range(2)) == 0
+    assert not [key for key in expiring if store.redis.ttl(key) <= 5]
+
+
 def test_missing_chunks_are_those_without_a_living_job(store: RunStore, run: Run) -> None:
     store.enqueue(run, dict.fromkeys(range(4), Payload(b"x", 1)))
     store.redis.delete(Job.key_for(keys.job_id(run.id, 1)))

@@ -138,12 +138,16 @@ class RunStore:
     def restore(self, run: Run) -> None:
         """Write the run to the server if the server lacks the run or the stream of its results.
 
-        The run expires `Run.ttl` seconds after its latest change.
+        Otherwise, renew its expiry: the run expires `Run.ttl` seconds after its latest change, or after its
+        producer has called this method for the last time.
         """
         with self.redis.pipeline() as pipe:
             pipe.exists(keys.run(run.id))
             pipe.exists(keys.results(run.id))
-            exists, has_results = pipe.execute()
+            for key in (keys.results(run.id), keys.progress(run.id)):
+                pipe.expire(key, run.ttl)
+            self._touch(pipe, run)
+            exists, has_results, *_ = pipe.execute()
         if exists and has_results:
             return
         with self.redis.pipeline() as pipe:
@@ -452,13 +456,19 @@ class RunStore:
         self.redis.zrem(keys.runs(), run.id)
 
     def missing(self, run: Run, chunks: Iterable[ChunkId]) -> list[ChunkId]:
-        """Return those `chunks` of a run whose job has ended or is lost, so that no further result comes."""
+        """Return those `chunks` of a run whose job has ended or is lost, so that no further result comes.
+
+        Also renew the expiry of the jobs and their pairs, which may wait longer than `Run.ttl`.
+        """
         waiting = list(chunks)
         with self.redis.pipeline(transaction=False) as pipe:
             # a job exists if it has a status: a heartbeat may have written another field of a lost job's hash
             for chunk in waiting:
-                pipe.hget(Job.key_for(keys.job_id(run.id, chunk)), "status")
-            statuses = pipe.execute()
+                job = Job.key_for(keys.job_id(run.id, chunk))
+                pipe.hget(job, "status")
+                pipe.expire(job, run.ttl)
+                pipe.expire(keys.pairs(run.id, chunk), run.ttl)
+            statuses = pipe.execute()[::3]
         return [chunk for chunk, status in zip(waiting, statuses, strict=True) if status not in _UNDER_WAY]
 
     def put_back(self, run: Run, chunks: Iterable[ChunkId]) -> int:
