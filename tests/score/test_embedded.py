@@ -104,10 +104,11 @@ def test_two_embedded_workers_score_a_file_and_go(
 ) -> None:
     source = write_pairs(tmp_path / "a.parquet", 500)
     done = score_file(
-        source, "--model", tiny_model, "--workers", 2, "--chunk-size", 20, "--json",
-        environ={"TMPDIR": str(private_tmp)},
+        source, "--model", tiny_model, "--workers", 2, "--chunk-size", 20, "--json", cwd=tmp_path,
+        environ={"TMPDIR": str(private_tmp), "RANKMILL_CACHE_DIR": "cache"},
     )  # fmt: skip
     assert done.code == 0, done.err
+    assert list((tmp_path / "cache" / "proofs").iterdir()), "workers read paths from where the command runs"
     assert done.summary["rows"] == 500
     assert pq.read_table(tmp_path / "a.scored.parquet")["score"].null_count == 0
     assert not list(private_tmp.iterdir())
@@ -289,7 +290,7 @@ def test_a_server_that_cannot_start_is_told(
 
 def test_embedded_workers_are_started_as_the_readme_says() -> None:
     command = worker_command(["rankmill"], "name")
-    assert " ".join(command[3:9]) == command_for_people("rankmill").removeprefix("rq ")
+    assert " ".join(command[4:10]) == command_for_people("rankmill").removeprefix("rq ")
 
 
 def test_threads_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

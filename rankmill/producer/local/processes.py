@@ -172,7 +172,6 @@ class WorkerProcesses:
             stdin=subprocess.PIPE,  # so that the worker ends with this process; see SUPERVISED
             stdout=output,
             stderr=subprocess.STDOUT if output else None,
-            cwd=self._logs,
             env={**os.environ, **worker.environ, **server_environ(self._url), SUPERVISED: "1"},
             start_new_session=output is None,  # so that Ctrl-C reaches only the parent, which passes it on
         )
@@ -238,4 +237,5 @@ def server_environ(url: str) -> dict[str, str]:
 def worker_command(queues: Sequence[str], name: str) -> list[str]:
     """Return RQ's command line for a ScoringWorker; ``RQ_REDIS_URL`` names the server."""
     options = ["--worker-class", "rankmill.ScoringWorker", "--serializer", "json", "--name", name]
-    return [sys.executable, "-m", "rq.cli", "worker", *queues, *options]
+    # -P: do not import modules from the current directory
+    return [sys.executable, "-P", "-m", "rq.cli", "worker", *queues, *options]
