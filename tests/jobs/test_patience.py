@@ -181,6 +181,22 @@ def test_the_wait_for_what_takes_connections_and_closes_them_later_has_an_end() 
         assert given_up.is_set()
 
 
+def test_the_time_of_connecting_counts_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server is far away, or Sentinels are silent."""
+    tried: list[object] = []
+
+    def refuse(connection: object) -> None:
+        tried.append(connection)
+        if len(tried) > 3:
+            raise KeyboardInterrupt
+        time.sleep(0.6)
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(redis.Connection, "_connect", refuse)
+    with pytest.raises(RedisUnavailable, match="Connection refused"):
+        client_for("redis://127.0.0.1:1", 1).ping()
+
+
 def test_whoever_waits_looks_around(server: Server) -> None:
     client = client_for(server.url, 60)
 

@@ -105,9 +105,9 @@ def _reply(error: BaseException) -> tuple[str, str]:
 def _was_cut_off(error: BaseException, seconds: float) -> bool:
     """Return whether a connection broke while the server may have been working on a command.
 
-    `seconds` is the time since the command was sent.
+    `seconds` is the time since the command was sent. A connection that cannot be made is not cut off.
     """
-    return seconds > _CUT_OFF_SECONDS and _is_broken(error)
+    return seconds > _CUT_OFF_SECONDS and _is_broken(error) and "connecting to" not in str(error)
 
 
 def _is_broken(error: BaseException) -> bool:
