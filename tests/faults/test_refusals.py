@@ -146,6 +146,19 @@ def test_a_directory_that_one_worker_lacks(
     assert np.isfinite(client.score(PAIRS, timeout=60)).all()  # the other model can be had of both
 
 
+def test_a_worker_with_a_package_that_cannot_be_imported_leaves_chunks_to_others(
+    client: Client, server: Server, workers: StartWorker
+) -> None:
+    """Its errors used up the attempts of the chunks, and their rows got no score."""
+    name = "tests.harness.misbehaving.BrokenPackageWorker"
+    workers(worker_class=name, name="broken", environ={"PYTHONPATH": str(Path(__file__).parents[2])})
+    with pytest.raises(RunFailed, match=r"'broken' of rankmill\.backends cannot be imported \(No module"):
+        client.score(PAIRS[:10], timeout=60)
+    workers(name="whole", environ={"RANKMILL_BACKEND": "torch"})
+    for _ in range(3):
+        assert np.isfinite(client.score(PAIRS, timeout=60)).all()
+
+
 def test_a_run_that_a_worker_cannot_score_keeps_it_from_no_other(
     client: Client, server: Server, workers: StartWorker, tmp_path: Path
 ) -> None:

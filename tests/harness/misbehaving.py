@@ -9,12 +9,15 @@ import signal
 import time
 from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
+from rankmill import plugins
 from rankmill.jobs.contract.errors import WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec, in_precision
 from rankmill.jobs.runtime.settings import WorkerSettings
+from rankmill.workers.backends.auto import backends
 from rankmill.workers.backends.base import Backend, DeviceLost, OutOfMemory, Pending
 from rankmill.workers.batches.tokens import Batch
 from rankmill.workers.engine import pipeline
@@ -141,6 +144,17 @@ class LostDeviceWorker(ScoringWorker):
 
     def load(self, spec: ScoreSpec) -> Loaded:
         raise DeviceLost("the device is gone")
+
+
+class BrokenPackageWorker(ScoringWorker):
+    """Has a package with a backend that cannot be imported."""
+
+    def load(self, spec: ScoreSpec) -> Loaded:
+        broken = EntryPoint("broken", "no_such_module:KIND", "rankmill.backends")
+        vars(plugins)["entry_points"] = lambda group: [*entry_points(group=group), broken]
+        plugins._named.cache_clear()
+        backends.cache_clear()
+        return super().load(spec)
 
 
 class PatientWorker(ScoringWorker):

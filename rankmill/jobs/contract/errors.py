@@ -72,9 +72,10 @@ class RankmillError(Exception):
 
 
 class ConfigError(RankmillError):
-    """A setting is unknown, or its value is not allowed."""
+    """A setting is unknown, its value is not allowed, or what is installed here does not fit together."""
 
     exit_code = ExitCode.USAGE
+    fault = Fault.WORKER
 
 
 class InputError(RankmillError):
