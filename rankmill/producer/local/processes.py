@@ -237,5 +237,5 @@ def server_environ(url: str) -> dict[str, str]:
 def worker_command(queues: Sequence[str], name: str) -> list[str]:
     """Return RQ's command line for a ScoringWorker; ``RQ_REDIS_URL`` names the server."""
     options = ["--worker-class", "rankmill.ScoringWorker", "--serializer", "json", "--name", name]
-    # -P: do not import modules from the current directory
-    return [sys.executable, "-P", "-m", "rq.cli", "worker", *queues, *options]
+    # Do not import modules from the current directory: Python adds it without -P, and RQ without --path.
+    return [sys.executable, "-P", "-m", "rq.cli", "worker", *queues, *options, "--path", sys.prefix]
