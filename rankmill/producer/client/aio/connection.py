@@ -267,6 +267,12 @@ class _LoopMaster(redis.asyncio.Connection):
         self.host, self.port = await asyncio.to_thread(self._finder.find)
         await super()._connect()  # type: ignore[no-untyped-call]
 
+    async def send_packed_command(self, *args: Any, **options: Any) -> None:
+        """Send a command. If the master has moved, connect to the new one first (see `MasterConnection`)."""
+        if self.is_connected and await asyncio.to_thread(self._finder.has_moved, (self.host, self.port)):
+            await self.disconnect(nowait=True)
+        await super().send_packed_command(*args, **options)
+
 
 class _LoopTlsMaster(_LoopMaster, redis.asyncio.SSLConnection):
     """A connection over TLS to the Redis master that Sentinels name."""
