@@ -184,6 +184,20 @@ def test_a_job_that_is_in_the_queue_twice_is_scored_once(shared_queue: Server, t
     assert 0 < shared_queue.client.ttl(job.key) <= 500
 
 
+def test_a_job_that_is_cancelled_as_a_worker_takes_it_is_not_begun(server: Server) -> None:
+    queue, connection = RunStore(server.client).queue("rankmill"), server.client
+    given = queue_of(server).enqueue("rankmill.score_pairs", PAIRS[:1], model="demo")
+    assert queue.take(["request"]).job_id == given.id.encode()
+    job = ScoringJob.fetch(given.id, connection=connection, serializer=JSONSerializer)
+    assert isinstance(job, ScoringJob)
+    worker = SimpleWorker([queue], connection=connection, serializer=JSONSerializer)
+    given.cancel()
+    with connection.pipeline() as pipe:
+        job.begin(Execution.create(job, 60, pipeline=pipe, worker_name=worker.name), queue, pipe)
+        assert pipe.execute()[-1] == 0
+    assert (queue.count, given.get_status()) == (0, JobStatus.CANCELED)
+
+
 def test_a_later_job_with_the_same_id_gets_the_scores_that_it_asks_for(
     shared_queue: Server, tiny_model: Path
 ) -> None:

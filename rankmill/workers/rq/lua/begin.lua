@@ -5,7 +5,8 @@
 -- over was in the queue twice: RQ would run it again, with the same arguments.
 local taken = redis.call('LREM', KEYS[4], 1, ARGV[2])
 local job = redis.call('HMGET', KEYS[3], 'status', 'retries_left')
-if not job[1] or job[1] == 'failed' or job[1] == 'finished' or (job[2] or '') ~= ARGV[3] then return 0 end
+local over = {failed = true, finished = true, canceled = true}
+if not job[1] or over[job[1]] or (job[2] or '') ~= ARGV[3] then return 0 end
 if ARGV[4] == '-1' then redis.call('PERSIST', KEYS[3]) else redis.call('EXPIRE', KEYS[3], ARGV[4]) end
 for _, execution in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
   if execution ~= ARGV[1] and redis.call('ZSCORE', KEYS[2], ARGV[2] .. ':' .. execution) then
