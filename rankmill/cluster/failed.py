@@ -134,7 +134,7 @@ def _failed(queue: OrderedQueue, *, is_used: bool) -> Iterator[FailedJob]:
             job = read_job(queue, raw)
         except DamagedJob as error:
             job, reason, final = None, str(error), _UNREADABLE
-        if not (is_used or (job and job.func_name.startswith(_OURS))):
+        if not (is_used or (job and str(job.func_name).startswith(_OURS))):
             continue
         if job:
             reason, at = _failure(queue, job)

@@ -85,8 +85,9 @@ def test_a_detached_run_counts_once_and_a_job_by_name_belongs_to_nobody(
     for pairs in (2, 4):  # the second job has the id of the first one
         named = {"model": str(tiny_model), "job_id": "nightly"}
         job = queue.enqueue("rankmill.score_pairs", [["a", "b"], ["a", "c"]], **named)
-        wait_for(lambda job=job: job.get_status(refresh=True) == "finished")
+        wait_for(job.latest_result)
         assert sum(amounts.pairs for amounts in used(server.client, "").values()) == pairs
+        job.delete()
 
 
 def test_a_key_sees_its_own_and_an_admin_everybody_s(
