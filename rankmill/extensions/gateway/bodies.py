@@ -86,6 +86,7 @@ class RequestBody:
             async with asyncio.timeout(READ_SECONDS):
                 async for part in request.stream():
                     # count bytes only as they arrive: bytes that the header announces take no memory yet
+                    self._check(self.size + len(part))
                     self.count(len(part))
                     parts.append(part)
         except TimeoutError:
@@ -97,7 +98,6 @@ class RequestBody:
         return b"".join(parts)
 
     def count(self, size: int) -> None:
-        self._check(self.size + size)
         if self._memory.taken + size > _BODIES * self._memory.most:
             raise Refusal(
                 "overloaded", "too many large requests are in progress; send it again later", retry_after=1

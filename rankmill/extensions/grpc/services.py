@@ -29,6 +29,8 @@ from rankmill.extensions.grpc import tei_pb2 as tei
 from rankmill.jobs.contract.encodings import MAX_TOKEN_ID, TokensAsked, TokensFound
 
 _ROWS = 256
+"""Messages of a stream that are scored together, unless the gateway's or a key's limit is lower."""
+
 _WAIT_SECONDS = 0.002
 
 _Row: TypeAlias = tuple[str, ...]
@@ -63,7 +65,9 @@ def _in_turn(answer: _Answer[M, R]) -> Callable[[TeiServices, AsyncIterator[M], 
     """Turn `answer`, which answers a list of messages, into a gRPC method that takes a stream of messages."""
 
     async def method(self: TeiServices, requests: AsyncIterator[M], call: Call) -> AsyncIterator[R]:
-        async for batch in _batches(requests, self.most_bytes):
+        of_key = call.key.pairs_per_minute if call.key else None
+        most_rows = min(_ROWS, self._gateway.own.gateway_pairs, of_key or _ROWS)
+        async for batch in _batches(requests, most_rows, self.most_bytes):
             for reply in await answer(self, batch, call):
                 yield reply
 
@@ -101,7 +105,7 @@ class TeiServices:
 
     async def rerank(self, request: tei.RerankRequest, call: Call) -> tei.RerankResponse:
         pairs = [(request.query, text) for text in request.texts]
-        scored = await self._score(pairs, _spec(request), call)
+        scored = await self._score(pairs, _spec(request), [request], call)
         return _ranking(scored, pairs, with_text=request.return_text)
 
     async def rerank_stream(
@@ -112,7 +116,7 @@ class TeiServices:
         if len({(row.truncate, row.truncation_direction) for row in rows}) > 1:
             raise Refusal("invalid", "truncate, truncation_direction: must be the same in all messages")
         pairs = [(row.query, row.text) for row in rows]
-        scored = await self._score(pairs, _spec(rows[0] if rows else tei.RerankStreamRequest()), call)
+        scored = await self._score(pairs, _spec(rows[0] if rows else tei.RerankStreamRequest()), rows, call)
         return _ranking(scored, pairs, with_text=rows[0].return_text)
 
     async def _tokenize(self, requests: Sequence[tei.EncodeRequest], call: Call) -> list[tei.EncodeResponse]:
@@ -155,7 +159,7 @@ class TeiServices:
         ):
             alike = list(same)
             rows = [_row(request) for request in alike]
-            scored = await self._score(rows, of_labels(_spec(alike[0])), call)
+            scored = await self._score(rows, of_labels(_spec(alike[0])), alike, call)
             replies += [
                 tei.PredictResponse(
                     predictions=[
@@ -167,9 +171,12 @@ class TeiServices:
             ]
         return replies
 
-    async def _score(self, rows: Sequence[_Row], spec: SpecFields, call: Call) -> RequestScores:
+    async def _score(
+        self, rows: Sequence[_Row], spec: SpecFields, messages: Sequence[Message], call: Call
+    ) -> RequestScores:
+        """Score `rows`, which are those of `messages`."""
         with self._gateway.bodies.body() as body:
-            body.count(sum(len(text) for row in rows for text in row))
+            body.count(sum(message.ByteSize() for message in messages))
             if rows and len(rows[0]) == 1:
                 wanted = alone([row[0] for row in rows], None, spec)
             else:
@@ -233,10 +240,10 @@ def _metadata(scored: RequestScores, *rows: _Row) -> tei.Metadata:
     )
 
 
-async def _batches(stream: AsyncIterable[M], most_bytes: int) -> AsyncIterator[list[M]]:
-    """Yield the messages of a stream in order, in batches of up to 256.
+async def _batches(stream: AsyncIterable[M], most: int, most_bytes: int) -> AsyncIterator[list[M]]:
+    """Yield the messages of a stream in order, in batches.
 
-    A batch ends in three cases: it has 256 messages; it has `most_bytes` or more; or the next message does
+    A batch ends in three cases: it has `most` messages; it has `most_bytes` or more; or the next message does
     not arrive within 2 ms.
     """
     messages = aiter(stream)
@@ -245,7 +252,7 @@ async def _batches(stream: AsyncIterable[M], most_bytes: int) -> AsyncIterator[l
         while (first := await coming) is not None:
             batch, size = [first], first.ByteSize()
             coming = asyncio.ensure_future(anext(messages, None))
-            while len(batch) < _ROWS and size < most_bytes:
+            while len(batch) < most and size < most_bytes:
                 await asyncio.wait({coming}, timeout=_WAIT_SECONDS)
                 if not coming.done() or (message := coming.result()) is None:
                     break

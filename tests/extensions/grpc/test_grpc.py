@@ -27,8 +27,8 @@ from tests.harness.servers.valkey import Server
 ROOT = Path(__file__).resolve().parents[3]
 QUERY, TEXTS = PAIR
 ANY_PORT = ("--grpc-address", "127.0.0.1:0", "--model", "demo")
-TWO = {"RANKMILL_GATEWAY_REQUESTS": "2", "RANKMILL_PRECISION": "fp32"}
-"""Requests at once; scores that are the same in any company."""
+TWO = {"RANKMILL_GATEWAY_REQUESTS": "2", "RANKMILL_GATEWAY_BODY_MIB": "1", "RANKMILL_PRECISION": "fp32"}
+"""Requests at once; MiB of a message; scores that are the same in any company."""
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +163,17 @@ def test_a_stream_of_pairs_is_answered_in_its_order(channel: grpc.Channel) -> No
     together = call(channel, "Rerank.Rerank", tei.RerankRequest(query=QUERY, texts=texts, raw_scores=True))
     wanted = [each.score for each in sorted(together.ranks, key=lambda each: each.index)]
     assert found == pytest.approx(wanted, abs=1e-4)
+
+
+def test_messages_that_are_not_too_large_are_scored_whatever_they_are_scored_with(
+    channel: grpc.Channel,
+) -> None:
+    """A query counts once in a message's size, and each message of a stream by itself."""
+    texts = [f"moon {number}" for number in range(60)]
+    asked = tei.RerankRequest(query="moon " * 4_000, texts=texts, truncate=True)
+    assert len(call(channel, "Rerank.Rerank", asked).ranks) == 60
+    large = [tei.PredictPairRequest(inputs=["moon " * 120_000, text], truncate=True) for text in TEXTS]
+    assert len(list(call(channel, "Predict.PredictPairStream", iter(large)))) == 2
 
 
 def test_each_pair_is_answered_when_it_comes(channel: grpc.Channel) -> None:
@@ -308,6 +319,12 @@ def test_keys_and_their_limits_hold_here_too(
         assert int(trailing["grpc-retry-pushback-ms"]) == 1000 * int(trailing["retry-after"])
         big = tei.RerankRequest(query=QUERY, texts=[*TEXTS, "more"])
         assert "send it in parts" in refusal(channel, "Rerank.Rerank", big, x_api_key=text).details()
+        once, _ = store.create("grpc-test-2", days=1, pairs_per_minute=1)
+        answered = call(channel, "Predict.PredictPairStream", iter([PAIR_REQUEST] * 2), x_api_key=once)
+        assert next(answered).predictions
+        with pytest.raises(grpc.RpcError) as ended:
+            next(answered)
+        assert ended.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     finally:
         store.revoke([key.name, "grpc-test-2"])
 

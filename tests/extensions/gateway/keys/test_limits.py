@@ -101,8 +101,6 @@ def test_all_bodies_together_are_bounded() -> None:
     memory = BodyMemory(100)
     with memory.body() as first:
         first.count(100)
-        with pytest.raises(Refusal, match="larger than"):
-            first.count(1)
         with ExitStack() as others:
             for _ in range(7):
                 others.enter_context(memory.body()).count(100)
