@@ -45,6 +45,11 @@ from rankmill.producer.files.stores.writing import clear_unfinished, delete, put
 from rankmill.producer.files.workspace import OutputFile, clear_workspace
 
 _ROWS = 16_384
+_CHARS = 64 << 20
+"""A row group of a batch's pairs has at most about this many characters: a query is written with each of its
+passages, and Arrow's columns of text have at most 2 GiB.
+"""
+
 _PAIRS = pa.schema([("line", pa.int64()), ("query", pa.string()), ("passage", pa.string())])
 _ALONE = {"texts": "text", "conversations": "messages"}
 """Column with the rows of a batch of texts or conversations, by the spec's field ``inputs``. Other batches
@@ -135,13 +140,16 @@ class BatchWork:
         with whole_file(target) as partial:
             with pq.ParquetWriter(partial, self._schema, write_page_checksum=True) as writer:
                 rows: list[tuple[int | str, ...]] = []
+                chars = 0
                 for request in read_requests(self._input, endpoint):
                     self._check(request)
                     lines += 1
-                    rows += [(request.number, *row) for row in request.rows]
-                    if len(rows) >= _ROWS:
-                        writer.write_batch(_batch(rows, self._schema))
-                        rows = []
+                    for row in request.rows:
+                        rows.append((request.number, *row))
+                        chars += sum(map(len, row))
+                        if len(rows) >= _ROWS or chars >= _CHARS:
+                            writer.write_batch(_batch(rows, self._schema))
+                            rows, chars = [], 0
                 writer.write_batch(_batch(rows, self._schema))
             self._store.count(self._batch.id, BatchCounts(total=lines))
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -23,13 +24,16 @@ from hypothesis import strategies as st
 from openai import BadRequestError, OpenAI
 
 from rankmill import Client
+from rankmill.extensions.batches import work
 from rankmill.extensions.batches.folder import files_folder
 from rankmill.extensions.batches.lines import read_requests
+from rankmill.extensions.batches.order import BatchOrder
 from rankmill.extensions.batches.service import Batches, ExpiresAfter, NewBatch
 from rankmill.extensions.batches.work import BATCHES
 from rankmill.extensions.gateway.keys.api_keys import KeyStore
 from rankmill.extensions.gateway.refusals import Refusal, WrongFile
 from rankmill.extensions.gateway.scoring import ServedModel
+from rankmill.extensions.runners.record import new_file_run
 from rankmill.extensions.runners.redis_keys import file_run
 from rankmill.extensions.runners.submitted import on_server
 from rankmill.jobs.contract.errors import InputError, OutputError, RunFailed, SpecError
@@ -189,6 +193,24 @@ def test_an_answer_has_the_tokens_that_a_live_one_has(
     for mine, theirs in zip(found[results], live[results], strict=True):
         assert mine["index"] == theirs["index"]
         assert mine["relevance_score"] == pytest.approx(theirs["relevance_score"], abs=1e-4)
+
+
+def test_long_queries_are_written_in_parts_that_arrow_can_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query is written with each passage, and a column of text has at most 2 GiB."""
+    monkeypatch.setattr(work, "_CHARS", 10_000)
+    (tmp_path / "in.jsonl").write_bytes(lines(request(1, text_1="moon " * 400, text_2=TEXTS * 20)))
+    asked: dict[str, str | int | None] = {"long": "refuse"}
+    details = BatchOrder(id="batch_s1", owner="", endpoint="/v1/score", model="demo", asked=asked, kept=1)
+    files = FileRequest(inputs=(str(tmp_path / "in.jsonl"),), output=str(tmp_path / "output.jsonl"))
+    order = FileOrder(request=files, spec=ScoreSpec(model="demo"), **details.of_order())
+    store, score = Mock(), Mock(side_effect=KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        work.BatchWork(new_file_run(order, "s1"), store, score, Mock()).do()
+    pairs = pq.ParquetFile(tmp_path / "pairs.parquet")
+    assert pairs.metadata.num_rows == 40
+    assert max(pairs.metadata.row_group(at).num_rows for at in range(pairs.num_row_groups)) == 5
 
 
 def test_a_batch_that_is_continued_has_the_tokens_of_all_rows(
