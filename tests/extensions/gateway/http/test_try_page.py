@@ -44,6 +44,15 @@ def test_a_browser_ranks_passages(gateway: Running, tmp_path: Path) -> None:
     assert 'id="notice" class="notice" role="alert" hidden' in html
 
 
+def test_the_page_ranks_whatever_gateway_dialect_is(shared_queue: Server, tmp_path: Path) -> None:
+    """Voyage's answer to ``/v1/rerank`` has no ``results``."""
+    environ = {"RANKMILL_GATEWAY_DIALECT": "voyage"}
+    with running_gateway(shared_queue.url, tmp_path, "--model", "demo", environ=environ) as gateway:
+        gateway.post("/rerank", {"query": QUERY, "texts": TEXTS})  # the model is loaded now
+        asked = urlencode({"query": QUERY, "passage": TEXTS}, doseq=True)
+        assert TEXTS[1] in shown(f"{gateway.url}/?{asked}", tmp_path).partition('<tbody id="ranked">')[2]
+
+
 def test_a_browser_says_what_is_wrong(gateway: Running, tmp_path: Path) -> None:
     html = shown(f"{gateway.url}/?{urlencode({'query': QUERY, 'passage': ' '})}", tmp_path)
     assert "there is nothing to score" in html

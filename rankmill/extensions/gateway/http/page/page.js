@@ -35,9 +35,11 @@ function row(...texts) {
   return line;
 }
 
+const PATH = "jina/v1/rerank"; // gateway_dialect decides what v1/rerank is
+
 // The request as a person would write it; a key is named, and never shown.
 function showCode({ return_documents: _, ...body }) {
-  const url = new URL("v1/rerank", location.href.split(/[?#]/)[0]).href;
+  const url = new URL(PATH, location.href.split(/[?#]/)[0]).href;
   const hasKey = Boolean(at("key").value.trim());
   const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
   at("curl").textContent = [`curl ${quoted(url)}`, "  -H 'content-type: application/json'",
@@ -55,7 +57,7 @@ async function rank() {
   const body = { query: at("query").value, documents, return_documents: true };
   if (at("model").value) body.model = at("model").value;
   const began = performance.now();
-  const { results } = await ask("v1/rerank", {
+  const { results } = await ask(PATH, {
     method: "POST",
     headers: { "content-type": "application/json", ...headers() },
     body: JSON.stringify(body),
