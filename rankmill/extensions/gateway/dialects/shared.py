@@ -64,16 +64,21 @@ def _rerank(body: JsonObject) -> type[Body]:
     return InfinityRerank if {"return_documents", "raw_scores"} & body.keys() else VllmRerank
 
 
+def _is_vllm(body: JsonObject) -> bool:
+    """Return whether only vLLM's clients send such a body; the others' ``top_n`` is at least 1."""
+    return not ONLY_HERE.isdisjoint(body) or body.get("top_n") == 0
+
+
 def _rerank_v1(body: JsonObject) -> type[Body]:
     if "top_k" in body or ("truncation" in body and "top_n" not in body):
         return VoyageRerank
     if {"rank_fields", "max_chunks_per_doc"} & body.keys():
         return CohereRerankV1
-    return SharedRerankV1 if ONLY_HERE.isdisjoint(body) else VllmRerank
+    return VllmRerank if _is_vllm(body) else SharedRerankV1
 
 
 def _rerank_v2(body: JsonObject) -> type[Body]:
-    return CohereRerankV2 if ONLY_HERE.isdisjoint(body) else VllmRerank
+    return VllmRerank if _is_vllm(body) else CohereRerankV2
 
 
 def _invocation(body: JsonObject) -> type[Body]:
