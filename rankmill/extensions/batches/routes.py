@@ -193,7 +193,7 @@ def cancel_batch(key: Caller, batches: TheBatches, batch_id: Id) -> dict[str, An
 async def follow_batch(gateway: TheGateway, key: Caller, batches: TheBatches, batch_id: Id) -> Response:
     """Send the batch as an event whenever it changes, until it ends."""
     batch = await asyncio.to_thread(batches.find, BatchRecord, key, batch_id)
-    return event_stream(_events(gateway, batches, batch), AsyncExitStack())
+    return event_stream(_events(gateway, batches, batch), AsyncExitStack(), most_unread=1)
 
 
 async def _events(gateway: Gateway, batches: Batches, batch: BatchRecord) -> AsyncGenerator[bytes]:

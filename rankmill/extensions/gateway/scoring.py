@@ -319,7 +319,7 @@ class SubmittedRequest:
         The model's name in the answer. With ``None``, the run's name for the model, in which the alias
         ``m@best`` has become the version ``m@2``.
     began
-        The time of submission, by `time.perf_counter`; ``None`` means now.
+        The time of submission, by `time.perf_counter`.
     encodes
         Whether the request asks for tokens, not for scores.
     """
@@ -329,15 +329,15 @@ class SubmittedRequest:
         run: AsyncScoringRun,
         priority: Priority,
         seconds: float,
-        name: str | None = None,
-        began: float | None = None,
+        name: str | None,
+        began: float,
         *,
         encodes: bool = False,
     ) -> None:
         self._run, self._name, self._encodes = run, name, encodes
         self._priority = priority
         self._seconds = seconds
-        self._began = time.perf_counter() if began is None else began
+        self._began = began
 
     async def chunks(self) -> AsyncIterator[RowScores]:
         """Yield the scores of the rows in order, a chunk at a time, as soon as they arrive.
@@ -351,15 +351,19 @@ class SubmittedRequest:
         """
         values: list[Any] = []
         first = 0
+        scores = aiter(self._run)
+        end = asyncio.get_running_loop().time() + self._seconds
         try:
-            async with asyncio.timeout(self._seconds):
-                async for score in self._run:
-                    values.append(score)
-                    if first + len(values) == self._run.stats.rows:
-                        yield RowScores(first, values, dict(self._run.errors))
-                        first, values = first + len(values), []
-            if values:
-                yield RowScores(first, values, dict(self._run.errors))
+            while True:
+                # Not around the yields: a timeout would cancel the caller, which may be sending to a client.
+                async with asyncio.timeout_at(end):
+                    score = await anext(scores, None)
+                if score is None:
+                    break
+                values.append(score)
+                if first + len(values) == self._run.stats.rows:
+                    yield RowScores(first, values, dict(self._run.errors))
+                    first, values = first + len(values), []
         except TimeoutError:
             raise Refusal(
                 "timeout",

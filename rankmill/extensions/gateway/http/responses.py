@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+import math
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing
 
 import anyio
@@ -45,20 +46,25 @@ def event(name: str, data: object) -> bytes:
 
 
 class Stream(StreamingResponse):
-    """An HTTP answer that is sent in pieces. When it ends, it closes `ends`, a stack of open resources."""
+    """An HTTP answer that is sent in pieces. When it ends, it closes `ends`, a stack of open resources.
+
+    If the client has gone, `pieces` is closed first, so that it can close the resources with an error.
+    """
 
     def __init__(
-        self, pieces: AsyncIterator[bytes], ends: AsyncExitStack, headers: Mapping[str, str], media_type: str
+        self, pieces: AsyncGenerator[bytes], ends: AsyncExitStack, headers: Mapping[str, str], media_type: str
     ) -> None:
-        self._ends = ends
+        self._pieces, self._ends = pieces, ends
         super().__init__(pieces, headers=headers, media_type=media_type)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._ends:
+        async with self._ends, aclosing(self._pieces):
             await super().__call__(scope, receive, send)
 
 
-def event_stream(events: AsyncGenerator[bytes], ends: AsyncExitStack) -> Stream:
+def event_stream(
+    events: AsyncGenerator[bytes], ends: AsyncExitStack, *, most_unread: float = math.inf
+) -> Stream:
     """Make an HTTP answer that sends server-sent events, each as soon as it is made.
 
     Parameters
@@ -67,14 +73,17 @@ def event_stream(events: AsyncGenerator[bytes], ends: AsyncExitStack) -> Stream:
         The events as bytes.
     ends
         The request's open resources, which are closed when the answer ends.
+    most_unread
+        Number of events that a slow client may have to read before `events` has to wait. By default, it never
+        waits, so that a client that reads nothing does not hold the request's resources.
     """
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return Stream(_with_comments(events), ends, headers, "text/event-stream")
+    return Stream(_with_comments(events, most_unread), ends, headers, "text/event-stream")
 
 
-async def _with_comments(events: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
+async def _with_comments(events: AsyncGenerator[bytes], most_unread: float) -> AsyncGenerator[bytes]:
     """Yield the events, and a comment after each `_QUIET_SECONDS` seconds without an event."""
-    send, receive = anyio.create_memory_object_stream[bytes](1)
+    send, receive = anyio.create_memory_object_stream[bytes](most_unread)
 
     async def produce() -> None:
         async with send, aclosing(events):
@@ -96,7 +105,8 @@ async def _with_comments(events: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
     finally:
         receive.close()
         producing.cancel()
-        await asyncio.wait({producing})
+        with anyio.CancelScope(shield=True):  # also if the client has gone
+            await asyncio.wait({producing})
 
 
 def download(
@@ -116,7 +126,7 @@ def download(
         The answer's HTTP headers, and the type of the file.
     """
 
-    async def until_ended() -> AsyncIterator[bytes]:
+    async def until_ended() -> AsyncGenerator[bytes]:
         last = b""
         async for piece in iterate_in_threadpool(pieces):
             if last:

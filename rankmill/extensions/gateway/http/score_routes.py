@@ -108,7 +108,8 @@ async def _events(
                 yield event("scores", _shown(chunk))
             scores = run.result(values)
             gateway.count(note, scores)
-            yield event("result", body.answer(scores))
+            result = event("result", body.answer(scores))
+        yield result  # a client that has it may send its next request, so this one has ended
     except EXPECTED as error:
         refusal = refusal_of(error, gateway.names)
         yield event("error", body.dialect.error(refusal, body.dialect.status(refusal)))

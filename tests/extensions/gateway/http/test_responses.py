@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
+from unittest.mock import Mock
 
 import pytest
 from starlette.types import Message
 
-from rankmill.extensions.gateway.http import responses
+from rankmill.extensions.gateway.http import responses, score_routes
 from rankmill.extensions.gateway.http.responses import event, event_stream
 from rankmill.extensions.gateway.refusals import Refusal
-from rankmill.extensions.gateway.scoring import SubmittedRequest
+from rankmill.extensions.gateway.scoring import RowScores, SubmittedRequest
 from rankmill.producer.client.async_client import AsyncScoringRun
 
 
-async def sent(events: AsyncGenerator[bytes], ends: AsyncExitStack, *, is_gone: bool = False) -> list[bytes]:
-    """What a client gets of a stream of events; one that is gone reads nothing."""
+async def sent(
+    events: AsyncGenerator[bytes], ends: AsyncExitStack, *, is_gone: bool = False, pause: float = 0
+) -> list[bytes]:
+    """What a client gets of a stream of events; one that is gone reads nothing, others pause before each."""
     parts: list[bytes] = []
 
     async def receive() -> Message:
@@ -28,6 +31,7 @@ async def sent(events: AsyncGenerator[bytes], ends: AsyncExitStack, *, is_gone: 
         return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
+        await asyncio.sleep(pause)
         parts.append(message.get("body", b""))
 
     await event_stream(events, ends)({"type": "http", "method": "GET", "headers": []}, receive, send)
@@ -80,7 +84,7 @@ def test_scores_that_stop_coming_end_the_stream_in_time() -> None:
 
     async def events() -> AsyncGenerator[bytes]:
         run: Any = Stuck()
-        request = SubmittedRequest(cast("AsyncScoringRun", run), "request", 0.1)
+        request = SubmittedRequest(cast("AsyncScoringRun", run), "request", 0.1, None, 0.0)
         try:
             async for chunk in request.chunks():
                 yield event("scores", chunk.scores)
@@ -90,3 +94,116 @@ def test_scores_that_stop_coming_end_the_stream_in_time() -> None:
     first, last = asyncio.run(asyncio.wait_for(sent(events(), AsyncExitStack()), 60))
     assert first == b"event: scores\ndata: [0.5]\n\n"
     assert last.startswith(b'event: timeout\ndata: "1 texts were scored after 0.1 s, the most of a request; ')
+
+
+def test_a_client_that_reads_slowly_gets_all_scores_that_came_in_time() -> None:
+    class Quick:
+        """A run whose chunks are there at once."""
+
+        stats = SimpleNamespace(rows=0)
+        errors: ClassVar[dict[int, str]] = {}
+
+        async def __aiter__(self) -> AsyncIterator[float]:
+            for rows in range(1, 7):
+                self.stats.rows = rows
+                yield 0.5
+
+    async def events() -> AsyncGenerator[bytes]:
+        run: Any = Quick()
+        request = SubmittedRequest(cast("AsyncScoringRun", run), "request", 0.1, None, 0.0)
+        async for chunk in request.chunks():
+            yield event("scores", chunk.first)
+        yield event("result", "all")
+
+    *scores, last = asyncio.run(sent(events(), AsyncExitStack(), pause=0.05))
+    assert scores == [event("scores", first) for first in range(6)]
+    assert last == event("result", "all")
+
+
+def test_a_streamed_request_has_ended_when_its_result_is_sent() -> None:
+    """A client with one request at once may then send its next request."""
+    seen: list[str] = []
+
+    async def chunks() -> AsyncIterator[RowScores]:
+        yield RowScores(0, [0.5], {})
+
+    async def read() -> None:
+        ends = AsyncExitStack()
+        ends.callback(seen.append, "ended")
+        parts: Any = {
+            "gateway": Mock(), "note": Mock(), "run": Mock(chunks=chunks), "body": Mock(), "ends": ends
+        }  # fmt: skip
+        parts["body"].answer.return_value = "all"
+        async for piece in score_routes._events(**parts):
+            seen.append(piece.decode().partition("\n")[0])
+
+    asyncio.run(read())
+    assert seen == ["event: scores", "ended", "event: result"]
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_what_a_client_that_goes_away_has_begun_is_cancelled(is_slow: bool) -> None:
+    """Also if the client has not read what it was sent."""
+    seen: list[str] = []
+
+    @asynccontextmanager
+    async def run() -> AsyncIterator[None]:
+        try:
+            yield
+            seen.append("complete")
+        except BaseException:
+            await asyncio.sleep(0)  # as a command to Redis
+            seen.append("cancelled")
+            raise
+
+    async def events(ends: AsyncExitStack) -> AsyncGenerator[bytes]:
+        async with ends:
+            for number in range(9):
+                yield event("scores", number)
+            await asyncio.Event().wait()
+
+    async def begin() -> None:
+        ends, is_gone = AsyncExitStack(), asyncio.Event()
+        await ends.enter_async_context(run())
+
+        async def receive() -> Message:
+            await is_gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            body = message.get("body", b"")
+            if b"0" in body if is_slow else b"8" in body:
+                is_gone.set()
+                await asyncio.Event().wait()
+
+        await event_stream(events(ends), ends)(
+            {"type": "http", "method": "GET", "headers": []}, receive, send
+        )
+        seen.append("answered")
+
+    asyncio.run(begin())
+    assert seen == ["cancelled", "answered"]
+
+
+def test_a_client_that_reads_nothing_does_not_hold_the_request() -> None:
+    async def events(ends: AsyncExitStack) -> AsyncGenerator[bytes]:
+        async with ends:
+            for number in range(9):
+                yield event("scores", number)
+
+    async def begin() -> None:
+        ends, has_ended = AsyncExitStack(), asyncio.Event()
+        ends.callback(has_ended.set)
+
+        async def receive() -> Message:
+            await has_ended.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            if "body" in message:
+                await asyncio.Event().wait()
+
+        scope = {"type": "http", "method": "GET", "headers": []}
+        await asyncio.wait_for(event_stream(events(ends), ends)(scope, receive, send), 60)
+
+    asyncio.run(begin())
