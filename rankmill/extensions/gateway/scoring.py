@@ -17,7 +17,7 @@ from rankmill.extensions.gateway.keys.api_keys import ApiKey
 from rankmill.extensions.gateway.load_shedding import LoadShedder
 from rankmill.extensions.gateway.refusals import Refusal, refusal_of, unscorable
 from rankmill.extensions.gateway.score_request import RequestScores, ScoreRequest, encoding, within
-from rankmill.extensions.gateway.settings import GatewaySettings
+from rankmill.extensions.gateway.settings import GatewaySettings, name_and_model
 from rankmill.jobs.contract.encodings import TokensAsked, TokensFound
 from rankmill.jobs.contract.errors import ConfigError, InputError, RunFailed, StillWaiting
 from rankmill.jobs.contract.priority import Priority, Tenant, choose_priority, group_of
@@ -125,8 +125,8 @@ class ServedModels:
 
 
 def _served(entry: str) -> ServedModel:
-    name, is_named, model = entry.partition("=")
-    if is_named and "/" not in name:
+    name, model = name_and_model(entry)
+    if name:
         return ServedModel(name, model)
     # If the model is a directory, callers see only the last part of its path.
     is_path = entry.startswith(("/", "./", "../", "~"))

@@ -24,3 +24,12 @@ class GatewaySettings(ExtensionSettings):
     gateway_backlog_seconds: float = Field(gt=0)
     gateway_request_seconds: float = Field(gt=0)
     gateway_stop_seconds: float = Field(ge=0)
+
+
+def name_and_model(entry: str) -> tuple[str, str]:
+    """Split an entry of ``gateway_models`` into the name for callers, empty if it gives none, and the model.
+
+    The ``=`` of a path such as ``/data/epoch=3`` separates no name, because a name has no slash.
+    """
+    name, _, model = entry.partition("=")
+    return (name, model) if model and "/" not in name else ("", entry)

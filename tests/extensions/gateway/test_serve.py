@@ -78,7 +78,7 @@ def test_a_key_that_no_header_brings_is_refused(key: str) -> None:
 
 
 def test_info_says_what_is_true_of_the_model(shared_queue: Server, tmp_path: Path) -> None:
-    model = make_bert(tmp_path / "own", labels=2)
+    model = make_bert(tmp_path / "epoch=3", labels=2)  # the name of a checkpoint, not NAME=MODEL
     config = json.loads((model / "config.json").read_text())
     limit = config["max_position_embeddings"]
     config["id2label"] = {"0": "cheese", "1": "moon"}

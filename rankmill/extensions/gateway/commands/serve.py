@@ -12,7 +12,7 @@ import click
 from pydantic import Field
 
 from rankmill.cli import options
-from rankmill.extensions.gateway.settings import GatewaySettings
+from rankmill.extensions.gateway.settings import GatewaySettings, name_and_model
 from rankmill.jobs.contract.errors import ConfigError, EmbeddedError
 from rankmill.jobs.runtime.connection import check_mode, client_for, connect, impatient
 from rankmill.jobs.runtime.durability import Concerns, read_durability, warn_of_risks
@@ -71,7 +71,7 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
     models = asked.models
     if models:
         first = next((model for model in models if model != "*"), None)  # `*` lets requests name any model
-        flags |= {"model": first and first.rpartition("=")[2], "gateway_models": ",".join(models)}
+        flags |= {"model": first and name_and_model(first)[1], "gateway_models": ",".join(models)}
     settings = load_settings(flags, config)
     own = settings.of(GatewaySettings)
     set_up(settings.log_level, settings.log_format)
