@@ -219,10 +219,9 @@ class Batches:
         run_id = new_file_run_id()
         batch_id = new_batch_id(run_id)
         source = self._folder.at(file.place)
-        spec: dict[str, Any] = {}
+        first = None
         if ".jsonl" in file.place and holds_requests(source):
             first = first_request(source, endpoint).asked
-            spec = within(self._settings, first.spec) if first else {}
             model, default = served(first.model if first else None), served(None)
             named = (first and first.model) or default.name
             order = BatchOrder(
@@ -236,8 +235,8 @@ class Batches:
             order = BatchOrder(id=batch_id, owner=file.owner, kept=kept)
             request = self._pairs(new_batch.pairs, batch_id, file.place)
         check_model(key, model)
-        names = ModelNames(self._settings)
-        pinned = names.pinned(run_spec(self._settings, {"model": model.model, **spec}))
+        spec = within(self._settings, model.model, first.spec if first else {})
+        pinned = ModelNames(self._settings).pinned(run_spec(self._settings, spec))
         batch = BatchRecord(
             id=batch_id, owner=file.owner, run=run_id, file=file.id, endpoint=new_batch.endpoint,
             model=model.name, created=system.now(), metadata=new_batch.metadata or {},

@@ -82,8 +82,9 @@ def encoding(texts: Sequence[TokensAsked], model: str | None = None) -> ScoreReq
     return alone([text.written() for text in texts], model, {"inputs": "tokens"})
 
 
-def within(settings: Settings, spec: Mapping[str, str | int | None]) -> SpecFields:
-    """Remove from a request's spec what only the gateway's settings may decide, and return the rest.
+def within(settings: Settings, model: str, spec: Mapping[str, str | int | None]) -> SpecFields:
+    """Return the fields of a `ScoreSpec` for a request, without those that only the gateway's settings may
+    decide. The setting ``revision`` is only for the gateway's own model.
 
     If the setting ``long`` splits long texts, some fields of a request have no effect:
 
@@ -96,6 +97,8 @@ def within(settings: Settings, spec: Mapping[str, str | int | None]) -> SpecFiel
     ----------
     settings
         The gateway's settings.
+    model
+        The model's name for workers.
     spec
         The fields of `ScoreSpec` that the request sets.
 
@@ -115,7 +118,10 @@ def within(settings: Settings, spec: Mapping[str, str | int | None]) -> SpecFiel
     if "label" in fixed and spec.get("all_labels") and settings.label is not None:
         why = f"this gateway splits long texts, and scores only the label {settings.label!r:.100}"
         raise Refusal("invalid", f"{why}: ask for a ranking, not for all labels")
-    return {"inputs": "pairs", **{name: value for name, value in spec.items() if name not in fixed}}
+    usual: SpecFields = {"inputs": "pairs", "model": model}
+    if model != settings.model:
+        usual["revision"] = None
+    return {**usual, **{name: value for name, value in spec.items() if name not in fixed}}
 
 
 @dataclass(frozen=True)

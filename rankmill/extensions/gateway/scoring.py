@@ -223,7 +223,7 @@ class Scoring:
         If the ``with`` block fails, the run is cancelled. The errors are those of `score`.
         """
         served = self.served.resolve(request.model)
-        spec = within(self.settings, request.spec)
+        spec = within(self.settings, served.model, request.spec)
         rows = request.rows()
         chars = self._check(rows)
         given = rows if request.queries is not None else request.passages
@@ -234,9 +234,7 @@ class Scoring:
             with self.load.work(chars, len(rows), priority, group_of(tenant.name)):
                 await self.admission.take(key, served, len(rows))
                 began = time.perf_counter()
-                run = await self._submitted(
-                    given, priority=priority, tenant=tenant, model=served.model, **spec
-                )
+                run = await self._submitted(given, priority=priority, tenant=tenant, **spec)
                 try:
                     shown = served.name if served.name != served.model else None
                     yield SubmittedRequest(

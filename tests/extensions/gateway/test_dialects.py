@@ -118,16 +118,16 @@ def test_settings_for_pairs_and_windows_leave_out_what_does_not_fit_them() -> No
         settings = plain.model_copy(
             update={"long": long, "instruction": "find", "label": "1" if kept else None}
         )
-        spec = within(settings, texts.spec)
+        spec = within(settings, "m", texts.spec)
         assert (spec["inputs"], spec["instruction"], "all_labels" in spec) == ("texts", None, kept)
         run_spec(settings, spec)  # it is valid
-        assert within(settings, pairs.spec)["inputs"] == "pairs"
-        refused = within(settings, {"long": "refuse"})
+        assert within(settings, "m", pairs.spec)["inputs"] == "pairs"
+        refused = within(settings, "m", {"long": "refuse"})
         assert ("long" in refused) == (long == "truncate")
     one = plain.model_copy(update={"long": "split", "label": "1"})
     for all_labels in (texts, pairs):  # the score of label 1 would be called LABEL_0
         with pytest.raises(Refusal, match="scores only the label '1'"):
-            within(one, all_labels.spec)
+            within(one, "m", all_labels.spec)
 
 
 def test_tei_s_info_holds_what_its_clients_can_hold() -> None:

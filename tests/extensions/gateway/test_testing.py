@@ -74,3 +74,13 @@ def test_it_is_served_on_a_port_of_its_own() -> None:
         for url in (one, other):
             with urllib.request.urlopen(f"{url}/health", timeout=30) as answer:
                 assert answer.status == 200
+
+
+def test_the_revision_of_the_settings_is_for_the_gateways_own_model() -> None:
+    workers = FakeWorkers()
+    settings = {"model": "org/a", "revision": "main", "gateway_models": "org/a,org/b"}
+    with TestClient(gateway_app(workers, **settings)) as client:
+        for model in ("org/a", "org/b"):
+            body = {"query": "q", "documents": ["a"], "model": model}
+            assert client.post("/v1/rerank", json=body).status_code == 200
+    assert [run.asked.spec.revision for run in workers.runs] == ["main", None]
