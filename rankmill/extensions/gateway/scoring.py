@@ -236,7 +236,9 @@ class Scoring:
                 began = time.perf_counter()
                 run = await self._submitted(given, priority=priority, tenant=tenant, **spec)
                 try:
-                    shown = served.name if served.name != served.model else None
+                    # The run of a model in a folder has its whole path, which callers must not see.
+                    is_hidden = served.name != served.model or run.model.startswith("/")
+                    shown = served.name if is_hidden else None
                     yield SubmittedRequest(
                         run, priority, self._own.gateway_request_seconds, shown, began,
                         encodes=spec["inputs"] == "tokens",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,3 +85,13 @@ def test_the_revision_of_the_settings_is_for_the_gateways_own_model() -> None:
             body = {"query": "q", "documents": ["a"], "model": model}
             assert client.post("/v1/rerank", json=body).status_code == 200
     assert [run.asked.spec.revision for run in workers.runs] == ["main", None]
+
+
+def test_a_model_in_a_folder_of_its_name_keeps_this_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "org" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with TestClient(gateway_app(FakeWorkers(), model="org/model")) as client:
+        answer = client.post("/v1/rerank", json={"query": "q", "documents": ["a"]}).json()
+    assert answer["model"] == "org/model"
