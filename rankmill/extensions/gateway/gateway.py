@@ -29,6 +29,8 @@ from rankmill.jobs.system import system
 from rankmill.producer.client.aio.connection import LoopRedis
 
 _WARM_SECONDS = 10.0
+_NO_WORKERS_SECONDS = 1.0
+"""Seconds between two looks whether a worker must load the model, with workers and without them."""
 
 _END_SECONDS = 5.0
 """When the gateway ends, it waits at most this many seconds for the last requests to cancel their runs."""
@@ -248,11 +250,11 @@ class Gateway:
         """Tell a worker to load the gateway's model whenever no worker has it. Never returns."""
         while True:
             try:
-                if self.load.unready:
+                if self.load.workers and self.load.unready:
                     await asyncio.to_thread(self._order_warm)
             except EXPECTED as error:
                 logger.debug("no worker is told to load the model: %s", error)
-            await asyncio.sleep(_WARM_SECONDS)
+            await asyncio.sleep(_WARM_SECONDS if self.load.workers else _NO_WORKERS_SECONDS)
 
     def _order_warm(self) -> None:
         workers = reachable(

@@ -176,27 +176,31 @@ class Scoring:
         """How the latest scores of each served model were made, such as their precision. The keys are the
         models' names for workers. Only `score` updates this.
         """
-        self._about: TokensFound | None = None
-        self._told = 0.0
-        self._asking = asyncio.Lock()
+        self._about: asyncio.Task[TokensFound] | None = None
+        self._asked = 0.0
         self.client = AsyncClient(redis_url, no_workers_seconds=_NO_WORKERS_SECONDS, settings=settings)
 
     async def about_model(self) -> TokensFound:
         """Ask a worker about the gateway's model: its labels, and how many tokens a row may have.
 
-        The answer is kept for a minute.
+        All callers share one question, and its answer is kept for a minute.
 
         Raises
         ------
         Refusal, RankmillError
             No worker answers; the reasons are those of `score`.
         """
-        async with self._asking:
-            if self._about is None or system.monotonic() - self._told > _ABOUT_SECONDS:
-                request = encoding([TokensAsked(text="", special=False, about=True)])
-                (self._about,) = (await self.score(request, None)).found
-                self._told = system.monotonic()
-            return self._about
+        about = self._about
+        is_old = system.monotonic() - self._asked > _ABOUT_SECONDS
+        if about is None or (about.done() and (is_old or about.cancelled() or about.exception())):
+            self._about = about = asyncio.create_task(self._ask_about_model())
+            self._asked = system.monotonic()
+        return await asyncio.shield(about)
+
+    async def _ask_about_model(self) -> TokensFound:
+        request = encoding([TokensAsked(text="", special=False, about=True)])
+        (found,) = (await self.score(request, None)).found
+        return found
 
     async def score(self, request: ScoreRequest, key: ApiKey | None) -> RequestScores:
         """Score a request. If the scoring fails or its task is cancelled, the request's run is cancelled,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
+from rankmill.extensions.gateway import gateway as gateway_module
 from rankmill.extensions.gateway import testing
 from rankmill.extensions.gateway.testing import fake_gateway, gateway_app
 from rankmill.testing import FakeWorkers, fake_workers
@@ -85,6 +88,40 @@ def test_the_revision_of_the_settings_is_for_the_gateways_own_model() -> None:
             body = {"query": "q", "documents": ["a"], "model": model}
             assert client.post("/v1/rerank", json=body).status_code == 200
     assert [run.asked.spec.revision for run in workers.runs] == ["main", None]
+
+
+def test_callers_that_ask_about_the_model_share_one_question() -> None:
+    """Without workers, each would otherwise wait for all before it."""
+    workers = FakeWorkers(count=0)
+    with TestClient(gateway_app(workers)) as client, ThreadPoolExecutor(3) as threads:
+        found = [threads.submit(client.get, "/info") for _ in range(3)]
+        assert {each.result().status_code for each in found} == {503}
+        asked = len(workers.runs)
+        assert asked < 3
+        workers.count = 1
+        assert [client.get("/info").status_code for _ in range(2)] == [200, 200]
+    assert len(workers.runs) == asked + 1
+
+
+def test_no_worker_is_told_to_load_the_model_before_their_models_are_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    orders: list[str] = []
+    monkeypatch.setattr(gateway_module, "_NO_WORKERS_SECONDS", 0)
+    gateway = gateway_app(FakeWorkers()).state.gateway
+    monkeypatch.setattr(gateway, "_order_warm", lambda: orders.append(gateway.load.unready))
+
+    async def warm() -> None:
+        warming = asyncio.create_task(gateway.warm())
+        for _ in range(100):
+            await asyncio.sleep(0)
+        gateway.load.workers, gateway.load.unready = 1, "no worker has loaded the model"
+        while not orders:
+            await asyncio.sleep(0.001)
+        warming.cancel()
+
+    asyncio.run(warm())
+    assert orders == ["no worker has loaded the model"]
 
 
 def test_a_model_in_a_folder_of_its_name_keeps_this_name(
