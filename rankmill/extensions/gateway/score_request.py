@@ -159,7 +159,6 @@ class RequestScores:
     work_seconds: float = 0.0
     tokenize_seconds: float = 0.0
     forward_seconds: float = 0.0
-    chunks: int = 1
     contract: Mapping[str, str] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
     found: Sequence[TokensFound] = ()

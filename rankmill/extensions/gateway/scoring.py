@@ -396,8 +396,7 @@ class SubmittedRequest:
         contract = {**stats.contract(), **({"revision": ",".join(revisions)} if revisions else {})}
         return RequestScores(
             scores, self._name or self._run.model, stats.tokens, seconds, stats.seconds,
-            stats.tokenize_seconds, stats.forward_seconds, max(stats.chunks, 1), contract, labels,
-            self._found(), self._run.id,
+            stats.tokenize_seconds, stats.forward_seconds, contract, labels, self._found(), self._run.id,
         )  # fmt: skip
 
     def _found(self) -> list[TokensFound]:

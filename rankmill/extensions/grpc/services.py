@@ -234,9 +234,9 @@ def _metadata(scored: RequestScores, *rows: _Row) -> tei.Metadata:
         # 0 means unknown: the run's tokens may also be those of other messages
         compute_tokens=scored.tokens if len(rows) == len(scored.scores) else 0,
         total_time_ns=round(scored.seconds * 1e9),
-        tokenization_time_ns=round(took.get("tokenize", 0.0) * 1e9),
+        tokenization_time_ns=round(took["tokenize"] * 1e9),
         queue_time_ns=round(took["queue"] * 1e9),
-        inference_time_ns=round(took.get("forward", took["work"]) * 1e9),
+        inference_time_ns=round(took["forward"] * 1e9),
     )
 
 

@@ -131,14 +131,14 @@ def _timing(scores: RequestScores) -> dict[str, str]:
     Browsers show ``server-timing``; TEI's clients read the headers ``x-...``.
     """
     took = {stage: 1000 * seconds for stage, seconds in scores.stages().items()}
-    headers = {
+    return {
         "server-timing": ", ".join(f"{stage};dur={milliseconds:.1f}" for stage, milliseconds in took.items()),
         "x-compute-tokens": str(scores.tokens),
         "x-total-time": f"{1000 * scores.seconds:.0f}",
+        "x-tokenization-time": f"{took['tokenize']:.0f}",
         "x-queue-time": f"{took['queue']:.0f}",
-        "x-inference-time": f"{took.get('forward', took['work']):.0f}",
+        "x-inference-time": f"{took['forward']:.0f}",
     }
-    return {**headers, "x-tokenization-time": f"{took['tokenize']:.0f}"} if "tokenize" in took else headers
 
 
 def _contract(scores: RequestScores) -> dict[str, str]:

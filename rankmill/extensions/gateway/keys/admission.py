@@ -104,8 +104,8 @@ class Admission:
         if key is None or key.requests_at_once is None:
             yield
             return
-        request = await _asked(self._limits.begin, key)
-        if request and (self._renewing is None or self._renewing.done()):
+        request = await _asked(self._limits.begin, key.name, key.requests_at_once)
+        if self._renewing is None or self._renewing.done():
             self._renewing = asyncio.create_task(self._renew())
         try:
             yield
@@ -130,7 +130,7 @@ class Admission:
             The key may not use the model, or may not score this number of pairs now.
         """
         check_model(key, model)
-        if key and key.pairs_per_minute:
+        if key:
             await _asked(self._limits.take_pairs, key, pairs)
 
     async def identify_scraper(self, text: str | None) -> ApiKey | None:
@@ -187,13 +187,12 @@ class Admission:
             self._renewing.cancel()
             await asyncio.wait([self._renewing])
 
-    async def _end(self, request: CountedRequest | None) -> None:
+    async def _end(self, request: CountedRequest) -> None:
         try:
             await _asked(self._limits.end, request)
         except Exception as error:
             # The request's lease expires by itself.
-            name = request and request.name
-            logger.warning("a request of key %s counts for a while longer: %s", name, error)
+            logger.warning("a request of key %s counts for a while longer: %s", request.name, error)
 
     async def _renew(self) -> None:
         while True:

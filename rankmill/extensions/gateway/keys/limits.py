@@ -47,31 +47,27 @@ class Limits:
         self._lease_seconds = lease_seconds
         self._counted: set[CountedRequest] = set()
 
-    def begin(self, key: ApiKey) -> CountedRequest | None:
-        """Count a request as in progress until `end`; returns ``None`` if the key has no limit on requests.
+    def begin(self, name: str, most: int) -> CountedRequest:
+        """Count a request as in progress until `end`.
 
         Raises
         ------
         Refusal
-            Too many requests with keys of this name are in progress.
+            Already `most` requests with keys of this name are in progress.
         """
-        most = key.requests_at_once
-        if most is None:
-            return None
-        request = CountedRequest(key.name, system.unique_id())
-        if not self._leases(key.name).take(request.id, most):
+        request = CountedRequest(name, system.unique_id())
+        if not self._leases(name).take(request.id, most):
             raise Refusal(
                 "busy",
-                f"API key {key.name!r} may have {most:,} requests at once; try again later",
+                f"API key {name!r} may have {most:,} requests at once; try again later",
                 retry_after=1,
             )
         self._counted.add(request)
         return request
 
-    def end(self, request: CountedRequest | None) -> None:
-        if request:
-            self._counted.discard(request)
-            self._leases(request.name).release(request.id)
+    def end(self, request: CountedRequest) -> None:
+        self._counted.discard(request)
+        self._leases(request.name).release(request.id)
 
     def renew(self) -> None:
         """Renew the leases of this gateway's requests in progress; call this at shorter intervals than
@@ -96,7 +92,7 @@ class Limits:
             full bucket (``too_large``).
         """
         most = key.pairs_per_minute
-        if most is None or not pairs:
+        if most is None:
             return
         if pairs > most:
             raise Refusal(

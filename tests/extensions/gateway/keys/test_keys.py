@@ -177,15 +177,14 @@ def test_what_is_tried_again_when_it_is_told_is_let_in(
 
 
 def test_requests_at_once_are_those_of_live_gateways(store: KeyStore) -> None:
-    _, key = store.create("shop", days=1, requests_at_once=2)
     alive, dies = (Limits(store.redis, 1) for _ in range(2))
-    held = alive.begin(key)
-    dies.begin(key)
+    held = alive.begin("shop", 2)
+    dies.begin("shop", 2)
 
     def is_refused() -> bool:
         alive.renew()
         try:
-            lease = alive.begin(key)
+            lease = alive.begin("shop", 2)
         except Refusal:
             return True
         alive.end(lease)
@@ -193,7 +192,7 @@ def test_requests_at_once_are_those_of_live_gateways(store: KeyStore) -> None:
 
     assert is_refused()
     wait_for(lambda: not is_refused())  # the lease of the gateway that died is over
-    other = alive.begin(key)
+    other = alive.begin("shop", 2)
     until = time.monotonic() + 1.2
     while time.monotonic() < until:
         assert is_refused()
