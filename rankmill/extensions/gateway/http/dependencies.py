@@ -91,14 +91,12 @@ are refused. It is ``None`` if no keys exist.
 """
 
 
-def from_json(kind: type[T], absent: bytes = b"") -> Any:
-    """Make a FastAPI dependency that reads a request's JSON body as an object of the pydantic class `kind`.
-    An empty body counts as the JSON text `absent`.
-    """
+def from_json(kind: type[T]) -> Any:
+    """Make a FastAPI dependency that reads a request's JSON body as an object of the class `kind`."""
 
     async def read(request: Request, gateway: TheGateway, key: Caller) -> T:
         async with gateway.admission.admitted(key):
             with gateway.bodies.body() as body:
-                return read_as(kind, parse(await body.read(request) or absent))
+                return read_as(kind, parse(await body.read(request)))
 
     return Depends(read)

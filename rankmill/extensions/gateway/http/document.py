@@ -39,17 +39,15 @@ def operation_id(route: APIRoute) -> str:
     return f"{method.lower()}{route.path_format.replace('{', '').replace('}', '').replace('/', '_')}"
 
 
-def json_body(*kinds: type[BaseModel], required: bool = True) -> dict[str, Any]:
+def json_body(*kinds: type[BaseModel]) -> dict[str, Any]:
     """Describe, in OpenAPI's form, a request's JSON body that is read as one of the classes `kinds`."""
     schemas = [_without_references(kind.model_json_schema()) for kind in kinds]
-    return body(
-        "application/json", schemas[0] if len(schemas) == 1 else {"anyOf": schemas}, required=required
-    )
+    return body("application/json", schemas[0] if len(schemas) == 1 else {"anyOf": schemas})
 
 
-def body(media_type: str, schema: dict[str, Any], *, required: bool = True) -> dict[str, Any]:
+def body(media_type: str, schema: dict[str, Any]) -> dict[str, Any]:
     """Describe, in OpenAPI's form, a request's body of the given media type and schema."""
-    return {"requestBody": {"required": required, "content": {media_type: {"schema": schema}}}}
+    return {"requestBody": {"required": True, "content": {media_type: {"schema": schema}}}}
 
 
 def _without_references(schema: dict[str, Any]) -> dict[str, Any]:

@@ -169,8 +169,8 @@ class ModelOrder(BaseModel):
     model: str | None = Field(None, min_length=1, max_length=1000)
 
 
-AnOrder = Annotated[ModelOrder, from_json(ModelOrder, b"{}")]
-_ORDER = json_body(ModelOrder, required=False)
+AnOrder = Annotated[ModelOrder, from_json(ModelOrder)]
+_ORDER = json_body(ModelOrder)
 
 
 @router.get("/v1/cache", summary="The models that workers have loaded (admin)")

@@ -344,6 +344,8 @@ def test_workers_load_and_unload_models(gateway: Running) -> None:
     assert (done["order"], done["state"]) == ("warm", "done")
     assert gateway.post("/v1/cache/warm", {"model": "other"}).status == 404
     assert gateway.post("/v1/cache/warm", {"modle": "demo"}).status == 400
+    assert gateway.post("/v1/cache/clear", b"").status == 400
+    assert gateway.get("/openapi.json").json["paths"]["/v1/cache/clear"]["post"]["requestBody"]["required"]
     outcomes = gateway.post("/v1/cache/clear", {}).json["data"]
     assert {(each["order"], each["state"]) for each in outcomes} <= {("unload", "done")}
 
