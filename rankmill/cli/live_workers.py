@@ -18,7 +18,7 @@ from rankmill.cluster import tables
 from rankmill.cluster.orders import find_worker, order_workers, queues_without, reachable, whole_name
 from rankmill.cluster.snapshot import WorkerState, read_cluster
 from rankmill.jobs.contract.errors import ExitCode, InputError
-from rankmill.jobs.contract.home import expanded
+from rankmill.jobs.contract.home import model_of_run
 from rankmill.jobs.protocol.orders import OrderName
 from rankmill.jobs.protocol.worker_report import LAST_REPORTS
 from rankmill.jobs.runtime.settings import Settings, load_settings
@@ -134,7 +134,7 @@ def warm(client: redis.Redis, model: str, names: tuple[str, ...], **given: Any) 
     loaded with the workers' own settings (precision, …). If necessary, the least recently used model is
     unloaded. NAME is a worker's name or the beginning of it; without NAME all workers load the model.
     """
-    _order(client, _chosen(client, names), "warm", _model(model), **given)
+    _order(client, _chosen(client, names), "warm", model_of_run(model), **given)
 
 
 @_order_command("unload", click.argument("model", shell_complete=_loaded_models), _names(required=False))
@@ -145,7 +145,7 @@ def unload(client: redis.Redis, model: str, names: tuple[str, ...], **given: Any
     loads the model again when another chunk needs it: drain the worker to prevent that. NAME is a worker's
     name or the beginning of it; without NAME all workers unload the model.
     """
-    _order(client, _chosen(client, names), "unload", _model(model), **given)
+    _order(client, _chosen(client, names), "unload", model_of_run(model), **given)
 
 
 @options.command("forget")
@@ -178,11 +178,6 @@ def _chosen(client: redis.Redis, names: tuple[str, ...]) -> list[WorkerState]:
     if not chosen:
         raise InputError("no worker takes this order; rankmill workers lists the workers")
     return chosen
-
-
-def _model(name: str) -> str:
-    """Return a model's name as runs have it: ``./model`` becomes ``/home/me/model`` if it is a directory."""
-    return str(expanded(name).resolve()) if name != "demo" and expanded(name).is_dir() else name
 
 
 def _order(

@@ -17,6 +17,7 @@ from rankmill.extensions.gateway.refusals import Kind, Refusal, kind_of
 from rankmill.extensions.gateway.settings import GatewaySettings
 from rankmill.extensions.gateway.watch import Outcome, tell
 from rankmill.jobs.contract.errors import RankmillError
+from rankmill.jobs.contract.home import model_of_run
 from rankmill.jobs.contract.priority import Priority
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import STAGES, WorkerReport, known_reports, listed_workers
@@ -105,6 +106,7 @@ class LoadShedder:
     def __init__(self, settings: Settings, client: redis.Redis) -> None:
         self._settings = settings
         self._own = settings.of(GatewaySettings)
+        self._model = _without_version(model_of_run(settings.model))
         self._redis: Any = client
         self.requests = 0
         self._pairs_per_job = 1.0
@@ -244,7 +246,7 @@ class LoadShedder:
             share = min(chars / _TELLING_CHARS, 1.0) if more > 0 else 0.0
             self._tokens_per_char += max(share, _SHARE) * more
             self._tokens_per_pair += _SHARE * (tokens / pairs - self._tokens_per_pair)
-        if _without_version(model) == _without_version(self._settings.model):
+        if _without_version(model) == self._model:
             self._scored, self.unready = system.monotonic(), None
         self._pairs_per_job += _SHARE * (pairs / max(jobs, 1) - self._pairs_per_job)
 
@@ -283,13 +285,11 @@ class LoadShedder:
 
     def _why_unready(self, reports: Mapping[str, WorkerReport | None]) -> str | None:
         """Return why a request for the gateway's model would have to wait, for the attribute `unready`."""
-        settings = self._settings
         live = {name: report for name, report in reports.items() if not (report and report.drained)}
         if not live:
             return "there is no worker"
-        wanted = _without_version(settings.model)
         models = {name: report.models if report else () for name, report in live.items()}
-        having = {name for name, loaded in models.items() if wanted in map(_without_version, loaded)}
+        having = {name for name, loaded in models.items() if self._model in map(_without_version, loaded)}
         self._able = (self._able & live.keys()) | having
         is_known = self._able or system.monotonic() - self._scored < _REPORT_SECONDS
         return None if is_known else "no worker has loaded the model"

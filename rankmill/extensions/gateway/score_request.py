@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from rankmill.extensions.gateway.refusals import Refusal
 from rankmill.jobs.contract.encodings import TokensAsked, TokensFound
+from rankmill.jobs.contract.home import model_of_run
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 
@@ -119,7 +120,7 @@ def within(settings: Settings, model: str, spec: Mapping[str, str | int | None])
         why = f"this gateway splits long texts, and scores only the label {settings.label!r:.100}"
         raise Refusal("invalid", f"{why}: ask for a ranking, not for all labels")
     usual: SpecFields = {"inputs": "pairs", "model": model}
-    if model != settings.model:
+    if model != model_of_run(settings.model):
         usual["revision"] = None
     return {**usual, **{name: value for name, value in spec.items() if name not in fixed}}
 

@@ -20,6 +20,7 @@ from rankmill.extensions.gateway.score_request import RequestScores, ScoreReques
 from rankmill.extensions.gateway.settings import GatewaySettings, name_and_model
 from rankmill.jobs.contract.encodings import TokensAsked, TokensFound
 from rankmill.jobs.contract.errors import ConfigError, InputError, RunFailed, StillWaiting
+from rankmill.jobs.contract.home import model_of_run
 from rankmill.jobs.contract.priority import Priority, Tenant, choose_priority, group_of
 from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.runtime.settings import Settings
@@ -65,9 +66,10 @@ class ServedModels:
         entries = settings.of(GatewaySettings).gateway_models
         self._any = _ANY_MODEL in entries
         models = [_served(entry) for entry in entries if entry != _ANY_MODEL]
-        if settings.model not in {model.model for model in models}:
+        own = model_of_run(settings.model)
+        if own not in {model.model for model in models}:
             models.insert(0, _served(settings.model))
-        models.sort(key=lambda model: model.model != settings.model)  # the default model comes first
+        models.sort(key=lambda model: model.model != own)  # the default model comes first
         self._named: dict[str, ServedModel] = {}
         for model in models:
             other = self._named.setdefault(model.name, model)
@@ -101,7 +103,7 @@ class ServedModels:
                 f"there is no model {name!r:.200}; this gateway serves {', '.join(self._named)}",
                 param="model",
             )
-        return model or ServedModel(name, name)
+        return model or ServedModel(name, model_of_run(name))
 
     def public(self, model: str) -> str:
         """Return the name that callers use for a model, even if the gateway does not serve it.
@@ -126,11 +128,10 @@ class ServedModels:
 
 def _served(entry: str) -> ServedModel:
     name, model = name_and_model(entry)
-    if name:
-        return ServedModel(name, model)
     # If the model is a directory, callers see only the last part of its path.
     is_path = entry.startswith(("/", "./", "../", "~"))
-    return ServedModel(entry.rstrip("/").rpartition("/")[2] if is_path else entry, entry)
+    own = entry.rstrip("/").rpartition("/")[2] if is_path else entry
+    return ServedModel(name or own, model_of_run(model))
 
 
 class Scoring:
@@ -240,9 +241,7 @@ class Scoring:
                 began = time.perf_counter()
                 run = await self._submitted(given, priority=priority, tenant=tenant, **spec)
                 try:
-                    # The run of a model in a folder has its whole path, which callers must not see.
-                    is_hidden = served.name != served.model or run.model.startswith("/")
-                    shown = served.name if is_hidden else None
+                    shown = served.name if served.name != served.model else None
                     yield SubmittedRequest(
                         run, priority, self._own.gateway_request_seconds, shown, began,
                         encodes=spec["inputs"] == "tokens",

@@ -96,7 +96,7 @@ class TeiServices:
     async def info(self, request: tei.InfoRequest, call: Call) -> tei.InfoResponse:
         gateway = self._gateway
         facts = await gateway.scoring.about_model()
-        scored = gateway.scoring.contracts[gateway.settings.model]
+        scored = gateway.scoring.contracts[gateway.served.default.model]
         model_info = known_info(
             gateway.settings, gateway.served.default.name, facts, scored, gateway.load.workers
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from rankmill.jobs.contract.errors import ConfigError
@@ -11,6 +12,17 @@ from rankmill.jobs.contract.errors import ConfigError
 def expanded(name: str) -> Path:
     """Expand ``~`` in a path; a path with an unknown user, such as ``~$draft.csv``, stays as it is."""
     return Path(os.path.expanduser(name))  # noqa: PTH111 -- Path's own raises for such a path
+
+
+def model_of_run(model: str) -> str:
+    """Return a model's name as runs have it. A model's directory gets an absolute path, because workers may
+    run in other folders.
+    """
+    is_name = "/" not in model and (model == "demo" or "@" in model)
+    with suppress(OSError):  # for instance a stale mount; the directory may be readable for workers
+        if not is_name and (folder := expanded(model)).is_dir():
+            return str(folder.resolve())
+    return model
 
 
 def of_user(folder: str | Path, remedy: str) -> Path:

@@ -10,7 +10,6 @@ import logging
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -31,7 +30,7 @@ from pydantic_core.core_schema import ValidationInfo
 
 from rankmill import plugins
 from rankmill.jobs.contract.errors import ConfigError
-from rankmill.jobs.contract.home import expanded
+from rankmill.jobs.contract.home import expanded, model_of_run
 from rankmill.jobs.contract.prompts import read_template
 from rankmill.jobs.contract.schema import MAX_CHUNK_ROWS, Scored, Weight
 from rankmill.jobs.contract.shipped import shipped
@@ -296,9 +295,7 @@ _CALL = frozenset({"chunk_size", "columns", "detached", "priority", "timeout", "
 
 
 def run_spec(settings: Settings, changes: Mapping[str, Any]) -> ScoreSpec:
-    """Make the spec of a run from the settings and some changes.
-
-    A model's directory gets an absolute path, because workers may run in other folders.
+    """Make the spec of a run from the settings and some changes, with the model's name as runs have it.
 
     Raises
     ------
@@ -307,11 +304,7 @@ def run_spec(settings: Settings, changes: Mapping[str, Any]) -> ScoreSpec:
     """
     names = {*ScoreSpec.model_fields, *_CALL} - changes.keys()
     spec = _made_spec({**settings.spec().model_dump(), **changes}, names)
-    is_name = "/" not in spec.model and (spec.model == "demo" or "@" in spec.model)
-    with suppress(OSError):  # for instance a stale mount; the directory may be readable for workers
-        if not is_name and (folder := expanded(spec.model)).is_dir():
-            return spec.model_copy(update={"model": str(folder.resolve())})
-    return spec
+    return spec.model_copy(update={"model": model_of_run(spec.model)})
 
 
 def _made_spec(values: Mapping[str, Any], names: Iterable[str] = ()) -> ScoreSpec:

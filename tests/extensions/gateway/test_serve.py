@@ -85,7 +85,7 @@ def test_info_says_what_is_true_of_the_model(shared_queue: Server, tmp_path: Pat
     (model / "config.json").write_text(json.dumps(config))
     for asked, most in (({}, limit), ({"RANKMILL_MAX_LENGTH": "9"}, 9)):
         environ = {"RANKMILL_LABEL": "moon", **asked}
-        options = ["--model", str(model), "--grpc-address", "127.0.0.1:0"]
+        options = ["--model", f"./{model.name}", "--grpc-address", "127.0.0.1:0"]
         with running_gateway(shared_queue.url, tmp_path, *options, environ=environ) as gateway:
             info = gateway.get("/info").json
             assert info["model_type"]["reranker"] == {
@@ -96,6 +96,8 @@ def test_info_says_what_is_true_of_the_model(shared_queue: Server, tmp_path: Pat
             assert info["model_dtype"] == ("bfloat16" if info["scores"]["precision"] == "bf16" else "float32")
             with grpc.insecure_channel(grpc_address(gateway)) as channel:
                 assert call(channel, "Info.Info", tei.InfoRequest()).max_input_length == most
+            (warmed,) = gateway.post("/v1/cache/warm", {"model": model.name}).json["data"]
+            assert "has 2 outputs" in warmed["text"]  # the worker, in another folder, has found it
 
 
 def test_an_address_of_all_interfaces_takes_both_kinds() -> None:

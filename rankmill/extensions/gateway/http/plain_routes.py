@@ -125,7 +125,7 @@ async def info(gateway: TheGateway, key: Caller) -> dict[str, Any]:
     were made.
     """
     facts = await gateway.scoring.about_model()
-    scored = gateway.scoring.contracts[gateway.settings.model]
+    scored = gateway.scoring.contracts[gateway.served.default.model]
     labels = dict(enumerate(facts.labels))
     return {
         **known_info(gateway.settings, gateway.served.default.name, facts, scored, gateway.load.workers),

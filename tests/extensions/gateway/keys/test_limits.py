@@ -307,6 +307,24 @@ def test_a_gateway_is_ready_while_a_worker_has_its_model(
     asyncio.run(main())
 
 
+def test_a_gateway_knows_its_model_by_a_path_that_begins_elsewhere(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shop").mkdir()
+    monkeypatch.chdir(tmp_path)
+    announce_worker(server.client, "w", report(models=(str(tmp_path / "shop"),)), 60)
+    server.client.sadd("rq:workers:rankmill", "rq:worker:w")
+
+    async def look() -> None:
+        client = LoopRedis(server.url, 10)
+        load = LoadShedder(load_settings({"model": "./shop"}), client)
+        await bridge.run(load.look)
+        assert load.unready is None
+        await client.loop_client.aclose()
+
+    asyncio.run(look())
+
+
 @pytest.mark.parametrize("known_from", ["a large request", "the workers"])
 def test_how_many_tokens_texts_have_is_known_from_the_first_on(server: Server, known_from: str) -> None:
     """A Chinese character is a token; a fourth of that is English's."""
