@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Self
 
 from pydantic import Field
 
 from rankmill.jobs.contract.errors import InputError, WireError
-from rankmill.jobs.contract.file_request import FileOrder, Name
+from rankmill.jobs.contract.file_request import FileOrder, FileRequest, Name
 from rankmill.jobs.contract.schema import WireModel
 
 KIND = "batch"
 """Value of `FileOrder.kind` for batches, and name of their entry point in the group ``rankmill.orders``."""
+
+
+_OPTION = re.compile(r"--([a-z][a-z-]*)")
+
+
+def with_fields(message: str) -> str:
+    """Name score-file's options in a message as callers know them: ``--top-k`` becomes ``pairs.top_k``."""
+
+    def field(option: re.Match[str]) -> str:
+        name = option[1].replace("-", "_")
+        return f"pairs.{name}" if name in FileRequest.model_fields else option[0]
+
+    return _OPTION.sub(field, message)
 
 
 class BatchOrder(WireModel):

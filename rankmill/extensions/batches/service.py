@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Annotated, Any, BinaryIO, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from rankmill.extensions.batches.folder import files_folder
 from rankmill.extensions.batches.lines import endpoints, first_request, holds_requests
-from rankmill.extensions.batches.order import BatchOrder
+from rankmill.extensions.batches.order import BatchOrder, with_fields
 from rankmill.extensions.batches.records import (
     EVERYBODY,
     BatchRecord,
@@ -303,14 +303,17 @@ class Batches:
 
     def _pairs(self, options: BaseModel, batch_id: str, place: str) -> FileRequest:
         """Make the `FileRequest` that scores a batch's file of rows. Without an ``output_format`` in the
-        options, the output has the format of the input.
+        options, the output has the format of the input. Raises `Refusal` if the options do not fit together.
         """
         given = options.model_dump()
         ending = place.removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]
         output = f"{batch_id}/output.{given['output_format'] or ending}"
-        return FileRequest(
-            inputs=(str(self._folder.at(place)),), output=str(self._folder.at(output)), **given
-        )
+        try:
+            return FileRequest(
+                inputs=(str(self._folder.at(place)),), output=str(self._folder.at(output)), **given
+            )
+        except ValidationError as error:
+            raise wrong("pairs", with_fields(error.errors()[0]["msg"])) from None
 
 
 def _owner(key: ApiKey | None) -> str:

@@ -7,7 +7,6 @@ takes only the steps whose files are missing.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rankmill.extensions.batches.lines import BatchRequest, answer, failure, read_requests
-from rankmill.extensions.batches.order import BatchOrder
+from rankmill.extensions.batches.order import BatchOrder, with_fields
 from rankmill.extensions.batches.records import (
     BatchCounts,
     BatchStore,
@@ -31,7 +30,7 @@ from rankmill.extensions.runners.orders import Keep, Score
 from rankmill.extensions.runners.record import FileRun
 from rankmill.extensions.runners.settings import RunnerSettings
 from rankmill.jobs.contract.errors import InputError
-from rankmill.jobs.contract.file_request import FileOrder, FileRequest
+from rankmill.jobs.contract.file_request import FileOrder
 from rankmill.jobs.contract.file_run import RunOutcome
 from rankmill.jobs.runtime.connection import client_for
 from rankmill.jobs.runtime.settings import Settings
@@ -55,8 +54,6 @@ _ALONE = {"texts": "text", "conversations": "messages"}
 """Column with the rows of a batch of texts or conversations, by the spec's field ``inputs``. Other batches
 have pairs.
 """
-
-_OPTION = re.compile(r"--([a-z][a-z-]*)")
 
 _TOKENS = "tokens"
 
@@ -266,7 +263,7 @@ class BatchOrders:
         names = dict.fromkeys(request.inputs, "the file") | {request.output or "": "the output"}
         if order.spec.model.startswith("/"):
             names[order.spec.model] = Path(order.spec.model).name
-        return _OPTION.sub(_as_field, told(error, names))
+        return with_fields(told(error, names))
 
     def place(self, order: FileOrder) -> OutputFile | None:
         """Return the file with the scored rows of a batch, if the batch's input file has requests. If that
@@ -277,11 +274,6 @@ class BatchOrders:
 
     def clear(self, order: FileOrder) -> None:
         _clear_batch(as_path(order.request.output or ""))
-
-
-def _as_field(option: re.Match[str]) -> str:
-    name = option[1].replace("-", "_")
-    return f"pairs.{name}" if name in FileRequest.model_fields else option[0]
 
 
 BATCHES = BatchOrders()

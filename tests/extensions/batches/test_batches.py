@@ -485,7 +485,12 @@ def test_a_line_that_belongs_to_no_batch_fails_it(
 def test_what_cannot_be_a_batch_is_refused(gateway: Running) -> None:
     file_id = upload(gateway, "in.jsonl", lines(request(1))).json["id"]
     big = upload(gateway, "big.jsonl", lines(request(1, model="big"))).json["id"]
+    rows = upload(gateway, "rows.csv", b"query,text\nmoon,a moon\n").json["id"]
+    both = {"input_file_id": rows, "pairs": {"query_column": "q", "text_column": "text"}}
+    told = gateway.post("/v1/batches", both)
+    assert "pairs.query_column is for pairs: leave it out, or pairs.text_column" in told.json["message"]
     refusals = [
+        (told, 400),
         (gateway.post("/v1/batches", {"input_file_id": file_id, "endpoint": "/v1/chat"}), 400),
         (gateway.post("/v1/batches", {"input_file_id": "file-none", "endpoint": "/v1/score"}), 404),
         (gateway.post("/v1/batches", {"input_file_id": big, "endpoint": "/v1/score"}), 404),
