@@ -46,6 +46,7 @@ import redis
 from rankmill.jobs.cache import cache_folder, strangers
 from rankmill.jobs.contract.arrow import leave_out_pandas
 from rankmill.jobs.contract.errors import ConfigError, RankmillError, WorkerError
+from rankmill.jobs.contract.home import model_of_run
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.recovery import failure_handler
 from rankmill.jobs.protocol.worker_report import LAST_REPORTS, Doing, WorkerReport
@@ -309,7 +310,7 @@ class ScoringWorker(RQWorker):
 
     def _spec(self, model: str) -> ScoreSpec:
         """Return the score spec for loading a model before any chunk needs it."""
-        return self._copies.pinned(self._settings.spec(model))
+        return self._copies.pinned(self._settings.spec(model_of_run(model)))
 
     def _report(self) -> WorkerReport:
         """Make the report that heartbeats write to Redis.

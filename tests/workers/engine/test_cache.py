@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import urllib.error
@@ -280,13 +281,15 @@ def test_a_worker_warms_up_what_it_is_told_to(
     server: Server, workers: StartWorker, specs: list[ScoreSpec], tmp_path: Path
 ) -> None:
     (tmp_path / "none").mkdir()
-    warm = f"{specs[0].model}, {tmp_path / 'none'}"
+    relative = os.path.relpath(specs[0].model, tmp_path)  # runs have the whole path, whoever is asked
+    warm = f"{relative}, {tmp_path / 'none'}"
     environ = {"RANKMILL_WARM": warm, "RANKMILL_PRECISION": "fp32", "RANKMILL_BACKEND": "onnx"}
-    process = workers(environ={**environ, "RANKMILL_CACHE_DIR": str(tmp_path / "cache")})
+    process = workers(name="w", environ={**environ, "RANKMILL_CACHE_DIR": str(tmp_path / "cache")})
     # It takes work only when all is warm: what a load leaves is there.
     wait_for(lambda: "listening on rankmill" in (tmp_path / "worker.log").read_text(), process)
     assert len(list(tmp_path.glob("cache/onnx/*/model.onnx"))) == 1
     assert f"cannot warm up: {tmp_path / 'none'} is not a model" in (tmp_path / "worker.log").read_text()
+    wait_for(lambda: worker_reports(server.client, ["w"])["w"].models == (specs[0].model,))
 
 
 def test_a_worker_that_cannot_warm_up_is_not_ready_until_it_can(
