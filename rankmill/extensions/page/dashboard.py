@@ -34,8 +34,6 @@ _SERIES = (
     "bulk_p50", "bulk_p95", "bulk_p99", "waiting",
 )  # fmt: skip
 
-_GROWING = ("beat", "pairs", "tokens", "padded_tokens", "row_errors", "retried_chunks")
-
 _PAGE = Path(__file__).resolve().parent / "static"
 
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -108,22 +106,12 @@ class History:
         return {name: [point[place] for point in points] for place, name in enumerate(_SERIES)}
 
     def _note(self, seen: deque[WorkerReport], report: WorkerReport) -> None:
-        if seen and (seen[-1].started != report.started or _went_back(seen[-1], report)):
-            seen.clear()  # another process has taken over the name
+        if seen and (seen[-1].started != report.started or seen[-1].beat > report.beat):
+            seen.clear()  # another process has taken over the name, or the host's clock went back
         if not seen or seen[-1].beat != report.beat:
             seen.append(report)
         while len(seen) > 2 and report.beat - seen[0].beat > WINDOW_SECONDS:
             seen.popleft()
-
-
-def _went_back(old: WorkerReport, new: WorkerReport) -> bool:
-    """Return whether a counter is lower in a worker's report `new` than in the earlier report `old`.
-
-    If so, the reports come from two processes: another process now uses the worker's name.
-    """
-    before = [getattr(old, name) for name in _GROWING] + [*old.stage_seconds, *old.latency_counts]
-    after = [getattr(new, name) for name in _GROWING] + [*new.stage_seconds, *new.latency_counts]
-    return any(late < early for early, late in zip(before, after, strict=True))
 
 
 def quantile(counts: Sequence[int], share: float) -> float | None:
