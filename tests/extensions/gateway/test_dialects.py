@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from rankmill.extensions.gateway.bodies import parse
 from rankmill.extensions.gateway.dialects.base import Body, ScorePath, read_as
@@ -325,6 +326,32 @@ def test_a_field_that_is_null_chooses_no_dialect(path: str) -> None:
     names = {name for body in path_of(path).bodies for name in body.model_fields}
     for body in ({"query": "q", "documents": TEXTS}, {"query": "q", "texts": TEXTS}, {"prompt": "q"}):
         assert kind_of(path, dict.fromkeys(names) | body) is kind_of(path, body)
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "/rerank": {"query": "q", "texts": [1] * 9},
+    "/v1/rerank": {"query": "q", "documents": [1] * 9},
+    "/cohere/v1/rerank": {"query": "q", "documents": [1] * 9},
+    "/v2/rerank": {"query": "q", "documents": [{"text": 1}] * 9},
+    "/infinity/rerank": {"query": "q", "documents": [1] * 9},
+    "/voyage/v1/rerank": {"query": "q", "documents": [1] * 9},
+    "/vllm/rerank": {"query": "q", "documents": [1] * 9},
+    "/score": {"queries": [1] * 9, "documents": [1] * 9},
+    "/predict": {"inputs": [[1] * 9] * 9},
+    "/tei/tokenize": {"inputs": [1] * 9},
+    "/decode": {"ids": [["a"] * 9] * 9},
+    "/classify": {"input": [1] * 9, "messages": [1] * 9},
+    "/detokenize": {"tokens": ["a"] * 9},
+}
+
+
+@pytest.mark.parametrize("path", WRONG)
+def test_a_list_is_read_up_to_its_first_wrong_item(path: str) -> None:
+    """Millions of them would take minutes, in which the gateway answers nobody, and all memory."""
+    body = WRONG[path]
+    with pytest.raises(ValidationError) as refused:
+        kind_of(path, body).model_validate(body)
+    assert {place for error in refused.value.errors() for place in error["loc"] if place in range(9)} == {0}
 
 
 def test_equal_scores_keep_the_order_of_the_input() -> None:

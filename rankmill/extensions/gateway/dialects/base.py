@@ -10,7 +10,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -21,6 +21,11 @@ from rankmill.jobs.contract.spec import Long
 MAX_TEXT_CHARS = 1 << 20
 
 Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
+
+Item = TypeVar("Item")
+
+Many: TypeAlias = Annotated[list[Item], Field(fail_fast=True)]
+"""A list, checked only up to the first wrong item: errors for millions of items would fill the memory."""
 
 Top = Annotated[int, Field(ge=1)] | None
 """Number of best documents to return; ``None`` means all."""
@@ -160,7 +165,7 @@ class RerankBody(Body):
 
     model: str | None = None
     query: Text
-    documents: list[Document]
+    documents: Many[Document]
 
     @property
     def texts(self) -> list[str]:

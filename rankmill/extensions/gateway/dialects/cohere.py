@@ -11,6 +11,7 @@ from rankmill.extensions.gateway.dialects.base import (
     Body,
     Dialect,
     JsonObject,
+    Many,
     RerankBody,
     Text,
     Top,
@@ -71,9 +72,9 @@ class CohereRerankV1(Body):
 
     model: str | None = None
     query: Text
-    documents: list[Text | dict[str, Value]]
+    documents: Many[Text | dict[str, Value]]
     top_n: Top = None
-    rank_fields: list[str] | None = None
+    rank_fields: Many[str] | None = None
     return_documents: bool = False
     max_chunks_per_doc: Annotated[
         int | None, Field(description="Has no effect, as a warning in the answer says.")

@@ -10,6 +10,7 @@ from rankmill.extensions.gateway.dialects.base import (
     Dialect,
     Document,
     JsonObject,
+    Many,
     RerankBody,
     Top,
     ranking,
@@ -38,7 +39,7 @@ class InfinityRerank(RerankBody):
     paths = ("/rerank",)
     summary = "infinity: order documents by their score with a query"
 
-    documents: Annotated[list[Document], Field(min_length=1)]
+    documents: Annotated[Many[Document], Field(min_length=1)]
     return_documents: bool = False
     raw_scores: bool = False
     top_n: Top = None

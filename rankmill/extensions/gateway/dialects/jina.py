@@ -7,6 +7,7 @@ from rankmill.extensions.gateway.dialects.base import (
     Dialect,
     Document,
     JsonObject,
+    Many,
     Text,
     TextDocument,
     Top,
@@ -29,7 +30,7 @@ class JinaRerank(Body):
 
     model: str | None = None
     query: Text | TextDocument
-    documents: list[Document]
+    documents: Many[Document]
     top_n: Top = None
     return_documents: bool = True
 

@@ -13,6 +13,7 @@ from rankmill.extensions.gateway.dialects.base import (
     Body,
     Dialect,
     JsonObject,
+    Many,
     Options,
     Text,
     of_labels,
@@ -119,7 +120,7 @@ class TeiRerank(TeiOptions, Body):
     summary = "TEI: order texts by their score with a query"
 
     query: Text
-    texts: list[Text]
+    texts: Many[Text]
     return_text: bool = False
 
     def score_request(self, owner: Dialect) -> ScoreRequest:
@@ -142,7 +143,7 @@ class TeiPredict(TeiOptions, Body):
     summary = "TEI: score texts, or pairs of texts, by all labels"
 
     inputs: Annotated[
-        Text | list[Text] | list[list[Text]],
+        Text | Many[Text] | Many[Many[Text]],
         Field(
             description="A text, a pair of texts, or several of either: [[text], ...] or [[text, text], ...]"
         ),
@@ -186,7 +187,7 @@ class TeiTokenize(Body):
     summary = "TEI: the tokens of texts"
     batched = False
 
-    inputs: Text | list[Text]
+    inputs: Text | Many[Text]
     add_special_tokens: bool = True
     prompt_name: Annotated[str | None, Field(description="Must be null: no prompt has a name.")] = None
 
@@ -243,7 +244,7 @@ class TeiDecode(Body):
     summary = "TEI: the texts of tokens"
     batched = False
 
-    ids: list[TokenId] | list[list[TokenId]]
+    ids: Many[TokenId] | Many[Many[TokenId]]
     skip_special_tokens: bool = True
 
     def score_request(self, owner: Dialect) -> ScoreRequest:

@@ -15,6 +15,7 @@ from rankmill.extensions.gateway.dialects.base import (
     Dialect,
     Document,
     JsonObject,
+    Many,
     Options,
     Text,
     of_labels,
@@ -75,7 +76,7 @@ def _error(refusal: Refusal, status: int) -> JsonObject:
 
 VLLM = Dialect("vllm", _error, {"unscorable": 400, "too_long": 400}, scale=None, long="refuse")
 
-Some = Document | list[Document]
+Some = Document | Many[Document]
 
 ONLY_HERE = frozenset(
     {
@@ -232,9 +233,9 @@ class VllmClassify(VllmTextOptions, _VllmBody):
     paths = ("/classify",)
     summary = "vLLM: the probabilities of a model's labels, for texts or a conversation"
 
-    input: Text | list[Text] | None = None
+    input: Text | Many[Text] | None = None
     messages: Annotated[
-        list[JsonObject] | None,
+        Many[JsonObject] | None,
         Field(min_length=1, description="In place of input: {role, content} for the model's chat template."),
     ] = None
     add_special_tokens: Annotated[bool | None, Field(description="True for texts, false for messages.")] = (
@@ -370,7 +371,7 @@ class VllmDetokenize(_VllmBody):
     summary = "vLLM: the text of tokens"
     batched = False
 
-    tokens: list[TokenId]
+    tokens: Many[TokenId]
 
     def score_request(self, owner: Dialect) -> ScoreRequest:
         return encoding([TokensAsked(ids=tuple(self.tokens), special=True)], self.model)
