@@ -117,7 +117,7 @@ def score_file(
         session = stack.enter_context(Session(settings, cluster))
         source = input_files.open(target.form.of(target.file))
         logger.debug("%s rows in %d files", f"{source.rows:,}", len(input_files.files))
-        revision = _revision(work.journal, settings)
+        revision = _revision(work.journal, settings.revision)
         columns = names_of_score_columns(request, settings, partial(session.labels, revision=revision))
         plan = target.plan(source, columns, tokens_column)
         work.clear_output()
@@ -236,15 +236,19 @@ def _score(
         "reuse": earlier or no_earlier(source.columns.sent),
         "row_tokens": bool(plan.tokens),
     }
-    revision = _revision(journal, client.settings)
-    if models:
+    named = client.settings.revision
+    if models:  # with CHOSEN,REJECTED, the two models are one; else the option --revision is for the first
         own = [
-            {"model": model, "journal": each, "revision": each.first and each.first.revision}
+            {
+                "model": model,
+                "journal": each,
+                "revision": _revision(each, named if model == models[0] else None),
+            }
             for model, each in zip(models, work.journals, strict=True)
         ]
-        options |= {"models": [own[0] | {"revision": revision}, *own[1:]], "apart": not request.models}
+        options |= {"models": own, "apart": not request.models}
     else:
-        options |= {"journal": journal, "revision": revision}
+        options |= {"journal": journal, "revision": _revision(journal, named)}
 
     sizing = client.sizing(journals=work.journals, part_rows=request.rows_per_part)
     tables = source.tables(sizing, journal.finished.rows, plan.needed)
@@ -280,11 +284,11 @@ def _check_kind(tally: Tally, earlier: EarlierScores | None) -> None:
         tally.add_reused(earlier.made)
 
 
-def _revision(journal: Journal, settings: Settings) -> str | None:
-    """Return the revision of the model to score with. A resumed run keeps its revision, because a branch or a
-    directory may have a new one now.
+def _revision(journal: Journal, named: str | None) -> str | None:
+    """Return the revision of the model to score with, which is `named` at first. A resumed run keeps its
+    revision, because a branch or a directory may have a new one now.
     """
-    return (journal.first and journal.first.revision) or settings.revision
+    return (journal.first and journal.first.revision) or named
 
 
 def _end_last_run(store: RunStore, journal: Journal) -> None:

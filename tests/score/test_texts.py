@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from rankmill import Client
 from rankmill.producer.client.runs import ScoringRun
@@ -110,3 +112,31 @@ def test_a_pair_of_conversations_gets_both_scores(
     assert "no tool here" in rejected.errors[1]
     listed = json.loads((tmp_path / "out.jsonl.errors.jsonl").read_text())
     assert listed["error"].startswith("rejected: ")
+
+
+def test_both_columns_are_scored_by_the_revision_that_was_named(
+    server: Server, workers: StartWorker, tmp_path: Path
+) -> None:
+    kept = tmp_path / "hub" / "models--some--model"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text("a" * 40)
+    main = make_decoder(kept / "snapshots" / ("a" * 40), "qwen3", task="classifier", template=TEMPLATE)
+    named = Path(shutil.copytree(main, main.with_name("b" * 40)))
+    weights = load_file(named / "model.safetensors")
+    save_file(
+        {**weights, "score.weight": -weights["score.weight"]}, named / "model.safetensors", {"format": "pt"}
+    )
+    environ = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    workers(environ=environ)
+    row = {"chosen": exchange("why", "moon"), "rejected": exchange("why", "big cat")}
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(row) + "\n")
+    done = score_file(
+        tmp_path / "pairs.jsonl", "--messages-column", "chosen,rejected", "--model", "some/model",
+        "--revision", named.name, "--precision", "fp32", "-o", tmp_path / "out.jsonl", "--redis", server.url,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    found = json.loads((tmp_path / "out.jsonl").read_text())
+    with Client(server.url, model=str(named), precision="fp32") as client:
+        expected = client.score(messages=list(row.values()), timeout=60)
+    np.testing.assert_allclose([found["score_chosen"], found["score_rejected"]], expected, atol=1e-5)
+    assert np.ptp(np.abs(expected)) > 1e-3
