@@ -592,8 +592,11 @@ class Client:
         """
         files = self.files
         self._warn_of_losses()
-        pinned = self._names.pinned(run_spec(self.settings, spec))
-        return files.submit(request, pinned, self.settings, webhook)
+        if request.models:  # they name columns, so the runner finds out which versions they stand for
+            asked = run_spec(self.settings, {**spec, "model": request.models[0]})
+        else:
+            asked = self._names.pinned(run_spec(self.settings, spec))
+        return files.submit(request, asked, self.settings, webhook)
 
     def _kind(
         self, columns: tuple[str, ...] | None, spec: Mapping[str, Any]

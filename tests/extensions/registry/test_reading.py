@@ -30,6 +30,7 @@ from rankmill.jobs.contract.errors import ConfigError, InputError, RegistryAway,
 from rankmill.jobs.model_names import ModelNames, has_tag
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.jobs.system import system
+from rankmill.testing import FakeClient
 from tests.harness.models.registries import put_version
 from tests.harness.servers.buckets import Bucket
 from tests.harness.tools import needs_package
@@ -345,6 +346,21 @@ def test_an_alias_that_is_split_names_its_versions(tmp_path: Path, model: Path) 
         InputError, match=r"several versions \(reranker@v1, reranker@v2\); name one, as reranker@v2"
     ):
         names(tmp_path).pin("reranker@production")
+
+
+def test_a_submitted_run_of_several_models_has_the_revision_of_none(tmp_path: Path, model: Path) -> None:
+    """Its runner finds out what they stand for; the content of the client's own model is not theirs."""
+    for name in ("reranker", "a", "b"):
+        put_version(tmp_path, model, name)
+    settings = load_settings({"registry": str(tmp_path), "model": "reranker@v1"})
+    client, known = FakeClient(settings=settings), names(tmp_path).choice("reranker@v1")
+    alone, several = (
+        client.submit_file("in.csv", "out.csv", **more).status().order.spec
+        for more in ({}, {"models": ("a@v1", "b@v1")})
+    )
+    assert known
+    assert (alone.model, alone.revision) == ("reranker@v1", known.content)
+    assert (several.model, several.revision) == ("a@v1", None)
 
 
 def test_the_content_says_nothing_of_who_and_when(tmp_path: Path, model: Path) -> None:
