@@ -85,11 +85,11 @@ def by_hand() -> None:
         runs = [store.submit(order) for _ in range(3)]
         store.leave(runs[1].id)
         for first in (True, False):
-            if claim := store.claim("runner", 15):
+            if claim := store.claim(15):
                 store.renew(claim, 15)
                 store.refuse(claim.run.id, "runner", "why")
                 store.hand_back(claim, first=first)
-        if claim := store.claim("runner", 15):
+        if claim := store.claim(15):
             store.end(claim)
         store.recover(15, expired=bool(number))
         store.cancel(runs[2], 15)

@@ -80,7 +80,7 @@ class Runner:
         try:
             with waiting(look=self._check_stop):
                 while not self._stopping:
-                    claim = self._store.claim(self.name, self._settings.lease_seconds)
+                    claim = self._store.claim(self._settings.lease_seconds)
                     if claim:
                         self._take(claim)
                     else:

@@ -138,6 +138,7 @@ class FileRunStore:
         if not taken:
             return self.load(run.id)
         ended = RunLease(run.end("cancelled"), f"{run.id}:{claim}")
+        self.redis.delete(Job.key_for(run.id))  # else the run would count as enqueued again
         if run.started:
             self.hand_back(ended, first=True)
         else:
@@ -151,13 +152,13 @@ class FileRunStore:
         self._left = {left: until for left, until in self._left.items() if until > now - self.ttl}
         self._left[run_id] = now + seconds
 
-    def claim(self, runner: str, lease_seconds: int) -> RunLease | None:
+    def claim(self, lease_seconds: int) -> RunLease | None:
         """Take the first waiting run that is not left to other runners.
 
         Returns ``None`` if no such run waits, or the run has already ended, or its record cannot be read. A
-        cancelled run is returned, because data of it may be left in Redis. A run whose record has another
-        format stays in the queue. A run whose record is damaged, or whose record and job are gone, is set
-        aside.
+        run that has ended and was enqueued once more under its id begins anew. A cancelled run is returned,
+        because data of it may be left in Redis. A run whose record has another format stays in the queue. A
+        run whose record is damaged, or whose record and job are gone, is set aside.
         """
         token = system.unique_id()
         numbers, now = [lease_seconds, token, _LOOK_AT], system.monotonic()
@@ -275,17 +276,21 @@ class FileRunStore:
 
     def take_webhook(self) -> FileRun | None:
         """Take an ended run whose webhook is due; for `WEBHOOK_SECONDS`, no other process gets the run.
-        Returns ``None`` if no webhook is due, or if the record of the run cannot be read.
+        Returns ``None`` if no webhook is due, if the record of the run cannot be read, or if the record is
+        that of a new run with the same id.
         """
         key = keys.webhooks(self.queue.name)
         raw = scripts.TAKE_WEBHOOK.run(self.redis, [key], WEBHOOK_SECONDS)
         if raw is None:
             return None
         try:
-            return self.load(raw.decode(errors="replace"))
-        except (WireError, RunExpired, DamagedJob):
+            run = self._record(raw.decode(errors="replace"))
+        except WireError:
+            run = None
+        if run is None or not run.is_ended:
             self.redis.zrem(key, raw)
             return None
+        return run
 
     def note_webhook(self, run: FileRun, after: float | None) -> None:
         """Write the record of a run after an attempt to send its webhook.
@@ -320,20 +325,24 @@ class FileRunStore:
     def _read(self, raw: bytes, run_id: str) -> FileRun | None:
         """Read the record of a run. If only the run's RQ job exists, make a new record from it. Returns
         ``None`` if neither a record nor a job exists.
+
+        The job of a run that has ended is deleted. So a job beside the record of such a run was enqueued
+        again under the same id, and makes a new run.
         """
-        key = keys.file_run(run_id)
-        written = self.redis.get(key)
-        job = read_job(self.queue, raw) if written is None else None
-        if written is None and job is None:
-            written = self.redis.get(key)  # a runner may have written the record in between
-        if written is not None:
-            return FileRun.read_json(written, f"submitted run {run_id}")
+        run = self._record(run_id)
+        if run and not run.is_ended:
+            return run
+        job = read_job(self.queue, raw)
         if job is None:
-            return None
+            return run or self._record(run_id)  # a runner may have written the record in between
         if job.func_name != JOB_FUNCTION or len(job.args) != 1 or job.kwargs:
             raise WireError(f"job {run_id}: a runner runs nothing but {JOB_FUNCTION}, with one argument")
         order = FileOrder.read_json(json.dumps(job.args[0]), f"job {run_id}")
         return new_file_run(order, run_id)
+
+    def _record(self, run_id: str) -> FileRun | None:
+        written = self.redis.get(keys.file_run(run_id))
+        return None if written is None else FileRun.read_json(written, f"submitted run {run_id}")
 
     def _leave_to_others(self, raw: bytes, token: str) -> None:
         with self.redis.pipeline() as pipe:

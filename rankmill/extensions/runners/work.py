@@ -29,6 +29,7 @@ from rankmill.jobs.contract.file_run import RunOutcome
 from rankmill.jobs.contract.home import expanded
 from rankmill.jobs.contract.priority import NOBODY
 from rankmill.jobs.contract.prompts import check_text
+from rankmill.jobs.contract.run import Progress
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.runtime.connection import client_for
 from rankmill.jobs.runtime.settings import Settings
@@ -74,7 +75,14 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
     @contextmanager
     def view(total: int) -> Iterator[Show]:
         note(rows=total, restarted=True, now=True)
-        yield lambda progress, workers, doing: note(progress=progress)
+        begun_rows = run.begun_rows
+
+        def show(progress: Progress, workers: int, doing: str) -> None:
+            nonlocal begun_rows  # fewer than the last runner has reported, if its rows are on another host
+            begun_rows = min(begun_rows, progress.rows)
+            note(progress=progress, begun_rows=begun_rows)
+
+        yield show
 
     def score(
         request: FileRequest,

@@ -30,7 +30,7 @@ def test_submitted_runs_are_rows_and_those_that_ended_long_ago_are_not(
         {"state": "failed", "ended": time.time(), "reason": "no column query"},
         {"state": "running", "runner": "runner-1", "rows": 200, "progress": Progress(rows=50)},
     ):
-        claim = store.claim("runner-1", 15)
+        claim = store.claim(15)
         assert claim
         lease = RunLease(claim.run.changed(**changes), claim.entry)
         if "ended" in changes:

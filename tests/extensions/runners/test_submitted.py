@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +15,16 @@ from rq.job import Job
 from rankmill.cli.main import rankmill
 from rankmill.extensions.runners import redis_keys as keys
 from rankmill.extensions.runners.orders import kind_of
+from rankmill.extensions.runners.record import new_file_run
 from rankmill.extensions.runners.store import FileRunStore, RunLease
+from rankmill.extensions.runners.work import work_on
 from rankmill.jobs.contract.errors import RunnerError
 from rankmill.jobs.contract.file_request import FileOrder, FileRequest
+from rankmill.jobs.contract.run import Progress
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.leases import server_time
 from rankmill.jobs.protocol.set_aside import read_job
+from rankmill.jobs.runtime.settings import load_settings
 from rankmill.jobs.system import system
 from tests.conftest import Server
 
@@ -35,7 +41,7 @@ def test_leases_follow_the_server_s_clock(
     server: Any = shared_server.client
     store = FileRunStore(server, f"files{ahead}", 600)
     store.submit(ORDER)
-    claim = store.claim("a", 15)
+    claim = store.claim(15)
     assert claim
     server.delete(store.queue.started_job_registry.key, keys.file_run(claim.run.id))
 
@@ -48,10 +54,10 @@ def test_leases_follow_the_server_s_clock(
     assert 20 < seconds_until(keys.webhooks(store.queue.name), claim.run.id) <= 30
     other = store.submit(ORDER)
     server.set(keys.file_run(other.id), json.dumps({**json.loads(other.written()), "format": 99}))
-    assert store.claim("a", 15) is None
+    assert store.claim(15) is None
     assert server.lrange(store.queue.key, 0, -1) == [other.id.encode()]
     last = store.submit(ORDER)
-    claim = store.claim("a", 15)
+    claim = store.claim(15)
     assert claim
     assert claim.run.id == last.id
 
@@ -60,13 +66,36 @@ def test_a_run_that_was_submitted_twice_is_held_by_one_runner(shared_server: Ser
     store = FileRunStore(shared_server.client, "files submitted twice", 600)
     run = store.submit(ORDER)
     store.submit(ORDER, run.id)  # as a client does whose reply was lost
-    first = store.claim("a", 15)
+    first = store.claim(15)
     assert first
     assert first.run.id == run.id
-    assert store.claim("b", 15) is None
+    assert store.claim(15) is None
     assert store.end(first)
-    assert store.claim("b", 15) is None
+    assert store.claim(15) is None
     assert store.load(run.id).id == run.id
+
+
+def test_a_job_that_is_enqueued_again_under_its_id_is_a_new_run(shared_server: Server) -> None:
+    store = FileRunStore(shared_server.client, "files again", 600)
+    order = {"request": {"inputs": ["/a.csv"], "output": "/b.csv"}, "spec": {"model": "m"}}
+
+    def claimed() -> RunLease:
+        store.queue.enqueue("rankmill.score_file", order, job_id="nightly")
+        claim = store.claim(15)
+        assert claim
+        assert claim.run.state == "waiting"
+        return claim
+
+    for state in ("done", "failed", "cancelled"):
+        claim = claimed()
+        assert store.end(RunLease(claim.run.end(state), claim.entry))
+        assert store.claim(15) is None
+    claim = claimed()
+    assert store.hand_back(RunLease(claim.run.changed(started=1.0), claim.entry))
+    assert store.cancel(store.load("nightly"), 60).state == "cancelled"
+    last = store.claim(15)
+    assert last
+    assert last.run.state == "cancelled"  # it is not taken for a new one
 
 
 def test_a_run_that_a_runner_takes_meanwhile_is_found(
@@ -79,7 +108,7 @@ def test_a_run_that_a_runner_takes_meanwhile_is_found(
 
     def ends_first(queue: Queue, raw: bytes) -> Job | None:
         monkeypatch.undo()
-        claim = store.claim("a", 15)
+        claim = store.claim(15)
         assert claim
         assert store.end(RunLease(claim.run.end("done"), claim.entry))
         return read_job(queue, raw)
@@ -104,6 +133,25 @@ def test_an_order_is_left_to_runners_that_have_an_extension_for_it(without_exten
     order = ORDER.model_copy(update={"kind": "batch"})
     with pytest.raises(RunnerError, match="this runner has no extension for a batch"):
         kind_of(order)
+
+
+def test_a_runner_that_starts_over_has_scored_rows_before_it_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal of an output in an object store is on the host of the last runner."""
+    (tmp_path / "in.csv").write_text("query,passage\na,b\n")
+    files = FileRequest(inputs=(str(tmp_path / "in.csv"),), output=str(tmp_path / "out.csv"))
+    run = new_file_run(ORDER.model_copy(update={"request": files})).changed(begun_rows=800)
+    noted: dict[str, Any] = {}
+
+    def score_file(*_: object, view: Callable[[int], Any], **__: object) -> None:
+        with view(1000) as show:
+            for rows in (0, 500):
+                show(Progress(rows=rows), 1, "")
+
+    monkeypatch.setattr("rankmill.extensions.runners.work.score_file", score_file)
+    work_on(run, load_settings(), lambda *, now=False, **changes: noted.update(changes))
+    assert (noted["begun_rows"], noted["progress"].rows) == (0, 500)
 
 
 @pytest.mark.parametrize(
