@@ -30,6 +30,9 @@ from rankmill.jobs.system import Backoff, Periodic, system
 _TIMEOUT = 10
 """Seconds without a byte from the receiver after which sending a webhook fails."""
 
+_LONGEST = 60
+"""Seconds after which sending a webhook fails, even if the receiver still sends bytes."""
+
 _BACKOFF = Backoff(first=2.0, longest=3600.0)
 
 _LOOK_SECONDS = 1.0
@@ -98,10 +101,15 @@ class WebhookSender:
                 logger.exception("webhook failed, trying again")
 
     def _send(self, run: FileRun) -> None:
-        problem = self._problem(run)
+        problems: list[str | None] = []
+        # in a thread, because urllib has no limit for the whole answer; a late one is ignored
+        asking = system.Thread(target=lambda: problems.append(self._problem(run)), daemon=True)
+        asking.start()
+        asking.join(_LONGEST)
+        problem = problems[0] if problems else f"it has not answered within {_LONGEST} s"
         attempts = (run.notice.attempts if run.notice else 0) + 1
         waited = system.now() - (run.ended or 0)
-        pause = _BACKOFF.pause(attempts)
+        pause = min(_BACKOFF.pause(attempts), self._store.ttl / 2)  # else the record expires before
         if problem is None:
             logger.info("webhook delivered")
             notice, after = Notice(state="delivered", attempts=attempts), None

@@ -26,6 +26,7 @@ from rankmill.extensions.runners.webhooks import WebhookSender, signature
 from rankmill.jobs.contract.errors import ConfigError, RunFailed
 from rankmill.jobs.contract.file_request import FileOrder, FileRequest
 from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.protocol.leases import server_time
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.producer.client.files import FileHandle
 from tests.conftest import Server, StartRunner, wait_for
@@ -179,7 +180,7 @@ def ended_run(store: FileRunStore, webhook: str) -> FileRun:
     """A run that has just ended; no runner has ever held it."""
     request = FileRequest(inputs=("/in.csv",), output="/out.csv")
     store.submit(FileOrder(request=request, spec=ScoreSpec(model="demo"), webhook=webhook))
-    claim = store.claim("runner", 60)
+    claim = store.claim(60)
     assert claim
     done = claim.run.end("done")
     assert store.end(replace(claim, run=done))
@@ -213,6 +214,44 @@ def test_a_slow_receiver_delays_no_other_host(server: Server) -> None:
             sender.stop()
     assert getattr(store.load(to_quick).notice, "state", "") == "delivered"
     assert "webhook delivered after 1 attempt\n" in describe(store.load(put_off))  # putting off is no attempt
+
+
+def test_a_receiver_that_answers_without_end_is_tried_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rankmill.extensions.runners.webhooks._LONGEST", 0.5)
+    store, over = FileRunStore(server.client, "files", 3600), threading.Event()
+
+    def answer(number: int) -> int:
+        return 200
+
+    settings = load_settings({"webhook_secret": SECRET, "webhook_hosts": "127.0.0.1"})
+    sender = WebhookSender(store, settings.of(RunnerSettings))
+    with receiver(answer) as found:
+
+        def drip(handler: BaseHTTPRequestHandler, *_: object) -> None:
+            while not over.wait(0.05):
+                handler.wfile.write(b"H")
+
+        monkeypatch.setattr(found.server.RequestHandlerClass, "send_response", drip)
+        run = ended_run(store, found.url)
+        sender.start()
+        try:
+            wait_for(lambda: getattr(store.load(run.id).notice, "attempts", 0))
+        finally:
+            over.set()
+            sender.stop()
+    assert getattr(store.load(run.id).notice, "reason", "") == "it has not answered within 0.5 s"
+
+
+def test_the_next_attempt_comes_before_the_record_expires(server: Server) -> None:
+    store = FileRunStore(server.client, "files", 600)
+    settings = load_settings({"webhook_secret": SECRET, "webhook_hosts": "localhost"})
+    run = ended_run(store, "http://127.0.0.1/").changed(notice=Notice(attempts=20))
+    WebhookSender(store, settings.of(RunnerSettings))._send(run)
+    due = server.client.zscore(keys.webhooks("files"), run.id)
+    assert isinstance(due, float)
+    assert 0 < due - server_time(server.client) < 600
 
 
 def test_webhooks_expire_even_if_the_server_has_lost_the_others(server: Server) -> None:
