@@ -339,7 +339,8 @@ def pull(registry: RegistryStore, manifest: Manifest, target: Path, steps: Steps
     Raises
     ------
     InputError
-        The folder exists and is not empty, or another process is making it.
+        The folder exists and is not empty, is the working directory or mounted, or another process is making
+        it.
     RegistryError
         A file is missing in the registry or has another checksum than in the manifest.
     RegistryAway
@@ -347,9 +348,11 @@ def pull(registry: RegistryStore, manifest: Manifest, target: Path, steps: Steps
     OSError
         A file cannot be written.
     """
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    target = target.resolve()
+    in_use = target == Path.cwd() or target.is_mount()  # the complete folder cannot be put there
+    if in_use or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
         raise InputError(f"{target} exists already; name a folder that does not exist")
-    work = target.absolute().with_name(f".{target.name}.pulling-{manifest.content[:16]}")
+    work = target.with_name(f".{target.name}.pulling-{manifest.content[:16]}")
     work.mkdir(parents=True, exist_ok=True)
     held = lock(work / "lock", wait=False)
     if held is None:

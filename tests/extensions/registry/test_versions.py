@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from rankmill.extensions.registry.documents import Manifest, Reference
+from rankmill.extensions.registry.push import Steps, pull
 from rankmill.extensions.registry.registry import Registry, fetch_files, files_folder
 from rankmill.extensions.registry.store import RegistryStore
-from rankmill.jobs.contract.errors import WorkerError
+from rankmill.jobs.contract.errors import InputError, WorkerError
 from rankmill.jobs.model_files import model_files
 from rankmill.jobs.model_names import ModelCopy
 from rankmill.jobs.runtime.settings import load_settings
@@ -292,3 +293,26 @@ def test_killed_while_it_pulls_the_next_goes_on(registry: Path, tmp_path: Path) 
     assert kills >= 1
     assert (target / "model.safetensors").read_bytes() == b"a" * SIZE
     assert not list(tmp_path.glob(".pulled*"))
+
+
+def test_a_version_is_pulled_to_what_a_link_names_and_never_over_the_working_directory(
+    registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = RegistryStore(str(registry))
+    manifest = store.manifest(Reference("reranker", "v1"))
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to("disk")
+    pull(store, manifest, tmp_path / "link", Steps())
+    assert (tmp_path / "disk" / "model.safetensors").read_bytes() == b"a" * SIZE
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(InputError, match="name a folder that does not exist"):
+        pull(store, manifest, Path(), Steps())
+    assert not list(tmp_path.glob(".here*"))
+
+
+def test_a_version_is_not_fetched_for_a_folder_that_is_mounted(registry: Path, tmp_path: Path) -> None:
+    store = RegistryStore(str(registry))
+    manifest = store.manifest(Reference("reranker", "v1"))
+    with small_disk(tmp_path / "disk", "64k") as disk, pytest.raises(InputError, match="exists already"):
+        pull(store, manifest, disk, Steps())
