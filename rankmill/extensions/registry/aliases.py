@@ -10,7 +10,15 @@ import redis
 
 from rankmill.cluster.orders import TAKE_CHUNKS, OrderOutcome, order_workers, reachable
 from rankmill.cluster.snapshot import read_cluster
-from rankmill.extensions.registry.documents import Alias, Manifest, Reference, Target, check_name, target_of
+from rankmill.extensions.registry.documents import (
+    Alias,
+    Manifest,
+    Reference,
+    Target,
+    check_name,
+    target_of,
+    with_share,
+)
 from rankmill.extensions.registry.models import is_numbered
 from rankmill.extensions.registry.store import RegistryStore
 from rankmill.jobs.contract.errors import (
@@ -39,7 +47,7 @@ def called(manifest: Manifest, aliases: Mapping[str, Alias]) -> list[str]:
     for name, alias in aliases.items():
         share = alias.now.versions.get(manifest.version)
         if share is not None:
-            names.append(name if share == 1 else f"{name} {share:.0%}")
+            names.append(with_share(name, share))
         elif manifest.version == alias.now.shadow:
             names.append(f"{name} (shadow)")
     return names

@@ -175,6 +175,11 @@ def content_of(files: Iterable[ModelFile]) -> str:
     return digest_of((file.path, file.bytes, file.sha256) for file in files)
 
 
+def with_share(name: str, share: float) -> str:
+    """Return `name` with its share of the queries, such as ``v4 10%``, or only `name` if it gets them all."""
+    return name if share == 1 else f"{name} {100 * share:.6g}%"
+
+
 class Target(_Document):
     """What an alias stands for: one or several versions of its model.
 
@@ -211,9 +216,7 @@ class Target(_Document):
         return (*self.versions, *([self.shadow] if self.shadow else []))
 
     def __str__(self) -> str:
-        shares = [
-            version if share == 1 else f"{version} {share:.0%}" for version, share in self.versions.items()
-        ]
+        shares = (with_share(version, share) for version, share in self.versions.items())
         return ", ".join(shares) + (f"; {self.shadow} in its shadow" if self.shadow else "")
 
 

@@ -292,6 +292,11 @@ def test_targets_that_an_alias_cannot_have(versions: dict[str, float], shadow: s
         target_of(versions, shadow=shadow, by="", at=0)
 
 
+def test_shares_are_shown_as_they_are() -> None:
+    target = target_of({"v1": 0.897, "v2": 0.1, "v3": 0.003}, shadow="v4", by="", at=0)
+    assert str(target) == "v1 89.7%, v2 10%, v3 0.3%; v4 in its shadow"
+
+
 def test_an_alias_remembers_what_it_stood_for() -> None:
     targets = [Target(versions={f"v{n}": 1.0}, by="", at=n) for n in range(30)]
     alias = Alias(now=targets[0])
