@@ -143,10 +143,13 @@ def _drawn(ranks: npt.NDArray[np.float64], random: np.random.Generator) -> npt.N
 
 def _correlation(pairs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Pearson's correlation of the two columns of ``[..., n, 2]``; NaN where a column is constant."""
-    centred = pairs - pairs.mean(axis=-2, keepdims=True)
+    first, second = np.moveaxis(pairs - pairs.mean(axis=-2, keepdims=True), -1, 0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        both = (centred[..., 0] * centred[..., 1]).sum(axis=-1)
-        correlations: npt.NDArray[np.float64] = both / np.sqrt((centred**2).sum(axis=-2).prod(axis=-1))
+        # Add all products in the same way, so that the correlation of equal columns is exactly 1.
+        both, of_first, of_second = (
+            (one * other).sum(axis=-1) for one, other in ((first, second), (first, first), (second, second))
+        )
+        correlations: npt.NDArray[np.float64] = both / np.sqrt(of_first * of_second)
     return correlations
 
 

@@ -142,6 +142,6 @@ def _qrels(queries: list[str], labels: list[float | None]) -> Qrels:
     """Make relevance judgements from the labels of rows; each row counts as a document of its query."""
     qrels: dict[str, dict[str, float]] = {}
     for row, (query, label) in enumerate(zip(queries, labels, strict=True)):
-        if label is not None:
+        if label is not None and not np.isnan(label):
             qrels.setdefault(query, {})[f"{row:09}"] = label
     return qrels

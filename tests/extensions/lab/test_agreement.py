@@ -27,6 +27,14 @@ def test_spearman_is_the_mean_over_queries() -> None:
     assert agreement(["a", "b"], reference[:2], reference[:2]) is None
 
 
+@pytest.mark.parametrize("queries", [1, 3, 19, 20])
+def test_equal_rankings_keep_any_threshold(queries: int) -> None:
+    names, scores, _ = noisy(queries, 0)
+    same = agreement(names, scores, 2 * scores)
+    assert same
+    assert (same.low, same.spearman, same.high, same.verdict(1)) == (1, 1, 1, "kept")
+
+
 def test_the_first_ten_are_compared_as_a_set() -> None:
     """One query swaps its first two, another its 10th and 11th; the third is too short to tell."""
     reference = np.arange(12, 0, -1).astype(np.float32)

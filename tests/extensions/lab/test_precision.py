@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -43,11 +44,12 @@ def test_it_tells_how_a_precision_ranks_and_what_that_does_to_ndcg(shared_queue:
 
 def test_labels_without_a_value_have_no_ndcg(shared_queue: Server, tmp_path: Path, tiny_model: Path) -> None:
     pairs = {"query": ["q"] * 20, "passage": [f"{n} cats" for n in range(20)]}
-    table = pa.table({**pairs, "label": pa.nulls(20, pa.float32())})
-    pq.write_table(table, tmp_path / "p.parquet")
-    options = (str(tmp_path / "p.parquet"), "--model", str(tiny_model), "--precision", "bf16", "--json")
-    found = run(shared_queue, *options, "--label-column", "label", "--report-only")
-    assert [each["ndcg"] for each in json.loads(found.stdout)] == [None, None], found.output
+    for label in (None, math.nan):
+        table = pa.table({**pairs, "label": pa.array([label] * 20, pa.float32())})
+        pq.write_table(table, tmp_path / "p.parquet")
+        options = (str(tmp_path / "p.parquet"), "--model", str(tiny_model), "--precision", "bf16", "--json")
+        found = run(shared_queue, *options, "--label-column", "label", "--report-only")
+        assert [each["ndcg"] for each in json.loads(found.stdout)] == [None, None], found.output
 
 
 def test_labels_of_csv_are_numbers(shared_queue: Server, tmp_path: Path) -> None:
