@@ -51,6 +51,11 @@ _CALIBRATED = 128
 channel.
 """
 
+_SHIPPED_ROWS = 2000
+"""At least this many of the shipped pairs are made to quantize a model with: fewer would have too few
+queries.
+"""
+
 
 def sample(pairs: str, rows: int, columns: tuple[str, str] = COLUMNS) -> pa.Table:
     """Return a table of `rows` pairs with the columns `COLUMNS`. If there are too few pairs, they are
@@ -239,7 +244,7 @@ def read_pairs(file: str | None, columns: TextColumns, label: str | None, rows: 
     """
     if file is None:
         columns, label = TextColumns(*COLUMNS), None
-        table = sample("varied", rows)
+        table = sample("varied", max(rows, _SHIPPED_ROWS))
     else:
         table = FileSample([file], _LOOK_ROWS, columns, label).read()
     queries = table[columns.query].to_pylist()

@@ -259,8 +259,7 @@ def quantize(
     ProcessFailed
         The process that calibrates the model ended without an answer, such as when memory ran out.
     """
-    check_output(output, force)
-    with _made_whole(output) as (whole, scratch):
+    with _made_whole(output, force) as (whole, scratch):
         ours = {"backend": "openvino", "device": "cpu", "redis_url": None, "cache_dir": str(scratch)}
         name = ModelNames(settings).pin(settings.model)
         settings = settings.model_copy(update={**ours, "model": name})
@@ -367,10 +366,11 @@ def _figures(measured: Measured) -> dict[str, Any]:
 
 
 @contextmanager
-def _made_whole(output: Path) -> Iterator[tuple[Path, Path]]:
+def _made_whole(output: Path, force: bool) -> Iterator[tuple[Path, Path]]:
     """Yield two new folders. At the end of the ``with`` block, the first becomes `output`, and the second is
-    deleted.
+    deleted. Raises `OutputError` as `check_output` does, also at the end.
     """
+    check_output(output, force)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.making-") as making:
@@ -380,6 +380,7 @@ def _made_whole(output: Path) -> Iterator[tuple[Path, Path]]:
             yield whole, scratch
             for file in whole.iterdir():
                 sync(file)
+            check_output(output, force)  # another process may have made it meanwhile
             if output.exists():
                 output.rename(scratch / "before")
             whole.rename(output)

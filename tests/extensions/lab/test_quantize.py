@@ -19,10 +19,11 @@ import pytest
 from rankmill.extensions.lab.agreement import Agreement
 from rankmill.extensions.lab.pairs import fingerprint, read_pairs
 from rankmill.extensions.lab.precision import Measured
-from rankmill.extensions.lab.quantize import QuantizedTrial, calibrate, groups
+from rankmill.extensions.lab.quantize import QuantizedTrial, _made_whole, calibrate, groups
 from rankmill.extensions.lab.quantize import search as search_layers
 from rankmill.extensions.registry.documents import Reference
 from rankmill.extensions.registry.registry import Registry
+from rankmill.jobs.contract.errors import OutputError
 from rankmill.jobs.contract.spec import RECIPE, ScoreSpec
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.producer.files.formats.base import TextColumns
@@ -192,6 +193,23 @@ def test_what_cannot_be_quantized_is_one_line(made: Made, tmp_path: Path) -> Non
         assert line.startswith("rankmill quantize: ")
         assert message in line
     assert not (tmp_path / "x").exists()
+
+
+def test_a_few_of_the_shipped_pairs_are_enough_to_measure_with() -> None:
+    pairs = read_pairs(None, TextColumns("query", "passage"), None, rows=40)
+    assert len(pairs.measured) == 40
+    assert not {*pairs.measured["query"].to_pylist()} & {*pairs.calibrated["query"].to_pylist()}
+
+
+def test_a_directory_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    making = _made_whole(tmp_path / "made", force=False)
+    whole, _ = making.__enter__()
+    (whole / RECIPE).write_text("{}")
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / RECIPE).write_text("another's")
+    with pytest.raises(OutputError, match="is there; choose another directory"):
+        making.__exit__(None, None, None)
+    assert (tmp_path / "made" / RECIPE).read_text() == "another's"
 
 
 @pytest.fixture
