@@ -299,7 +299,8 @@ def _by_row(index: TextIndex, ids: pd.DataFrame, name: str, rows: _Rows) -> dict
 def _keys(index: TextIndex, ids: pd.Series[str]) -> _Keys:
     places, names = pd.factorize(ids)
     rows = index.find(pa.array(names, pa.string()))
-    parts = [_hashes(index.take(rows[start : start + _ROWS])) for start in range(0, len(rows), _ROWS)]
+    starts = range(0, max(len(rows), 1), _ROWS)  # at least one part, for a file without rows
+    parts = [_hashes(index.take(rows[start : start + _ROWS])) for start in starts]
     return _apart(np.concatenate(parts))[places]
 
 

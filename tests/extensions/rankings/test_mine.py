@@ -69,9 +69,12 @@ def run(*arguments: object) -> Result:
 
 def test_a_file_without_rows_has_no_negatives(scored: Path, tmp_path: Path) -> None:
     pq.write_table(pq.read_table(scored).slice(0, 0), tmp_path / "empty.parquet")
-    done = run(tmp_path / "empty.parquet", "-o", tmp_path / "mined.jsonl")
-    assert (done.exit_code, done.exception is None or isinstance(done.exception, SystemExit)) == (2, True)
-    assert "empty.parquet: no negatives are left" in done.output
+    (tmp_path / "texts.jsonl").write_text('{"_id": "0", "text": "moon"}\n')
+    texts = ("--queries", tmp_path / "texts.jsonl", "--corpus", tmp_path / "texts.jsonl")
+    for options in ((), texts):
+        done = run(tmp_path / "empty.parquet", *options, "-o", tmp_path / "mined.jsonl")
+        assert (done.exit_code, done.exception is None or isinstance(done.exception, SystemExit)) == (2, True)
+        assert "empty.parquet: no negatives are left" in done.output
 
 
 @pytest.mark.parametrize("form", ["triplet", "n-tuple", "labeled-pair", "labeled-list"])
