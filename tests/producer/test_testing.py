@@ -148,6 +148,13 @@ def test_several_models_score_pairs_that_are_read_once(side: Side, request: pyte
         np.testing.assert_allclose(each, client.score(PAIRS, timeout=60), atol=1e-5)
 
 
+def test_a_revision_is_that_of_the_first_of_several_models() -> None:
+    workers = FakeWorkers()
+    FakeClient(fake_workers=workers, revision="other").score_models(PAIRS, ["m", "n"], revision="mine")
+    asked = [run.asked.spec for run in workers.runs]
+    assert [(spec.model, spec.revision) for spec in asked] == [("m", "mine"), ("n", None)]
+
+
 def test_the_best_passages_come_first(side: Side) -> None:
     client = side.make()
     passages: Any = ["the moon", None, "cheese", "a moon of cheese"]

@@ -380,8 +380,8 @@ class Client:
         priority: Priority | None = None,
         **spec: Unpack[SpecOptions],
     ) -> dict[str, Scores]:
-        """Score pairs with several models, but read the pairs once; other parameters and errors as in
-        `Client.score`.
+        """Score pairs with several models, but read the pairs once. An option ``revision`` is that of the
+        first model. Other parameters and errors are as in `Client.score`.
 
         Returns
         -------
@@ -403,7 +403,10 @@ class Client:
         tables = cut_pairs(pairs, columns, sizing)
         runs: list[ScoringRun] = []
         with cancelled_on_error(runs):
-            own = [{"model": model, "revision": None} for model in models]
+            own = [
+                {"model": model, "revision": spec.get("revision") if model == models[0] else None}
+                for model in models
+            ]
             runs += start_each(self.start, own, tables, columns, sizing, priority=priority, **spec)
             return dict(zip(models, read_together(runs, timeout), strict=True))
 
