@@ -184,8 +184,8 @@ class _Known:
 class ModelNames:
     """Asks extensions which models a name stands for. Threads may share the object.
 
-    An extension's answer is used again for some seconds, and longer while the extension cannot reach its
-    service.
+    An extension's answer is used again for some seconds, and longer while the extension is asked again or
+    cannot reach its service.
 
     Parameters
     ----------
@@ -204,6 +204,8 @@ class ModelNames:
         self._settings, self._extensions = settings, extensions
         self._lock = system.Lock()
         self._known: dict[str, _Known] = {}
+        self._asked: set[str] = set()
+        """Names about which a thread is asking an extension now. Other threads use the last answer."""
 
     @cached_property
     def owners(self) -> tuple[NamedModels, ...]:
@@ -233,21 +235,26 @@ class ModelNames:
                 raise ConfigError(unknown_name(model))
             return None
         kept = self._known.get(model)
-        if kept and kept.is_fresh:  # without the lock, which another thread may hold while it asks its owner
+        # without the lock, which another thread may hold while it asks its owner
+        if kept and (kept.is_fresh or model in self._asked):
             return kept.choice
-        with self._lock:
-            kept = self._known.get(model)
-            if kept and kept.is_fresh:
-                return kept.choice
-            try:
-                choice = owner.choice(model)
-            except RegistryAway as error:
-                if kept is None:
-                    raise
-                logger.warning("%s; %s stays what it was", error, model)
-                choice = kept.choice
-            self._known[model] = _Known(choice, system.monotonic())
-            return choice
+        self._asked.add(model)
+        try:
+            with self._lock:
+                kept = self._known.get(model)
+                if kept and kept.is_fresh:
+                    return kept.choice
+                try:
+                    choice = owner.choice(model)
+                except RegistryAway as error:
+                    if kept is None:
+                        raise
+                    logger.warning("%s; %s stays what it was", error, model)
+                    choice = kept.choice
+                self._known[model] = _Known(choice, system.monotonic())
+                return choice
+        finally:
+            self._asked.discard(model)
 
     def answers_at_once(self, model: str) -> bool:
         """Return whether `choice` can tell what the name `model` stands for without asking an extension."""

@@ -219,3 +219,29 @@ def test_a_loop_asks_in_a_thread_and_what_is_known_costs_none(
 
     asyncio.run(submit())
     assert len(begun) == 1
+
+
+def test_while_one_thread_asks_again_others_use_the_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_answer = threading.Event(), threading.Event()
+    in_time: list[bool] = []
+
+    class SlowZoo(Zoo):
+        def choice(self, model: str) -> Choice:
+            begun.set()
+            in_time.append(may_answer.wait(30))
+            return super().choice(model)
+
+    names = ModelNames(load_settings(environ={}), lambda: [SlowZoo])
+    may_answer.set()
+    assert names.pin("zoo:far") == "zoo:far-2"
+    may_answer.clear()
+    begun.clear()
+    at = system.monotonic()
+    monkeypatch.setattr(system, "monotonic", lambda: at + 60)
+    asking = threading.Thread(target=names.pin, args=("zoo:far",))
+    asking.start()
+    assert begun.wait(30)
+    assert names.pin("zoo:far") == "zoo:far-2"
+    may_answer.set()
+    asking.join()
+    assert in_time == [True, True]
