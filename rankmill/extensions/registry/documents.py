@@ -228,7 +228,12 @@ class Alias(_Document):
     before: tuple[Target, ...] = Field(default=(), max_length=_MAX_BEFORE)
 
     def then(self, target: Target) -> Alias:
-        return Alias(now=target, before=(self.now, *self.before)[:_MAX_BEFORE])
+        """Return this alias with a new target. If the target has the same versions as the present one, it is
+        no step that could be taken back.
+        """
+        is_same = (target.versions, target.shadow) == (self.now.versions, self.now.shadow)
+        before = self.before if is_same else (self.now, *self.before)[:_MAX_BEFORE]
+        return Alias(now=target, before=before)
 
 
 def target_of(versions: Mapping[str, float], *, shadow: str | None, by: str, at: float) -> Target:

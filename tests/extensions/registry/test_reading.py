@@ -305,6 +305,8 @@ def test_an_alias_remembers_what_it_stood_for() -> None:
     assert [next(iter(each.versions)) for each in (alias.now, *alias.before)] == [
         f"v{n}" for n in range(29, 8, -1)
     ]
+    again = alias.then(targets[-1].model_copy(update={"by": "a job that runs twice", "at": 99}))
+    assert (again.now.at, again.before) == (99, alias.before)
 
 
 def test_a_registry_that_is_away_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
