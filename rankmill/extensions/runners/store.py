@@ -338,7 +338,7 @@ class FileRunStore:
         if job.func_name != JOB_FUNCTION or len(job.args) != 1 or job.kwargs:
             raise WireError(f"job {run_id}: a runner runs nothing but {JOB_FUNCTION}, with one argument")
         order = FileOrder.read_json(json.dumps(job.args[0]), f"job {run_id}")
-        return new_file_run(order, run_id)
+        return new_file_run(order, run_id).changed(created=job.created_at.timestamp())
 
     def _record(self, run_id: str) -> FileRun | None:
         written = self.redis.get(keys.file_run(run_id))

@@ -102,7 +102,7 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
         if seal and confined():
             record = OutputRecord(as_path(order.request.output or ""))
             told = outcome.model_dump_json(include={*RunOutcome.model_fields})  # a `Summary` has more fields
-            record.seal(run.id, seal.model_dump_json(), told)
+            record.seal(_name_of(run), seal.model_dump_json(), told)
 
     try:
         kind = kind_of(order)
@@ -144,11 +144,16 @@ def _sealed(run: FileRun) -> FileRun:
         place = as_path(run.order.request.output or "")
         if roots := confined():
             roots.check(place, "write")
-        seal, outcome = OutputRecord(place).sealed(run.id)
+        seal, outcome = OutputRecord(place).sealed(_name_of(run))
         sealed = Seal.model_validate_json(seal), RunOutcome.model_validate_json(outcome)
     except (RankmillError, OSError, ValueError):
         return run
     return run.changed(seal=sealed[0], outcome=sealed[1])
+
+
+def _name_of(run: FileRun) -> str:
+    """Name a run in its output's record, by its id and its time: plain RQ may use an id again."""
+    return f"{run.id} {run.created}"
 
 
 def _is_in_place(run: FileRun) -> bool:

@@ -366,6 +366,11 @@ def test_by_its_name_from_plain_rq_and_never_by_a_plain_worker(
     done = on_server(client.store, client.settings).handle(job.id).wait(60)
     assert done.outcome
     assert done.outcome.rows == 20
+    order["request"] |= {"limit": 30, "force": True}
+    files.enqueue("rankmill.score_file", order, job_id=job.id)  # once more, after its end
+    done = on_server(client.store, client.settings).handle(job.id).wait(60)
+    assert done.outcome
+    assert done.outcome.rows == len(pq.read_table(output)) == 30
     wait_for(lambda: queue.client.hget(f"rq:job:{strange.id}", "status") == b"failed")
     status = json.loads(run_command("rankmill", "status", "--json", "--redis", queue.url).out)
     assert "surprise" in status["set_aside"][0]["reason"]
