@@ -361,10 +361,8 @@ def test_a_submitted_run_of_several_models_has_the_revision_of_none(tmp_path: Pa
         put_version(tmp_path, model, name)
     settings = load_settings({"registry": str(tmp_path), "model": "reranker@v1"})
     client, known = FakeClient(settings=settings), names(tmp_path).choice("reranker@v1")
-    alone, several = (
-        client.submit_file("in.csv", "out.csv", **more).status().order.spec
-        for more in ({}, {"models": ("a@v1", "b@v1")})
-    )
+    alone = client.submit_file("in.csv", "out.csv").status().order.spec
+    several = client.submit_file("in.csv", "out.csv", models=("a@v1", "b@v1")).status().order.spec
     assert known
     assert (alone.model, alone.revision) == ("reranker@v1", known.content)
     assert (several.model, several.revision) == ("a@v1", None)

@@ -357,8 +357,8 @@ def test_by_its_name_from_plain_rq_and_never_by_a_plain_worker(
     worker.work(burst=True, logging_level="CRITICAL")
     with pytest.raises(RunFailed, match="a worker that is not a runner took its job"):
         run.wait(60)
-    order = {"request": {"inputs": [str(source)], "output": str(output), "limit": 20},
-             "spec": {"model": client.settings.model}}  # fmt: skip
+    request: dict[str, Any] = {"inputs": [str(source)], "output": str(output), "limit": 20}
+    order = {"request": request, "spec": {"model": client.settings.model}}
     job = files.enqueue("rankmill.score_file", order)
     strange = files.enqueue("rankmill.score_file", {**order, "surprise": 1})
     runners(queue)
@@ -366,7 +366,7 @@ def test_by_its_name_from_plain_rq_and_never_by_a_plain_worker(
     done = on_server(client.store, client.settings).handle(job.id).wait(60)
     assert done.outcome
     assert done.outcome.rows == 20
-    order["request"] |= {"limit": 30, "force": True}
+    request |= {"limit": 30, "force": True}
     files.enqueue("rankmill.score_file", order, job_id=job.id)  # once more, after its end
     done = on_server(client.store, client.settings).handle(job.id).wait(60)
     assert done.outcome
