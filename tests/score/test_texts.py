@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from rankmill import Client
+from rankmill.jobs.contract.errors import InputError, RunFailed
+from rankmill.jobs.contract.file_request import FileRequest
+from rankmill.jobs.runtime.settings import load_settings
 from rankmill.producer.client.runs import ScoringRun
+from rankmill.score.score_file import score_file as score
 from rankmill.workers.models.conversations import exchange
 from tests.conftest import Server, StartWorker, score_file
 from tests.harness.models.rerankers import make_decoder
@@ -114,29 +117,25 @@ def test_a_pair_of_conversations_gets_both_scores(
     assert listed["error"].startswith("rejected: ")
 
 
-def test_both_columns_are_scored_by_the_revision_that_was_named(
-    server: Server, workers: StartWorker, tmp_path: Path
+def test_both_columns_of_conversations_have_the_revision_that_was_named(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = tmp_path / "hub" / "models--some--model"
-    (kept / "refs").mkdir(parents=True)
-    (kept / "refs" / "main").write_text("a" * 40)
-    main = make_decoder(kept / "snapshots" / ("a" * 40), "qwen3", task="classifier", template=TEMPLATE)
-    named = Path(shutil.copytree(main, main.with_name("b" * 40)))
-    weights = load_file(named / "model.safetensors")
-    save_file(
-        {**weights, "score.weight": -weights["score.weight"]}, named / "model.safetensors", {"format": "pt"}
-    )
-    environ = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
-    workers(environ=environ)
+    asked: list[tuple[str, str]] = []
+
+    def start(client: Client, *_: object, model: str, revision: str, **__: object) -> Any:
+        asked.append((model, revision))
+        if len(asked) == 2:
+            raise RunFailed("that is enough")
+        return SimpleNamespace(cancel=lambda: None)
+
+    monkeypatch.setattr(Client, "start", start)
     row = {"chosen": exchange("why", "moon"), "rejected": exchange("why", "big cat")}
     (tmp_path / "pairs.jsonl").write_text(json.dumps(row) + "\n")
-    done = score_file(
-        tmp_path / "pairs.jsonl", "--messages-column", "chosen,rejected", "--model", "some/model",
-        "--revision", named.name, "--precision", "fp32", "-o", tmp_path / "out.jsonl", "--redis", server.url,
+    request = FileRequest(
+        inputs=(str(tmp_path / "pairs.jsonl"),), messages_column=("chosen", "rejected"),
+        output=str(tmp_path / "out.jsonl"),
     )  # fmt: skip
-    assert done.code == 0, done.err
-    found = json.loads((tmp_path / "out.jsonl").read_text())
-    with Client(server.url, model=str(named), precision="fp32") as client:
-        expected = client.score(messages=list(row.values()), timeout=60)
-    np.testing.assert_allclose([found["score_chosen"], found["score_rejected"]], expected, atol=1e-5)
-    assert np.ptp(np.abs(expected)) > 1e-3
+    settings = load_settings({"redis_url": server.url, "model": "some/model", "revision": "v1.0"})
+    with pytest.raises(InputError, match="that is enough"):
+        score(request, settings)
+    assert asked == [("some/model", "v1.0")] * 2
