@@ -13,9 +13,11 @@ import pyarrow as pa
 import pytest
 
 from rankmill import Client
-from rankmill.jobs.contract.errors import RankmillError, RunCancelled
+from rankmill.jobs.contract.errors import RankmillError, RunCancelled, RunFailed
+from rankmill.jobs.protocol.worker_report import QueueWorkers
 from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files import source
+from rankmill.testing import FakeClient, FakeWorkers
 from tests.conftest import Server, StartWorker, run_command, wait_for
 from tests.producer.files.test_source import opened
 
@@ -49,6 +51,36 @@ thread = threading.Thread(target=print, args=["goes on"])
 thread.start()
 thread.join()
 """
+
+
+@pytest.mark.parametrize("error", [OSError("the disk is gone"), KeyboardInterrupt()])
+def test_a_run_whose_rows_cannot_be_read_to_their_end_gives_no_scores_later(error: BaseException) -> None:
+    def pairs() -> Iterator[tuple[str, str]]:
+        for number in range(50):
+            yield "q", f"p {number}"
+        raise error
+
+    run = FakeClient(chunk_size=4, window=1).submit(pairs())
+    with pytest.raises(type(error)):
+        run.scores(timeout=60)
+    with pytest.raises(RunCancelled):
+        run.scores(timeout=60)
+
+
+def test_a_run_that_has_failed_gives_no_scores_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = FakeWorkers()
+    workers.seconds = 3600
+    client = FakeClient(chunk_size=4, window=1, fake_workers=workers)
+    plain = QueueWorkers(scoring=frozenset(), other=frozenset({"plain"}))
+    with monkeypatch.context() as patch:
+        patch.setattr(client.store, "workers", lambda queue: plain)
+        run = client.submit(("q", f"p {number}") for number in range(50))
+        with pytest.raises(RunFailed, match="served by a plain RQ worker"):
+            run.scores(timeout=60)
+    workers.seconds = 0
+    assert workers.runs[0].is_cancelled
+    with pytest.raises(RunCancelled):
+        run.scores(timeout=60)
 
 
 def rows_of(count: int) -> pa.Table:

@@ -99,6 +99,17 @@ def test_a_timeout_holds_without_a_server(server: Server, tiny_model: Path) -> N
         client.score(PAIRS, timeout=1)
 
 
+def test_chunks_that_a_timeout_kept_from_the_server_are_sent_by_the_next_wait(server: Server) -> None:
+    client = Client(server.url, model="demo", chunk_size=1, window=99, max_retries=0, no_workers_seconds=None)
+    run = client.submit([("q", f"p {number}") for number in range(99)])  # sends the first 64 chunks
+    with full(server.client), pytest.raises(RunTimeout):
+        run.scores(timeout=0.5)
+    with pytest.raises(RunTimeout):
+        run.scores(timeout=0.5)
+    assert client.store.queue(client.settings.queue).count == 99
+    run.cancel()
+
+
 def test_what_a_server_refuses_is_an_error_of_ours(server: Server, tiny_model: Path) -> None:
     client = Client(server.url, model=str(tiny_model))
     server.client.set("rankmill:runs", "no sorted set")

@@ -421,8 +421,8 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
                test="tests/faults/test_cancel.py::"
                     "test_chunks_that_workers_have_or_that_pause_are_counted_and_expire"),
         Mutant("a run that is cancelled while its chunks are sent stays", _DRIVER,
-               "                self.cancel()\n        for",
-               "                pass\n        for",
+               "                self.cancel()\n        self._unsent",
+               "                pass\n        self._unsent",
                test="tests/producer/runs/test_collector.py::"
                     "test_a_run_that_is_cancelled_while_chunks_are_sent_leaves_nothing"),
         Mutant("pairs never expire", _RUNS,

@@ -108,6 +108,8 @@ class RunDriver:
         self._accepting = system.RLock()
         self._reading = system.Lock()  # held to read or close the source
         self._late = False  # whether `deadline` had passed at the last `_look_around`
+        self._unsent: list[Piece] = []
+        """Chunks, or parts of chunks, to send. After an interruption, the next call of `fill` sends them."""
         self._jobless: dict[ChunkId, str] = {}
         """Chunks, or parts of chunks, that may have no job in Redis, each with the reason.
 
@@ -163,16 +165,20 @@ class RunDriver:
                     self._waits_since = system.monotonic()
                 elif not collector.done:
                     self._wait()
+            # If scores are wrong, a worker leaves a note. A brief run needs no separate look for the note:
+            # `end` reads it in the same command that deletes the run.
+            if not self._kept.is_brief:
+                with self._at_redis():
+                    self._check_notes()
         except (RunFailed, RunCancelled):
-            self._spool.close()
-            self._close_source()
+            # Do not cancel a detached run: each process that collects it must be able to see the reason.
+            if not (self.is_detached or self._cancelled):
+                self.cancel()
+            if self._cancelled:
+                self._spool.close()
+                self._close_source()
             raise
         self._spool.close()
-        # If scores are wrong, a worker leaves a note. A brief run needs no separate look for the note: `end`
-        # reads it in the same command that deletes the run.
-        if not self._kept.is_brief:
-            with self._at_redis():
-                self._check_notes()
         if why := self._kept.end(collector):
             raise self._kept.wrong(why)
         self._span.end()
@@ -205,9 +211,11 @@ class RunDriver:
         With this limit a call does not take long, so the caller can soon collect results again.
         """
         self._check_cancelled()
-        if self._wants_chunks() and (fresh := self._cut()):
+        if not self._unsent and self._wants_chunks():
+            self._cut()
+        if self._unsent:
             with self._at_redis():
-                self._send(fresh)
+                self._send()
 
     def cancel(self) -> None:
         """Cancel the run and remove its waiting chunks from the queue. If the run is detached, tell all
@@ -234,17 +242,20 @@ class RunDriver:
         has_room = not self.collector.ready or self._spool.has_room(self.collector.most_bytes)
         return has_room and not self._spool.full and self.collector.wants_chunks
 
-    def _cut(self) -> list[Piece]:
+    def _cut(self) -> None:
         """Cut chunks from the input until the window is full, but at most `AT_ONCE` chunks.
 
-        Returns a piece for each chunk that has rows to send to workers.
+        Add a piece to `_unsent` for each chunk that has rows to send to workers.
         """
-        fresh: list[Piece] = []
         for _ in range(AT_ONCE):
             if self._spool.full or not self.collector.has_room:
                 break
-            with self._reading:
-                table = next(self._source, None)
+            try:
+                with self._reading:
+                    table = next(self._source, None)
+            except BaseException:
+                self.cancel()  # the source gives no more rows, as if it were at its end
+                raise
             if table is None:
                 self._check_cancelled()  # the source also ends if another thread has cancelled the run
                 self.collector.exhausted = True
@@ -253,10 +264,9 @@ class RunDriver:
             number = self.collector.cut
             result = self._kept.known(number, len(table), self.collector.rows)
             if piece := self.collector.add(table, result):
-                fresh.append(piece)
+                self._unsent.append(piece)
                 self._spans[number] = tracing.begin("chunk", self._span, chunk=number, rows=len(table))
             self._keep_finished()
-        return fresh
 
     def _wait(self) -> None:
         """Collect results, waiting briefly for the first; a fatal failure ends the run."""
@@ -271,7 +281,6 @@ class RunDriver:
                 self._waits_since = system.monotonic()
                 self._sweep()
         if self.collector.fatal:
-            self._give_up()
             raise RunFailed(self.collector.fatal.message, option=self.collector.fatal.option)
 
     def _catch_up(self) -> None:
@@ -304,16 +313,7 @@ class RunDriver:
         """
         if why := self._store.wrong(self._kept.made_by):
             self._check_existence()  # raises RunCancelled if the run was cancelled, too
-            self._give_up()
             raise self._kept.wrong(why)
-
-    def _give_up(self) -> None:
-        """Cancel the run, because it has failed or has wrong scores.
-
-        Do not cancel a detached run: each process that collects it must be able to see the reason.
-        """
-        if not self.is_detached:
-            self.cancel()
 
     def _collect(self, seconds: float) -> None:
         """Collect the results that have arrived, waiting up to `seconds` for the first."""
@@ -399,12 +399,15 @@ class RunDriver:
         # read it.
         for failure in given_up:
             self._store.write_result(self.run, failure)
-        again = self._kept.count_attempts(again) if again else []
-        if again:
-            logger.warning("submitting %d chunks again", len(again))
-            self._send(again)
+        self._unsent = self._kept.count_attempts(again) if again else []
+        if self._unsent:
+            logger.warning("submitting %d chunks again", len(self._unsent))
+            self._send()
 
-    def _send(self, pieces: Sequence[Piece]) -> None:
+    def _send(self) -> None:
+        pieces = self._unsent = [piece for piece in self._unsent if piece.id in self.collector.pieces]
+        if not pieces:
+            return
         payloads = self._kept.payloads(pieces, self._carrier)
         self.collector.sent({chunk: len(payload.pairs) for chunk, payload in payloads.items()})
         try:
@@ -412,6 +415,7 @@ class RunDriver:
         finally:
             if self._cancelled:  # another thread has cancelled the run: delete what this one wrote after that
                 self.cancel()
+        self._unsent = []
         for piece in pieces:
             with about(chunk=piece.chunk, job=keys.job_id(self.run.id, piece.id)):
                 logger.debug("submitted %d rows", len(piece.table))
