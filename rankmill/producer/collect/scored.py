@@ -106,6 +106,7 @@ def join_results(chunk: int, results: Sequence[tuple[int, ChunkResult]]) -> Chun
         "tokens": sum(part.stats.tokens for part in scored),
         "padded_tokens": sum(part.stats.padded_tokens for part in scored),
         "batches": sum(part.stats.batches for part in scored),
+        "windows": sum(part.stats.windows for part in scored),
         "seconds": sum(part.stats.seconds for part in scored),
         "tokenize_seconds": sum(part.stats.tokenize_seconds for part in scored),
         "forward_seconds": sum(part.stats.forward_seconds for part in scored),

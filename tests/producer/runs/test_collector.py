@@ -149,11 +149,12 @@ def test_attempts_are_counted_whatever_ends_them(second: str, monkeypatch: pytes
 
 
 def test_a_chunk_has_as_many_attempts_as_its_piece_that_failed() -> None:
-    scored = ChunkScores(0, pa.array([1.0], pa.float32()), pa.nulls(1, pa.string()), STATS)
+    stats = STATS.model_copy(update={"windows": 2})
+    scored = ChunkScores(0, pa.array([1.0], pa.float32()), pa.nulls(1, pa.string()), stats)
     failed = ChunkFailure(chunk=1, message="given up", fatal=False, attempts=3)
-    whole = join_results(0, [(1, scored), (1, failed)])
+    whole = join_results(0, [(1, scored), (1, failed), (1, scored)])
     assert isinstance(whole, ChunkScores)
-    assert whole.stats.attempt == 3
+    assert (whole.stats.attempt, whole.stats.windows) == (3, 4)
 
 
 @pytest.mark.parametrize("priority", ["bulk", "request"])
