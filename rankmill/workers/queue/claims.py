@@ -216,7 +216,7 @@ class Claims:
                 tracing.within(claim.span),
                 self._set_aside_if_damaged(claim.job, claim.queue),
             ):
-                self._begin(claim)
+                self._claim(claim, put_aside=False)  # the model may be refused since the first chunk
 
     def _more_to_come(self) -> bool:
         return any(queue.count for queue in self._worker.queues)
