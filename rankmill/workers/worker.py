@@ -83,7 +83,7 @@ LOAD_SECONDS = 1800
 """A worker refuses a model that takes more than this many seconds to download, load and prove."""
 
 _READING_SECONDS = 0.05
-"""Seconds between two checks, in a burst, whether a model can be loaded."""
+"""Seconds between two checks, in a burst or after ``max_jobs``, whether a model can be loaded."""
 
 _SHOWN = 50
 """A model's name in the worker's status text is cut at its beginning to this many characters."""
@@ -150,10 +150,13 @@ class ScoringWorker(RQWorker):
             self._warm_up()
             logger.info("listening on %s", ", ".join(self.queue_names()))
             self.start_scheduler(options)
-            while (most is None or taken < most) and self.may_go_on(options):
+            while most is None or taken < most:
                 if not self._claim_next(options.max_idle_time, wait=not options.burst):
                     break
                 taken += 1
+            while self._claims.waiting and not self.stopping:  # the last of `max_jobs` waits for its model
+                self._claims.begin_put_aside()
+                system.sleep(_READING_SECONDS)
         except (RankmillError, redis.RedisError, DeviceLost) as error:
             logger.critical("the worker cannot go on: %s", error)
             if isinstance(error, DeviceLost):
@@ -171,31 +174,33 @@ class ScoringWorker(RQWorker):
         - The worker was told to stop.
         - With `wait`, the worker had no work for `max_idle_time` seconds.
         - Without `wait` (as in a burst), there is no job to claim, and no claimed chunk waits for its model.
+
+        A worker claims nothing while it is drained, or while ``rq suspend`` keeps all workers from working.
         """
         idle_since = system.monotonic()
         while not self.stopping:
             full = False
             self._claims.begin_put_aside()
             self._orders.carry_out()
+            self._engines.unload_idle({claim.engine for claim in list(self._claims.unanswered.values())})
             self.show_state(busy=bool(self._claims.unanswered))
-            drained = self._orders.drained
-            if not drained:
+            rests = self._orders.drained or self.suspended
+            if not rests:
                 if self._intake.claim_next(wait=wait):
                     return True
                 full = self._intake.full
-            if full or drained:
+            if full or rests or self._claims.unanswered:
                 idle_since = system.monotonic()
             if full:
                 self._intake.wait_for_room()
                 continue
             if not wait and not self._claims.waiting:
                 return False  # if jobs remain, other workers take them
-            if drained:
+            if rests:
                 self._orders.wait(POLL_SECONDS)
             elif not wait:
                 system.sleep(_READING_SECONDS)  # claimed chunks wait while a model's files are read
             else:
-                self._engines.unload_idle({claim.engine for claim in list(self._claims.unanswered.values())})
                 self._orders.warm_again()
                 if max_idle_time is not None and system.monotonic() - idle_since >= max_idle_time:
                     return False

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, NamedTuple, NoReturn, cast
 import redis
 from rq import Queue, worker_registration
 from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT, DEFAULT_LOGGING_FORMAT
-from rq.exceptions import StopRequested
 from rq.executions import Execution
 from rq.job import Job
 from rq.serializers import JSONSerializer
@@ -133,7 +132,7 @@ class RQWorker(SimpleWorker):
     death_penalty_class: type[BaseDeathPenalty] = DeathPenalty
     lease_seconds = 0
     """Seconds for which this worker holds a job unless it renews the lease."""
-    _suspension_seen = -math.inf
+    _suspension_seen, _suspended = -math.inf, False
 
     def __init__(self, *args: Any, **options: Any) -> None:
         # Whatever the command line says, nothing is unpickled, and nothing but scoring runs.
@@ -191,16 +190,15 @@ class RQWorker(SimpleWorker):
         if options.with_scheduler:
             self._start_scheduler(options.burst, options.log_level, options.date_format, options.log_format)
 
-    def may_go_on(self, options: WorkOptions) -> bool:
-        """Wait while ``rq suspend`` keeps all workers from working, and return ``True``.
-
-        In a burst, do not wait: return ``False``, which ends the burst.
-        """
-        try:
-            self.check_for_suspension(options.burst)
-        except StopRequested:
-            return False
-        return True
+    @property
+    def suspended(self) -> bool:
+        """Whether ``rq suspend`` keeps all workers from taking jobs. Redis is asked at most once a second."""
+        if system.monotonic() - self._suspension_seen > _SUSPENSION_SECONDS:
+            before, self._suspended = self._suspended, self.store.suspended()
+            self._suspension_seen = system.monotonic()
+            if self._suspended != before:
+                logger.info("takes no jobs: rq suspend" if self._suspended else "takes jobs again: rq resume")
+        return self._suspended
 
     def take_name(self, device: str) -> None:
         """Replace a name that RQ has made up by one with the host, the accelerator and the process."""
@@ -262,7 +260,8 @@ class RQWorker(SimpleWorker):
                 logger.warning("the lease of job %s cannot be renewed: %s", execution.job_id, error)
 
     def show_state(self, *, busy: bool) -> None:
-        state = WorkerStatus.BUSY if busy else WorkerStatus.IDLE
+        idle = WorkerStatus.SUSPENDED if self.suspended else WorkerStatus.IDLE
+        state = WorkerStatus.BUSY if busy else idle
         if self.get_state() != state:
             with suppress(redis.ResponseError):  # the heartbeat writes the record again
                 self.set_state(state)
@@ -365,11 +364,6 @@ class RQWorker(SimpleWorker):
         if self.pubsub_thread:
             self.pubsub_thread.stop()
         super().unsubscribe()  # type: ignore[no-untyped-call]
-
-    def check_for_suspension(self, burst: bool) -> None:
-        if system.monotonic() - self._suspension_seen > _SUSPENSION_SECONDS:
-            super().check_for_suspension(burst)
-            self._suspension_seen = system.monotonic()
 
     def handle_execution_ended(self, job: Job, queue: Queue, heartbeat_ttl: int) -> None:
         """Note a job's end as RQ does, but without its last heartbeat, which would write to a job that is

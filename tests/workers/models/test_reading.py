@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from rankmill import Client
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.models.loading import load_model
-from tests.conftest import Server, StartWorker
+from tests.conftest import Server, StartWorker, start_command, wait_for
 from tests.harness.environ import BIN, ENVIRON
 from tests.harness.models.hub import fetched
 from tests.harness.models.tiny import make_bert
@@ -124,3 +125,23 @@ def test_other_models_are_served_while_weights_are_read(
     parts = list(slow.tables())
     assert sum(len(part.scores) for part in parts) == 300
     assert {part.stats.attempt for part in parts if part.stats} == {1}
+
+
+def test_the_last_job_of_a_worker_is_scored_although_its_weights_are_still_read(
+    server: Server, tmp_path: Path
+) -> None:
+    large, read = make_bert(tmp_path / "large"), tmp_path / "read"
+    environ = {
+        "READ": str(read),
+        "PYTHONPATH": str(Path(__file__).parents[3]),
+        "RANKMILL_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    run = Client(server.url, model=str(large), no_workers_seconds=None).submit([("big cat", "moon river")])
+    command = ["rq", "worker", "rankmill", "--max-jobs", "1", "--worker-class", READING]
+    worker = start_command(*command, "--serializer", "json", "--url", server.url, environ=environ)
+    wait_for(lambda: server.client.zcard("rq:wip:rankmill"))
+    time.sleep(0.5)  # it has no more jobs to claim
+    read.touch()
+    _, log = worker.communicate(timeout=60)
+    assert worker.returncode == 0, log
+    assert np.isfinite(run.scores(timeout=1)).all()

@@ -10,7 +10,7 @@ from typing import Any
 import fakeredis
 import numpy as np
 import pytest
-from rq.suspension import suspend
+from rq.suspension import resume, suspend
 
 from rankmill import Client
 from rankmill.cluster.orders import WorkerOutOfReach, find_worker, order_workers, queues_without
@@ -94,6 +94,20 @@ def test_a_drained_worker_finishes_its_chunks_and_takes_no_more(
     assert (resumed.code, resumed.out) == (0, "box.cpu.1: takes chunks again\n")
     assert np.isfinite(run.scores(timeout=60)).all()
     assert not report(server, "box.cpu.1").drained
+
+
+def test_a_suspended_worker_takes_no_chunk_and_hears_orders(
+    server: Server, workers: StartWorker, model: Path, environ: dict[str, str], told: Told
+) -> None:
+    workers(name="one", environ=environ)
+    suspend(server.client)
+    wait_for(lambda: server.client.hget("rq:worker:one", "state") == b"suspended")
+    run = Client(server.url, model=str(model)).submit([("big cat", "moon")])
+    assert told("drain", "one").out == "one: drained\n"
+    assert len(waiting_jobs(server.client)) == 1
+    assert told("resume", "one").code == 0
+    resume(server.client)
+    assert np.isfinite(run.scores(timeout=60)).all()
 
 
 @pytest.mark.parametrize("by", ["setting", "order"])

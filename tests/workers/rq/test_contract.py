@@ -64,7 +64,6 @@ OVERRIDDEN = (
     Thing(SimpleWorker, "register_birth", "", ("worker:BaseWorker.bootstrap",)),
     Thing(SimpleWorker, "register_death", "", ("worker:BaseWorker.teardown",)),
     Thing(SimpleWorker, "unsubscribe", "", ("worker:BaseWorker.teardown",)),
-    Thing(SimpleWorker, "check_for_suspension", "burst"),
     Thing(
         SimpleWorker,
         "handle_execution_ended",
@@ -104,7 +103,7 @@ OVERRIDDEN = (
 )
 
 PRIVATE = (
-    Thing(SimpleWorker, "_stop_requested", users=("worker:BaseWorker.check_for_suspension",)),
+    Thing(SimpleWorker, "_stop_requested", users=("worker:BaseWorker._shutdown",)),
     Thing(SimpleWorker, "_ordered_queues", users=("worker:BaseWorker.reorder_queues",)),
     Thing(SimpleWorker, "_dequeue_strategy", users=("worker:BaseWorker.reorder_queues",)),
     Thing(SimpleWorker, "_install_signal_handlers", ""),
