@@ -382,6 +382,10 @@ def test_a_refusal_is_tried_again_after_a_pause_that_grows(monkeypatch: pytest.M
     assert not refusals.why("model")
     refusals.open("model", "again")
     now += 1.1 * PAUSE.first
+    assert not refusals.open("model", "again")
+    now += 3600
+    assert refusals.open("model", "again")  # as if it were the first
+    now += 1.1 * PAUSE.first
     assert refusals.why("model") is None
 
 

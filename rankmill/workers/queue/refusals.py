@@ -65,11 +65,11 @@ class Refusals:
             Seconds that the attempt took. The pause is at least as long, so that other runs get at least half
             of the worker's time.
         """
-        before = self._refused.get(key)
         now = system.monotonic()
         self._refused = {
             key: refused for key, refused in self._refused.items() if now < refused.until + _FORGET_SECONDS
         }
+        before = self._refused.get(key)
         times = before.times + 1 if before else 1
         self._refused[key] = _Refused(reason, option, times, now + max(PAUSE.pause(times), took))
         if len(self._refused) > _REMEMBERED:
