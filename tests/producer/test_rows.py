@@ -16,8 +16,10 @@ import pytest
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.schema import Inputs
+from rankmill.jobs.model_names import Choice
 from rankmill.producer.collect.pairs import USUAL_COLUMNS, cut_pairs
 from rankmill.producer.collect.sizing import Sizing
+from rankmill.testing import FakeClient
 from rankmill.workers.models.conversations import exchange, read_messages
 
 ROWS: dict[Inputs, list[Any]] = {
@@ -93,3 +95,17 @@ def test_what_are_no_such_rows_is_one_line(given: Any, inputs: Inputs, message: 
     with pytest.raises(InputError, match=message) as caught:
         cut(given, inputs)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [pl.String, pl.Categorical])
+def test_rows_of_polars_are_divided_among_the_versions_of_an_alias(
+    monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    client = FakeClient()
+    alias = Choice("m", {"m@1": 0.5, "m@2": 0.5})
+    monkeypatch.setattr(client._names, "choice", lambda name: alias if name == "m@both" else None)
+    pairs = [(f"moon {number}", "big cat") for number in range(20)]
+    frame = pl.DataFrame(pairs, ["query", "passage"], orient="row").cast({"query": kind})
+    run = client.begin(frame, model="m@both")
+    assert sorted(run.model.split(",")) == ["m@1", "m@2"]
+    np.testing.assert_array_equal(run.scores(timeout=60), client.score(pairs, model="m@1"))

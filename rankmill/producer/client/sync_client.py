@@ -664,9 +664,10 @@ class Client:
         """
         inputs, columns = self._kind(columns, spec)
         tables = [*cut_pairs(pairs, columns, Sizing(MAX_CHUNK_ROWS), inputs)]
-        table = pa.concat_tables(tables).select(list(columns)) if tables else pa.table({})
-        queries = table[columns[0]].to_pylist() if tables else []
-        rows = rows_by_version(choice.name, choice.shares, queries)
+        texts = {name: [text for part in tables for text in part[name].to_pylist()] for name in columns}
+        # `take` does not support all types of text that callers give, such as those of Polars
+        table = pa.table({name: pa.array(column, pa.large_string()) for name, column in texts.items()})
+        rows = rows_by_version(choice.name, choice.shares, texts[columns[0]])
         options = {
             **spec, "priority": choose_priority(priority, len(table)), "deadline": deadline, "tenant": tenant,
         }  # fmt: skip
