@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import datasets
@@ -109,3 +109,22 @@ def test_rows_of_polars_are_divided_among_the_versions_of_an_alias(
     run = client.begin(frame, model="m@both")
     assert sorted(run.model.split(",")) == ["m@1", "m@2"]
     np.testing.assert_array_equal(run.scores(timeout=60), client.score(pairs, model="m@1"))
+
+
+class ProgressBar:
+    """Like tqdm around a generator: there is a method for the length, which it does not know."""
+
+    def __init__(self, rows: list[tuple[str, str]]) -> None:
+        self._rows = rows
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        raise TypeError("'NoneType' object cannot be interpreted as an integer")
+
+
+def test_rows_behind_a_progress_bar_are_scored() -> None:
+    pairs = [(f"moon {number}", "big cat") for number in range(20)]
+    client = FakeClient()
+    np.testing.assert_array_equal(client.score(ProgressBar(pairs), timeout=60), client.score(pairs))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 import pyarrow as pa
@@ -707,4 +707,6 @@ def _rows(pairs: Rows) -> int | None:
 
     Do not ask a DuckDB relation for its length: DuckDB would run the whole query to count the rows.
     """
-    return len(pairs) if isinstance(pairs, Sized) and not hasattr(pairs, "fetchone") else None
+    with suppress(TypeError):  # a progress bar around a generator has a length that raises this
+        return len(pairs) if isinstance(pairs, Sized) and not hasattr(pairs, "fetchone") else None
+    return None
