@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from rankmill import Client
-from rankmill.jobs.contract.errors import RankmillError, RunCancelled, RunFailed
+from rankmill.jobs.contract.errors import InputError, RankmillError, RunCancelled, RunFailed
 from rankmill.jobs.protocol.worker_report import QueueWorkers
 from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files import source
@@ -80,6 +80,13 @@ def test_a_run_that_has_failed_gives_no_scores_later(monkeypatch: pytest.MonkeyP
     workers.seconds = 0
     assert workers.runs[0].is_cancelled
     with pytest.raises(RunCancelled):
+        run.scores(timeout=60)
+
+
+def test_a_run_that_was_iterated_gives_no_scores_without_the_rows_that_were_read() -> None:
+    run = FakeClient(chunk_size=4).submit([("q", f"p {number}") for number in range(50)])
+    assert next(iter(run)) is not None
+    with pytest.raises(InputError, match="were read by iterating it"):
         run.scores(timeout=60)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rankmill.jobs.contract.errors import ConfigError, StillWaiting
+from rankmill.jobs.contract.errors import ConfigError, InputError, StillWaiting
 from rankmill.jobs.contract.results import worst
 from rankmill.jobs.contract.run import Progress
 from rankmill.jobs.contract.wire import outputs
@@ -346,10 +346,12 @@ class ScoringRun(Generic[RowScore]):
         EmbeddedError
             The server or the workers of an embedded client cannot be kept alive.
         InputError
-            An item of a stream is not a row of the run's kind.
+            An item of a stream is not a row of the run's kind, or some rows were read by iterating the run.
         RedisUnavailable, RedisFailed
             The server could not serve during the whole allowed wait, or it refuses a command.
         """
+        if self._all is None and self.stats.rows != sum(map(len, self._scores)):
+            raise InputError("some rows of this run were read by iterating it: submit the rows again")
         return read_together([self], timeout, show_progress)[0] if self._all is None else self._all
 
     def __iter__(self) -> Iterator[RowScore]:
