@@ -93,6 +93,22 @@ def test_what_is_given_up_without_a_server_is_removed_later(server: Server, tiny
     wait_for(lambda: not list(server.client.scan_iter("rq:job:*")))
 
 
+def test_a_detached_run_that_is_not_submitted_to_its_end_is_removed_later(server: Server) -> None:
+    client = Client(server.url, model="demo", chunk_size=1, redis_wait_seconds=1)
+    with contextlib.ExitStack() as outage:
+
+        def pairs() -> Iterator[tuple[str, str]]:
+            yield from [("q", f"p {number}") for number in range(64)]  # one transaction
+            yield "q", "p"
+            outage.enter_context(OUTAGES["replica"](server.client))
+
+        with pytest.raises(RedisUnavailable):
+            client.submit(pairs(), detached=True)
+        assert list(server.client.scan_iter("rq:job:*"))
+    wait_for(lambda: not list(server.client.scan_iter("rankmill:run:*")))
+    wait_for(lambda: not list(server.client.scan_iter("rq:job:*")))
+
+
 def test_a_timeout_holds_without_a_server(server: Server, tiny_model: Path) -> None:
     client = Client(server.url, model=str(tiny_model))
     with full(server.client), pytest.raises(TimeoutError):

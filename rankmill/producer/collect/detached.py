@@ -174,7 +174,7 @@ def submit_detached(
             store.unlist(run)  # no producer would remove the run from the list of unfinished runs
         except BaseException:
             if chunks:
-                store.delete(run, [first for first, _ in chunks])
+                RunCleaner(store).remove(run, [first for first, _ in chunks])
             raise
         finally:
             OpenTables(tables, tables).close()
