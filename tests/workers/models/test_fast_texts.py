@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -284,19 +287,37 @@ def test_a_library_that_panics_is_left(
     assert texts.news() == "PanicException: index out of bounds"
 
 
-def test_a_library_with_which_workers_die_is_not_tried_for_ever(
-    slow: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(FastTexts, "_prove", lambda self, make, held: held.close())  # as if it had ended
-    begun = 0
-    for _ in range(5):
-        texts = FastTexts(slow, tmp_path)
-        if proof := texts.begin_proof():
-            proof.join()
-            begun += 1
-    assert begun == 3
+ENDING = """
+import os, sys
+from pathlib import Path
+from tokenizers import Tokenizer
+from rankmill.workers.models.fast_texts import LIBRARIES, FastTexts
+
+LIBRARIES["WordPiece"] = "nanotoken", lambda text: lambda texts: os.kill(os.getpid(), int(sys.argv[3]))
+FastTexts(Tokenizer.from_file(sys.argv[1]), Path(sys.argv[2])).settle()
+"""
+
+
+def end_a_proof(cache: Path, signum: signal.Signals) -> None:
+    """A worker whose proof of a library ends with a signal."""
+    words = [sys.executable, "-c", ENDING, str(DEMO / "tokenizer.json"), str(cache), str(int(signum))]
+    assert subprocess.run(words, check=False).returncode == -signum
+
+
+def test_a_library_that_crashes_a_worker_is_not_tried_again(slow: Tokenizer, tmp_path: Path) -> None:
+    end_a_proof(tmp_path, signal.SIGSEGV)
+    assert FastTexts(slow, tmp_path).begin_proof() is None
     (file,) = (tmp_path / "tokenizers").glob("*.json")
-    assert json.loads(file.read_text())["wrong"] == "3 workers ended while they compared it"
+    assert json.loads(file.read_text())["wrong"] == "a worker crashed while it compared it"
+
+
+def test_workers_that_are_killed_during_the_proof_do_not_end_the_use_of_a_library(
+    slow: Tokenizer, tmp_path: Path
+) -> None:
+    """So end the workers of each short score-file: after three of them no worker of the host was fast."""
+    for _ in range(3):
+        end_a_proof(tmp_path, signal.SIGKILL)
+    assert FastTexts(slow, tmp_path).settle()
 
 
 def test_one_process_of_a_host_proves_at_a_time(
