@@ -21,6 +21,7 @@ _TASKS: dict[str, Task] = {
     "feature-extraction": "chain",
     "text-generation": "causal",
 }
+_CHAIN = "feature-extraction"
 _INTO = {"classifier": "scores", "chain": "token_embeddings", "causal": "causal_logits"}
 """The name that sentence-transformers gives to the transformer's output, by the kind of the model."""
 
@@ -180,7 +181,7 @@ def _saved(
             f"model that is a Transformer in the top folder, and after it {', '.join(sorted(_KNOWN))}"
         )
     settings = read_json(source, revision, "sentence_bert_config.json", dict) or {}
-    task = _TASKS.get(settings.get("transformer_task", "feature-extraction"))
+    task = _TASKS.get(settings.get("transformer_task", _CHAIN))
     text = settings.get("modality_config", {"text": {}})
     message = text.get("message", {})
     _check_transformer(source, task, settings, text)
@@ -192,10 +193,12 @@ def _saved(
             check_counts(source, {"num_labels": (module_config or {}).get("out_features")})
         if kind != "Dropout":
             steps.append(SavedModule(kind=kind, path=str(module["path"]), config=module_config or {}))
-    if (task == "causal") != ([step.kind for step in steps] == ["LogitScore"]):
+    after = [step.kind for step in steps]
+    if (task == "causal") != (after == ["LogitScore"]) or (task == "classifier" and after):
         raise SpecError(
-            f"model {source} has a {settings['transformer_task']} transformer with {', '.join(kinds[1:])} "
-            "after it, which rankmill does not run: a language model needs a LogitScore, and only that"
+            f"model {source} has a transformer for {settings.get('transformer_task', _CHAIN)} with "
+            f"{', '.join(after) or 'nothing'} after it, which rankmill does not run: after a language model "
+            "comes a LogitScore, and after a sequence classifier nothing"
         )
     prompts = {name: text or "" for name, text in (saved.get("prompts") or {}).items()}
     if any(len(text) > _LONGEST_PROMPT for text in prompts.values()):

@@ -171,6 +171,16 @@ def test_a_chain_as_a_graph(tmp_path: Path) -> None:
     agrees(make_chain(tmp_path, "bert", ettin), tmp_path, 2e-5, backend="openvino")
 
 
+def test_modules_after_a_sequence_classifier_are_refused(tmp_path: Path) -> None:
+    """The scores were those without these modules."""
+    plain, model = make_encoder(tmp_path / "plain", "bert"), tmp_path / "model"
+    body = Transformer(str(plain), transformer_task="sequence-classification")
+    scale = Dense(1, 1, activation_function=RAW, module_input_name="scores", module_output_name="scores")
+    CrossEncoder(modules=[body, scale], device="cpu").save_pretrained(str(model))
+    assert np.abs(expected(model) - expected(plain)).max() > 1e-3
+    assert "sequence-classification with Dense after it" in refusal(model, tmp_path)
+
+
 def test_a_chain_that_cannot_be_run_is_one_line(tmp_path: Path) -> None:
     model = make_chain(tmp_path, "bert", ettin)
     edit(model / "2_Dense" / "config.json", out_features=31)
