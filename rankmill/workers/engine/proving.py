@@ -84,6 +84,11 @@ _FACTOR, _ROWS = 4, 1024
 `_FACTOR` times as many padded tokens as `TOKEN_BUDGETS` has for the device.
 """
 
+_BELIEVED_SECONDS = 3600.0
+"""A proof of wrong scores is used for this many seconds. Then the scores are measured again, because the
+device may have been repaired or replaced.
+"""
+
 DEMO_FIGURES = shipped("examples", "demo-model.json")
 """File with transformers' results for the demo model (`Shipped`). With it, the first proof of this model's
 scores needs neither transformers nor torch.
@@ -259,6 +264,8 @@ class Proving:
         }
         self._known: tuple[Own, float, Literal["exact", "own"]] | None = None
         self._proof: Proof | None = None
+        self._sizes: tuple[int, ...] = ()
+        """Rows and tokens of the largest batches of a proof in the cache that is too old to be used."""
 
     def take(self, way: Way) -> None:
         self._loaded.backend.packs = way == "packed"
@@ -269,13 +276,14 @@ class Proving:
 
         While one worker makes a proof, other workers of this host wait for it.
         """
+        self._sizes = ()
         if not self._read(way):
             with ExitStack() as stack:
                 with suppress(OSError):  # without a lock, each worker makes a proof for itself
                     if held := lock(self._file(way).with_suffix(".lock")):
                         stack.callback(held.close)
                 if not self._read(way):
-                    self._keep(way, self.measured(way))
+                    self._keep(way, self.measured(way, *self._sizes))
         assert self._proof
         return self._proof
 
@@ -344,6 +352,7 @@ class Proving:
 
         A proof is used only if everything on which it depends (`_about`) is still the same. If it was made
         without transformers' model in fp32, because memory was short, it is used only while memory is short.
+        A proof of wrong scores is used only for an hour.
         """
         if strangers(self.folder, self.folder.parent):
             return False
@@ -355,7 +364,12 @@ class Proving:
         if kept.about != inputs or (kept.proof.reference == "own" and not self._is_large()):
             return False
         self._proof, self._known = kept.proof, (kept.own, kept.proof.own, kept.proof.reference)
-        return True
+        if kept.proof.holds:
+            return True
+        self._sizes = kept.proof.rows, kept.proof.tokens
+        with suppress(OSError):
+            return 0 <= system.now() - self._file(way).stat().st_mtime < _BELIEVED_SECONDS
+        return False
 
     def _keep(self, way: Way, proof: Proof) -> None:
         self._proof = proof

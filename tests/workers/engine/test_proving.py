@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 import time
@@ -704,3 +705,19 @@ def test_the_demo_model_is_held_to_its_own_figures(tmp_path: Path, monkeypatch: 
     skipped_layer(monkeypatch)
     with pytest.raises(WorkerError, match="would not get its own scores"):
         load_proven(ScoreSpec(model="demo", precision="fp32"), "cpu", "torch", str(tmp_path))
+
+
+def test_a_proof_of_wrong_scores_is_not_believed_for_ever(tmp_path: Path, monkeypatch: Patch) -> None:
+    """With a broken device replaced by another one of its kind, the host still refused the model."""
+    spec = ScoreSpec(model="demo", precision="fp32")
+    with monkeypatch.context() as patch:
+        skipped_layer(patch)
+        with pytest.raises(WorkerError, match="would not get its own scores"):
+            load_proven(spec, "cpu", "torch", str(tmp_path))
+    with pytest.raises(WorkerError, match="would not get its own scores"):
+        load_proven(spec, "cpu", "torch", str(tmp_path))
+    for file in tmp_path.glob("proofs/*.json"):
+        os.utime(file, (0, 0))
+    loaded = load_proven(spec, "cpu", "torch", str(tmp_path))
+    assert loaded.proof
+    assert loaded.proof.way == "padded"

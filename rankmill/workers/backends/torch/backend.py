@@ -148,7 +148,8 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
     """Return whether an error of PyTorch means that memory ran out. Only CUDA has an error type for it."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
-    return any(sign in str(error) for sign in ("can't allocate memory", "MPS backend out of memory"))
+    signs = "can't allocate memory", "MPS backend out of memory", "CUBLAS_STATUS_ALLOC_FAILED"
+    return any(sign in str(error) for sign in signs)
 
 
 def timed_layer(shape: LayerShape, precision: str) -> Callable[[], object]:
