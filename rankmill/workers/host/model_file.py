@@ -108,8 +108,8 @@ def check_files(source: str | Path, revision: str | None) -> None:
 def model_file(source: str | Path, revision: str | None, name: str) -> Path | None:
     """Return the path of a model's file on this host, and fetch the file if necessary.
 
-    Returns ``None`` if the model does not have the file, or if the file would have to be fetched and the hub
-    does not answer.
+    Returns ``None`` if the model does not have the file, or if the file would have to be fetched and this
+    process uses only cached files of the hub.
 
     Parameters
     ----------
@@ -123,14 +123,22 @@ def model_file(source: str | Path, revision: str | None, name: str) -> Path | No
     Raises
     ------
     OSError
-        From transformers, if the model does not exist or cannot be read.
+        From transformers, if the model does not exist or cannot be read. Or the hub answers, but does not
+        say whether the model has the file.
     """
     path = _found(source, revision, name)
     if path or isinstance(source, Path):
         return path
-    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub import constants, get_session, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     if try_to_load_from_cache(source, name, revision=revision or "main") is None:
+        if not constants.HF_HUB_OFFLINE:
+            url = hf_hub_url(source, name, revision=revision)
+            status = get_session().head(url, headers=build_hf_headers(), timeout=_HUB_SECONDS).status_code
+            if status != 404:  # without a file that exists, the model could have other scores
+                raise ConnectionError(f"the hub answers {status} for {name}")
+            return None
         logger.warning(
             "the hub does not answer, and %s of %s was never fetched: going on without it", name, source
         )

@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -134,6 +139,52 @@ def test_a_model_of_the_hub_has_the_file_from_there(
     with caplog.at_level(logging.WARNING, "rankmill.workers"):
         load("second")
     assert f"{ABOUT} of some/model was never fetched: going on without it" in caplog.text
+
+
+@contextmanager
+def hub_that_answers(status: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A hub that is there, and answers each request for a file with a status."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(200 if self.path == "/" else status)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        url = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.delenv("HF_HUB_OFFLINE")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
+        template = url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield
+        server.shutdown()
+
+
+def test_a_hub_that_answers_no_request_for_a_file_does_not_stand_for_a_model_without_it(
+    tmp_path: Path, tanh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answers were taken for one: the model had another activation function, or no prompt."""
+    kept = shutil.copytree(tanh, fetched(tmp_path, monkeypatch), dirs_exist_ok=True)
+    (kept / ABOUT).unlink()
+    spec = ScoreSpec(model="some/model", precision="fp32")
+    refused = pytest.raises(SpecError, match=f"cannot get model some/model .*the hub answers 403 for {ABOUT}")
+    with hub_that_answers(403, monkeypatch), refused:
+        load_model(spec, "cpu", "torch", str(tmp_path / "cache"))
+
+
+def test_a_hub_says_that_a_model_has_no_such_file(
+    tmp_path: Path, tanh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = shutil.copytree(tanh, fetched(tmp_path, monkeypatch), dirs_exist_ok=True)
+    (kept / ABOUT).unlink()
+    with hub_that_answers(404, monkeypatch):
+        load_model(ScoreSpec(model="some/model", precision="fp32"), "cpu", "torch", str(tmp_path / "cache"))
+    assert "going on without it" not in caplog.text
 
 
 def test_a_change_of_the_file_is_noticed(tanh: Path, tmp_path: Path) -> None:
