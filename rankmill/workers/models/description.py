@@ -28,7 +28,7 @@ from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, ke
 from rankmill.workers.host.model_file import model_file
 from rankmill.workers.models.tokenizer import Joiner, sample_pairs
 
-_VERSION = 3
+_VERSION = 4
 """Version of the format of the files in which a model's description is cached. A change of the format must
 increase this version.
 """
@@ -47,6 +47,7 @@ class KnownConfig(BaseModel, frozen=True, extra="forbid", protected_namespaces=(
     hidden_dim: int | None
     max_position_embeddings: int | None
     pad_token_id: int | None
+    classifier_pooling: str | None
     num_labels: int
     id2label: dict[int, str]
 
@@ -205,7 +206,7 @@ def describe(
     if is_kept(folder, cache):
         return _load(folder, cache)
     description = read(source, revision, cache)
-    chat = description.layout.chat is not False and getattr(description.tokenizer, "chat_template", None)
+    chat = getattr(description.tokenizer, "chat_template", None)
     if description.config.model_type not in TRACEABLE or not description.plain or chat:
         return description  # running this model imports transformers anyway
     try:

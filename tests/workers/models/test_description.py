@@ -22,7 +22,8 @@ from rankmill.workers.models.loading import load_model
 from rankmill.workers.models.sources import DEMO_MODEL
 from rankmill.workers.models.tokenizer import Joiner, tokenize_pairs
 from tests.conftest import ENVIRON, run_command
-from tests.harness.models.tiny import make_bert
+from tests.harness.models.rerankers import make_encoder
+from tests.harness.models.tiny import cross_encoder, make_bert
 from tests.harness.tools import needs_package
 
 PAIRS = ["how far", "why"], ["a cat and the moon", "the big river " * 90]
@@ -141,3 +142,21 @@ def test_where_nothing_can_be_kept_the_model_is_scored_all_the_same(
     with caplog.at_level(logging.WARNING, "rankmill.workers"):
         assert np.isfinite(score(tiny_model, cache, "torch")).all()
     assert "so workers import transformers" in caplog.text
+
+
+def test_a_cached_description_says_what_the_first_one_said(tmp_path: Path) -> None:
+    """`rankmill models describe` named the pooling only at the first call."""
+    model = make_encoder(tmp_path / "model", "modernbert, mean")
+    poolings = [describe(model, None, tmp_path / "cache").config.classifier_pooling for _ in range(2)]
+    assert poolings == ["mean"] * 2
+
+
+def test_a_tokenizer_with_a_chat_template_keeps_it(tmp_path: Path) -> None:
+    """Conversations were scored by the first worker of a host, and refused by others."""
+    cross_encoder(make_bert(tmp_path / "plain")).save_pretrained(str(tmp_path / "model"))
+    (tmp_path / "model" / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    about = [describe(tmp_path / "model", None, tmp_path / "cache") for _ in range(2)]
+    assert about[0].layout.chat is False
+    assert all(each.tokenizer.chat_template for each in about)
