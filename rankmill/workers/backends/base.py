@@ -324,7 +324,10 @@ class BackendKind:
             return f"it does not run on {platform.machine()} machines"
         if not all(map(is_installed, self.packages)):
             return f"it is not installed ({self.installed_by})"
-        lacking = self.lacks(device, precision)
+        try:
+            lacking = self.lacks(device, precision)
+        except ImportError as error:
+            lacking = f"it cannot be imported ({error})"
         if lacking is None and self.families is not None and not plain:
             return "it runs only sequence classifiers with one output"
         if lacking is None and self.families is not None and config.model_type not in self.families:

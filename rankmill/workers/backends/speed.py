@@ -207,11 +207,11 @@ def _layers(kinds: Iterable[BackendKind], shape: LayerShape) -> dict[Combination
     for kind in kinds:
         for precision in kind.timed:
             supported = precision in kind.precisions["cpu"]
-            if kind.timed_layer is not None and supported and kind.lacks("cpu", precision) is None:
-                try:
+            try:
+                if kind.timed_layer is not None and supported and kind.lacks("cpu", precision) is None:
                     layers[kind.name, precision] = kind.timed_layer(shape, precision)
-                except Exception as error:
-                    logger.warning("cannot measure %s in %s: %s", kind.name, precision, error)
+            except Exception as error:
+                logger.warning("cannot measure %s in %s: %s", kind.name, precision, error)
     return layers
 
 

@@ -315,9 +315,8 @@ def _load_backend(choice: BackendChoice, files: ModelFiles, device: str) -> Back
             f"backend {choice.backend} cannot be imported ({error}); {kind.installed_by}"
         ) from error
     except Exception as error:
-        if choice.backend == "torch" or isinstance(error, (RankmillError, OutOfMemory, DeviceLost, OSError)):
-            raise
-        if isinstance(error, MemoryError):
+        passed = RankmillError, OutOfMemory, DeviceLost, OSError, MemoryError
+        if choice.backend == "torch" or isinstance(error, passed):
             raise
         reason = " ".join(str(error).split())[:_LONGEST]
         raise CannotConvert(

@@ -226,6 +226,21 @@ def test_a_measurement_that_fails_keeps_no_worker_from_scoring(
     assert "cannot measure torch in bf16: division by zero" in log.text
 
 
+def test_a_backend_that_cannot_be_imported_keeps_no_worker_from_scoring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> Any:
+        raise ImportError("libopenvino.so: cannot open shared object file")
+
+    needs_package(OPENVINO)
+    monkeypatch.setattr(openvino, "_has_bf16", broken)
+    monkeypatch.setitem(backends(), OPENVINO, replace(openvino.KIND, timed_layer=broken))
+    for precision in ("auto", "fp32", "bf16", "int8"):
+        assert choose_backend("auto", precision, SMALL, "cpu", tmp_path).backend != OPENVINO
+    with pytest.raises(WorkerError, match="openvino cannot be used: it cannot be imported"):
+        choose_backend(OPENVINO, "bf16", SMALL, "cpu", tmp_path)
+
+
 def test_without_a_writable_folder_the_next_worker_measures_again(
     tiny_model: Path, tmp_path: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
