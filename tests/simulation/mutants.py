@@ -201,11 +201,10 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
         Mutant("a job is begun by who has read it before another attempt", _BEGIN,
                " or (job[2] or '') ~= ARGV[3]", "", kept=True),
         Mutant("a job that is over is begun", _BEGIN,
-               "if not job[1] or job[1] == 'failed' or job[1] == 'finished' or (job[2] or '') ~= ARGV[3] "
-               "then return 0 end",
+               "if not job[1] or over[job[1]] or (job[2] or '') ~= ARGV[3] then return 0 end",
                "", kept=True),
         Mutant("a job by name that has its result is begun", _BEGIN,
-               " or job[1] == 'finished'", "",
+               " finished = true,", "",
                test=f"{_BY_NAME}a_job_that_is_in_the_queue_twice_is_scored_once"),
     ),
     AttemptsAreCounted: (
