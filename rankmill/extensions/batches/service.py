@@ -262,6 +262,8 @@ class Batches:
         return self.view(batch)
 
     def view(self, batch: BatchRecord) -> dict[str, Any]:
+        # Ask this before the record is read: a runner that ends the run deletes the cancellation.
+        was_cancelled = self._runs.was_cancelled(batch.run)
         try:
             run = self._runs.load(batch.run)
         except RunExpired:
@@ -270,7 +272,7 @@ class Batches:
         kept = [file_id if self._store.find(FileRecord, file_id) else None for file_id in files]
         return batch_view(
             batch, run, self._store.counts(batch.id), (kept[0], kept[1]) if kept else (None, None),
-            cancelling=not run.is_ended and self._runs.was_cancelled(run.id),
+            cancelling=was_cancelled,
         )  # fmt: skip
 
     def sweep(self) -> None:

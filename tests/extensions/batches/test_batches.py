@@ -10,6 +10,7 @@ import urllib.request
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -28,13 +29,15 @@ from rankmill.extensions.batches import work
 from rankmill.extensions.batches.folder import files_folder
 from rankmill.extensions.batches.lines import read_requests
 from rankmill.extensions.batches.order import BatchOrder
+from rankmill.extensions.batches.records import BatchRecord
 from rankmill.extensions.batches.service import Batches, ExpiresAfter, NewBatch
 from rankmill.extensions.batches.work import BATCHES
 from rankmill.extensions.gateway.keys.api_keys import KeyStore
 from rankmill.extensions.gateway.refusals import Refusal, WrongFile
 from rankmill.extensions.gateway.scoring import ServedModel
-from rankmill.extensions.runners.record import new_file_run
+from rankmill.extensions.runners.record import FileRun, new_file_run
 from rankmill.extensions.runners.redis_keys import file_run
+from rankmill.extensions.runners.store import open_store
 from rankmill.extensions.runners.submitted import on_server
 from rankmill.jobs.contract.errors import InputError, OutputError, RunFailed, SpecError
 from rankmill.jobs.contract.file_request import FileOrder, FileRequest
@@ -523,6 +526,31 @@ def test_a_batch_can_be_cancelled(gateway: Running) -> None:
     cancelled = gateway.post(f"/v1/batches/{made['id']}/cancel", {})
     assert cancelled.json["status"] in {"cancelling", "cancelled"}
     assert ended(gateway, made["id"])["status"] == "cancelled"
+
+
+def test_a_batch_that_is_cancelled_while_it_is_shown_is_not_shown_as_going_on(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = load_settings({"gateway_files": str(tmp_path), "model": "demo"})
+    batches = Batches(settings, server.url)
+    csv = b"query,passage\nmoon,a moon\n"
+    file = batches.upload(None, "a.csv", io.BytesIO(csv), len(csv))
+    asked = NewBatch.model_validate({"input_file_id": file.id})
+    batch = batches.create(None, asked, lambda name: ServedModel("demo", "demo"))["id"]
+    runs = open_store(server.client, settings)
+    held = runs.claim(60)
+    assert held
+    assert batches.cancel(None, batch)["status"] == "cancelling"
+    load = runs.load
+
+    def and_end(run_id: str) -> FileRun:
+        run = load(run_id)
+        runs.end(replace(held, run=run.end("cancelled")))
+        return run
+
+    monkeypatch.setattr(batches._runs, "load", and_end)
+    record = batches.find(BatchRecord, None, batch)
+    assert [batches.view(record)["status"] for _ in range(2)] == ["cancelling", "cancelled"]
 
 
 def test_a_batch_whose_run_the_server_has_lost_is_expired(gateway: Running, shared_queue: Server) -> None:
