@@ -1,4 +1,4 @@
-# rankmill for CPUs. For workers on NVIDIA GPUs, which are faster than Hugging Face's tokenizers:
+# rankmill for CPUs. For workers on NVIDIA GPUs, with tokenizers that are fast enough for a GPU:
 # docker build --build-arg VARIANT=cuda --build-arg EXTRAS=worker,fast-tokenizers --tag rankmill:cuda .
 # To measure a GPU in a container: docs/explanation/benchmarks.md.
 # Without workers (score-file, exporter, gateway): docker build --build-arg EXTRAS=gateway,grpc --tag rankmill:base .
@@ -9,7 +9,7 @@ ARG VARIANT=cpu
 ARG EXTRAS=worker,gateway,grpc
 WORKDIR /opt/rankmill
 
-# What changes seldom comes first: the dependencies, of which torch is gigabytes.
+# Dependencies change seldom and are large, so they have a layer of their own.
 COPY pyproject.toml constraints.txt ./
 RUN python -c "import sys, tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 extras = [e for e in sys.argv[1].split(',') if e]; \
@@ -24,7 +24,8 @@ RUN pip install --no-cache-dir --no-deps . \
     && install -d -o rankmill -g rankmill /home/rankmill/.cache /home/rankmill/data \
     && ln -s /opt/rankmill/configs/docker/entrypoint.sh /usr/local/bin/
 
-# The list of its Python packages, in CycloneDX; Debian's are in /var/lib/dpkg. What makes it does not stay.
+# The list of the image's Python packages (CycloneDX); Debian's packages are listed in /var/lib/dpkg. The tool that
+# makes the list is removed again.
 RUN python -m venv /tmp/sbom \
     && /tmp/sbom/bin/pip install --no-cache-dir --constraint constraints.txt cyclonedx-bom \
     && install -d /usr/share/sbom \
@@ -32,9 +33,9 @@ RUN python -m venv /tmp/sbom \
         "$(command -v python)" \
     && rm -r /tmp/sbom
 
-# RQ connects as rankmill's own commands do.
+# The rq command uses rankmill's connections, which wait for a server that is away.
 ENV RQ_CONNECTION_CLASS=rankmill.Connection
-# What a container may use of an NVIDIA GPU, where there is one: CUDA, and the library of its metrics.
+# With an NVIDIA GPU, the container may use CUDA and the library for the GPU's metrics.
 ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER rankmill
 WORKDIR /home/rankmill
