@@ -12,6 +12,7 @@ from opentelemetry.trace import Span
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import (
+    InputError,
     RedisUnavailable,
     RunCancelled,
     RunFailed,
@@ -104,6 +105,7 @@ class RunDriver:
         self._looked = -math.inf
         self._sized = sizing.is_known
         self._cancelled = False
+        self._is_handed_out = False  # whether the reader has got a table, and not asked for the next one
         # Another thread may call `cancel`, which must not run while results are accepted.
         self._accepting = system.RLock()
         self._reading = system.Lock()  # held to read or close the source
@@ -150,18 +152,28 @@ class RunDriver:
         RunTimeout, NoWorkers
             `deadline` has passed, or no worker listens; call again to continue.
         InputError, OutputError
-            The source cannot be read, or results cannot be written to the journal.
+            The source cannot be read, or results cannot be written to the journal. Or an earlier reader has
+            left a table unread.
         """
         collector = self.collector
         self._heard = system.monotonic()
         try:
             self.refresh()
+            if self._is_handed_out and not collector.done:
+                self._check_cancelled()
+                raise InputError(
+                    f"run {self.run.id} was read in part, and gives each row only once: submit it again"
+                )
             while not collector.done:
                 self.fill()
                 if collector.ready:
                     if collector.pieces and self._seconds_since(self._collected) > self._patrol_seconds:
                         self._catch_up()
-                    yield self._spool.take(collector.take())
+                    part = self._spool.take(collector.taken)
+                    collector.take()
+                    self._is_handed_out = True
+                    yield part
+                    self._is_handed_out = False
                     self._waits_since = system.monotonic()
                 elif not collector.done:
                     self._wait()
