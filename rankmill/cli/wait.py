@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from contextlib import ExitStack
 
@@ -40,7 +41,7 @@ def wait(run_id: str, timeout: float | None, settings: Settings, as_json: bool, 
     for a detached run ends when all of its scores are there.
     """
     options.server(settings)
-    client = Client(settings=settings)
+    client = Client(settings=settings, no_workers_seconds=math.inf)
     submitted = find_watched(client.store.redis, settings, run_id)
     if submitted:
         _wait_for_end(submitted, timeout, as_json=as_json, quiet=quiet)

@@ -46,6 +46,7 @@ from rankmill.producer.collect import pairs as pairs_module
 from rankmill.producer.collect.pairs import CHUNK_TEXT_BYTES
 from rankmill.producer.collect.presence import WorkerPresence
 from rankmill.producer.collect.sizing import Sizing
+from rankmill.testing import FakeClient
 from tests.conftest import Server
 from tests.harness.auto import AUTO
 from tests.harness.models.tiny import cross_encoder
@@ -239,6 +240,23 @@ def test_a_wait_for_workers_that_are_not_there_ends_with_a_word(server: Server) 
     assert not list(server.client.scan_iter("rankmill:run:*"))
 
 
+def test_workers_are_missed_on_the_queue_of_the_run(shared_queue: Server) -> None:
+    """A run was said to have no worker if the client's own queue had none, and to have one if that had."""
+    run = Client(shared_queue.url, model="demo", queue="nobody").submit(PAIRS, detached=True)
+    other = Client(shared_queue.url, model="demo", no_workers_seconds=0.6)
+    with pytest.raises(NoWorkers, match="no worker listens on queue 'nobody'"):
+        other.attach(run.id).wait(30)
+    run.cancel()
+
+
+def test_few_pairs_are_a_request_for_each_of_several_models() -> None:
+    client = FakeClient()
+    client.score_models(PAIRS[:3], ["a", "b"])
+    client.score_models(iter(PAIRS), ["a", "b"])
+    of_runs = [(run.asked.priority, run.asked.rows) for run in client.fake_workers.runs]
+    assert of_runs == [("request", 3)] * 2 + [("bulk", None)] * 2
+
+
 def test_workers_that_cannot_say_that_they_are_there_are_not_missed(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -313,6 +331,9 @@ def test_scores_and_ranks_have_the_reasons_beside_nan(client: Client) -> None:
     assert np.isnan(scores).tolist() == [False, True]
     assert scores.errors == {1: "query is null"}
     assert not getattr(scores * 2, "errors", None)
+    sent = pickle.loads(pickle.dumps(scores))  # to another process
+    np.testing.assert_array_equal(sent, scores)
+    assert (type(sent), sent.errors) == (type(scores), scores.errors)
     passages: Any = ["the moon", None, "cheese"]
     last = client.rank("how far", passages, timeout=60)[-1]
     assert (last.index, last.error) == (1, "passage is null")

@@ -36,8 +36,8 @@ else:
 class Scores(np.ndarray[tuple[int, ...], np.dtype[np.float32]]):
     """The scores of a run as float32 ``[n]``, with NaN for the rows in `errors`.
 
-    With ``all_labels`` the shape is ``[n, labels]``. The `errors` and `labels` of a slice, or of the result
-    of a computation, are empty.
+    With ``all_labels`` the shape is ``[n, labels]``. The `errors` and `labels` of a slice, of a copy, or of
+    the result of a computation, are empty. Pickling keeps them.
     """
 
     errors: Mapping[int, str]
@@ -47,6 +47,14 @@ class Scores(np.ndarray[tuple[int, ...], np.dtype[np.float32]]):
 
     def __array_finalize__(self, _: object) -> None:
         self.errors, self.labels = {}, ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        make, arguments, state = cast("tuple[Any, ...]", super().__reduce__())
+        return make, arguments, (state, dict(self.errors), self.labels)
+
+    def __setstate__(self, state: Any) -> None:
+        array, self.errors, self.labels = state
+        super().__setstate__(array)
 
     @classmethod
     def of(

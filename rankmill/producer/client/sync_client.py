@@ -152,9 +152,8 @@ class Client:
         self._chunk_rows: dict[str, int] = {}
         self._cluster: EmbeddedCluster | None = None
         self._ends = ExitStack()
-        self._presence: WorkerPresence | None = None
-        if no_workers_seconds is not None:
-            self._presence = WorkerPresence(self.store, url, self.settings.queue, no_workers_seconds)
+        self._no_workers_seconds = no_workers_seconds
+        self._presences: dict[str, WorkerPresence] = {}
 
     @classmethod
     def embedded(cls, *, settings: Settings | None = None, **options: Unpack[SettingsOptions]) -> Client:
@@ -291,7 +290,7 @@ class Client:
         window = WindowSize(settings.window, settings.window_mib << 20, sharers)
         kept = live_run(self.store, run, self._cleaner, columns, journal, row_tokens=row_tokens)
         driver = RunDriver(kept, tables, sizing, window, reuse)
-        driver.deadline, driver.presence = deadline, self._presence
+        driver.deadline, driver.presence = deadline, self._presence(run.queue)
 
         def look() -> None:
             if self._cluster:
@@ -407,7 +406,8 @@ class Client:
                 {"model": model, "revision": spec.get("revision") if model == models[0] else None}
                 for model in models
             ]
-            runs += start_each(self.start, own, tables, columns, sizing, priority=priority, **spec)
+            options: dict[str, Any] = {**spec, "rows": _rows(pairs), "priority": priority}
+            runs += start_each(self.start, own, tables, columns, sizing, **options)
             return dict(zip(models, read_together(runs, timeout), strict=True))
 
     def rank(
@@ -539,8 +539,14 @@ class Client:
 
     def _attached(self, run: Run, chunks: DetachedChunks) -> ScoringRun:
         driver = collect_detached(self.store, run, chunks)
-        driver.presence = self._presence
+        driver.presence = self._presence(run.queue)
         return ScoringRun(driver)
+
+    def _presence(self, queue: str) -> WorkerPresence | None:
+        if self._no_workers_seconds is None:
+            return None
+        new = WorkerPresence(self.store, self.url, queue, self._no_workers_seconds)
+        return self._presences.setdefault(queue, new)
 
     @property
     def files(self) -> FileRuns:

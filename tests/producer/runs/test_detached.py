@@ -18,6 +18,7 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import InputError, RunCancelled, RunExpired, RunFailed, RunTimeout
 from rankmill.jobs.contract.keys import ChunkId, PieceId
 from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, ChunkStats
+from rankmill.jobs.system import system
 from rankmill.producer.collect import driver
 from tests.conftest import Server, run_command
 from tests.harness.waiting import lose_waiting, waiting_jobs
@@ -177,6 +178,19 @@ def test_commands_wait_for_it_and_list_its_errors(alone: Client) -> None:
     run.cancel()
     unknown = CliRunner().invoke(rankmill, ["wait", run.id, *server])
     assert (unknown.exit_code, f"there are no results of run {run.id}" in unknown.output) == (2, True)
+
+
+def test_the_command_goes_on_waiting_while_there_is_no_worker(
+    alone: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended after a minute, in whatever time it was told to wait."""
+    run = alone.submit(PAIRS, detached=True)
+    now = system.monotonic
+    monkeypatch.setattr(system, "monotonic", lambda: 60 * now())
+    late = CliRunner().invoke(rankmill, ["wait", run.id, "--timeout", "120", "--redis", alone_url(alone)])
+    monkeypatch.undo()
+    assert (late.exit_code, "0 rows were done when the time was over" in late.output) == (1, True)
+    run.cancel()
 
 
 def test_what_cannot_be_detached_leaves_nothing(alone: Client) -> None:
