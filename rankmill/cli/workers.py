@@ -9,7 +9,6 @@ from contextlib import suppress
 
 from rankmill.cli import options
 from rankmill.cli.common import version
-from rankmill.jobs.contract.errors import RankmillError
 from rankmill.jobs.runtime.connection import connect
 from rankmill.jobs.runtime.hosts import require_worker_packages
 from rankmill.jobs.runtime.logs import about
@@ -76,7 +75,7 @@ def keep(processes: WorkerProcesses, share_gpus: Callable[[], None]) -> None:
 
     def stop(signum: int, frame: object) -> None:
         signals.append(signum)
-        processes.send(signal.SIGTERM)
+        processes.stop()
 
     def check_signals() -> None:
         if signals:
@@ -92,8 +91,8 @@ def keep(processes: WorkerProcesses, share_gpus: Callable[[], None]) -> None:
                     raise WorkersFailed(_why(failed))
                 share_gpus()
                 system.sleep(_LOOK_SECONDS)
-    except RankmillError:
-        processes.send(signal.SIGTERM)
+    except Exception:
+        processes.stop()
         raise
     finally:
         processes.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -14,7 +15,11 @@ import psutil
 import pytest
 
 from rankmill import Client
+from rankmill.cli.workers import keep
 from rankmill.jobs.protocol.worker_report import queue_workers
+from rankmill.jobs.system import system
+from rankmill.producer.local import processes as local_processes
+from rankmill.producer.local.processes import WorkerProcesses
 from tests.conftest import ENVIRON, Server, run_command, wait_for
 from tests.harness.models.tiny import make_bert
 from tests.harness.preloaded import EXECUTED, PreloadedProcess
@@ -90,6 +95,29 @@ def test_workers_that_die_at_each_start_end_the_command(
     log = (tmp_path / "pool.log").read_text()
     assert log.count("worker died with status 3, starting it again") == 3
     assert "has died 3 times in a row at its start; its last lines above say why" in log
+
+
+def test_a_signal_ends_workers_that_are_just_being_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They got no signal, and the command waited for them until the next one."""
+    handlers = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGINT)}
+    start = system.Popen
+
+    def start_late(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        process = start(*arguments, **options)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return process
+
+    monkeypatch.setattr(local_processes, "worker_command", lambda *_: ["sleep", "30"])
+    monkeypatch.setattr(system, "Popen", start_late)
+    processes = WorkerProcesses(["q"], "unix:///none", [{}, {}], names=["a", "b"], wait_seconds=1)
+    try:
+        keep(processes, lambda: None)
+    finally:
+        for name, handler in handlers.items():
+            signal.signal(name, handler)
+    first, second = (worker.process for worker in processes.workers)
+    assert first
+    assert (first.returncode, second) == (-signal.SIGTERM, None)
 
 
 def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:

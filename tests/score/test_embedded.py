@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pyarrow as pa
@@ -27,7 +28,7 @@ from rankmill.jobs.contract.job import worker_command as command_for_people
 from rankmill.jobs.runtime.settings import WorkerSettings, load_settings
 from rankmill.producer.local import supervisor
 from rankmill.producer.local.embedded import worker_environs
-from rankmill.producer.local.processes import worker_command
+from rankmill.producer.local.processes import LocalWorker, worker_command
 from tests.conftest import score_file, start_command, wait_for
 from tests.harness.preloaded import EXECUTED
 from tests.harness.servers.valkey import ONCE
@@ -286,6 +287,19 @@ def test_a_server_that_cannot_start_is_told(
     assert event["event"] == "failed"
     assert reason in event["reason"]
     assert not list(tmp_path.iterdir())
+
+
+def test_a_worker_that_refuses_before_the_server_answers_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody was told, and the run waited for ever."""
+    (tmp_path / "w.log").write_text("the device is missing\n")
+    worker = LocalWorker("w", {}, process=Mock(poll=lambda: os.EX_CONFIG))
+    processes = Mock(workers=[worker], restart_dead=lambda: worker)
+    closed = iter([False, True])
+    monkeypatch.setattr(supervisor, "_stdin_closed", lambda timeout: next(closed))
+    supervisor._keep(processes, Mock(poll=lambda: None), tmp_path, None)
+    assert json.loads(capsys.readouterr().out) == {"event": "failed", "reason": "the device is missing"}
 
 
 def test_embedded_workers_are_started_as_the_readme_says() -> None:

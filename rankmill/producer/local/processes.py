@@ -110,6 +110,7 @@ class WorkerProcesses:
         self._queues, self._url, self._logs = queues, url, logs
         self._on_death, self._on_given_up = on_death, on_given_up
         self._wait_seconds = wait_seconds
+        self._is_stopping = False
         self.workers = [LocalWorker(name, environ) for name, environ in zip(names, environs, strict=True)]
 
     def restart_dead(self) -> LocalWorker | None:
@@ -131,7 +132,7 @@ class WorkerProcesses:
         """
         for worker in self.workers[:]:
             if worker.process is None:
-                if system.monotonic() - worker.died > self._pause(worker):
+                if not self._is_stopping and system.monotonic() - worker.died > self._pause(worker):
                     self._start(worker)
             elif (code := worker.process.poll()) is not None:
                 if worker.gave_up:
@@ -150,6 +151,11 @@ class WorkerProcesses:
         """Add a worker that shares the accelerator of `workers`; `restart_dead` starts it."""
         first = workers[0]
         self.workers.append(LocalWorker(f"{first.name}-{len(workers) + 1}", first.environ, is_added=True))
+
+    def stop(self) -> None:
+        """Send SIGTERM to all processes, and start no further ones. Signal handlers may call this."""
+        self._is_stopping = True
+        self.send(signal.SIGTERM)
 
     def send(self, signum: signal.Signals) -> None:
         for process in self._alive():
@@ -177,6 +183,8 @@ class WorkerProcesses:
         )
         if output:
             output.close()
+        if self._is_stopping:  # `stop` was called while the process was being started
+            worker.process.terminate()
         worker.started = system.monotonic()
 
     def _record_death(self, worker: LocalWorker, code: int) -> None:

@@ -140,6 +140,18 @@ def test_a_version_that_is_used_is_not_removed(
     assert [each["version"] for each in json.loads(done("list", "--json"))] == ["v1"]
 
 
+def test_embedded_workers_take_paths_of_settings_as_their_command_does(
+    models: dict[str, Path], registry: Path, tmp_path: Path
+) -> None:
+    """They worked in another folder, and did not find the registry there."""
+    put_version(registry, models["trained"], "reranker")
+    (tmp_path / "pairs.csv").write_text("query,passage\na,b\n")
+    here = environ(registry.name, Path("cache"))
+    found = score_file("pairs.csv", "--model", "reranker@v1", cwd=tmp_path, environ=here)
+    assert found.code == 0, found.err
+    assert list((tmp_path / "cache").iterdir())
+
+
 def test_aliases_are_set_shown_and_rolled_back(models: dict[str, Path], registry: Path) -> None:
     for model in models.values():
         put_version(registry, model, "reranker")
