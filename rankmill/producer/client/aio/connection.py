@@ -42,7 +42,7 @@ Command: TypeAlias = tuple[Any, ...]
 
 
 class _Call(NamedTuple):
-    commands: Sequence[Command]
+    commands: Sequence[Sequence[Any]]
     replies: asyncio.Future[list[Any]]
 
 
@@ -65,6 +65,7 @@ class Line:
 
     def __init__(self, pool: redis.asyncio.ConnectionPool, silence: float | None) -> None:
         self._pool: Any = pool
+        self._encode: Callable[[Any], Any] = self._pool.get_encoder().encode
         self._silence = silence
         self._calls: list[_Call] = []
         self._task: asyncio.Task[None] | None = None
@@ -75,7 +76,9 @@ class Line:
 
         An error that the server replies is returned as a reply. An error of the connection is raised.
         """
-        call = _Call(commands, asyncio.get_running_loop().create_future())
+        # Encode here: an argument that cannot be encoded must not fail the calls that share the write.
+        encoded = [[*map(self._encode, command)] for command in commands]
+        call = _Call(encoded, asyncio.get_running_loop().create_future())
         self._calls.append(call)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._send_all())
