@@ -16,7 +16,7 @@ from rankmill.jobs.contract.errors import ConfigError, InputError, RunCancelled,
 from rankmill.jobs.contract.file_request import FileOrder, FileRequest
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.runs import RunStore
-from rankmill.jobs.runtime.patience import redis_errors
+from rankmill.jobs.runtime.patience import redis_errors, waiting
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 from rankmill.producer.client.aio import bridge
@@ -59,11 +59,15 @@ class SubmittedFile:
             The run has ended without an output.
         """
         deadline = math.inf if timeout is None else system.monotonic() + timeout
-        while (ended := self.outcome(on_look)) is None:
-            seconds_left = deadline - system.monotonic()
-            if seconds_left <= 0:
+
+        def check_time() -> None:
+            if system.monotonic() >= deadline:
                 raise _not_ended(self.id)
-            system.sleep(min(seconds_left, _LOOK_SECONDS))
+
+        with waiting(look=check_time, until=deadline):
+            while (ended := self.outcome(on_look)) is None:
+                check_time()
+                system.sleep(min(max(deadline - system.monotonic(), 0), _LOOK_SECONDS))
         return ended
 
     def outcome(self, on_look: Callable[[FileRun], None] = lambda run: None) -> FileRun | None:

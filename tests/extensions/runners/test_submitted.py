@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,15 @@ from rankmill.extensions.runners import redis_keys as keys
 from rankmill.extensions.runners.orders import kind_of
 from rankmill.extensions.runners.record import new_file_run
 from rankmill.extensions.runners.store import FileRunStore, RunLease
+from rankmill.extensions.runners.submitted import SubmittedFile
 from rankmill.extensions.runners.work import work_on
-from rankmill.jobs.contract.errors import RunnerError
+from rankmill.jobs.contract.errors import RunnerError, RunTimeout
 from rankmill.jobs.contract.file_request import FileOrder, FileRequest
 from rankmill.jobs.contract.run import Progress
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.leases import server_time
 from rankmill.jobs.protocol.set_aside import read_job
+from rankmill.jobs.runtime.connection import client_for
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.jobs.system import system
 from tests.conftest import Server
@@ -60,6 +64,18 @@ def test_leases_follow_the_server_s_clock(
     claim = store.claim(15)
     assert claim
     assert claim.run.id == last.id
+
+
+def test_a_wait_ends_in_time_while_the_server_is_silent(server: Server) -> None:
+    store = FileRunStore(client_for(server.url, 5), "files", 600)
+    run = SubmittedFile(store, store.submit(ORDER).id)
+    process = int(server.client.info("server")["process_id"])
+    os.kill(process, signal.SIGSTOP)
+    try:
+        with pytest.raises(RunTimeout, match="it goes on"):
+            run.wait(timeout=0.3)
+    finally:
+        os.kill(process, signal.SIGCONT)
 
 
 def test_a_run_that_was_submitted_twice_is_held_by_one_runner(shared_server: Server) -> None:
