@@ -62,9 +62,10 @@ def clean_exit(interrupted: str = "") -> Callable[[Callable[P, None]], Callable[
             except RankmillError as error:
                 _fail(error, error.exit_code)
             except KeyboardInterrupt as error:
-                # Python may have to wait for threads now: another Ctrl-C ends the process, without a
-                # traceback.
-                signal.signal(signal.SIGINT, signal.SIG_DFL)
+                # Python may have to wait for threads now: another Ctrl-C or SIGTERM ends the process, without
+                # a traceback.
+                for signum in (signal.SIGINT, signal.SIGTERM):
+                    signal.signal(signum, signal.SIG_DFL)
                 error.args = (f"interrupted; {interrupted}" if interrupted else "interrupted",)
                 _fail(error, ExitCode.INTERRUPTED)
             except BrokenPipeError:

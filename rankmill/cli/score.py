@@ -140,7 +140,7 @@ def _verify(
     quiet: bool,
 ) -> NoReturn:
     if unused := next((field for field in FileRequest.model_fields if request.is_given(field)), None):
-        shown = "INPUT" if unused == "inputs" else f"--{unused.replace('_', '-')}"
+        shown = {"inputs": "INPUT", "models": "--model"}.get(unused, f"--{unused.replace('_', '-')}")
         raise click.UsageError(f"{shown} has no effect with --verify, whose file says how it was made")
     from rankmill.score.verify import read_scored, verify
 

@@ -16,7 +16,7 @@ import click
 
 from rankmill.cli.options import NewTable
 from rankmill.cli.show import echo
-from rankmill.jobs.contract.errors import InputError, OutputError, RankmillError
+from rankmill.jobs.contract.errors import InputError, OutputError
 from rankmill.jobs.contract.file_request import STANDARD_STREAM, FileRequest
 from rankmill.producer.files.stores.paths import AnyPath
 
@@ -50,9 +50,9 @@ def in_temporary_folder(request: FileRequest) -> Iterator[FileRequest]:
     with _temporary_file(request.output_format or _kind_of_input(request)) as file:
         try:
             yield request.model_copy(update={"output": str(file)})
-        except (RankmillError, KeyboardInterrupt) as error:
-            if getattr(error, "__notes__", []):  # the notes say that scores are kept in a folder
-                error.__notes__ = [_NOTE]
+        except BaseException as error:
+            if notes := getattr(error, "__notes__", []):  # a note may say that scores are kept in the folder
+                error.__notes__ = [_NOTE if str(file.parent) in note else note for note in notes]
             raise
 
 

@@ -35,6 +35,8 @@ def status(run_id: str | None, settings: Settings, **shown_as: bool) -> None:
 
     RUN is the id of a submitted run, or the beginning of it.
     """
+    if run_id and shown_as["watch"]:
+        raise click.UsageError("--watch has no effect on one run; rankmill wait shows its progress")
     client = options.connection(settings)
     if run_id:
         run = find_watched(client, settings, run_id)

@@ -111,7 +111,8 @@ def test_sigterm_ends_a_command_as_ctrl_c_does() -> None:
     assert (done.exit_code, done.stderr) == (130, "some-command: interrupted\n")
 
 
-def test_another_ctrl_c_ends_a_command_that_waits_for_its_threads() -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_another_signal_ends_a_command_that_waits_for_its_threads(sent: signal.Signals) -> None:
     code = """
 import threading
 from rankmill.cli import options
@@ -126,9 +127,9 @@ some_command()
     process = start_command("python", "-c", code)
     assert process.stderr
     assert "interrupted" in process.stderr.readline()
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     _, rest = process.communicate(timeout=60)
-    assert (process.returncode, rest) == (-signal.SIGINT, "")
+    assert (process.returncode, rest) == (-sent, "")
 
 
 def test_every_error_class_has_an_exit_code() -> None:
@@ -205,6 +206,12 @@ def test_workers_are_watched_until_ctrl_c(server: Server, monkeypatch: pytest.Mo
     monkeypatch.setattr(system, "sleep", interrupt)
     watched = CliRunner().invoke(rankmill, ["workers", "--watch", "--json", "--redis", server.url])
     assert (watched.exit_code, watched.output) == (0, "[]\n")
+
+
+def test_one_run_is_not_watched() -> None:
+    refused = CliRunner().invoke(rankmill, ["status", "abc", "--watch"])
+    assert refused.exit_code == 2
+    assert "--watch has no effect on one run" in refused.stderr
 
 
 def test_options_of_workers_are_those_of_its_commands(server: Server) -> None:

@@ -185,6 +185,7 @@ def test_verify_names_what_it_cannot_compare(
     assert "its scores have the bits of a toaster, and the workers here" in why("--verify", other)
     assert "--sample has no effect without --verify" in why(scored, "--sample", 3)
     assert "INPUT has no effect with --verify" in why(scored, "--verify", scored)
+    assert "--model has no effect with --verify" in why("--verify", scored, "--model", "a", "--model", "b")
     moved = shutil.copytree(model, tmp_path / "model")
     named = changed(scored, tmp_path / "named.parquet", model=str(moved))
     (moved / "config.json").write_text((moved / "config.json").read_text() + "\n")

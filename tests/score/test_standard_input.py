@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rankmill.cli.standard_output import in_temporary_folder
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.file_request import FileRequest
 from tests.conftest import BIN, ENVIRON, Outcome, Server
@@ -60,6 +61,24 @@ FORMATS = {
         asbytes=True,
     ),
 }
+
+
+def test_of_an_error_s_notes_only_that_on_kept_scores_is_replaced() -> None:
+    """The folder of those scores is deleted, whatever the error is."""
+    request = FileRequest(inputs=("a.csv",), output="-", output_format="jsonl")
+    error = OSError("the disk is full")
+    error.add_note("leave --redis out")
+
+    def fail() -> None:
+        with in_temporary_folder(request) as named:
+            error.add_note(f"7 scored rows are kept in {named.output}.rankmill: the same command continues")
+            raise error
+
+    with pytest.raises(OSError, match="full"):
+        fail()
+    hint, note = error.__notes__
+    assert hint == "leave --redis out"
+    assert note.startswith("-o - keeps no scores")
 
 
 def test_standard_input_is_scored_in_any_format(
