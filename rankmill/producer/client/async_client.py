@@ -26,7 +26,7 @@ from typing import (
 
 import redis
 
-from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.contract.errors import ConfigError, RunTimeout
 from rankmill.jobs.model_names import Choice, ModelNames
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.runtime.connection import check_mode, connection_failed
@@ -130,21 +130,22 @@ class LoopClient(Client):
         self._beginning = asyncio.Semaphore(_BEGINNING)
 
     def start(self, *args: Any, deadline: float = math.inf, **options: Any) -> ScoringRun:
-        has_turn = bridge.wait(self._turn(deadline))
+        bridge.wait(self._turn(deadline))
         try:
             return super().start(*args, deadline=deadline, **options)
         finally:
-            if has_turn:
-                self._beginning.release()
+            self._beginning.release()
 
-    async def _turn(self, deadline: float) -> bool:
-        """Wait until fewer than `_BEGINNING` runs begin; ``False`` if `deadline` passes before that."""
+    async def _turn(self, deadline: float) -> None:
+        """Wait until fewer than `_BEGINNING` runs begin; raises `RunTimeout` at `deadline`."""
         seconds = None if math.isinf(deadline) else deadline - system.monotonic()
         try:
             async with asyncio.timeout(seconds):
-                return await self._beginning.acquire()
+                await self._beginning.acquire()
         except TimeoutError:
-            return False
+            raise RunTimeout(
+                "0 rows were done when the time was over: others began before this run"
+            ) from None
 
 
 class AsyncScoringRun(Generic[RowScore]):
