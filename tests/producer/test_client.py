@@ -171,6 +171,15 @@ def test_spec_can_differ_from_run_to_run(client: Client) -> None:
     )
 
 
+def test_an_iteration_that_was_left_in_a_chunk_is_not_taken_up(client: Client) -> None:
+    """The next one began with the next chunk, and left out rows without a word."""
+    run = client.submit(PAIRS)
+    assert np.isfinite(next(iter(run)))
+    with pytest.raises(InputError, match="was read in part, and gives each row only once"):
+        next(iter(run))
+    run.cancel()
+
+
 def test_a_wait_ends_in_time_and_may_be_taken_up_again(server: Server, tiny_model: Path) -> None:
     client = Client(server.url, model=str(tiny_model))
     run = client.submit(PAIRS)
