@@ -65,7 +65,7 @@ class Line:
 
     def __init__(self, pool: redis.asyncio.ConnectionPool, silence: float | None) -> None:
         self._pool: Any = pool
-        self._encode: Callable[[Any], Any] = self._pool.get_encoder().encode
+        self._encode: Callable[[Any], Any] = pool.get_encoder().encode  # type: ignore[no-untyped-call]
         self._silence = silence
         self._calls: list[_Call] = []
         self._task: asyncio.Task[None] | None = None
