@@ -358,7 +358,8 @@ class ScoringRun(Generic[RowScore]):
         RedisUnavailable, RedisFailed
             The server could not serve during the whole allowed wait, or it refuses a command.
         """
-        if self._all is None and self.stats.rows != sum(map(len, self._scores)):
+        was_iterated = self._all is None and self.stats.rows != sum(map(len, self._scores))
+        if was_iterated and not any(driver.is_cancelled for driver in self._drivers):
             raise InputError("some rows of this run were read by iterating it: submit the rows again")
         return read_together([self], timeout, show_progress)[0] if self._all is None else self._all
 

@@ -124,6 +124,10 @@ class RunDriver:
         """Whether the run continues without this process."""
         return self._kept.stays
 
+    @property
+    def is_cancelled(self) -> bool:
+        return self._cancelled
+
     def begin(self) -> None:
         """Store the run on the server, unless it is stored together with its first chunks."""
         if self._kept.is_brief:
