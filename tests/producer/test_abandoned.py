@@ -88,6 +88,8 @@ def test_a_run_that_was_iterated_gives_no_scores_without_the_rows_that_were_read
     assert next(iter(run)) is not None
     with pytest.raises(InputError, match="were read by iterating it"):
         run.scores(timeout=60)
+    whole = FakeClient(chunk_size=4).submit([("q", f"p {number}") for number in range(50)])
+    assert len(list(whole)) == whole.wait(timeout=60).rows == 50
 
 
 def rows_of(count: int) -> pa.Table:

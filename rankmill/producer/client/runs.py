@@ -329,7 +329,8 @@ class ScoringRun(Generic[RowScore]):
         """Wait for the end of the run, and return `stats`. After that, `scores` returns the scores without
         waiting. Parameters and errors are those of `scores`.
         """
-        self.scores(timeout, show_progress=show_progress)
+        if not (self._was_iterated and all(driver.collector.done for driver in self._drivers)):
+            self.scores(timeout, show_progress=show_progress)
         return self.stats
 
     def scores(self, timeout: float | None = None, *, show_progress: bool | None = None) -> Scores:
@@ -358,8 +359,7 @@ class ScoringRun(Generic[RowScore]):
         RedisUnavailable, RedisFailed
             The server could not serve during the whole allowed wait, or it refuses a command.
         """
-        was_iterated = self._all is None and self.stats.rows != sum(map(len, self._scores))
-        if was_iterated and not any(driver.is_cancelled for driver in self._drivers):
+        if self._was_iterated and not any(driver.is_cancelled for driver in self._drivers):
             raise InputError("some rows of this run were read by iterating it: submit the rows again")
         return read_together([self], timeout, show_progress)[0] if self._all is None else self._all
 
@@ -390,6 +390,10 @@ class ScoringRun(Generic[RowScore]):
         """Cancel the run: its waiting chunks leave the queue, and its keys are deleted."""
         for driver in self._drivers:
             driver.cancel()
+
+    @property
+    def _was_iterated(self) -> bool:
+        return self._all is None and self.stats.rows != sum(map(len, self._scores))
 
     @property
     def _seen(self) -> Progress:
