@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -106,6 +108,33 @@ def test_clients_leave_a_server_that_is_no_longer_the_master(monkeypatch: pytest
         for port in ports:
             found: Any = redis.Redis(port=port).mget("here", "loop")
             assert found == [str(port).encode()] * 2
+
+
+def test_between_two_looks_for_the_master_a_command_needs_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All threads may be busy with the texts of large runs."""
+    port = free_port()
+    monkeypatch.setattr(MasterFinder, "_ask", lambda *_: ("127.0.0.1", port))
+    monkeypatch.setattr(sentinel, "_LOOK_SECONDS", 3600.0)
+
+    async def in_a_loop() -> None:
+        client, free = LoopRedis("redis+sentinel://any/it", 5), threading.Event()
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        await bridge.run(client.ping)
+        busy = asyncio.create_task(asyncio.to_thread(free.wait))
+        await asyncio.sleep(0)
+        try:
+            async with asyncio.timeout(10):
+                await bridge.run(client.ping)
+        finally:
+            free.set()
+        await busy
+        await client.line.close()
+        await client.loop_client.aclose()
+
+    with ValkeyServer(port=port, data_dir=tmp_path):
+        asyncio.run(in_a_loop())
 
 
 def test_every_sentinel_that_names_no_master_is_named() -> None:

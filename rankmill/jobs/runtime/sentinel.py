@@ -124,11 +124,16 @@ class MasterFinder:
         kind = redis.AuthenticationError if refused else redis.ConnectionError
         raise kind(mask_passwords(f"no Sentinel names a master ({'; '.join(failures)})"))
 
+    @property
+    def is_due(self) -> bool:
+        """Whether `has_moved` would ask the Sentinels now."""
+        return system.monotonic() - self._asked > _LOOK_SECONDS
+
     def has_moved(self, address: Address) -> bool:
         """Return whether the master is no longer at `address`. This asks the Sentinels at most once a
         second.
         """
-        if system.monotonic() - self._asked > _LOOK_SECONDS and self._lock.acquire(blocking=False):
+        if self.is_due and self._lock.acquire(blocking=False):
             try:
                 self._asked = system.monotonic()
                 self.find()

@@ -272,8 +272,11 @@ class _LoopMaster(redis.asyncio.Connection):
 
     async def send_packed_command(self, *args: Any, **options: Any) -> None:
         """Send a command. If the master has moved, connect to the new one first (see `MasterConnection`)."""
-        if self.is_connected and await asyncio.to_thread(self._finder.has_moved, (self.host, self.port)):
-            await self.disconnect(nowait=True)
+        if self.is_connected:
+            look, address = self._finder.has_moved, (self.host, self.port)
+            # only where Sentinels are asked: a thread costs more than a command, and may not be free
+            if await asyncio.to_thread(look, address) if self._finder.is_due else look(address):
+                await self.disconnect(nowait=True)
         await super().send_packed_command(*args, **options)
 
 
