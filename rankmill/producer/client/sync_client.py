@@ -398,6 +398,7 @@ class Client:
         if not models or len(set(models)) < len(models):
             raise ConfigError(f"models: name at least one, and each once, not {', '.join(models) or 'none'}")
 
+        deadline = math.inf if timeout is None else system.monotonic() + timeout
         sizing = self.sizing()
         tables = cut_pairs(pairs, columns, sizing)
         runs: list[ScoringRun] = []
@@ -406,9 +407,12 @@ class Client:
                 {"model": model, "revision": spec.get("revision") if model == models[0] else None}
                 for model in models
             ]
-            options: dict[str, Any] = {**spec, "rows": _rows(pairs), "priority": priority}
+            options: dict[str, Any] = {
+                **spec, "rows": _rows(pairs), "priority": priority, "deadline": deadline,
+            }  # fmt: skip
             runs += start_each(self.start, own, tables, columns, sizing, **options)
-            return dict(zip(models, read_together(runs, timeout), strict=True))
+            remaining = None if timeout is None else deadline - system.monotonic()
+            return dict(zip(models, read_together(runs, remaining), strict=True))
 
     def rank(
         self,

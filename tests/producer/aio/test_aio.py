@@ -241,6 +241,8 @@ def test_a_caller_s_time_is_over_even_if_others_wait_before_it(
             async with asyncio.timeout(10):
                 with pytest.raises(RunTimeout):
                     await client.score(PAIRS, timeout=0.2)
+                with pytest.raises(RunTimeout):
+                    await client.score_models(PAIRS, ["demo"], timeout=0.2)
         finally:
             os.kill(process, signal.SIGCONT)
         await (await waits).cancel()
