@@ -92,6 +92,16 @@ def test_a_run_that_was_iterated_gives_no_scores_without_the_rows_that_were_read
     assert len(list(whole)) == whole.wait(timeout=60).rows == 50
 
 
+def test_a_detached_run_that_was_read_in_part_may_be_attached_to() -> None:
+    client = FakeClient(chunk_size=4)
+    run = client.submit([("q", f"p {number}") for number in range(50)], detached=True)
+    assert next(iter(run)) is not None
+    for read in (run.scores, lambda: list(run)):
+        with pytest.raises(InputError, match="attach to it again"):
+            read()
+    assert len(client.attach(run.id).scores(timeout=60)) == 50
+
+
 def rows_of(count: int) -> pa.Table:
     return pa.table({"query": [f"q{n}" for n in range(count)], "passage": ["the moon " * 20] * count})
 

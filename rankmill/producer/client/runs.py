@@ -360,7 +360,8 @@ class ScoringRun(Generic[RowScore]):
             The server could not serve during the whole allowed wait, or it refuses a command.
         """
         if self._was_iterated and not any(driver.is_cancelled for driver in self._drivers):
-            raise InputError("some rows of this run were read by iterating it: submit the rows again")
+            again = "attach to it" if self.is_detached else "submit the rows"
+            raise InputError(f"some rows of this run were read by iterating it: {again} again")
         return read_together([self], timeout, show_progress)[0] if self._all is None else self._all
 
     def __iter__(self) -> Iterator[RowScore]:

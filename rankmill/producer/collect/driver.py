@@ -165,8 +165,9 @@ class RunDriver:
             self.refresh()
             if self._is_handed_out and not collector.done:
                 self._check_cancelled()
+                again = "attach to" if self.is_detached else "submit"
                 raise InputError(
-                    f"run {self.run.id} was read in part, and gives each row only once: submit it again"
+                    f"run {self.run.id} was read in part, and gives each row only once: {again} it again"
                 )
             while not collector.done:
                 self.fill()
