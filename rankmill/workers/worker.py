@@ -182,7 +182,7 @@ class ScoringWorker(RQWorker):
             full = False
             self._claims.begin_put_aside()
             self._orders.carry_out()
-            self._engines.unload_idle({claim.engine for claim in list(self._claims.unanswered.values())})
+            self._engines.unload_idle(self._claims.engines)
             self.show_state(busy=bool(self._claims.unanswered))
             rests = self._orders.drained or self.suspended
             if not rests:

@@ -214,16 +214,17 @@ class EngineCache:
         key = self._key(self._weights_of(spec)[0])
         return bool(self._cached) and key not in self._cached and self._too_much(key)
 
-    def unload_idle(self, in_use: Set[Engine | None] = frozenset()) -> None:
+    def unload_idle(self, in_use: Callable[[], Set[Engine | None]] = frozenset) -> None:
         """Unload the models that were not used for the time in the settings.
 
-        The models of the engines `in_use`, which have work, are used now.
+        The models of the engines that `in_use` returns, which have work, are used now. Without such a time,
+        `in_use` is not called, because it may take long for many claims.
         """
         if self._settings.model_idle_seconds is None:
             return
-        since = system.monotonic() - self._settings.model_idle_seconds
+        since, engines = system.monotonic() - self._settings.model_idle_seconds, in_use()
         # do not loop over the models themselves: a variable would keep the weights in memory
-        for key in [key for key, cached in self._cached.items() if cached.last_use(in_use) < since]:
+        for key in [key for key, cached in self._cached.items() if cached.last_use(engines) < since]:
             logger.info("unloading %s, which is idle", key[0])
             self._remove(key, metrics.model_unloads)
 

@@ -26,6 +26,7 @@ from rankmill.jobs.runtime.logs import about_job
 from rankmill.jobs.runtime.patience import cannot_serve
 from rankmill.jobs.system import system
 from rankmill.workers.backends.base import DeviceLost
+from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.pipeline import Pipeline
 from rankmill.workers.host import metrics
 from rankmill.workers.models.loading import Model
@@ -187,6 +188,10 @@ class Claims:
     @property
     def waiting(self) -> bool:
         return bool(self._put_aside)
+
+    def engines(self) -> set[Engine | None]:
+        """The engines that score the claimed chunks."""
+        return {claim.engine for claim in list(self.unanswered.values())}
 
     def take(self, job: ScoringJob, queue: OrderedQueue) -> None:
         """Claim a job and let its chunk be scored.
