@@ -15,6 +15,7 @@ import pytest
 from rankmill import Client
 from rankmill.jobs.contract.errors import InputError, RankmillError, RunCancelled, RunFailed
 from rankmill.jobs.protocol.worker_report import QueueWorkers
+from rankmill.producer.client.runs import ScoringRun
 from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files import source
 from rankmill.testing import FakeClient, FakeWorkers
@@ -25,6 +26,7 @@ ABANDON = """
 import gc, json, sys, threading
 from rankmill.producer.files.formats.base import TextColumns
 from rankmill.producer.files.inputs import find_files
+from rankmill.producer.client.runs import ScoringRun
 from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files.source import open_source
 from rankmill import Client
@@ -99,7 +101,9 @@ def test_a_detached_run_that_was_read_in_part_may_be_attached_to() -> None:
     for read in (run.scores, lambda: list(run)):
         with pytest.raises(InputError, match="attach to it again"):
             read()
-    assert len(client.attach(run.id).scores(timeout=60)) == 50
+    attached = client.attach(run.id)
+    assert isinstance(attached, ScoringRun)
+    assert len(attached.scores(timeout=60)) == 50
 
 
 def rows_of(count: int) -> pa.Table:
