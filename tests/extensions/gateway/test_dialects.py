@@ -354,6 +354,15 @@ def test_a_list_is_read_up_to_its_first_wrong_item(path: str) -> None:
     assert {place for error in refused.value.errors() for place in error["loc"] if place in range(9)} == {0}
 
 
+def test_an_object_is_read_up_to_its_first_wrong_value() -> None:
+    body = {"query": "q", "documents": [{"text": "a", **{str(number): [] for number in range(9)}}]}
+    with pytest.raises(ValidationError) as refused:
+        kind_of("/cohere/v1/rerank", body).model_validate(body)
+    assert {error["loc"][3] for error in refused.value.errors() if len(error["loc"]) > 3} == {"0"}
+    with pytest.raises(Refusal, match=r"^documents\.0\.0: Input should be"):
+        read("/cohere/v1/rerank", **body)
+
+
 def test_equal_scores_keep_the_order_of_the_input() -> None:
     body = read("/rerank", query="q", texts=TEXTS)
     tied: Any = body.answer(RequestScores([0.5, 0.5, 0.5], "m"))

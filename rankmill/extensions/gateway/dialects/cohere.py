@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from rankmill.extensions.gateway.dialects.base import (
     Body,
@@ -63,6 +63,15 @@ class CohereRerankV2(RerankBody):
 Value = str | int | float | bool | None
 
 
+def _until_wrong(document: object) -> object:
+    """Return only the first wrong value of an object, if it has one: see `Many`."""
+    items = document.items() if isinstance(document, dict) else ()
+    return next(({name: value} for name, value in items if isinstance(value, list | dict)), document)
+
+
+Fields = Annotated[dict[str, Value], BeforeValidator(_until_wrong)]
+
+
 class CohereRerankV1(Body):
     """The body of Cohere's ``POST /v1/rerank``."""
 
@@ -72,7 +81,7 @@ class CohereRerankV1(Body):
 
     model: str | None = None
     query: Text
-    documents: Many[Text | dict[str, Value]]
+    documents: Many[Text | Fields]
     top_n: Top = None
     rank_fields: Many[str] | None = None
     return_documents: bool = False
