@@ -219,14 +219,15 @@ def _score(
     for model_journal in work.journals:
         _end_last_run(client.store, model_journal)
     journal = work.journal
-    tally.resumed_rows = min(model_journal.rows for model_journal in work.journals)
+    known_rows = [model_journal.rows for model_journal in work.journals]
+    tally.resumed_rows = min(known_rows)
     if tally.resumed_rows:
         logger.info("continuing: %s rows are scored already (%s)", f"{tally.resumed_rows:,}", work.folder)
 
     begun: list[ScoringRun] = []
 
     def look() -> None:
-        progress = begun[0].progress if begun else Progress(rows=tally.resumed_rows)
+        progress = begun[0].progress if begun else Progress(rows=sum(known_rows) // len(known_rows))
         show(progress, watch.workers, "" if progress.at else watch.doing())
 
     look()

@@ -138,8 +138,8 @@ class FileRunStore:
         if not taken:
             return self.load(run.id)
         ended = RunLease(run.end("cancelled"), f"{run.id}:{claim}")
-        self.redis.delete(Job.key_for(run.id))  # else the run would count as enqueued again
         if run.started:
+            self.redis.delete(Job.key_for(run.id))  # else the run would count as enqueued again
             self.hand_back(ended, first=True)
         else:
             self.end(ended)

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -30,6 +31,7 @@ from rankmill.jobs.protocol.set_aside import read_job
 from rankmill.jobs.runtime.connection import client_for
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.jobs.system import system
+from rankmill.producer.collect.journal import Journal
 from tests.conftest import Server
 
 ORDER = FileOrder(request=FileRequest(inputs=("/a.csv",), output="/b.csv"), spec=ScoreSpec(model="m"))
@@ -114,6 +116,20 @@ def test_a_job_that_is_enqueued_again_under_its_id_is_a_new_run(shared_server: S
     assert last.run.state == "cancelled"  # it is not taken for a new one
 
 
+def test_a_run_whose_canceller_dies_is_not_lost(
+    shared_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only its job says what it is, if plain RQ has enqueued it."""
+    store = FileRunStore(shared_server.client, "files cancelled", 600)
+    order = {"request": {"inputs": ["/a.csv"], "output": "/b.csv"}, "spec": {"model": "m"}}
+    run_id = store.queue.enqueue("rankmill.score_file", order).id
+    monkeypatch.setattr(store, "end", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        store.cancel(store.load(run_id), 60)
+    assert store.load(run_id).state == "waiting"
+    assert store.was_cancelled(run_id)
+
+
 def test_a_run_that_a_runner_takes_meanwhile_is_found(
     shared_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +184,30 @@ def test_a_runner_that_starts_over_has_scored_rows_before_it_dies(
     monkeypatch.setattr("rankmill.extensions.runners.work.score_file", score_file)
     work_on(run, load_settings(), lambda *, now=False, **changes: noted.update(changes))
     assert (noted["begun_rows"], noted["progress"].rows) == (0, 500)
+
+
+def test_a_runner_that_dies_between_two_models_of_a_run_has_scored_no_rows(
+    shared_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One model may have more scores than another in a run that is continued."""
+    (tmp_path / "in.csv").write_text("query,passage\n" + "a,b\n" * 40)
+    files = FileRequest(
+        inputs=(str(tmp_path / "in.csv"),), output=str(tmp_path / "out.csv"), models=("demo", "other/model")
+    )
+    run = new_file_run(ORDER.model_copy(update={"request": files})).changed(begun_rows=25)
+    settings, noted = load_settings({"redis_url": shared_server.url}), list[dict[str, Any]]()
+
+    def note(*, now: bool = False, **changes: Any) -> None:
+        noted.append(changes)
+        if len(noted) == 3:
+            raise KeyboardInterrupt
+
+    known: dict[Journal, int] = {}
+    monkeypatch.setattr("rankmill.producer.files.workspace.differences", lambda *_: "")
+    monkeypatch.setattr(Journal, "rows", property(lambda each: known.setdefault(each, 40 - 30 * len(known))))
+    with pytest.raises(KeyboardInterrupt):
+        work_on(run, settings, note)
+    assert {(each["begun_rows"], each["progress"].rows) for each in noted[1:]} == {(25, 25)}
 
 
 @pytest.mark.parametrize(
