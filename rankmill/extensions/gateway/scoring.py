@@ -41,10 +41,13 @@ set, the error is the caller's.
 
 
 class ServedModel(NamedTuple):
-    """A model of the gateway: callers use its ``name``, and ``model`` is its name for workers."""
+    """A model of the gateway: callers use its ``name``, and ``model`` is its name for workers. ``given`` is
+    its name in the settings, such as ``./trained``; callers and API keys may use both of these, too.
+    """
 
     name: str
     model: str
+    given: str = ""
 
 
 class ServedModels:
@@ -73,12 +76,14 @@ class ServedModels:
         self._named: dict[str, ServedModel] = {}
         for model in models:
             other = self._named.setdefault(model.name, model)
-            if other != model:
+            if other.model != model.model:
                 raise ConfigError(
                     f"gateway_models: {other.model} and {model.model} would both be called {model.name}; "
                     "give one another name: NAME=MODEL"
                 )
-        self._by_model = {model.model: model for model in reversed(models)}
+        self._by_model = {
+            key: self._named[model.name] for model in reversed(models) for key in (model.given, model.model)
+        }
         self.default = models[0]
 
     @property
@@ -131,7 +136,7 @@ def _served(entry: str) -> ServedModel:
     # If the model is a directory, callers see only the last part of its path.
     is_path = entry.startswith(("/", "./", "../", "~"))
     own = entry.rstrip("/").rpartition("/")[2] if is_path else entry
-    return ServedModel(name or own, model_of_run(model))
+    return ServedModel(name or own, model_of_run(model), model)
 
 
 class Scoring:
@@ -358,15 +363,16 @@ class SubmittedRequest:
         end = asyncio.get_running_loop().time() + self._seconds
         try:
             while True:
-                # Not around the yields: a timeout would cancel the caller, which may be sending to a client.
+                # Not around the yield: a timeout would cancel the caller, which may be sending to a client.
                 async with asyncio.timeout_at(end):
-                    score = await anext(scores, None)
-                if score is None:
+                    async for score in scores:
+                        values.append(score)
+                        if first + len(values) == self._run.stats.rows:
+                            break
+                if not values:
                     break
-                values.append(score)
-                if first + len(values) == self._run.stats.rows:
-                    yield RowScores(first, values, dict(self._run.errors))
-                    first, values = first + len(values), []
+                yield RowScores(first, values, dict(self._run.errors))
+                first, values = first + len(values), []
         except TimeoutError:
             raise Refusal(
                 "timeout",

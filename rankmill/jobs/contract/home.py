@@ -11,7 +11,9 @@ from rankmill.jobs.contract.errors import ConfigError
 
 def expanded(name: str) -> Path:
     """Expand ``~`` in a path; a path with an unknown user, such as ``~$draft.csv``, stays as it is."""
-    return Path(os.path.expanduser(name))  # noqa: PTH111 -- Path's own raises for such a path
+    with suppress(ValueError):  # no user can have such a name, as it has a null byte
+        return Path(os.path.expanduser(name))  # noqa: PTH111 -- Path's own raises for such a path
+    return Path(name)
 
 
 def model_of_run(model: str) -> str:

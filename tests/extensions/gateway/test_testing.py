@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakeredis import FakeRedis
 from fastapi.testclient import TestClient
 
 from rankmill.extensions.gateway import gateway as gateway_module
 from rankmill.extensions.gateway import testing
+from rankmill.extensions.gateway.keys.api_keys import KeyStore
 from rankmill.extensions.gateway.testing import fake_gateway, gateway_app
 from rankmill.testing import FakeWorkers, fake_workers
 
@@ -132,3 +134,22 @@ def test_a_model_in_a_folder_of_its_name_keeps_this_name(
     with TestClient(gateway_app(FakeWorkers(), model="org/model")) as client:
         answer = client.post("/v1/rerank", json={"query": "q", "documents": ["a"]}).json()
     assert answer["model"] == "org/model"
+
+
+def test_a_model_has_its_name_in_the_settings_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "trained").mkdir()
+    monkeypatch.chdir(tmp_path)
+    served = gateway_app(FakeWorkers(), model="./trained").state.gateway.served
+    assert served.default == ("trained", str(tmp_path / "trained"), "./trained")
+    _, key = KeyStore(FakeRedis()).create("shop", days=1, models=("./trained",))
+    for name in ("trained", "./trained", str(tmp_path / "trained")):
+        assert served.resolve(name) is served.default
+    assert key.may_use(*served.default)
+
+
+def test_any_model_may_have_any_name() -> None:
+    workers = FakeWorkers()
+    with TestClient(gateway_app(workers, gateway_models="*")) as client:
+        body = {"query": "q", "documents": ["a"], "model": "~a\0"}
+        assert client.post("/v1/rerank", json=body).status_code == 200
+    assert workers.runs[0].asked.spec.model == "~a\0"
