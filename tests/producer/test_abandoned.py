@@ -92,6 +92,17 @@ def test_a_run_that_was_iterated_gives_no_scores_without_the_rows_that_were_read
         run.scores(timeout=60)
     whole = FakeClient(chunk_size=4).submit([("q", f"p {number}") for number in range(50)])
     assert len(list(whole)) == whole.wait(timeout=60).rows == 50
+    whole.cancel()
+    with pytest.raises(InputError, match="were read by iterating it"):
+        whole.scores(timeout=60)
+
+
+def test_a_run_whose_last_score_was_read_is_ended_by_a_wait() -> None:
+    """An iteration beside the rows does not ask whether there is a further score."""
+    client, rows = FakeClient(chunk_size=4), [("q", f"p {number}") for number in range(10)]
+    run = client.submit(rows)
+    assert len(list(zip(rows, run, strict=False))) == run.wait(timeout=60).rows == 10
+    assert client.fake_workers.runs[0].is_complete
 
 
 def test_a_detached_run_that_was_read_in_part_may_be_attached_to() -> None:

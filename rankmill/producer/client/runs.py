@@ -329,7 +329,10 @@ class ScoringRun(Generic[RowScore]):
         """Wait for the end of the run, and return `stats`. After that, `scores` returns the scores without
         waiting. Parameters and errors are those of `scores`.
         """
-        if not (self._was_iterated and all(driver.collector.done for driver in self._drivers)):
+        if self._was_iterated and self._is_read:
+            for _ in self.tables():
+                pass  # there is no further table, but the iteration may not have asked for it
+        else:
             self.scores(timeout, show_progress=show_progress)
         return self.stats
 
@@ -359,7 +362,8 @@ class ScoringRun(Generic[RowScore]):
         RedisUnavailable, RedisFailed
             The server could not serve during the whole allowed wait, or it refuses a command.
         """
-        if self._was_iterated and not any(driver.is_cancelled for driver in self._drivers):
+        is_cancelled = any(driver.is_cancelled for driver in self._drivers)
+        if self._was_iterated and (self._is_read or not is_cancelled):
             again = "attach to it" if self.is_detached else "submit the rows"
             raise InputError(f"some rows of this run were read by iterating it: {again} again")
         return read_together([self], timeout, show_progress)[0] if self._all is None else self._all
@@ -395,6 +399,11 @@ class ScoringRun(Generic[RowScore]):
     @property
     def _was_iterated(self) -> bool:
         return self._all is None and self.stats.rows != sum(map(len, self._scores))
+
+    @property
+    def _is_read(self) -> bool:
+        """Whether no row is left to read."""
+        return all(driver.collector.done for driver in self._drivers)
 
     @property
     def _seen(self) -> Progress:

@@ -106,6 +106,7 @@ class RunDriver:
         self._sized = sizing.is_known
         self._cancelled = False
         self._is_handed_out = False  # whether the reader has got a table, and not asked for the next one
+        self._has_ended = False  # whether all tables were read, and the run was ended on the server
         # Another thread may call `cancel`, which must not run while results are accepted.
         self._accepting = system.RLock()
         self._reading = system.Lock()  # held to read or close the source
@@ -160,6 +161,8 @@ class RunDriver:
             left a table unread.
         """
         collector = self.collector
+        if self._has_ended:
+            return
         self._heard = system.monotonic()
         try:
             self.refresh()
@@ -198,6 +201,7 @@ class RunDriver:
         self._spool.close()
         if why := self._kept.end(collector):
             raise self._kept.wrong(why)
+        self._has_ended = True
         self._span.end()
         with about(run=self.run.id):
             done = self.progress
