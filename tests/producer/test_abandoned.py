@@ -26,7 +26,6 @@ ABANDON = """
 import gc, json, sys, threading
 from rankmill.producer.files.formats.base import TextColumns
 from rankmill.producer.files.inputs import find_files
-from rankmill.producer.client.runs import ScoringRun
 from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files.source import open_source
 from rankmill import Client
