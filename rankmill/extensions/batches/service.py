@@ -315,7 +315,8 @@ class Batches:
                 inputs=(str(self._folder.at(place)),), output=str(self._folder.at(output)), **given
             )
         except ValidationError as error:
-            raise wrong("pairs", with_fields(error.errors()[0]["msg"])) from None
+            why = with_fields(error.errors()[0]["msg"].removeprefix("Value error, "))
+            raise Refusal("invalid", why, param="pairs") from None
 
 
 def _owner(key: ApiKey | None) -> str:

@@ -491,9 +491,12 @@ def test_what_cannot_be_a_batch_is_refused(gateway: Running) -> None:
     rows = upload(gateway, "rows.csv", b"query,text\nmoon,a moon\n").json["id"]
     both = {"input_file_id": rows, "pairs": {"query_column": "q", "text_column": "text"}}
     told = gateway.post("/v1/batches", both)
-    assert "pairs.query_column is for pairs: leave it out, or pairs.text_column" in told.json["message"]
+    assert told.json["message"] == "pairs.query_column is for pairs: leave it out, or pairs.text_column"
+    mixed = gateway.post("/v1/batches", {"input_file_id": rows, "pairs": {"delimiter": "ab"}})
+    assert mixed.json["message"].startswith("pairs.delimiter: 'ab' is not one character")
     refusals = [
         (told, 400),
+        (mixed, 400),
         (gateway.post("/v1/batches", {"input_file_id": file_id, "endpoint": "/v1/chat"}), 400),
         (gateway.post("/v1/batches", {"input_file_id": "file-none", "endpoint": "/v1/score"}), 404),
         (gateway.post("/v1/batches", {"input_file_id": big, "endpoint": "/v1/score"}), 404),

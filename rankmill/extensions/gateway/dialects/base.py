@@ -274,7 +274,7 @@ def wrong_field(errors: Sequence[Mapping[str, Any]]) -> Refusal:
     first = max(errors, key=lambda problem: len(problem["loc"]))
     parts = [str(part) for part in first["loc"]]
     place = ".".join(part for part in parts if not _KIND.fullmatch(part))[:200] or "the body"
-    return wrong(place, first["msg"])
+    return wrong(place, first["msg"].removeprefix("Value error, "))
 
 
 def ranking(

@@ -94,8 +94,9 @@ def _precision(path: Path | None) -> list[dict[str, Any]] | None:
 def pull(model: str, folder: Path | None, settings: Settings, quiet: bool) -> None:
     """Copy a version, or an alias's target, to a folder.
 
-    DIR must be new or empty; the default is NAME-VERSION in the working directory. Each file is verified. DIR
-    appears when it is complete. The same command continues an interrupted pull.
+    DIR must be new, or empty and not the working directory. The default is NAME-VERSION in the working
+    directory. Each file is verified. DIR appears when it is complete. The same command continues an
+    interrupted pull.
     """
     registry = RegistryStore.of(settings)
     version = registry.version(reference(model))
