@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import redis
-from rq import Queue
+from rq import Queue, Repeat
 
 from rankmill import Client
 from rankmill.cluster.usage import UsageMetrics
@@ -88,6 +88,9 @@ def test_a_detached_run_counts_once_and_a_job_by_name_belongs_to_nobody(
         wait_for(job.latest_result)
         assert sum(amounts.pairs for amounts in used(server.client, "").values()) == pairs
         job.delete()
+    job = queue.enqueue("rankmill.score_pairs", [["a", "b"]], model=str(tiny_model), repeat=Repeat(times=2))
+    wait_for(lambda: len(job.results()) == 3)
+    assert sum(amounts.pairs for amounts in used(server.client, "").values()) == 4 + 3
 
 
 def test_a_key_sees_its_own_and_an_admin_everybody_s(

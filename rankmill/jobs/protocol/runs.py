@@ -407,21 +407,22 @@ class RunStore:
             heard, *_ = pipe.execute()
         self.accountant.heard(counts and heard)
 
-    def count_request(self, run: Run, created: object, usage: Usage) -> None:
+    def count_request(self, run: Run, which: object, usage: Usage) -> None:
         """Add what a job of pairs has used to the accounts. Its pairs are in the job itself, and belong to no
-        chunk. A second call for the same job adds nothing.
+        chunk. A second call for the same execution of a job adds nothing.
 
         Parameters
         ----------
         run
             The run that the job's id stands for.
-        created
-            When the job was made: a caller may give a later job the same id.
+        which
+            What tells the execution from others with the same job's id. A caller may give a later job the
+            same id, and RQ may repeat a job.
         usage
             What the job has used.
         """
         with self.redis.pipeline(transaction=False) as pipe:
-            self.accountant.count(pipe, run, {str(created): usage}, group=group_of(""), stays=True)
+            self.accountant.count(pipe, run, {str(which): usage}, group=group_of(""), stays=True)
             pipe.execute()
 
     def _note(self, pipe: Pipeline, run: Run, progress: Progress) -> None:

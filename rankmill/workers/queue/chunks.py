@@ -220,7 +220,8 @@ class PairsClaim(ChunkClaim):
                 )
             elif isinstance(result, ChunkScores):
                 assert self.run
-                self.store.count_request(self.run, self.job.created_at, used_by(result))
+                which = self.job.created_at, self.job.repeats_left
+                self.store.count_request(self.run, which, used_by(result))
                 self.held.succeed(return_value(result))
             elif result is not None:
                 self.fail(RunFailed(result.message))
