@@ -101,7 +101,7 @@ class ServedModels:
         """
         if not name:
             return self.default
-        model = self._named.get(name) or self._by_model.get(name)
+        model = self._find(name)
         if model is None and not self._any:
             raise Refusal(
                 "no_model",
@@ -126,9 +126,13 @@ class ServedModels:
         Parameters
         ----------
         name
-            The model's name for callers.
+            A name that callers may use for the model.
         """
-        return self._named[name].model if name in self._named else name
+        model = self._find(name)
+        return model.model if model else name
+
+    def _find(self, name: str) -> ServedModel | None:
+        return self._named.get(name) or self._by_model.get(name)
 
 
 def _served(entry: str) -> ServedModel:

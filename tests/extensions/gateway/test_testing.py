@@ -144,6 +144,7 @@ def test_a_model_has_its_name_in_the_settings_too(tmp_path: Path, monkeypatch: p
     _, key = KeyStore(FakeRedis()).create("shop", days=1, models=("./trained",))
     for name in ("trained", "./trained", str(tmp_path / "trained")):
         assert served.resolve(name) is served.default
+        assert served.known(name) == served.default.model
     assert key.may_use(*served.default)
 
 
