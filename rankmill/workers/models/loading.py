@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -366,17 +367,41 @@ def find_max_length(spec: ScoreSpec, description: Description) -> int:
     Raises
     ------
     SpecError
-        The spec's limit is more than the number of positions.
+        The spec's limit is more than the number of positions, or the model's scores depend on the length of
+        other rows.
     """
     config = description.config
     positions = getattr(config, "max_position_embeddings", None) or 0
     positions = positions - first_position(config) if positions > 0 else ANY_LENGTH  # XLNet says -1
-    if spec.max_length is None:
-        own = description.layout.max_length or description.tokenizer.model_max_length
-        return int(min(own, positions, ANY_LENGTH))
-    if spec.max_length > positions:
+    own = description.layout.max_length or description.tokenizer.model_max_length
+    longest = int(min(own, positions, ANY_LENGTH)) if spec.max_length is None else spec.max_length
+    if longest > positions:
         raise SpecError(
-            f"max_length {spec.max_length} is more than the {positions} positions of model {spec.model}",
+            f"max_length {longest} is more than the {positions} positions of model {spec.model}",
             option="max_length",
         )
-    return spec.max_length
+    if longest > (alike := _alike_positions(config)):
+        raise SpecError(
+            f"if a row has more than {alike} tokens, model {spec.model} scores all rows of its batch "
+            f"differently (longrope): use --max-length {alike}",
+            option="max_length",
+        )
+    return longest
+
+
+def _alike_positions(config: Any) -> int:
+    """Return the number of tokens up to which a row's score does not depend on the other rows of its batch.
+
+    With positions of the type ``longrope``, transformers chooses between two sets of angles for a whole
+    batch, by the longest row.
+    """
+    ropes = getattr(config, "rope_parameters", None) or {}
+    each = [ropes, *ropes.values()]  # some models have parameters for each type of layer
+    return min(
+        (
+            rope["original_max_position_embeddings"]
+            for rope in each
+            if isinstance(rope, dict) and rope.get("rope_type") == "longrope"
+        ),
+        default=ANY_LENGTH,
+    )

@@ -258,6 +258,23 @@ def test_language_models_that_answer(kind: str, tmp_path: Path) -> None:
     agrees(make_decoder(tmp_path / "model", kind, task="causal", template=PAIR_TEMPLATE), tmp_path, 1e-4)
 
 
+def test_a_model_whose_long_rows_change_their_neighbours_needs_a_limit(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "longrope", "rope_theta": 10_000.0, "factor": 2.0, "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4, "original_max_position_embeddings": 24,
+    }  # fmt: skip
+    model = make_decoder(tmp_path / "model", "llama", task="classifier", template=None, rope_parameters=rope)
+    asked = {"prompt_template": "none", "activation": "identity"}
+    assert "scores all rows of its batch differently (longrope): use --max-length 24" in refusal(
+        model, tmp_path, **asked
+    )
+    spec = ScoreSpec.model_validate({"model": str(model), "precision": "fp32", "max_length": 24, **asked})
+    engine = Engine(load_model(spec, "cpu", "torch", str(tmp_path)), 1000)
+    queries, passages = some_pairs(16)
+    alone = [engine.score([query], [text]).scores[0] for query, text in zip(queries, passages, strict=True)]
+    np.testing.assert_allclose(engine.score(queries, passages).scores, alone, atol=1e-5)
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_prompt_that_is_too_long_is_cut_at_the_side_that_is_wanted(side: str, tmp_path: Path) -> None:
     model = make_decoder(tmp_path / "model", "qwen3", task="causal", template=PAIR_TEMPLATE)
