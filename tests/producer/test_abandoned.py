@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from rankmill import Client
-from rankmill.jobs.contract.errors import InputError, RankmillError, RunCancelled, RunFailed
+from rankmill.jobs.contract.errors import InputError, RankmillError, RunCancelled, RunFailed, RunTimeout
 from rankmill.jobs.protocol.worker_report import QueueWorkers
 from rankmill.producer.client.runs import ScoringRun
 from rankmill.producer.collect.sizing import Sizing
@@ -94,6 +94,31 @@ def test_a_run_that_was_iterated_gives_no_scores_without_the_rows_that_were_read
     whole.cancel()
     with pytest.raises(InputError, match="were read by iterating it"):
         whole.scores(timeout=60)
+
+
+def test_an_iteration_gives_the_rows_that_scores_has_read() -> None:
+    def score(_: str, passage: str) -> float:
+        if passage == "p 20" and run.stats.rows < 40:
+            workers.seconds = 3600  # no further chunk is scored for now
+        return float(passage.removeprefix("p "))
+
+    workers, rows = FakeWorkers(score), [("q", f"p {number}") for number in range(50)]
+    run = FakeClient(chunk_size=4, window=1, fake_workers=workers).submit(rows)
+    while run.stats.rows < 12:
+        with pytest.raises(RunTimeout):
+            run.scores(timeout=0.2)
+    assert run.stats.rows < 50
+    workers.seconds = 0
+    assert list(run) == list(range(50))
+    again = FakeClient(chunk_size=4, fake_workers=workers).submit(rows)
+    assert again.scores(timeout=60).tolist() == list(again) == list(again) == list(range(50))
+
+
+def test_a_second_iteration_of_the_same_rows_is_refused() -> None:
+    run = FakeClient(chunk_size=100).submit([("q", f"p {number}") for number in range(50)])
+    assert next(iter(run)) is not None
+    with pytest.raises(InputError, match="were read by iterating it: submit the rows again"):
+        list(run)
 
 
 def test_a_run_whose_last_score_was_read_is_ended_by_a_wait() -> None:

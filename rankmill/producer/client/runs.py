@@ -7,6 +7,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, cast
 
@@ -364,16 +365,23 @@ class ScoringRun(Generic[RowScore]):
         """
         is_cancelled = any(driver.is_cancelled for driver in self._drivers)
         if self._was_iterated and (self._is_read or not is_cancelled):
-            again = "attach to it" if self.is_detached else "submit the rows"
-            raise InputError(f"some rows of this run were read by iterating it: {again} again")
+            raise self._read_before()
         return read_together([self], timeout, show_progress)[0] if self._all is None else self._all
 
     def __iter__(self) -> Iterator[RowScore]:
         """Yield the scores in input order, each as soon as it is available.
 
-        A score is a float, or with ``all_labels`` a list of floats; for a row in `errors` it is NaN.
+        A score is a float, or with ``all_labels`` a list of floats; for a row in `errors` it is NaN. Scores
+        that a call of `scores` has read come first. Raises `InputError` if the run was iterated before; after
+        `RunTimeout` or `NoWorkers`, another iteration goes on with the next row.
         """
-        for part in self.tables():
+        if self._was_iterated and self._is_read:
+            raise self._read_before()
+        read = self._scores if self._all is None else [self._all]
+        for row, score in enumerate(chain.from_iterable(part.tolist() for part in read)):
+            yield cast("RowScore", math.nan if row in self.errors else score)
+        self._scores = []
+        for part in self.tables() if self._all is None else ():
             for score in part.scores.to_pylist():
                 yield cast("RowScore", math.nan if score is None else score)
 
@@ -395,6 +403,10 @@ class ScoringRun(Generic[RowScore]):
         """Cancel the run: its waiting chunks leave the queue, and its keys are deleted."""
         for driver in self._drivers:
             driver.cancel()
+
+    def _read_before(self) -> InputError:
+        again = "attach to it" if self.is_detached else "submit the rows"
+        return InputError(f"some rows of this run were read by iterating it: {again} again")
 
     @property
     def _was_iterated(self) -> bool:
