@@ -6,8 +6,10 @@ import logging
 import os
 import signal
 import socket
+import threading
 from contextlib import suppress
 from dataclasses import replace
+from types import FrameType
 
 from rankmill.extensions.runners.heartbeat import RunnerHeartbeat
 from rankmill.extensions.runners.orders import kind_of
@@ -33,6 +35,7 @@ from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 
 _LOOK_SECONDS = 0.5
+_AGAIN_SECONDS = 0.1
 
 logger = logging.getLogger(__name__)
 
@@ -245,17 +248,27 @@ class Runner:
         """Interrupt the work on the run in the main thread; called by the heartbeat's thread."""
         os.kill(os.getpid(), signal.SIGUSR1)
 
-    def _on_signal(self, number: int, frame: object) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number != signal.SIGUSR1:
             self._stopping = True
             self._news.set()
-        if self._working:
-            self._working = False
-            raise KeyboardInterrupt
+        if not self._working:
+            return
+        if _is_in_finalizer(frame):  # Python would drop the error: try again soon
+            threading.Timer(_AGAIN_SECONDS, self._interrupt).start()
+            return
+        self._working = False
+        raise KeyboardInterrupt
 
     def _check_stop(self) -> None:
         if self._stopping and not self._working:
             raise _Stopped
+
+
+def _is_in_finalizer(frame: FrameType | None) -> bool:
+    while frame and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
 
 
 class _Left(Exception):

@@ -55,6 +55,18 @@ def stands_still(work):
     remove(work)
 Workspace.remove = stands_still"""
 
+_TOLD_IN_A_FINALIZER = """
+import os, time
+from rankmill.extensions.runners import runner
+class Last:
+    def __del__(self):
+        os.kill(os.getpid(), 15)
+        len(self.__dict__)  # Python calls the handler before
+def work_on(*_):
+    Last()
+    time.sleep(60)
+runner.work_on = work_on"""
+
 
 @pytest.fixture
 def client(queue: Server, tiny_model: Path) -> Client:
@@ -234,6 +246,14 @@ def test_a_runner_that_stood_still_removes_what_its_successor_could_not(
     zombie.send_signal(signal.SIGCONT)
     wait_for(lambda: not folder_of(output).exists(), zombie)
     assert len(pq.read_table(output)) == 50
+
+
+def test_a_runner_stops_although_python_drops_errors_in_finalizers(
+    client: Client, queue: Server, runners: StartRunner, source: Path, output: Path
+) -> None:
+    run = client.submit_file(str(source), str(output), limit=50)
+    assert runners(queue, before=_TOLD_IN_A_FINALIZER).wait(timeout=30) == 0
+    assert run.status().state == "waiting"
 
 
 @pytest.mark.parametrize("attempts", [1, 2])
