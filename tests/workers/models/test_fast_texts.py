@@ -288,12 +288,12 @@ def test_a_library_that_panics_is_left(
 
 
 ENDING = """
-import os, sys
+import signal, sys
 from pathlib import Path
 from tokenizers import Tokenizer
 from rankmill.workers.models.fast_texts import LIBRARIES, FastTexts
 
-LIBRARIES["WordPiece"] = "nanotoken", lambda text: lambda texts: os.kill(os.getpid(), int(sys.argv[3]))
+LIBRARIES["WordPiece"] = "nanotoken", lambda text: lambda texts: signal.raise_signal(int(sys.argv[3]))
 FastTexts(Tokenizer.from_file(sys.argv[1]), Path(sys.argv[2])).settle()
 """
 
