@@ -28,7 +28,7 @@ from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, ke
 from rankmill.workers.host.model_file import model_file
 from rankmill.workers.models.tokenizer import Joiner, sample_pairs
 
-_VERSION = 4
+_VERSION = 5
 """Version of the format of the files in which a model's description is cached. A change of the format must
 increase this version.
 """
@@ -46,6 +46,7 @@ class KnownConfig(BaseModel, frozen=True, extra="forbid", protected_namespaces=(
     intermediate_size: int | None
     hidden_dim: int | None
     max_position_embeddings: int | None
+    rope_parameters: dict[str, Any] | None
     pad_token_id: int | None
     classifier_pooling: str | None
     num_labels: int

@@ -55,6 +55,11 @@ BUDGETS = (1, 150, 1000)
 
 RAW = nn.Identity()
 
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 10_000.0, "factor": 2.0, "short_factor": [1.0] * 4,
+    "long_factor": [4.0] * 4, "original_max_position_embeddings": 24,
+}  # fmt: skip
+
 
 def expected(model: Path, *, load: dict[str, Any] | None = None, **options: Any) -> Logits:
     """One pair at a time: no padding."""
@@ -259,11 +264,9 @@ def test_language_models_that_answer(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_model_whose_long_rows_change_their_neighbours_needs_a_limit(tmp_path: Path) -> None:
-    rope = {
-        "rope_type": "longrope", "rope_theta": 10_000.0, "factor": 2.0, "short_factor": [1.0] * 4,
-        "long_factor": [4.0] * 4, "original_max_position_embeddings": 24,
-    }  # fmt: skip
-    model = make_decoder(tmp_path / "model", "llama", task="classifier", template=None, rope_parameters=rope)
+    model = make_decoder(
+        tmp_path / "model", "llama", task="classifier", template=None, rope_parameters=LONGROPE
+    )
     asked = {"prompt_template": "none", "activation": "identity"}
     assert "scores all rows of its batch differently (longrope): use --max-length 24" in refusal(
         model, tmp_path, **asked
@@ -273,6 +276,15 @@ def test_a_model_whose_long_rows_change_their_neighbours_needs_a_limit(tmp_path:
     queries, passages = some_pairs(16)
     alone = [engine.score([query], [text]).scores[0] for query, text in zip(queries, passages, strict=True)]
     np.testing.assert_allclose(engine.score(queries, passages).scores, alone, atol=1e-5)
+
+
+def test_such_a_limit_is_needed_too_if_the_model_is_known(tmp_path: Path) -> None:
+    """The description of a ModernBERT is kept in the cache."""
+    usual = {"rope_type": "default", "rope_theta": 10_000.0}
+    ropes = {"full_attention": LONGROPE, "sliding_attention": usual}
+    model = make_encoder(tmp_path / "model", "modernbert, cls", rope_parameters=ropes)
+    for _ in range(2):
+        assert "use --max-length 24" in refusal(model, tmp_path)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
