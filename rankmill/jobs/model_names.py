@@ -234,10 +234,9 @@ class ModelNames:
             if has_tag(model):
                 raise ConfigError(unknown_name(model))
             return None
-        kept = self._known.get(model)
         # without the lock, which another thread may hold while it asks its owner
-        if kept and (kept.is_fresh or model in self._asked):
-            return kept.choice
+        if choice := self._at_hand(model):
+            return choice
         self._asked.add(model)
         try:
             with self._lock:
@@ -258,8 +257,11 @@ class ModelNames:
 
     def answers_at_once(self, model: str) -> bool:
         """Return whether `choice` can tell what the name `model` stands for without asking an extension."""
+        return not _may_be_owned(model) or self._at_hand(model) is not None
+
+    def _at_hand(self, model: str) -> Choice | None:
         kept = self._known.get(model)
-        return not _may_be_owned(model) or (kept is not None and kept.is_fresh)
+        return kept.choice if kept and (kept.is_fresh or model in self._asked) else None
 
     def pin(self, model: str) -> str:
         """Return the one model that a name stands for now: ``reranker@production`` becomes ``reranker@v2``.

@@ -28,8 +28,7 @@ from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 from rankmill.producer.client.aio.connection import LoopRedis
 
-_WARM_SECONDS = 10.0
-_NO_WORKERS_SECONDS = 1.0
+_WARM_SECONDS, _WARM_FIRST_SECONDS = 10.0, 1.0
 """Seconds between two looks whether a worker must load the model, with workers and without them."""
 
 _END_SECONDS = 5.0
@@ -254,7 +253,7 @@ class Gateway:
                     await asyncio.to_thread(self._order_warm)
             except EXPECTED as error:
                 logger.debug("no worker is told to load the model: %s", error)
-            await asyncio.sleep(_WARM_SECONDS if self.load.workers else _NO_WORKERS_SECONDS)
+            await asyncio.sleep(_WARM_SECONDS if self.load.workers else _WARM_FIRST_SECONDS)
 
     def _order_warm(self) -> None:
         workers = reachable(

@@ -104,7 +104,7 @@ def connection_failed(url: str, error: Exception) -> ConnectionFailed | None:
     if cannot_serve(error) and _is_a_reply(error):
         return None
     reason = mask_passwords(" ".join(str(error).split())) or "no answer"
-    sign, hint = _WRONG_SCHEME.get(urlsplit(url).scheme, ("$^", ""))
+    sign, hint = _WRONG_SCHEME.get(urlsplit(url).scheme, ("", ""))
     check = f"check --redis or REDIS_URL{hint if re.search(sign, reason) else ''}"
     return ConnectionFailed(f"no usable Redis at {mask_url(url)}: {reason} ({check})")
 
