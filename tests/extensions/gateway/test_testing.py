@@ -109,7 +109,7 @@ def test_no_worker_is_told_to_load_the_model_before_their_models_are_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     orders: list[str] = []
-    monkeypatch.setattr(gateway_module, "_NO_WORKERS_SECONDS", 0)
+    monkeypatch.setattr(gateway_module, "_WARM_FIRST_SECONDS", 0)
     gateway = gateway_app(FakeWorkers()).state.gateway
     monkeypatch.setattr(gateway, "_order_warm", lambda: orders.append(gateway.load.unready))
 
