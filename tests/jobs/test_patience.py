@@ -22,7 +22,7 @@ from benchmarks.faults.outages import full, replica
 from rankmill.jobs.contract.errors import RedisUnavailable
 from rankmill.jobs.runtime import patience
 from rankmill.jobs.runtime.connection import client_for
-from rankmill.jobs.runtime.patience import cannot_serve, each_reply, waiting
+from rankmill.jobs.runtime.patience import blocking, cannot_serve, each_reply, waiting
 from tests.conftest import Server, wait_for
 from tests.harness.tools import free_port
 
@@ -157,6 +157,21 @@ def test_blocking_reads_that_are_cut_off_are_not_an_outage(server: Server) -> No
     server.client.rpush("list", "there")
     reading.join(30)
     assert found == [(b"list", b"there")]
+
+
+def test_a_blocking_read_that_is_cut_off_gives_its_caller_the_word(server: Server) -> None:
+    """The caller has other work, and a network may break each connection before the read is over."""
+    client = client_for(server.url, 60)
+    found: list[Any] = []
+    reading = threading.Thread(target=lambda: found.append(blocking(lambda: client.blpop(["list"], 30))))
+    reading.start()
+    wait_for(lambda: server.client.info("clients")["blocked_clients"])
+    time.sleep(0.5)
+    server.client.client_kill_filter(_type="normal", skipme=True)
+    reading.join(20)
+    assert found == [None]
+    server.client.rpush("list", "there")
+    assert blocking(lambda: client.blpop(["list"], 30)) == (b"list", b"there")
 
 
 def test_the_wait_for_what_takes_connections_and_closes_them_later_has_an_end() -> None:

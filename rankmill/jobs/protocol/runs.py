@@ -34,7 +34,7 @@ from rankmill.jobs.protocol.script import Script
 from rankmill.jobs.protocol.worker_report import QueueWorkers, queue_workers
 from rankmill.jobs.runtime.connection import refuses_writes
 from rankmill.jobs.runtime.durability import Durability, read_durability
-from rankmill.jobs.runtime.patience import cannot_serve, each_reply, sending
+from rankmill.jobs.runtime.patience import blocking, cannot_serve, each_reply, sending
 from rankmill.jobs.system import system
 
 _UNDER_WAY = frozenset(
@@ -360,7 +360,7 @@ class RunStore:
         Each result is complete and of the right types, or is a `BadResult`. The caller checks that the chunk
         is one of the run's, and that the number of rows is right.
         """
-        reply = self.redis.xread({keys.results(run.id): after}, block=block_ms or None)
+        reply = blocking(lambda: self.redis.xread({keys.results(run.id): after}, block=block_ms or None))
         # the two versions of Redis's protocol have different replies
         streams = reply.items() if isinstance(reply, dict) else reply or ()
         return [

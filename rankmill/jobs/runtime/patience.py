@@ -74,6 +74,11 @@ _CODES = _AUTH | {
 
 T = TypeVar("T")
 
+
+class _CutOff(redis.ConnectionError):
+    """The connection broke while a command that `blocking` runs waited at the server."""
+
+
 logger = logging.getLogger(__name__)
 
 
@@ -127,6 +132,8 @@ class _Wait:
         Size (bytes) of the largest value in a command that `sending` watches.
     ask
         Sends the server a PING.
+    blocks
+        Whether `blocking` runs the command.
     """
 
     look: Callable[[], None] = lambda: None
@@ -134,6 +141,7 @@ class _Wait:
     until: float = float("inf")
     value: int = 0
     ask: Callable[[], object] = lambda: None
+    blocks: bool = False
 
 
 _WAIT: ContextVar[_Wait] = ContextVar("wait", default=_Wait())  # noqa: B039 -- it is frozen
@@ -161,6 +169,21 @@ def waiting(
     token = _WAIT.set(_Wait(look, min(most, outer.most), min(until, outer.until)))
     try:
         yield
+    finally:
+        _WAIT.reset(token)
+
+
+def blocking(read: Callable[[], T]) -> T | None:
+    """Run a command that waits at the server, and return its reply, or ``None`` if its connection broke.
+
+    Callers do other work between two such commands, for instance search for lost chunks. In a network that
+    breaks each connection early, a command that is repeated until it has a reply would keep them from it.
+    """
+    token = _WAIT.set(replace(_WAIT.get(), blocks=True))
+    try:
+        return read()
+    except _CutOff:
+        return None
     finally:
         _WAIT.reset(token)
 
@@ -365,9 +388,12 @@ class Patience(Retry):
                         _refuse()
                     if reason is None or (is_retryable is not None and not is_retryable(error)):
                         raise
-                    if _was_cut_off(error, seconds := system.monotonic() - began):
-                        since = since + seconds if since else system.monotonic()
                     failures += 1
+                    if _was_cut_off(error, seconds := system.monotonic() - began):
+                        if _WAIT.get().blocks:
+                            fail(error, failures) if with_failure_count else fail(error)
+                            raise _CutOff(reason) from error
+                        since = since + seconds if since else system.monotonic()
                     since = since or began  # also count the time in which a silent server did not reply
                     try:
                         fail(error, failures) if with_failure_count else fail(error)

@@ -15,7 +15,7 @@ from rankmill.jobs.contract.errors import RedisFailed, RedisUnavailable
 from rankmill.jobs.contract.priority import Priority
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue, Taken, is_bulk_job
 from rankmill.jobs.protocol.set_aside import DamagedJob, read_job, set_aside
-from rankmill.jobs.runtime.patience import waiting
+from rankmill.jobs.runtime.patience import blocking, waiting
 from rankmill.jobs.system import system
 from rankmill.workers.engine.pipeline import Pipeline
 from rankmill.workers.host import metrics
@@ -231,10 +231,12 @@ class Intake:
         with _naming(queues):
             if len(queues) == 1:
                 (queue,) = queues
-                raw_id = connection.blmove(queue.key, queue.intermediate_queue_key, POLL_SECONDS)
+                raw_id = blocking(
+                    lambda: connection.blmove(queue.key, queue.intermediate_queue_key, POLL_SECONDS)
+                )
                 return None if raw_id is None else (raw_id, queue)
             by_key = {queue.key.encode(): queue for queue in queues}
-            popped = connection.blpop(list(by_key), POLL_SECONDS)
+            popped = blocking(lambda: connection.blpop(list(by_key), POLL_SECONDS))
             return None if popped is None else (popped[1], by_key[popped[0]])
 
     def _give(self, queue: OrderedQueue, idle: int) -> None:

