@@ -150,6 +150,9 @@ def hub_that_answers(status: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
             self.send_response(200 if self.path == "/" else status)
             self.end_headers()
 
+        def do_GET(self) -> None:
+            self.send_error(status)
+
         def log_message(self, *_: Any) -> None:
             pass
 
@@ -158,6 +161,7 @@ def hub_that_answers(status: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
         monkeypatch.delenv("HF_HUB_OFFLINE")
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
+        monkeypatch.setattr("transformers.utils.hub._hf_api", None)  # the shared one has the former address
         template = url + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
         threading.Thread(target=server.serve_forever, daemon=True).start()
