@@ -162,6 +162,14 @@ def test_the_stem_is_the_name_without_its_kind(name: str, expected: str) -> None
     assert stem(Path("folder") / name) == expected
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "arrows", "csv", "tsv", "jsonl"])
+def test_a_file_may_lack_all_columns_that_are_read(tmp_path: Path, kind: str) -> None:
+    write(tmp_path / f"a.{kind}", [{"query": "q", "passage": "p", "n": "1"}])
+    write(tmp_path / f"b.{kind}", [{"query": "q", "passage": "p"}] * 2)
+    found = pa.Table.from_batches(opened(tmp_path).select(["n"]))
+    assert [str(value or "") for value in found["n"].to_pylist()] == ["1", "", ""]
+
+
 def test_files_may_lack_columns_or_have_narrower_types(tmp_path: Path) -> None:
     first = write(tmp_path / "a.jsonl", [{"query": "q", "passage": "p", "n": 1}])
     second = write(tmp_path / "b.jsonl", [{"query": "q", "passage": "p", "n": 0.5, "more": "x"}])

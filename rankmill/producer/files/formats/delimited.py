@@ -94,8 +94,6 @@ class _DelimitedReader:
 
     def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
         """Yield a batch for each block of the file."""
-        if not schema.names:
-            return
         try:
             yield from self._stream({field.name: field.type for field in schema})
         except _Unfit as error:
