@@ -104,7 +104,12 @@ class Admission:
         if key is None or key.requests_at_once is None:
             yield
             return
-        request = await _asked(self._limits.begin, key.name, key.requests_at_once)
+        request = CountedRequest(key.name, system.unique_id())
+        try:
+            await _asked(self._limits.begin, request, key.requests_at_once)
+        except asyncio.CancelledError:  # the server may have counted it
+            await asyncio.shield(self._end(request))
+            raise
         if self._renewing is None or self._renewing.done():
             self._renewing = asyncio.create_task(self._renew())
         try:

@@ -14,7 +14,6 @@ from rankmill.extensions.gateway.keys.api_keys import ApiKey
 from rankmill.extensions.gateway.refusals import Refusal
 from rankmill.jobs.protocol.leases import Leases
 from rankmill.jobs.protocol.script import Script
-from rankmill.jobs.system import system
 
 _TAKE = Script("extensions/gateway/keys/lua/take_pairs.lua")
 
@@ -47,7 +46,7 @@ class Limits:
         self._lease_seconds = lease_seconds
         self._counted: set[CountedRequest] = set()
 
-    def begin(self, name: str, most: int) -> CountedRequest:
+    def begin(self, request: CountedRequest, most: int) -> None:
         """Count a request as in progress until `end`.
 
         Raises
@@ -55,15 +54,13 @@ class Limits:
         Refusal
             Already `most` requests with keys of this name are in progress.
         """
-        request = CountedRequest(name, system.unique_id())
-        if not self._leases(name).take(request.id, most):
+        if not self._leases(request.name).take(request.id, most):
             raise Refusal(
                 "busy",
-                f"API key {name!r} may have {most:,} requests at once; try again later",
+                f"API key {request.name!r} may have {most:,} requests at once; try again later",
                 retry_after=1,
             )
         self._counted.add(request)
-        return request
 
     def end(self, request: CountedRequest) -> None:
         self._counted.discard(request)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rankmill.cli.main import rankmill
 from rankmill.extensions.gateway.keys.admission import Admission, KeysNeeded, key_text
 from rankmill.extensions.gateway.keys.api_keys import ApiKey, KeyStore
-from rankmill.extensions.gateway.keys.limits import Limits
+from rankmill.extensions.gateway.keys.limits import CountedRequest, Limits
 from rankmill.extensions.gateway.refusals import Kind, Refusal
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.passwords import mask_passwords
@@ -178,21 +178,22 @@ def test_what_is_tried_again_when_it_is_told_is_let_in(
 
 def test_requests_at_once_are_those_of_live_gateways(store: KeyStore) -> None:
     alive, dies = (Limits(store.redis, 1) for _ in range(2))
-    held = alive.begin("shop", 2)
-    dies.begin("shop", 2)
+    held, died, other, next_ = (CountedRequest("shop", name) for name in "abcd")
+    alive.begin(held, 2)
+    dies.begin(died, 2)
 
     def is_refused() -> bool:
         alive.renew()
         try:
-            lease = alive.begin("shop", 2)
+            alive.begin(next_, 2)
         except Refusal:
             return True
-        alive.end(lease)
+        alive.end(next_)
         return False
 
     assert is_refused()
     wait_for(lambda: not is_refused())  # the lease of the gateway that died is over
-    other = alive.begin("shop", 2)
+    alive.begin(other, 2)
     until = time.monotonic() + 1.2
     while time.monotonic() < until:
         assert is_refused()
@@ -250,6 +251,31 @@ def test_a_request_counts_until_it_ends_however_it_ends(redis_server: Server, st
 
     asyncio.run(requests())
     assert not redis_server.client.exists("rankmill:api-key-requests:shop")
+
+
+def test_a_request_that_ends_while_it_is_counted_counts_no_more(
+    redis_server: Server, store: KeyStore
+) -> None:
+    _, key = store.create("shop", days=1, requests_at_once=1)
+
+    async def requests() -> None:
+        gate = admission(redis_server, "always")
+
+        async def begin() -> None:
+            async with gate.admitted(key):
+                pass
+
+        await begin()
+        redis_server.client.client_pause(500, all=True)
+        gone = asyncio.create_task(begin())
+        await asyncio.sleep(0.1)
+        gone.cancel()
+        await asyncio.wait([gone])
+        assert gone.cancelled()
+        await begin()
+        await gate.close()
+
+    asyncio.run(requests())
 
 
 @pytest.mark.parametrize(
