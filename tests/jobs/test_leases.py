@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 import pytest
 from redis.client import Pipeline
 
 from rankmill.extensions.runners.store import FileRunStore
 from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.job import Payload
+from rankmill.jobs.contract.run import new_run
+from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.leases import UNRENEWED_SECONDS, Leases, Renewals, move, server_time
 from rankmill.jobs.protocol.queues import write_capacity
-from rankmill.jobs.protocol.recovery import clean_queue, failure_handler
+from rankmill.jobs.protocol.recovery import clean_queue, failure_handler, hand_on_abandoned
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.workers.queue.heartbeat import WorkerHeartbeat
 from tests.conftest import Server
@@ -150,6 +154,40 @@ def test_a_job_is_moved_though_a_heartbeat_comes_meanwhile(
     assert not beats
     assert store.redis.lrange("queue", 0, -1) == [b"a-0"]
     assert not store.redis.exists(leases)
+
+
+@pytest.mark.parametrize("meanwhile", ["handed on", "renewed"])
+def test_a_job_that_is_handed_on_or_renewed_meanwhile_has_no_attempt_less(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    """A supervisor hands on the jobs of its dead worker while the heartbeat of another worker does.
+
+    The second one took the job's next attempt for the one that has failed, and gave the chunk up.
+    """
+    queue, handle = store.queue("q"), failure_handler(store)
+    run = new_run(ScoreSpec(model="m"), queue="q", ttl=3600, max_retries=1, priority="bulk")
+    store.enqueue(run, {0: Payload(b"pairs", 1)}, new=True)
+    leases, job = queue.started_job_registry.key, queue.take(["bulk"]).job_id.decode()
+    store.redis.hset(f"rq:job:{job}", "status", "started")
+    store.redis.lrem(queue.intermediate_queue_key, 1, job)
+    store.redis.zadd(leases, {f"{job}:x": 0})
+    listed = store.redis.zrangebyscore
+
+    def list_and_be_late(*arguments: Any) -> Any:
+        found = listed(*arguments)
+        monkeypatch.undo()
+        if meanwhile == "renewed":
+            store.redis.zadd(leases, {f"{job}:x": time.time() + HOUR})
+        else:
+            hand_on_abandoned(queue, handle, until=0)
+        return found
+
+    monkeypatch.setattr(store.redis, "zrangebyscore", list_and_be_late)
+    hand_on_abandoned(queue, handle, until=time.time())
+    assert store.failed_attempts(run) == ({0: 1} if meanwhile == "handed on" else {})
+    assert not store.redis.xlen(keys.results(run.id))
+    waiting = store.redis.lrange(keys.waiting("q", run.id), 0, -1)
+    assert waiting == ([job.encode()] if meanwhile == "handed on" else [])
 
 
 def test_a_lease_that_is_renewed_meanwhile_is_not_ended(server: Server) -> None:

@@ -154,15 +154,31 @@ def hand_on_abandoned(queue: Queue, handle: FailureHandler, until: float) -> Non
     leases = queue.started_job_registry.key
     for entry in connection.zrangebyscore(leases, 0, until):
         raw_id = entry.rpartition(b":")[0]
+        has_lapsed = partial(_has_lapsed, connection, leases, entry, until)
         with _one_job(queue, raw_id) as read:
-            move(connection, leases, entry, _key(raw_id), partial(_hand_on, queue, handle, read), until)
-        end = connection.zscore(leases, entry)
-        if end is not None and end <= until:
+            hand_on = partial(_hand_on, queue, handle, read, has_lapsed)
+            move(connection, leases, entry, _key(raw_id), hand_on, until)
+        if has_lapsed():
             connection.zrem(leases, entry)  # the job was set aside, so nothing has moved it
 
 
-def _hand_on(queue: Queue, handle: FailureHandler, read: Callable[[], Job | None], pipe: Pipeline) -> None:
+def _has_lapsed(connection: Any, leases: str, entry: bytes, until: float) -> bool:
+    end = connection.zscore(leases, entry)
+    return end is not None and end <= until
+
+
+def _hand_on(
+    queue: Queue,
+    handle: FailureHandler,
+    read: Callable[[], Job | None],
+    has_lapsed: Callable[[], bool],
+    pipe: Pipeline,
+) -> None:
     job = read()
+    # Ask this after the job was read. If another process has handed the job on since the leases were listed,
+    # the job already has its next attempt, and `handle` would count that attempt as failed.
+    if not has_lapsed():
+        return
     # Do not leave out QUEUED: a producer that gets no reply of Redis sends its jobs again, which makes a job
     # QUEUED even while a worker runs it. If that worker dies, its attempt counts as a failed one, too.
     if job and job.get_status(refresh=False) in {JobStatus.STARTED, JobStatus.QUEUED}:
