@@ -211,14 +211,10 @@ class PairsClaim(ChunkClaim):
         Without a result, this worker only gives up its claim on the job.
         """
         try:
-            if isinstance(result, ChunkScores) and not self.held.asks_the_same():
-                self.fail(
-                    InputError(
-                        f"job {self.job.id} was enqueued again with other pairs or options while a worker "
-                        "scored it: give each job an id of its own"
-                    )
-                )
-            elif isinstance(result, ChunkScores):
+            if isinstance(result, ChunkScores):
+                if not self.held.asks_the_same():
+                    self.fail(_enqueued_again(self.job))
+                    return
                 assert self.run
                 which = self.job.created_at, self.job.repeats_left
                 self.store.count_request(self.run, which, used_by(result))
@@ -236,6 +232,8 @@ class PairsClaim(ChunkClaim):
         """Record a failed attempt. An error that rankmill explains is final, because another attempt would
         fail too.
         """
+        if not self.held.asks_the_same():  # another attempt would overwrite the other job
+            error = _enqueued_again(self.job)
         if isinstance(error, RankmillError):
             self.job.retries_left = 0
         elif isinstance(error, DeviceLost):  # the worker ends, and the job may run again
@@ -244,6 +242,13 @@ class PairsClaim(ChunkClaim):
             self.held.fail(error)
         else:
             self.held.fail_for_good(error)
+
+
+def _enqueued_again(job: ScoringJob) -> InputError:
+    return InputError(
+        f"job {job.id} was enqueued again with other pairs or options while a worker scored it: "
+        "give each job an id of its own"
+    )
 
 
 class WrongTokens(Exception):

@@ -30,7 +30,7 @@ from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.pairs_job import DAY, PAIRS_FUNCTION
 from rankmill.jobs.protocol.rq import enqueue, let_expire, record_failure
 from rankmill.jobs.protocol.script import Script
-from rankmill.jobs.protocol.set_aside import unpacked
+from rankmill.jobs.protocol.set_aside import read_job, unpacked
 from rankmill.jobs.runtime.patience import sending
 from rankmill.workers.backends.base import DeviceLost
 
@@ -225,12 +225,15 @@ class HeldJob:
     def hand_back(self) -> None:
         """Put the job back into its queue, as the next job of its run, in one transaction.
 
-        This does not use up an attempt.
+        This does not use up an attempt. If someone has enqueued other work with the same id meanwhile, that
+        work is put back. Raises `DamagedJob`.
         """
+        # Read the job again: RQ writes all of its fields, and would overwrite the other work.
+        job = read_job(self.queue, self.job.id.encode()) or self.job
 
         def put_back(pipe: Pipeline) -> None:
             self._worker.cleanup_execution(self.job, pipe, self._execution)  # ends the renewal of the lease
-            enqueue(self.queue, self.job, pipe, at_front=True)
+            enqueue(self.queue, job, pipe, at_front=True)
 
         self._move(put_back)
 

@@ -235,6 +235,45 @@ def test_another_job_with_the_id_of_one_that_is_scored_is_an_error(held: Held, a
     assert len(job.results()) == 1
 
 
+def test_another_job_with_the_id_of_one_that_is_handed_back_gets_its_own_scores(
+    server: Server, workers: StartWorker, model_with_marks: Path, tmp_path: Path
+) -> None:
+    """Its caller got the scores of the first one's pairs: the worker wrote the first job again."""
+    environ = {"FORWARDS": str(tmp_path / "forwards"), "PYTHONPATH": str(ROOT)}
+    worker = workers(worker_class="tests.harness.misbehaving.MisbehavingWorker", environ=environ)
+    queue, named = queue_of(server), {"model": str(model_with_marks), "job_id": "same"}
+    job = queue.enqueue("rankmill.score_pairs", [["big cat", "hold"]], **named)
+    wait_for(lambda: job.get_status() is JobStatus.STARTED)
+    wait_for((tmp_path / "forwards").exists)
+    queue.enqueue("rankmill.score_pairs", [["big cat", "river"], [None, "moon"]], **named)
+
+    def has_ended() -> bool:
+        worker.terminate()  # the second time, it hands back what is in progress, too
+        return worker.poll() is not None
+
+    wait_for(has_ended)
+    workers()
+    found = result_of(job).return_value
+    assert (len(found["scores"]), found["errors"]) == (2, [{"row": 1, "error": "query is null"}])
+
+
+def test_a_failed_attempt_does_not_bring_back_a_job_whose_id_has_another(server: Server) -> None:
+    queue, connection = RunStore(server.client).queue("rankmill"), server.client
+    again: dict[str, Any] = {"job_id": "same", "retry": Retry(max=3, interval=60)}
+    queue.enqueue("rankmill.score_pairs", PAIRS[:1], **again)
+    job = ScoringJob.fetch("same", connection=connection, serializer=JSONSerializer)
+    assert isinstance(job, ScoringJob)
+    worker = SimpleWorker([queue], connection=connection, serializer=JSONSerializer)
+    with connection.pipeline() as pipe:
+        execution = Execution.create(job, 60, pipeline=pipe, worker_name=worker.name)
+        pipe.execute()
+    claim = PairsClaim(HeldJob(worker, job, queue, execution), INVALID_SPAN, RunStore(connection))
+    queue.enqueue("rankmill.score_pairs", PAIRS[1:3], **again)
+    claim.fail(RuntimeError("boom"))
+    assert not queue.scheduled_job_registry.count
+    assert "job same was enqueued again with other pairs or options" in result_of(job).exc_string
+
+
 def test_a_job_outlives_a_worker_that_loses_its_device_while_it_loads_the_model(
     server: Server, workers: StartWorker, tiny_model: Path
 ) -> None:
