@@ -9,7 +9,7 @@ import redis
 from pydantic import BaseModel, ConfigDict
 from rq import Queue
 from rq.exceptions import InvalidJobOperation, NoSuchJobError
-from rq.job import Job
+from rq.job import Job, JobStatus
 from rq.results import Result
 
 from rankmill.jobs.contract import keys
@@ -27,6 +27,7 @@ _OURS = "rankmill."
 
 _UNREADABLE = "no worker can read it"
 _OF_A_RUN = "its run has its failure already: score what has no score again, with --reuse for the rest"
+_AGAIN = "it was enqueued again since it failed"
 
 
 class FailedJob(BaseModel):
@@ -109,15 +110,17 @@ def retry(client: redis.Redis, job: FailedJob) -> str:
 def clear(client: redis.Redis, job: FailedJob) -> str:
     """Remove a job from the failed jobs of its queue, or from the jobs that were set aside.
 
-    A failed job that belongs to no run is also deleted. Returns the word that the command prints for the job.
+    A failed job is also deleted, unless it belongs to a run or was enqueued again under its id. Returns the
+    word that the command prints for the job.
     """
     connection: Any = client
     if job.state == "set aside":
         SET_ASIDE.forget(client, lambda damaged: damaged.job == job.id)
         return "cleared"
     queue = RunStore(client).queue(job.queue)
-    connection.zrem(queue.failed_job_registry.key, job.id)
-    if job.final != _OF_A_RUN:  # the jobs of a run expire with the run, and its producer may read them
+    was_listed = connection.zrem(queue.failed_job_registry.key, job.id)
+    # the jobs of a run expire with the run, and its producer may read them
+    if was_listed and job.final not in {_OF_A_RUN, _AGAIN}:
         connection.unlink(Job.key_for(job.id), _results(job.id))
     return "cleared"
 
@@ -138,7 +141,9 @@ def _failed(queue: OrderedQueue, *, is_used: bool) -> Iterator[FailedJob]:
             continue
         if job:
             reason, at = _failure(queue, job)
-            final = _OF_A_RUN if job.func_name == JOB_FUNCTION else ""
+            # RQ leaves a job in this list if its caller enqueues it again
+            is_failed = job.get_status(refresh=False) in {JobStatus.FAILED, JobStatus.STOPPED}
+            final = _OF_A_RUN if job.func_name == JOB_FUNCTION else "" if is_failed else _AGAIN
         name = raw.decode(errors="backslashreplace")
         yield FailedJob(id=name, queue=queue.name, state="failed", reason=reason, at=at, final=final)
 

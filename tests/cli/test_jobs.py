@@ -9,11 +9,12 @@ from datetime import datetime
 import pytest
 from click.testing import CliRunner
 from rq import Queue, SimpleWorker
+from rq.job import JobStatus
 from rq.serializers import JSONSerializer
 
 from rankmill import Client
 from rankmill.cli.main import rankmill as command_line
-from rankmill.cluster.failed import failed_jobs, retry
+from rankmill.cluster.failed import clear, failed_jobs, retry
 from rankmill.cluster.snapshot import read_cluster
 from rankmill.cluster.verdict import verdict
 from rankmill.jobs.contract.errors import InputError
@@ -78,6 +79,7 @@ def test_the_age_of_a_failure_is_known_if_the_worker_died(server: Server, queue:
 def test_a_job_that_has_left_the_list_meanwhile_is_not_retried(server: Server, queue: Queue) -> None:
     job = queue.enqueue("rankmill.score_pairs", [], model="demo")
     server.client.zadd(queue.failed_job_registry.key, {job.id: 4e9})
+    job.set_status(JobStatus.FAILED)
     (listed,) = failed_jobs(server.client)
     assert retry(server.client, listed) == "put back into queue rankmill"
     with pytest.raises(InputError, match="was retried or cleared just now"):
@@ -85,6 +87,28 @@ def test_a_job_that_has_left_the_list_meanwhile_is_not_retried(server: Server, q
     job.delete()
     with pytest.raises(InputError, match="it has expired"):
         retry(server.client, listed)
+
+
+@pytest.mark.parametrize("listed_before", [False, True])
+def test_a_failed_job_that_was_enqueued_again_under_its_id_is_not_deleted(
+    server: Server, queue: Queue, listed_before: bool
+) -> None:
+    job = queue.enqueue("rankmill.score_pairs", "no list of pairs", model="demo", job_id="nightly")
+    with server.client.pipeline() as pipe:
+        pipe.lrem(queue.key, 1, job.id)
+        record_failure(job, "no list of pairs", pipe)
+        pipe.execute()
+    if listed_before:
+        (listed,) = failed_jobs(server.client)
+        retry(server.client, listed)
+    else:
+        queue.enqueue("rankmill.score_pairs", [["q", "p"]], model="demo", job_id="nightly")
+        (listed,) = failed_jobs(server.client)
+        with pytest.raises(InputError, match="it was enqueued again since it failed"):
+            retry(server.client, listed)
+    assert clear(server.client, listed) == "cleared"
+    assert not failed_jobs(server.client)
+    assert (job.get_status(), queue.job_ids) == (JobStatus.QUEUED, ["nightly"])
 
 
 def test_what_other_applications_have_on_the_server_is_left_alone(server: Server) -> None:
