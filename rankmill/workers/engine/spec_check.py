@@ -17,9 +17,10 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.engine.probing import ids_of
 from rankmill.workers.engine.work import prepare
 from rankmill.workers.host.disk_cache import digest, try_to_keep, version
+from rankmill.workers.models.description import load_tokenizer
 from rankmill.workers.models.loading import ANY_LENGTH, Loaded, Model, find_max_length
 from rankmill.workers.models.probes import LONGEST, OF_SPECS, Probe, columns_of, over_the_limit
-from rankmill.workers.models.reference_tokens import ReferenceTokens, own_tokenizer
+from rankmill.workers.models.reference_tokens import ReferenceTokens
 
 _KEPT = 1000
 """For each model, a host remembers at most this many specs whose tokens were compared and are right. The
@@ -77,7 +78,7 @@ class SpecCheck:
         if name in self._right or name in (compared := self._known()):
             return
         if self._tokenizer is None:
-            self._tokenizer = own_tokenizer(self._loaded.source, self._loaded.revision)
+            self._tokenizer = load_tokenizer(self._loaded.source, self._loaded.revision)
         side = self._tokenizer.truncation_side
         try:
             self._compare(spec, model)

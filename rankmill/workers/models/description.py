@@ -18,6 +18,8 @@ from typing import Any
 
 from pydantic import BaseModel
 from tokenizers import Encoding, Tokenizer
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import ByteLevel
 
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.system import system
@@ -28,7 +30,7 @@ from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, ke
 from rankmill.workers.host.model_file import model_file
 from rankmill.workers.models.tokenizer import Joiner, sample_pairs
 
-_VERSION = 5
+_VERSION = 6
 """Version of the format of the files in which a model's description is cached. A change of the format must
 increase this version.
 """
@@ -224,15 +226,13 @@ def describe(
 
 def read(source: str | Path, revision: str | None, cache: Path | None = None) -> Description:
     """Read a model's config, tokenizer and layout with transformers, whose import takes seconds."""
-    from transformers import AutoTokenizer
-
     from rankmill.workers.backends.classifier import is_language_model, load_config
 
     for kind in backends().values():
         kind.register()
     config = load_config(source, revision)
     layout = read_layout(source, revision, config)
-    tokenizer = AutoTokenizer.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
+    tokenizer = load_tokenizer(source, revision)
     # transformers makes a tokenizer even if the tokenizer's files are missing
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         raise SpecError(f"the tokenizer in {source} knows no words: are its files missing?")
@@ -244,6 +244,39 @@ def read(source: str | Path, revision: str | None, cache: Path | None = None) ->
         )
     causal = layout.task == "causal" or is_language_model(config)
     return Description(config, tokenizer, layout, causal, cache)
+
+
+def load_tokenizer(source: str | Path, revision: str | None) -> Any:
+    """Load the tokenizer of a model, with the normalizer and the pre-tokenizer of its ``tokenizer.json``.
+
+    For many classes of tokenizers, transformers reads only the vocabulary from this file, and makes the other
+    parts as they usually are in the class. The model would get other tokens than in its training.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    tokenizer = AutoTokenizer.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
+    file = model_file(source, revision, _TOKENIZER)
+    if file is None or not tokenizer.is_fast or type(tokenizer) is PreTrainedTokenizerFast:
+        return tokenizer
+    saved = json.loads(file.read_text(encoding="utf-8"))
+    parts, made = Tokenizer.from_str(json.dumps({**saved, **_NO_WORDS})), tokenizer.backend_tokenizer
+    for name in ("normalizer", "pre_tokenizer"):
+        part = getattr(parts, name)
+        if not (isinstance(part, _BY_CONFIG) and isinstance(getattr(made, name), type(part))):
+            setattr(made, name, part)
+    return tokenizer
+
+
+_NO_WORDS: dict[str, Any] = {
+    "added_tokens": [],
+    "post_processor": None,
+    "decoder": None,
+    "model": {"type": "BPE", "vocab": {}, "merges": []},
+}
+"""Entries of a ``tokenizer.json`` without words, because reading a large vocabulary takes a second."""
+
+_BY_CONFIG = BertNormalizer, ByteLevel
+"""Parts of a tokenizer that ``tokenizer_config.json`` may change, as in ``do_lower_case``."""
 
 
 def _words(tokenizer: Any) -> Iterable[int]:

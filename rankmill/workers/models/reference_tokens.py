@@ -7,7 +7,6 @@ instead of the cache, and fills templates and truncates by itself.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from rankmill.jobs.contract.spec import ScoreSpec
@@ -18,13 +17,6 @@ from rankmill.workers.models.templates import template_options
 
 Row = dict[str, list[int]]
 """A tokenized probe: its token ids and, from most tokenizers, an attention mask and token types."""
-
-
-def own_tokenizer(source: str | Path, revision: str | None) -> Any:
-    """Load the tokenizer from a model's files."""
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
 
 
 class ReferenceTokens:

@@ -324,7 +324,7 @@ def test_what_a_spec_adds_is_compared_when_it_is_first_met(
     loaded.model(spec)
     (file,) = (tmp_path / "proofs").glob("specs-*.json")
     assert len(json.loads(file.read_text())["specs"]) == 1
-    monkeypatch.setattr("rankmill.workers.engine.spec_check.own_tokenizer", None)  # it is known now
+    monkeypatch.setattr("rankmill.workers.engine.spec_check.load_tokenizer", None)  # it is known now
     load_proven(spec, "cpu", "torch", str(tmp_path)).model(spec)
     load_proven(spec, "cpu", "torch", str(tmp_path)).model(spec.model_copy(update={"activation": "sigmoid"}))
 

@@ -16,6 +16,7 @@ from sentence_transformers.base.modules import Dense, Transformer
 from sentence_transformers.base.modules.normalize import Normalize
 from sentence_transformers.cross_encoder.modules import LogitScore
 from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm, Pooling
+from tokenizers import Tokenizer
 from torch import nn
 from transformers import AutoTokenizer
 
@@ -26,6 +27,7 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import Logits
 from rankmill.workers.backends.families import TRACEABLE
 from rankmill.workers.engine.engine import Engine
+from rankmill.workers.engine.probing import ids_of
 from rankmill.workers.engine.proving import load_proven
 from rankmill.workers.engine.work import prepare
 from rankmill.workers.models.loading import load, load_model
@@ -508,3 +510,41 @@ def test_long_passages_count_by_their_best_window(instruction: str | None, tmp_p
     lengths = engine.model.tokenizer([queries[row] for row in rows], texts).lengths[rows == 1]
     assert lengths.max() <= 64
     assert lengths.min() >= 58  # the last is as long as the others
+
+
+LOWER = {"normalizer": {"type": "Lowercase"}}
+DIGITS = {
+    "pre_tokenizer": {
+        "type": "Sequence",
+        "pretokenizers": [
+            {"type": "Digits", "individual_digits": True},
+            {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        ],
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "entries"),
+    [
+        pytest.param("xlm-roberta", {"add_prefix_space": False}, {}, id="as polish-reranker's"),
+        pytest.param("roberta", {}, LOWER, id="lower case"),
+        pytest.param("roberta", {}, DIGITS, id="digits apart"),
+    ],
+)
+def test_tokens_are_those_of_the_model_s_own_file(
+    name: str, config: dict[str, Any], entries: dict[str, Any], tmp_path: Path
+) -> None:
+    """Transformers makes the tokenizer as is usual for its class: other words, and no error."""
+    model = make_encoder(tmp_path / "model", name)
+    edit(model / "tokenizer_config.json", **config)
+    edit(model / "tokenizer.json", **entries)
+    own = Tokenizer.from_file(str(model / "tokenizer.json"))
+    own.no_truncation()
+    queries, passages = ["How far is 384400 km", "Why"], ["The Moon is 17 km AWAY", "so FAR 12 3"]
+    expected = [row.ids for row in own.encode_batch(list(zip(queries, passages, strict=True)))]
+    spec = ScoreSpec(model=str(model), precision="fp32")
+    for _ in range(2):  # the second time from the cache
+        loaded = load_model(spec, "cpu", "torch", str(tmp_path / "cache"))
+        assert [*ids_of(prepare(loaded, queries, passages).tokens)] == expected
+    assert load_proven(spec, "cpu", "torch", str(tmp_path / "cache")).proof
