@@ -58,7 +58,6 @@ class Runner:
         self._settings = settings
         self._heartbeat = RunnerHeartbeat(store, self.name, settings, self._interrupt)
         self._webhooks = WebhookSender(store, settings.of(RunnerSettings))
-        self._news = system.Event()
         self._stopping = self._working = False
 
     def work(self) -> None:
@@ -87,7 +86,7 @@ class Runner:
                     if claim:
                         self._take(claim)
                     else:
-                        self._news.wait(_LOOK_SECONDS)
+                        system.sleep(_LOOK_SECONDS)
         except _Stopped:
             pass
         finally:
@@ -251,7 +250,6 @@ class Runner:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number != signal.SIGUSR1:
             self._stopping = True
-            self._news.set()
         if not self._working:
             return
         if _is_in_finalizer(frame):  # Python would drop the error: try again soon

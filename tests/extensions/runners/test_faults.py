@@ -67,6 +67,15 @@ def work_on(*_):
     time.sleep(60)
 runner.work_on = work_on"""
 
+_TOLD_AS_IT_BEGINS_TO_WAIT = """
+import os, threading
+wait = threading.Condition.wait
+def told(self, timeout=None):
+    if timeout and threading.current_thread() is threading.main_thread():
+        os.kill(os.getpid(), 15)
+    return wait(self, timeout)
+threading.Condition.wait = told"""
+
 
 @pytest.fixture
 def client(queue: Server, tiny_model: Path) -> Client:
@@ -254,6 +263,12 @@ def test_a_runner_stops_although_python_drops_errors_in_finalizers(
     run = client.submit_file(str(source), str(output), limit=50)
     assert runners(queue, before=_TOLD_IN_A_FINALIZER).wait(timeout=30) == 0
     assert run.status().state == "waiting"
+
+
+def test_a_runner_without_a_run_stops_whenever_it_is_told(queue: Server, runners: StartRunner) -> None:
+    runner = runners(queue, before=_TOLD_AS_IT_BEGINS_TO_WAIT)
+    runner.terminate()
+    assert runner.wait(timeout=30) == 0
 
 
 @pytest.mark.parametrize("attempts", [1, 2])
