@@ -9,6 +9,7 @@ import pickle
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -91,6 +92,13 @@ def test_scores_come_one_by_one_while_the_input_goes_on(client: Client) -> None:
     assert np.isfinite(first).all()
     run.cancel()
     assert not list(client.store.redis.scan_iter(f"rankmill:run:{run.id}:*"))
+
+
+def test_a_run_keeps_no_threads_while_it_waits(server: Server) -> None:
+    client = Client(server.url, model="demo", chunk_size=1, window=8)
+    run = client.submit(PAIRS)
+    assert not [name for name in (thread.name for thread in threading.enumerate()) if "encode" in name]
+    run.cancel()
 
 
 def test_chunks_are_submitted_several_at_a_time(server: Server) -> None:

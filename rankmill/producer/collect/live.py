@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,7 +78,6 @@ class LiveRun:
         entry in the run's stream.
         """
         self._entries: list[str] = []  # stream entries of collected results that are still in Redis
-        self._encoders: ThreadPoolExecutor | None = None
 
     @property
     def made_by(self) -> list[str]:
@@ -212,10 +210,8 @@ class LiveRun:
 
         if len(pieces) == 1:
             return {pieces[0].id: encoded(pieces[0])}
-        if self._encoders is None:
-            self._encoders = system.Executor(min(cores(), _ENCODERS), "rankmill-encode")
-        payloads = self._encoders.map(encoded, pieces)
-        return {piece.id: payload for piece, payload in zip(pieces, payloads, strict=True)}
+        with system.Executor(min(cores(), _ENCODERS), "rankmill-encode") as threads:
+            return dict(zip((piece.id for piece in pieces), threads.map(encoded, pieces), strict=True))
 
     def _payload(self, piece: Piece, pairs: bytes, carrier: Carrier) -> Payload:
         return Payload(
