@@ -27,7 +27,7 @@ from sentence_transformers.cross_encoder.evaluation import (
 from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.util import mine_hard_negatives
 
-from rankmill import CrossEncoder
+from rankmill import Client, CrossEncoder
 from rankmill.jobs.contract.errors import ConfigError, InputError
 from tests.conftest import Server, run_command
 from tests.harness.models.embeddings import bags
@@ -434,6 +434,12 @@ def test_prompts_by_name(shared_queue: Server, tiny_model: Path) -> None:
     np.testing.assert_allclose(ours.predict(PAIRS), original.predict(PAIRS), atol=1e-5)
     with pytest.raises(ConfigError, match="no prompt 'x'; there are 'query'"):
         ours.predict(PAIRS, prompt_name="x")
+
+
+def test_no_workers_are_started_for_a_prompt_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Client, "_shared", lambda _: pytest.fail("workers are started"))
+    with pytest.raises(ConfigError, match="no prompt 'x'; there are none"):
+        CrossEncoder("demo", default_prompt_name="x")
 
 
 def test_nothing_stays_behind_in_redis(ours: CrossEncoder, shared_queue: Server) -> None:

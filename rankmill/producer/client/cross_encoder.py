@@ -168,6 +168,9 @@ class CrossEncoder:
         }.items():
             if options.setdefault(name, value) != value:
                 raise ConfigError(f"{name} is given twice, {options[name]!r} and {value!r}: leave out one")
+        self.prompts = dict(prompts or {})
+        self.default_prompt_name = default_prompt_name
+        self._prompt(None, None)  # raises an error if the default prompt does not exist
         patience = options.pop("no_workers_seconds", 60.0)
         settings = _settings(options)
         if settings.redis_url:
@@ -178,9 +181,6 @@ class CrossEncoder:
         self._asked_labels, self._found_labels = labels["num_labels"], 0
         self._files: dict[str, tuple[Any, str]] = {}
         self.activation_fn = activation_fn
-        self.prompts = dict(prompts or {})
-        self.default_prompt_name = default_prompt_name
-        self._prompt(None, None)  # raises an error if the default prompt does not exist
 
     def __enter__(self) -> Self:
         return self
