@@ -159,11 +159,7 @@ class Bench:
 
     def requests(self, pairs: Iterable[pa.Table], concurrency: int) -> list[RunScores]:
         with system.Executor(concurrency) as threads:
-            try:
-                return list(threads.map(lambda table: self.bulk(table, chunk_size=len(table)), pairs))
-            except BaseException:
-                threads.shutdown(wait=False, cancel_futures=True)
-                raise
+            return list(threads.map(lambda table: self.bulk(table, chunk_size=len(table)), pairs))
 
     def stage_seconds(self) -> dict[str, float]:
         """Return the seconds that all workers together have spent in each stage of their work since their
