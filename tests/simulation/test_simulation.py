@@ -31,7 +31,7 @@ def test_seeds() -> None:
     Shows: a producer ends while the server takes no writes.
     Shows: a file is started over with `--restart`.
     """
-    code, said = simulate("--seeds", "45", "--processes", "2")
+    code, said = simulate("--seeds", "25", "--processes", "2")
     assert code == 0, said
     assert "less than one scenario of twenty" not in said
 

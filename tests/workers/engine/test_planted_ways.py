@@ -389,15 +389,6 @@ def test_a_large_model_of_the_hub_is_large_too(tmp_path: Path, monkeypatch: Patc
 
 
 @pytest.mark.slow
-def test_the_bound_of_8_bits_is_below_what_is_planted(tmp_path: Path) -> None:
-    """Positions that are one off change the demo's logits by 2.5."""
-    require("openvino", "int8")
-    spec = ScoreSpec(model="demo", precision="int8")
-    proof = proving.load_proven(spec, "cpu", "openvino", str(tmp_path / "cache")).proof
-    assert proof is not None
-    assert proof.bound < 1.5
-
-
 @pytest.mark.timeout(900)  # the proof of 8 bits looks at more than others, and a busy machine takes minutes
 def test_what_is_planted_in_8_bits_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
     require("openvino", "int8")
