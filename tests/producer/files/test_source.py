@@ -445,7 +445,7 @@ def test_a_signal_while_the_reader_s_thread_starts_ends_as_at_any_other_time(
         def submit(self, *arguments: Any, **named: Any) -> Any:
             super().submit(*arguments, **named)
             reading.wait()
-            self._threads.clear()
+            vars(self)["_threads"].clear()
             raise KeyboardInterrupt
 
     monkeypatch.setattr(source_module.FileSource, "_batches", slow)
