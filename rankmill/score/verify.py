@@ -112,8 +112,8 @@ def read_scored(name: str, settings: Settings, given: Mapping[str, Any]) -> Scor
     settings
         Settings that say where to score; the metadata replace those that say how.
     given
-        Options of the command. Those that are not ``None`` must have the values with which the file was
-        scored.
+        Options of the command, as `settings` have them. Those that are not ``None`` must have the values with
+        which the file was scored.
 
     Raises
     ------
@@ -130,11 +130,12 @@ def read_scored(name: str, settings: Settings, given: Mapping[str, Any]) -> Scor
         raise InputError(f"{path}: --verify needs an output of score-file, which says how it was made")
     if "rankmill.columns" in metadata or metadata.get("rankmill.all_labels") == "True":
         raise InputError(f"{path}: its rows have several scores, and --verify compares one")
-    spec = _spec(path, metadata)
+    spec, wanted = _spec(path, metadata), settings.spec()
     for option in ScoreSpec.model_fields:
-        if given.get(option) is not None and (made := getattr(spec, option)) != given[option]:
+        made = getattr(spec, option)
+        if given.get(option) is not None and made != getattr(wanted, option):
             raise InputError(
-                f"{path}: it was scored with {option} {_shown(made)}, not {_shown(given[option])}: leave out "
+                f"{path}: it was scored with {option} {_shown(made)}, not {given[option]}: leave out "
                 f"--{option.replace('_', '-')}, or verify another file"
             )
     content = content_here(spec.model, cache_folder(settings.cache_dir))

@@ -179,6 +179,13 @@ def test_verify_names_what_it_cannot_compare(
 
     assert f"it was scored with model {model}, not demo" in why("--verify", scored, "--model", "demo")
     assert "scored with precision fp32, not bf16" in why("--verify", scored, "--precision", "bf16")
+    template = tmp_path / "prompt.jinja"
+    template.write_text("{{ query }} {{ passage }}")
+    options = dict[str, str | None](max_length="64", prompt_template=template.read_text())
+    other = changed(scored, tmp_path / "options.parquet", **options, bound=None, kind=None)
+    given = ("--prompt-template", template, "--max-length")
+    assert "scored with max_length 64, not 32" in why("--verify", other, *given, 32)
+    assert "no bound of its scores was proven" in why("--verify", other, *given, 64)
     neither = changed(scored, tmp_path / "neither.parquet", kind=None, deterministic=None, bound=None)
     assert "no bound of its scores was proven" in why("--verify", neither)
     other = changed(scored, tmp_path / "other.parquet", kind="a toaster")
