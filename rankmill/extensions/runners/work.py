@@ -66,8 +66,6 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
         No runner can score the files.
     """
     order = run.order
-    _check_order(run)
-    _check_here(order, settings)
     own = {name: value for name in ("queue", "chunk_size") if (value := getattr(order, name)) is not None}
     tenant = {"tenant": order.tenant or NOBODY.name, "weight": order.weight or NOBODY.weight}
     options = settings.model_copy(update={**order.spec.model_dump(), **own, **tenant})
@@ -105,6 +103,8 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
             record.seal(_name_of(run), seal.model_dump_json(), told)
 
     try:
+        _check_order(run)
+        _check_here(order, settings)
         kind = kind_of(order)
         if kind is None:
             request = order.request.model_copy(

@@ -22,7 +22,7 @@ from rankmill.extensions.runners.record import new_file_run
 from rankmill.extensions.runners.store import FileRunStore, RunLease
 from rankmill.extensions.runners.submitted import SubmittedFile
 from rankmill.extensions.runners.work import work_on
-from rankmill.jobs.contract.errors import RunnerError, RunTimeout
+from rankmill.jobs.contract.errors import RunnerError, RunTimeout, StoreError
 from rankmill.jobs.contract.file_request import FileOrder, FileRequest
 from rankmill.jobs.contract.run import Progress
 from rankmill.jobs.contract.spec import ScoreSpec
@@ -165,6 +165,15 @@ def test_an_order_is_left_to_runners_that_have_an_extension_for_it(without_exten
     order = ORDER.model_copy(update={"kind": "batch"})
     with pytest.raises(RunnerError, match="this runner has no extension for a batch"):
         kind_of(order)
+
+
+def test_a_runner_without_the_object_store_leaves_the_run_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object) -> None:
+        raise StoreError("the object store of s3://texts/a.csv does not answer")
+
+    monkeypatch.setattr("rankmill.extensions.runners.work.find_input", away)
+    with pytest.raises(RunnerError, match="StoreError: the object store of s3://texts/a.csv does not"):
+        work_on(new_file_run(ORDER), load_settings(), lambda **_: None)
 
 
 def test_a_runner_that_starts_over_has_scored_rows_before_it_dies(
