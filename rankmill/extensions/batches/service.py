@@ -177,7 +177,7 @@ class Batches:
         try:
             return self._folder.read(file.place)
         except FileNotFoundError:
-            raise Refusal("not_found", f"the bytes of file {file.id!r:.100} are gone") from None
+            raise _gone(file) from None
 
     def delete(self, key: ApiKey | None, file_id: str) -> None:
         """Delete a file and its record. Raises `Refusal` if the caller has no such file, or if a batch in
@@ -219,6 +219,8 @@ class Batches:
         run_id = new_file_run_id()
         batch_id = new_batch_id(run_id)
         source = self._folder.at(file.place)
+        if not source.is_file():
+            raise _gone(file)
         first = None
         if ".jsonl" in file.place and holds_requests(source):
             first = first_request(source, endpoint).asked
@@ -317,6 +319,10 @@ class Batches:
         except ValidationError as error:
             why = with_fields(error.errors()[0]["msg"].removeprefix("Value error, "))
             raise Refusal("invalid", why, param="pairs") from None
+
+
+def _gone(file: FileRecord) -> Refusal:
+    return Refusal("not_found", f"the bytes of file {file.id!r:.100} are gone")
 
 
 def _owner(key: ApiKey | None) -> str:

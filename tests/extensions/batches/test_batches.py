@@ -6,6 +6,7 @@ import http.client
 import io
 import json
 import os
+import shutil
 import urllib.request
 import uuid
 from collections.abc import Iterator
@@ -489,6 +490,9 @@ def test_what_cannot_be_a_batch_is_refused(gateway: Running) -> None:
     file_id = upload(gateway, "in.jsonl", lines(request(1))).json["id"]
     big = upload(gateway, "big.jsonl", lines(request(1, model="big"))).json["id"]
     rows = upload(gateway, "rows.csv", b"query,text\nmoon,a moon\n").json["id"]
+    gone = [upload(gateway, name, lines(request(1))).json["id"] for name in ("in.jsonl", "in.csv")]
+    for file in gone:  # as a rule of an object store does with old objects
+        shutil.rmtree(gateway.log.parent / "files" / file)
     both = {"input_file_id": rows, "pairs": {"query_column": "q", "text_column": "text"}}
     told = gateway.post("/v1/batches", both)
     assert told.json["message"] == "pairs.query_column is for pairs: leave it out, or pairs.text_column"
@@ -503,6 +507,10 @@ def test_what_cannot_be_a_batch_is_refused(gateway: Running) -> None:
         (gateway.post("/v1/batches", {"input_file_id": file_id, "endpoint": "/v1/rerank"}), 400),
         (gateway.post("/v1/batches", {"input_file_id": file_id, "pairs": {"top_k": 0}}), 400),
         (gateway.post("/v1/batches", {"input_file_id": file_id, "completion_window": "1h"}), 400),
+        *(
+            (gateway.post("/v1/batches", {"input_file_id": file, "endpoint": "/v1/score"}), 404)
+            for file in gone
+        ),
         (gateway.get("/v1/batches/batch_none"), 404),
         (gateway.get("/v1/files/..%2F..%2Fetc%2Fpasswd/content"), 404),
         (gateway.get("/v1/batches?limit=0"), 400),
