@@ -84,6 +84,13 @@ def test_a_bad_file_is_named_with_its_key(tmp_path: Path, text: str, message: st
         load_settings(config=config, environ={})
 
 
+def test_a_link_to_itself_is_told(tmp_path: Path) -> None:
+    config = tmp_path / "my.yaml"
+    config.symlink_to(config)
+    with pytest.raises(ConfigError, match=r"my\.yaml: cannot be read: Too many levels of symbolic links"):
+        load_settings(config=config, environ={})
+
+
 @pytest.mark.parametrize(
     ("setting", "value"),
     [("label", ""), ("instruction", "x" * 70_000), ("prompt_template", "{{x}}" * 20_000)],

@@ -228,7 +228,8 @@ def _measure(name: str) -> Any:
         raise ConfigError(f"measures need ir-measures: {install_line('rankings')}") from None
     try:
         measure = ir_measures.parse_measure(name)
-    except (NameError, ValueError, TypeError, SyntaxError, AssertionError):
+        str(measure)  # a measure without such a parameter raises a KeyError
+    except (NameError, ValueError, TypeError, SyntaxError, AssertionError, KeyError):
         measure = None
     if measure is None or measure.params.get("cutoff") == 0:  # with 0, pytrec_eval aborts the process
         raise InputError(f"--measures: {name!r} is not a measure of ir-measures, such as nDCG@10")

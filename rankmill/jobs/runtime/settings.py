@@ -453,14 +453,15 @@ def config_layers(path: Path) -> list[tuple[str, dict[str, Any]]]:
         A file cannot be read or is not YAML, has an unknown key, extends itself, or extends too many files.
     """
     layers: list[tuple[str, dict[str, Any]]] = []
-    seen: set[Path] = set()
+    seen: set[str] = set()
     file: Path | None = path
     while file is not None:
-        if file.resolve() in seen:
+        place = os.path.realpath(file)
+        if place in seen:
             raise ConfigError(f"{file}: config files extend each other in a circle")
         if len(seen) == MAX_EXTENDS:
             raise ConfigError(f"{path}: more than {MAX_EXTENDS} config files extend each other")
-        seen.add(file.resolve())
+        seen.add(place)
         values = _read(file)
         parent = values.pop("extends", None)
         if not isinstance(parent, str | None) or "\0" in (parent or ""):

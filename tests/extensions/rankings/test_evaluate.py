@@ -327,6 +327,10 @@ def test_a_part_is_compared_with_the_same_queries_of_the_whole_run(folder: Path)
             ["out.parquet", "--qrels", "qrels.txt", "--measures", "nDCG@0"],
             "'nDCG@0' is not a measure of ir-measures",
         ),
+        (
+            ["out.parquet", "--qrels", "qrels.txt", "--measures", "nDCG(cut=3)@10"],
+            "'nDCG(cut=3)@10' is not a measure of ir-measures",
+        ),
         (["out.parquet", "--qrels", "qrels.txt", "--measures", ","], "name a measure, such as nDCG@10"),
         (
             ["out.parquet", "--qrels", "qrels.txt", "--measures", "P"],
