@@ -222,6 +222,13 @@ def _kind(error: RankmillError) -> Kind:
     return next(kind for kind, words in KINDS.items() if isinstance(error, words.errors))
 
 
+def hide(names: Mapping[str, str], message: str) -> str:
+    """Replace each private path and URL in a message by the text that `names` has for it."""
+    for private in sorted(names, key=len, reverse=True):
+        message = message.replace(private, names[private])
+    return message
+
+
 def told(error: Exception, names: Mapping[str, str]) -> str:
     """Return the message that a caller gets about an error.
 
@@ -238,8 +245,7 @@ def told(error: Exception, names: Mapping[str, str]) -> str:
     if isinstance(error, WrongFile):
         return message
     if isinstance(error, _OF_CALLERS) and not isinstance(error, RegistryAway):
-        for private in sorted(names, key=len, reverse=True):
-            message = message.replace(private, names[private])
+        message = hide(names, message)
         if not _PRIVATE.search(message):
             return message
     if isinstance(error, RedisFailed) and any(mark in message for mark in _RIGHTS):

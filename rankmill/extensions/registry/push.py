@@ -120,7 +120,7 @@ def check_kind(path: Path) -> None:
 def _check_config(path: Path) -> None:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is damaged: {error}") from None
     if isinstance(config, dict) and config.get("auto_map"):
         raise InputError(f"{path} names code to load the model with (auto_map); a registry holds no code")

@@ -33,7 +33,7 @@ from rankmill.extensions.gateway.http.document import body, json_body
 from rankmill.extensions.gateway.http.responses import download
 from rankmill.extensions.gateway.keys.admission import check_model
 from rankmill.extensions.gateway.keys.api_keys import ApiKey
-from rankmill.extensions.gateway.refusals import Refusal, refusal_of
+from rankmill.extensions.gateway.refusals import Refusal, hide, refusal_of
 from rankmill.extensions.lab.ask import ProcessFailed
 from rankmill.extensions.registry.aliases import (
     NotWarm,
@@ -247,7 +247,7 @@ def _push(model: ManagedModel, upload: UploadedBody, version: str | None, notes:
                 )
             except InputError as error:
                 # Do not send the error as it is: callers must not see the path of `folder` on this host.
-                text = str(error).replace(f"{folder}/", "").replace(str(folder), "the model")
+                text = hide({**model.gateway.names, f"{folder}/": "", str(folder): "the model"}, str(error))
                 raise Refusal(refusal_of(error).kind, text) from None
             except ProcessFailed as error:
                 logger.warning("%s", error)

@@ -188,6 +188,7 @@ BAD = {
     "no ending": ("weights", b"\x80", "not files without an ending"),
     "auto_map": ("config.json", b'{"auto_map": {"AutoModel": "a.b"}}', "names code to load the model with"),
     "damaged": ("config.json", b"{", "is damaged"),
+    "deep": ("config.json", b"[" * 100_000, "is damaged: maximum recursion"),
     "no weights": ("model.safetensors", None, r"has no \*.safetensors"),
     "others' weights": (
         "model.safetensors.index.json",

@@ -306,12 +306,18 @@ def test_what_is_there_already_is_a_conflict(
     refused = order(managing, first)
     assert (refused.status, "live stands for" in refused.json["message"]) == (409, True)
     assert order(managing, f"{live}/rollback", {}).status == 409
-    assert put(managing, "/v1/registry/shop/versions/live", archive(models[0])).status == 409
+    named = put(managing, "/v1/registry/shop/versions/live", archive(models[0]))
+    assert (named.status, named.json["message"].partition(";")[0]) == (
+        409, "shop@live is an alias in the registry"
+    )  # fmt: skip
+    assert [order(managing, second).status for _ in range(2)] == [200, 404]
+    gone = put(managing, second, archive(models[1]))
+    assert (gone.status, gone.json["message"].partition(";")[0]) == (
+        409, "shop@v2 was removed from the registry"
+    )  # fmt: skip
+    assert managing.get(f"{second}/archive").status == 404
     other = put(managing, first, archive(models[1]))
     assert (other.status, "a version never changes" in other.json["message"]) == (409, True)
-    assert [order(managing, second).status for _ in range(2)] == [200, 404]
-    assert put(managing, second, archive(models[1])).status == 409
-    assert managing.get(f"{second}/archive").status == 404
 
 
 def test_downloads_count_among_the_requests_of_a_key(
