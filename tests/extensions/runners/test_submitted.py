@@ -172,7 +172,7 @@ def test_a_runner_without_the_object_store_leaves_the_run_to_another(monkeypatch
         raise StoreError("the object store of s3://texts/a.csv does not answer")
 
     monkeypatch.setattr("rankmill.extensions.runners.work.find_input", away)
-    with pytest.raises(RunnerError, match="StoreError: the object store of s3://texts/a.csv does not"):
+    with pytest.raises(RunnerError, match=r"StoreError: the object store of s3://texts/a\.csv does not"):
         work_on(new_file_run(ORDER), load_settings(), lambda **_: None)
 
 
