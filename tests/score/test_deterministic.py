@@ -181,7 +181,7 @@ def test_verify_names_what_it_cannot_compare(
     assert "scored with precision fp32, not bf16" in why("--verify", scored, "--precision", "bf16")
     template = tmp_path / "prompt.jinja"
     template.write_text("{{ query }} {{ passage }}")
-    options = dict[str, str | None](max_length="64", prompt_template=template.read_text())
+    options: dict[str, Any] = {"max_length": "64", "prompt_template": template.read_text()}
     other = changed(scored, tmp_path / "options.parquet", **options, bound=None, kind=None)
     given = ("--prompt-template", template, "--max-length")
     assert "scored with max_length 64, not 32" in why("--verify", other, *given, 32)
