@@ -110,6 +110,9 @@ def test_rank_agrees(ours: CrossEncoder, original: Original) -> None:
             [each["score"] for each in expected], abs=1e-5
         )
         assert {type(each["score"]) for each in json.loads(json.dumps(found))} == {float}
+    series: Any = pd.Series(documents, index=range(len(documents))[::-1])
+    texts = [each["text"] for each in ours.rank("how far", documents, return_documents=True)]
+    assert [each["text"] for each in ours.rank("how far", series, return_documents=True)] == texts
     with pytest.raises(ConfigError, match="top_k is -1; give a number of at least 1"):
         ours.rank("how far", documents, top_k=-1)
 

@@ -333,6 +333,7 @@ class CrossEncoder:
         check_top_k(top_k)
         if isinstance(documents, str):  # each character would be scored as a document
             raise InputError(f"documents are one string, {documents!r:.80}; give a list of them")
+        documents = list(documents)  # a series of pandas finds a document by its label, not by its place
         activation_fn = _older(older, activation_fn, "activation_fct")
         _refuse_entries("rank", older, _OLDER_OF_RANK, _OF_CALLS)
         scores = self.predict(
