@@ -82,8 +82,13 @@ class Agreement:
 def agreement(queries: Sequence[str], scores: Scores, reference: Scores) -> Agreement | None:
     """Compare how `scores` and `reference`, both ``[n]``, rank the rows of each query.
 
-    A query is left out if all its rows have the same score. Returns ``None`` if no query remains.
+    A row without a score in one of the two is left out, and a query if all its rows have the same score.
+    Returns ``None`` if no query remains.
     """
+    both = np.flatnonzero(np.isfinite(scores) & np.isfinite(reference))
+    if not len(both):
+        return None
+    queries, scores, reference = [queries[row] for row in both.tolist()], scores[both], reference[both]
     table = pd.DataFrame({"query": queries, "score": scores, "reference": reference})
     by_query = table.groupby("query", sort=False)
     all_ranks = by_query[["score", "reference"]].rank().to_numpy()

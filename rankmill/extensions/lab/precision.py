@@ -125,14 +125,13 @@ def compare(
     """
     has_reference = np.isfinite(reference.scores)
     both = np.flatnonzero(has_reference & np.isfinite(scored.scores))
-    names = [queries[row] for row in both]
-    agreed = agreement(names, scored.scores[both], reference.scores[both])
+    agreed = agreement(queries, scored.scores, reference.scores)
     if agreed is None:
         raise InputError("no query has two passages with different scores, so there are no ranks to compare")
     quality = None
     if labels is not None:
         rows = [f"{row:09}" for row in both]
-        quality = ndcg(names, rows, scored.scores[both], _qrels(queries, labels))
+        quality = ndcg([queries[row] for row in both], rows, scored.scores[both], _qrels(queries, labels))
     lost = int(has_reference.sum() - len(both))
     ran_on = scored.stats[0]
     return Measured(ran_on.precision, ran_on.backend, ran_on.device, agreed, quality, lost)

@@ -171,6 +171,8 @@ class Trials:
             bench.bulk(few)  # not timed, because the first forward of each shape is slow
             rows = max(_MIN_ROWS, int(seconds * len(few) / bench.bulk(few).seconds))
             scored = bench.bulk(self.pairs.slice(0, rows))
+        if np.isnan(scored.scores).all():
+            raise BenchFailed(f"no pair of the sample has a score with {label(REFERENCE)}")
         return ReferenceScores(scores=scored.scores.tolist(), device=scored.stats[0].device)
 
     def use(self, reference: ReferenceScores) -> None:
@@ -193,6 +195,10 @@ class Trials:
             if not isinstance(error, RunFailed):
                 self.end_others(None)
             return PrecisionProbe(**place, reason=str(error))
+        lost = np.count_nonzero(np.isfinite(reference.scores) & ~np.isfinite(scored.scores))
+        if lost:
+            reason = f"rows that lose the score they have with {label(REFERENCE)}: {lost:,}"
+            return PrecisionProbe(**place, reason=reason)
         agreed = rank_agreement(self.pairs, scored.scores, reference.scores)
         return PrecisionProbe(**place, seconds=scored.seconds, agreement=agreed)
 
@@ -420,7 +426,7 @@ class Tuner:
         if not good:
             raise NothingWorks(
                 f"no backend and precision reaches the required rank correlation on the sample "
-                f"({self._story[-1]}); lower --min-spearman or raise --budget"
+                f"({self._story[-1]}); lower --min-spearman, or raise --budget with --restart"
             )
         self._best = {"backend": good[0].backend, "precision": good[0].precision}
         self._all_kept = out_of_time is None and len(good) == sum(not tried.reason for tried in probes)

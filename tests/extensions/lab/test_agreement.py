@@ -27,6 +27,16 @@ def test_spearman_is_the_mean_over_queries() -> None:
     assert agreement(["a", "b"], reference[:2], reference[:2]) is None
 
 
+def test_rows_without_a_score_are_left_out() -> None:
+    queries = ["a"] * 4 + ["b"] * 2
+    reference = np.array([1, 2, 3, 4, 1, 2], np.float32)
+    found = agreement(queries, np.array([np.nan, 3, 2, 1, 1, 2], np.float32), reference)  # -1 in a, 1 in b
+    assert found
+    assert found.spearman == pytest.approx(0)
+    assert found.rows == 5
+    assert agreement(queries, np.full(6, np.nan, np.float32), reference) is None
+
+
 @pytest.mark.parametrize("queries", [1, 3, 19, 20])
 def test_equal_rankings_keep_any_threshold(queries: int) -> None:
     names, scores, _ = noisy(queries, 0)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from rankmill.extensions.lab.agreement import Agreement
-from rankmill.extensions.lab.bench import BenchTimeout, Records
+from rankmill.extensions.lab.bench import BenchFailed, BenchTimeout, Records
 from rankmill.extensions.lab.commands.tune import tune
 from rankmill.extensions.lab.pairs import sample
 from rankmill.extensions.lab.tune import (
@@ -29,6 +32,7 @@ from rankmill.extensions.lab.tune import (
 )
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.jobs.system import system
+from rankmill.score.session import RunScores
 from tests.conftest import ENVIRON, start_command, wait_for
 from tests.harness.servers.disks import fill, small_disk
 
@@ -122,7 +126,7 @@ def test_mlx_takes_no_time_on_a_cpu_if_nobody_asks_for_it(
     trials = RecordedTrials(settings, sample("example", 2), "throughput", 300)
     records = Records(tmp_path / "records.jsonl")
     tuner = Tuner(settings, trials, "throughput", records, budget=60, min_spearman=0, say=lambda _: None)
-    with pytest.raises(NothingWorks):
+    with pytest.raises(NothingWorks, match="raise --budget with --restart"):
         tuner.tune()
     assert list(trials.backends) == tried
 
@@ -252,6 +256,27 @@ def test_what_is_no_better_in_the_end_does_not_win(tmp_path: Path, seconds: floa
     ).tune()
     assert (tuned.changes == {}) is stays
     assert tuned.gain == 1 / seconds
+
+
+def test_a_precision_in_which_rows_lose_their_score_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = Trials(load_settings({"model": "demo"}, environ={}), sample("example", 3), "throughput", 300)
+    scored = RunScores(np.array([1, np.nan, 3], np.float32), 1.0, (), frozenset())
+    monkeypatch.setattr(trials, "warm", lambda *_, **__: None)
+    monkeypatch.setattr(trials, "bulk", lambda *_, **__: scored)
+    found = trials.probe("torch", "bf16", ReferenceScores(scores=[1.0, 2.0, 3.0], device="cpu"))
+    assert found.reason == "rows that lose the score they have with backend=torch, precision=fp32: 1"
+    found = trials.probe("torch", "bf16", ReferenceScores(scores=[1.0, math.nan, 3.0], device="cpu"))
+    assert found.agreement
+    assert found.agreement.rows == 2
+
+
+def test_a_sample_without_a_score_is_said_to_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = Trials(load_settings({"model": "demo"}, environ={}), sample("example", 3), "throughput", 300)
+    scored = RunScores(np.full(3, np.nan, np.float32), 1.0, (), frozenset())
+    bench = SimpleNamespace(warm_up=lambda _: 0.0, bulk=lambda _: scored)
+    monkeypatch.setattr(trials, "_bench", lambda _: nullcontext(bench))
+    with pytest.raises(BenchFailed, match="no pair of the sample has a score with backend=torch"):
+        trials.reference(1)
 
 
 @pytest.mark.parametrize("slow", [False, True])
