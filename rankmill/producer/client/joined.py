@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.run import Progress
 from rankmill.jobs.contract.shown import natural_order
 from rankmill.producer.client.runs import Join, ScoringRun, as_array, joined
@@ -178,7 +179,8 @@ def rows_by_version(
 def split_run(table: pa.Table, rows: Sequence[RowNumbers], runs: Sequence[ScoringRun]) -> ScoringRun:
     """Make one run of several `runs`, each of which scores some rows of `table`.
 
-    The joined run yields all scores together, when all of `runs` have ended.
+    The joined run yields all scores together, when all of `runs` have ended. It raises `InputError` if their
+    models have different labels.
 
     Parameters
     ----------
@@ -196,6 +198,9 @@ def split_run(table: pa.Table, rows: Sequence[RowNumbers], runs: Sequence[Scorin
             for part in mine:
                 kept.append(part)  # keep the part for the next call, if a timeout ends this one
         parts = [part for kept in read for part in kept]
+        if len({part.stats.labels for part in parts if part.stats}) > 1:
+            names = ", ".join(sorted(run.model for run in runs))
+            raise InputError(f"the versions {names} have different labels: name one of them as the model")
         read[:] = [[] for _ in runs]
         if not parts:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -69,10 +70,12 @@ def client(server: Server, workers: StartWorker, tmp_path: Path) -> Client:
     )
 
 
-def let_it_stand_for(client: Client, versions: dict[str, float], shadow: str | None = None) -> None:
+def let_it_stand_for(
+    client: Client, versions: dict[str, float], shadow: str | None = None, name: str = "reranker"
+) -> None:
     registry = RegistryStore(client.settings.of(RegistrySettings).registry or "")
     target = target_of(versions, shadow=shadow, by="a test", at=1.0)
-    registry.write_alias(Reference("reranker", "live"), Alias(now=target))
+    registry.write_alias(Reference(name, "live"), Alias(now=target))
     client._names._known.clear()  # what it would forget after some seconds
 
 
@@ -110,6 +113,24 @@ def test_a_split_and_a_shadow_score_as_their_versions_do(client: Client, server:
     np.testing.assert_allclose(asyncio.run(_asyncio_scores(client, server)), alone["v1"], atol=1e-5)
     assert _pairs(server) >= before + 2 * len(PAIRS)
     wait_for(lambda: not client.store.redis.keys("rankmill:run:*"))
+
+
+def test_versions_with_other_labels_have_no_scores_together(client: Client, tmp_path: Path) -> None:
+    registry = Path(client.settings.of(RegistrySettings).registry or "")
+    for number, names in enumerate((("no", "yes"), ("yes", "no"), ("no", "yes", "maybe")), 1):
+        model = make_bert(tmp_path / f"labels-{number}", labels=len(names))
+        config = json.loads((model / "config.json").read_text())
+        config |= {"id2label": dict(enumerate(names)), "label2id": {name: n for n, name in enumerate(names)}}
+        (model / "config.json").write_text(json.dumps(config))
+        put_version(registry, model, "judge")
+    for other in ("v2", "v3"):
+        let_it_stand_for(client, {"v1": 0.5, other: 0.5}, name="judge")
+        run = client.begin(PAIRS, model="judge@live", all_labels=True)
+        for _ in range(2):
+            with pytest.raises(InputError, match=f"versions judge@v1, judge@{other} have different labels"):
+                run.scores(timeout=60)
+    found = client.score(PAIRS, model="judge@live", label="no", timeout=60)
+    assert np.isfinite(found).all()
 
 
 async def _asyncio_scores(client: Client, server: Server) -> Scores:
