@@ -281,6 +281,15 @@ def test_a_run_that_one_worker_refuses_does_not_keep_it_from_another_run(
     assert np.isfinite(refused.scores(timeout=60)).all()
 
 
+def test_options_that_a_worker_gets_wrong_end_no_other_run_of_the_model(
+    client: Client, workers: StartWorker
+) -> None:
+    workers(worker_class="tests.harness.misbehaving.UncutWorker", name="alone")
+    with pytest.raises(RunFailed, match="would not get its own tokens with the options of this run"):
+        client.score(PAIRS, timeout=60, long="split", max_length=24)
+    assert np.isfinite(client.score(PAIRS, timeout=60)).all()
+
+
 def test_a_reason_of_all_workers_is_said_once_without_the_drained_one(
     client: Client, workers: StartWorker, server: Server, tmp_path: Path, tiny_model: Path
 ) -> None:

@@ -157,6 +157,17 @@ class BrokenPackageWorker(ScoringWorker):
         return super().load(spec)
 
 
+class UncutWorker(ScoringWorker):
+    """Cuts no long passage into windows."""
+
+    def _prepare(self, settings: WorkerSettings) -> None:
+        from rankmill.workers.models import loading
+
+        make = loading.Model
+        vars(loading)["Model"] = lambda **fields: make(**fields | {"windows": None})
+        super()._prepare(settings)
+
+
 class PatientWorker(ScoringWorker):
     """Loads no model before the file that ``LOAD`` names is there."""
 

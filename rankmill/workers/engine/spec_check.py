@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rankmill.jobs.cache import read_json, strangers
-from rankmill.jobs.contract.errors import WorkerError
+from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.engine.probing import ids_of
 from rankmill.workers.engine.work import prepare
@@ -65,8 +65,9 @@ class SpecCheck:
 
         Raises
         ------
-        WorkerError
-            The tokens differ from transformers'.
+        SpecError
+            The tokens differ from transformers'. This is no `WorkerError`, which would refuse all runs of the
+            model: this host may well score a run with other options.
         """
         options = spec.model_dump(exclude=_OTHERS, exclude_defaults=True)
         adds = options.keys() - {"inputs", "prompt_template"}
@@ -117,7 +118,7 @@ class SpecCheck:
                 expected = [row_ids for row_ids in (theirs(probe, limit)["input_ids"],) if row_ids]
             if mine != expected:
                 options = ", ".join(sorted(spec.model_dump(exclude=_OTHERS, exclude_defaults=True)))
-                raise WorkerError(
+                raise SpecError(
                     f"model {spec.model} would not get its own tokens with the options of this run "
                     f"({options}): probe {row} gets others than from transformers"
                 )

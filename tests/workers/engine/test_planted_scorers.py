@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankmill.jobs.contract.errors import WorkerError
+from rankmill.jobs.contract.errors import SpecError, WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import Logits
 from rankmill.workers.backends.torch import backend as torch_backend
@@ -363,7 +363,7 @@ def test_what_a_spec_adds_and_is_forgotten_is_refused(
     loaded = load_proven(plain, "cpu", "torch", str(tmp_path))
     name, break_it = FORGOTTEN[asked]
     monkeypatch.setattr(loading, name, break_it(vars(loading)[name]))
-    with pytest.raises(WorkerError, match=rf"would not get its own tokens with the options .*{asked}"):
+    with pytest.raises(SpecError, match=rf"would not get its own tokens with the options .*{asked}"):
         loaded.model(spec)
 
 
@@ -381,7 +381,7 @@ def test_another_template_than_the_proven_one_is_compared(tmp_path: Path, monkey
         "tokenizer_for",
         lambda spec, *others: right(plain.model_copy(update={"instruction": "y"}), *others),
     )
-    with pytest.raises(WorkerError, match="prompt_template"):
+    with pytest.raises(SpecError, match="prompt_template"):
         loaded.model(other.model_copy(update={"instruction": "z"}))
 
 
