@@ -10,6 +10,7 @@ from rankmill.jobs.cache import cache_folder
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.file_request import FileRequest
 from rankmill.jobs.contract.spec import OPEN_PRECISIONS
+from rankmill.jobs.model_names import ModelNames
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.collect.repeats import EarlierScores, read_earlier
 from rankmill.producer.files.formats.parquet import metadata_of, scored_rows
@@ -56,7 +57,10 @@ def earlier_scores(request: FileRequest, settings: Settings) -> tuple[Settings, 
         made = metadata_of(path)
     except InputError as error:
         raise InputError(f"{path}: --reuse needs Parquet: {str(error).removeprefix(f'{path}: ')}") from None
-    wanted = metadata(settings, Tally()) | named_columns(request)
+    # the model that a name such as NAME@ALIAS stands for now
+    pinned = ModelNames(settings).pinned(settings.spec())
+    named = settings.model_copy(update={"model": pinned.model, "revision": pinned.revision})
+    wanted = metadata(named, Tally()) | named_columns(request)
     if content := content_here(settings.model, cache_folder(settings.cache_dir)):
         wanted["rankmill.revision"] = content
     if settings.precision in OPEN_PRECISIONS:

@@ -12,7 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from rankmill import Client
+from rankmill.extensions.registry.documents import Alias, Reference, target_of
+from rankmill.extensions.registry.store import RegistryStore
 from tests.conftest import Outcome, Server, run_command, score_file
+from tests.harness.models.registries import put_version
 from tests.harness.models.tiny import cross_encoder, make_bert
 
 pytestmark = pytest.mark.own_precision
@@ -242,6 +245,23 @@ def test_a_column_that_another_model_made_is_not_taken(
     )
     done = score_file(source, *command, "--reuse", both, "--score-column", "second", "--json")
     assert (done.code, done.summary["reused_rows"]) == (0, 2), done.err
+
+
+def test_the_model_may_be_named_by_an_alias(
+    options: list[object], model: Path, earlier: Path, tmp_path: Path
+) -> None:
+    """Its version has the same content as the earlier model, and then another one."""
+    (tmp_path / "registry").mkdir()
+    registry, live = RegistryStore(str(tmp_path / "registry")), Reference("reranker", "live")
+    for version, folder in {"v1": model, "v2": make_bert(tmp_path / "other", seed=1)}.items():
+        put_version(tmp_path / "registry", folder, "reranker")
+        registry.write_alias(live, Alias(now=target_of({version: 1.0}, shadow=None, by="a test", at=1.0)))
+        source = write(tmp_path / f"{version}.parquet", [1, 2])
+        command = [source, *options, "--model", "reranker@live", "--precision", "fp32", "--reuse", earlier]
+        done = score_file(*command, "--json", environ={"RANKMILL_REGISTRY": str(tmp_path / "registry")})
+        if version == "v1":
+            assert (done.code, done.summary["reused_rows"]) == (0, 2), done.err
+    assert (done.code, "they are of another revision" in done.err) == (2, True), done.err
 
 
 @pytest.mark.parametrize(
