@@ -19,7 +19,7 @@ from rankmill.jobs.cache import read_json
 from rankmill.jobs.runtime.hosts import cpu_flags, cpu_name
 from rankmill.jobs.system import system
 from rankmill.workers.backends.base import BackendKind, LayerShape
-from rankmill.workers.host.device import threads
+from rankmill.workers.host.device import forced_kernels, threads
 from rankmill.workers.host.disk_cache import digest, try_to_keep, version
 
 CPU_PRECISIONS = ("fp32", "bf16")
@@ -165,6 +165,7 @@ def _about(kinds: Iterable[BackendKind], shape: LayerShape) -> dict[str, Any]:
         "flags": digest(sorted(cpu_flags())),
         "system": f"{platform.system()} {platform.machine()}",
         "threads": threads(),
+        "forced": forced_kernels(),
         "packages": {kind.name: [f"{name} {version(name)}" for name in kind.packages] for kind in kinds},
         "layer": asdict(shape),
     }

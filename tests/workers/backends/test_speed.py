@@ -107,6 +107,8 @@ def test_what_was_measured_is_kept_for_this_machine_and_number_of_threads(
         speed, "cpu_flags", lambda: frozenset({"avx2"})
     )  # a folder shared with another machine
     assert measured_again()
+    monkeypatch.setattr(speed, "forced_kernels", lambda: ["ONEDNN_MAX_CPU_ISA=AVX2"])
+    assert measured_again()
     monkeypatch.setattr(speed, "version", lambda package: "0.1")
     assert measured_again()
     for file in tmp_path.rglob("*.json"):
