@@ -242,11 +242,13 @@ class FastTexts:
         if handled:
             faulthandler.enable(2)  # standard error
         self._write(result)
-        self._read()
         held.close()
 
     def _read(self) -> None:
-        self._seen, kept = _stamp(self._file), read_json(self._file)
+        self._seen = _stamp(self._file)
+        self._take(read_json(self._file))
+
+    def _take(self, kept: dict[str, Any]) -> None:
         if "wrong" in kept:
             self._make = None
         elif self._fast is None and self._make is not None and "proven" in kept:
@@ -262,6 +264,7 @@ class FastTexts:
 
     def _write(self, result: dict[str, Any]) -> None:
         try_to_keep(self._file, {"library": self._library, **result}, "what is known of a tokenizer")
+        self._take(result)  # the disk may be full
 
 
 def _stamp(file: Path) -> int | None:

@@ -207,6 +207,20 @@ def test_a_library_that_fails_the_proof_is_not_used(
     assert "other ids" in json.loads(file.read_text())["wrong"]
 
 
+def test_a_proof_that_cannot_be_kept_is_not_repeated(
+    slow: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast_texts, "try_to_keep", lambda *_: None)  # as on a full disk
+    texts = FastTexts(slow, tmp_path)
+    assert texts.settle()
+    check(texts(PLAIN[:50]), slow_tokens(slow, PLAIN[:50]))
+    assert texts.is_fast
+    wrong_for("1", monkeypatch)
+    texts = FastTexts(slow, tmp_path)
+    assert not texts.settle()
+    assert texts.begin_proof() is None
+
+
 @pytest.mark.parametrize("offsets", [[0, 5, 3], [1, 2, 3], [0, 2, 4], [0, 3]])
 def test_offsets_that_do_not_fit_the_ids_are_refused(offsets: list[int]) -> None:
     with pytest.raises(Untrusted, match="offsets for 2 texts"):
