@@ -19,10 +19,12 @@ from pydantic import BaseModel
 from rankmill.extensions.lab.bench import Bench, BenchFailed, Records, split_requests
 from rankmill.extensions.lab.experiment import Experiment, Measure, Value
 from rankmill.extensions.lab.pairs import BUILT_IN, fingerprint, sample
+from rankmill.jobs.cache import cache_folder
 from rankmill.jobs.contract.errors import ConfigError, EmbeddedError, RunFailed
 from rankmill.jobs.contract.results import ChunkStats
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
+from rankmill.producer.files.manifest import content_here
 from rankmill.score.session import RunScores
 
 RECORDS = "measurements.jsonl"
@@ -98,13 +100,14 @@ class Plan:
 
     @property
     def key(self) -> str:
-        """A text that identifies this measurement by its settings, round, experiment and release, but not by
-        its pairs.
+        """A text that identifies this measurement by its settings, model, round, experiment and release, but
+        not by its pairs.
         """
         settings = self.settings.model_dump() if self.settings else self.obstacle
+        content = self.settings and content_here(self.settings.model, cache_folder(self.settings.cache_dir))
         measure = self.measure.model_dump(exclude={"rounds", "timeout"})
         version = importlib.metadata.version("rankmill")
-        return json.dumps([version, self.experiment.name, self.cell, self.round, settings, measure])
+        return json.dumps([version, self.experiment.name, self.cell, self.round, settings, content, measure])
 
 
 def label(cell: Mapping[str, Value]) -> str:

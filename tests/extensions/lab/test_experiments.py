@@ -23,10 +23,12 @@ from click.testing import CliRunner, Result
 from rankmill.extensions.lab.bench import PeakMemory, Records
 from rankmill.extensions.lab.commands.experiment import experiment
 from rankmill.extensions.lab.experiment import Finding, load_experiment, shipped
+from rankmill.extensions.lab.grid import plan
 from rankmill.extensions.lab.pairs import sample
 from rankmill.extensions.lab.statistics import measured_value, pareto
 from rankmill.jobs.contract.errors import InputError
 from tests.conftest import start_command, wait_for
+from tests.harness.models.tiny import make_bert
 from tests.harness.preloaded import EXECUTED
 
 MEASURE = {"rows": 40, "requests": 4, "request_size": 5, "concurrency": 2, "warm_up": 4, "repeats": 2}
@@ -130,6 +132,15 @@ def test_impossible_cells_are_results_and_the_report_is_whole(tmp_path: Path, ti
     plots = re.findall(r"!\[.+\]\((.+)\)", report)
     assert plots == ["mine-cells.svg"]  # one measured cell has no front and no scaling
     assert "</svg>" in (out / plots[0]).read_text()
+
+
+def test_a_model_with_other_weights_is_measured_again(tmp_path: Path) -> None:
+    keys = set()
+    for seed in (0, 1, 0):
+        model = make_bert(tmp_path / "model", seed=seed)
+        (planned,) = plan([load_experiment(write(tmp_path, model))], {}, {}, 1.0)
+        keys.add(planned.key)
+    assert len(keys) == 2
 
 
 @pytest.mark.slow

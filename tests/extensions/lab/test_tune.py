@@ -30,10 +30,12 @@ from rankmill.extensions.lab.tune import (
     Tuner,
     rank_agreement,
 )
+from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.jobs.system import system
 from rankmill.score.session import RunScores
 from tests.conftest import ENVIRON, start_command, wait_for
+from tests.harness.models.tiny import make_bert
 from tests.harness.servers.disks import fill, small_disk
 
 pytestmark = pytest.mark.own_precision
@@ -77,6 +79,23 @@ def test_tuning_goes_on_after_an_interruption_and_writes_a_config(tmp_path: Path
     assert settings.precision in {"fp32", "bf16"}
     assert "# Steps of the tuning:" in output.read_text()
     assert not kept.exists()
+
+
+def test_a_model_with_other_weights_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefixes: list[str] = []
+
+    def records(path: Path, prefix: str) -> Records:
+        prefixes.append(prefix)
+        raise InputError("enough")
+
+    monkeypatch.setattr("rankmill.extensions.lab.commands.tune.Records", records)
+    for seed in (0, 1, 0):
+        model = make_bert(tmp_path / "model", seed=seed)
+        told = CliRunner().invoke(tune, ["--model", str(model), "-o", str(tmp_path / "tuned.yaml")])
+        assert "enough" in told.output
+    assert prefixes[0] == prefixes[2] != prefixes[1]
 
 
 def test_two_settings_are_measured_in_turn_and_one_that_cannot_be_loses(tiny_model: Path) -> None:

@@ -21,9 +21,11 @@ from rankmill.cli.exits import MEASURED
 from rankmill.extensions.lab.bench import Records
 from rankmill.extensions.lab.pairs import fingerprint, sample
 from rankmill.extensions.lab.tune import MAX_ROWS, Objective, Trials, Tuned, Tuner
+from rankmill.jobs.cache import cache_folder
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.runtime.settings import Settings, config_file, load_settings
+from rankmill.producer.files.manifest import content_here
 from rankmill.producer.files.stores.writing import whole_file
 
 _FIRST_LINE = "# Made by rankmill tune"
@@ -91,6 +93,7 @@ def tune(file: str, asked: TuneOptions, model: str | None, config: str | None, q
     pairs = sample(file, MAX_ROWS, (asked.query_column, asked.passage_column))
     fixed = [version("rankmill"), settings.model_dump(), asked.objective, asked.min_spearman]
     fixed += [fingerprint(pairs), platform.node(), os.cpu_count()]
+    fixed += [content_here(settings.model, cache_folder(settings.cache_dir))]
     records_file = asked.output.with_name(asked.output.name + ".tuning.jsonl")
     if asked.restart:
         records_file.unlink(missing_ok=True)
