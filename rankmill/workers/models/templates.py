@@ -237,26 +237,28 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class BoundedTemplate(Template):
-    """A template that counts its prompts and their CPU time."""
+    """A template that limits the CPU time of its prompts.
 
-    seconds = 0.0
-    prompts = 0
+    ``over`` is the CPU time of all prompts so far, less `_PROMPT_SECONDS` for each. After an error about the
+    time it begins at 0 again, because the next prompts may be those of another run.
+    """
+
+    over = 0.0
 
     def render(self, *args: Any, **kwargs: Any) -> str:
         meter, began = BoundedEnvironment._meter, time.thread_time()
-        seconds = _FIRST_SECONDS + _PROMPT_SECONDS * self.prompts - self.seconds
-        meter.left, meter.until = _MOST, began + seconds
-        if seconds <= 0:
-            raise SpecError(_TOO_LONG)
+        meter.left, meter.until = _MOST, began + _PROMPT_SECONDS + _FIRST_SECONDS - self.over
         try:
             prompt = super().render(*args, **kwargs)
             if len(prompt) > (most := _TIMES * _size(kwargs.get("messages")) + _BESIDE):
                 raise TemplateError(f"the template makes a prompt of more than {most:,} characters")
             return prompt
         finally:
-            self.prompts += 1
-            self.seconds += time.thread_time() - began
             meter.left, meter.until = _MOST, float("inf")
+            self.over += time.thread_time() - began - _PROMPT_SECONDS
+            if self.over >= _FIRST_SECONDS:
+                self.over = 0.0
+                raise SpecError(_TOO_LONG)
 
 
 def bound_templates() -> None:

@@ -177,6 +177,16 @@ def test_a_model_whose_prompts_take_too_long_is_refused(
         scored(tmp_path, MOSTLY.replace("WORD", "'moon'").replace("HEAVY", HEAVY))
 
 
+def test_prompts_that_take_too_long_end_no_later_run_of_their_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "_FIRST_SECONDS", 0.005)
+    monkeypatch.setattr(templates, "_PROMPT_SECONDS", 0.0)
+    template = compiled("{% for m in messages %}{{ m.content|upper }}{% endfor %}")
+    long = [{"role": "query", "content": "x" * 50_000_000}]
+    with pytest.raises(SpecError, match="the chat template takes too long"):
+        template.render(messages=long)
+    assert template.render(messages=MESSAGES) == "".join(each["content"].upper() for each in MESSAGES)
+
+
 def test_pairs_with_a_date_have_the_scores_of_each_day(tmp_path: Path) -> None:
     dated = "{{ strftime_now('%d %b %Y') if date_string is not defined else date_string }}"
     texts = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{# query document #}"
