@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -16,6 +15,7 @@ import click
 
 from rankmill.cli.options import NewTable
 from rankmill.cli.show import echo
+from rankmill.jobs.cache import temporary_folder
 from rankmill.jobs.contract.errors import InputError, OutputError
 from rankmill.jobs.contract.file_request import STANDARD_STREAM, FileRequest
 from rankmill.producer.files.stores.paths import AnyPath
@@ -126,8 +126,8 @@ def _temporary_file(kind: str) -> Iterator[Path]:
         raise click.UsageError("-o -: standard output is closed; name a file with -o")
     if form and not form.is_text and sys.stdout.isatty():
         raise click.UsageError(f"-o -: a terminal does not show {kind}; name another --output-format")
-    with tempfile.TemporaryDirectory(prefix="rankmill-", ignore_cleanup_errors=True) as folder:
-        yield Path(folder) / f"output.{kind}"
+    with temporary_folder("rankmill-output-") as folder:
+        yield folder / f"output.{kind}"
 
 
 def _copy(output: Path, *, quiet: bool) -> None:

@@ -13,7 +13,8 @@ import stat
 import struct
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
+from glob import escape
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -34,6 +35,9 @@ _YOUNG_SECONDS = 60
 """A temporary folder of this age (s) or older is removed if no process has locked it. A younger folder stays,
 because its process may not have locked it yet.
 """
+
+_YOUNG_SHARED_SECONDS = 24 * 60 * 60
+"""As `_YOUNG_SECONDS`, for folders that other hosts may share, because they may not see the locks."""
 
 _MODE = 0o775
 """Mode of a new folder of the cache: other users may not write to it, even if the umask would let them."""
@@ -266,25 +270,33 @@ def lock(path: Path, *, shared: bool = False, wait: bool = True) -> Locked | Non
 
 
 @contextmanager
-def temporary_folder(prefix: str) -> Iterator[Path]:
+def temporary_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
     """Make a folder for temporary files, and remove it after the ``with`` block.
 
     Also remove older folders of the same `prefix`, which killed processes have left.
+
+    Parameters
+    ----------
+    prefix
+        The beginning of the folder's name.
+    parent
+        Where to make the folder; ``None`` means the system's folder for temporary files.
     """
-    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as name:
+    made = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
+    with made as name, ExitStack() as stack:
         folder = Path(name)
-        held = lock(folder / _LOCK)
-        assert held  # no other process knows the new folder yet
-        with closing(held):
-            for other in folder.parent.glob(f"{prefix}*"):
-                with suppress(OSError):
-                    _remove_if_left(other)
-            yield folder
+        with suppress(OSError):  # a file system without locks
+            if held := lock(folder / _LOCK):
+                stack.enter_context(closing(held))
+        for other in folder.parent.glob(f"{escape(prefix)}*"):
+            with suppress(OSError):
+                _remove_if_left(other, _YOUNG_SECONDS if parent is None else _YOUNG_SHARED_SECONDS)
+        yield folder
 
 
-def _remove_if_left(folder: Path) -> None:
+def _remove_if_left(folder: Path, young: float) -> None:
     status = folder.lstat()
-    is_young = system.now() - status.st_mtime < _YOUNG_SECONDS  # its process may not have locked it yet
+    is_young = system.now() - status.st_mtime < young  # its process may not have locked it yet
     if status.st_uid != os.geteuid() or is_young or not (folder / _LOCK).exists():
         return
     if held := lock(folder / _LOCK, wait=False):

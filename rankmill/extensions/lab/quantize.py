@@ -8,7 +8,6 @@ import importlib.util
 import json
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ from pydantic import BaseModel
 from rankmill.extensions.lab.ask import ask
 from rankmill.extensions.lab.pairs import Pairs, fingerprint
 from rankmill.extensions.lab.precision import REFERENCE, Measured, compare, score_sample
+from rankmill.jobs.cache import temporary_folder
 from rankmill.jobs.contract.errors import ConfigError, OutputError
 from rankmill.jobs.contract.spec import RECIPE, RECIPE_FORMAT, Precision
 from rankmill.jobs.model_names import ModelNames
@@ -373,8 +373,8 @@ def _made_whole(output: Path, force: bool) -> Iterator[tuple[Path, Path]]:
     check_output(output, force)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.making-") as making:
-            whole, scratch = Path(making) / "whole", Path(making) / "scratch"
+        with temporary_folder(f".{output.name}.making-", output.parent) as making:
+            whole, scratch = making / "whole", making / "scratch"
             whole.mkdir()
             scratch.mkdir()
             yield whole, scratch

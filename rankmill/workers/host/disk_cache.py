@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from rankmill.jobs.cache import (
     make_folder,
     read_json,
     strangers,
+    temporary_folder,
     write_json,
 )
 from rankmill.jobs.contract.errors import WorkerError
@@ -73,8 +73,8 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
     if folder.is_dir():
         return folder
     make_folder(folder.parent)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as making:
-        whole = Path(making) / "whole"
+    with temporary_folder(".making-", folder.parent) as making:
+        whole = making / "whole"
         make_folder(whole)
         build(whole)
         write_json(whole / _DIGESTS, {"of": folder.name, "files": _digests(whole, None)})

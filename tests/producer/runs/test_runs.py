@@ -6,6 +6,8 @@ import gzip
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import uuid
 from functools import partial
@@ -487,6 +489,17 @@ def test_an_index_that_another_process_has_made_meanwhile_stays(
     index = on_disk(files, marks)
     assert index.take(index.find(pa.array(["a"]))).to_pylist() == ["x"]
     assert [path.stat().st_ino for path in tmp_path.iterdir() if path.is_dir()] == inodes
+
+
+def test_what_a_killed_process_has_made_of_an_index_is_removed(tmp_path: Path) -> None:
+    files, marks = corpus(tmp_path / "c.jsonl", {"a": "x"})
+    killed = "import os, sys, pathlib, rankmill.producer.files.corpus.index as i\n"
+    killed += "i._build = lambda *_: os._exit(9)\ni.on_disk([pathlib.Path(sys.argv[1])], ['1'])"
+    subprocess.run([sys.executable, "-c", killed, files[0]], check=False)
+    (left,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    os.utime(left, (0, 0))
+    on_disk(files, marks)
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [f"c.jsonl{INDEX}"]
 
 
 def test_an_index_that_another_process_makes_at_the_same_time_does_no_harm(

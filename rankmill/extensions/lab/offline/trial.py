@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from rankmill.jobs.cache import temporary_folder
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.shipped import shipped
 from rankmill.jobs.contract.spec import ScoreSpec
@@ -36,9 +36,9 @@ def trial(request: Mapping[str, Any]) -> dict[str, Any]:
     """
     spec = ScoreSpec.model_validate(request["spec"])
     use_threads("auto")
-    with tempfile.TemporaryDirectory(prefix="rankmill-") as cache:
+    with temporary_folder("rankmill-trial-") as cache:
         try:
-            loaded = load_proven(spec, "cpu", "torch", cache)
+            loaded = load_proven(spec, "cpu", "torch", str(cache))
             rows = [json.loads(line) for line in _PAIRS.read_text(encoding="utf-8").splitlines()[:_SCORED]]
             engine = Engine(loaded.model(spec), _TOKEN_BUDGET)
             pairs = [Probe(row["query"], row["passage"]) for row in rows]

@@ -5,7 +5,6 @@ commands.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -13,12 +12,14 @@ from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
 
+from rankmill.jobs.cache import temporary_folder
 from rankmill.jobs.contract.errors import ConfigError, InputError, OutputError, RankmillError
 from rankmill.jobs.contract.file_request import DATASET
 from rankmill.jobs.contract.home import of_user
 from rankmill.jobs.runtime.installation import install_line
 from rankmill.producer.files.stores.paths import AnyPath, as_path
 from rankmill.producer.files.stores.roots import confined
+from rankmill.producer.files.stores.writing import sync
 
 DatasetPart = Literal["queries", "docs", "qrels", "scoreddocs"]
 
@@ -90,11 +91,12 @@ def _write(file: Path, dataset: str, part: DatasetPart, items: Iterator[Any]) ->
     schema = _SCHEMAS[part]
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=file.parent, prefix=".making-") as making:
-            new = Path(making) / file.name
+        with temporary_folder(".making-", file.parent) as making:
+            new = making / file.name
             with pq.ParquetWriter(new, schema, compression="zstd", write_page_checksum=True) as writer:
                 while rows := _asked(dataset, lambda: [_row(part, item) for item in islice(items, _ROWS)]):
                     writer.write_batch(pa.RecordBatch.from_pylist(rows, schema))
+            sync(new)
             new.replace(file)
     except OSError as error:
         raise OutputError(f"cannot write {file}: {error.strerror or error}") from None

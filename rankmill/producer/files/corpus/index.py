@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rankmill.jobs.cache import cache_folder, make_folder, strangers
+from rankmill.jobs.cache import cache_folder, make_folder, strangers, temporary_folder
 from rankmill.jobs.contract.errors import InputError, OutputError
 from rankmill.jobs.contract.file_request import OnDuplicate
 from rankmill.producer.files.corpus.texts import CORPUS, QUERIES, TextFields, read_texts, taken_fields
@@ -183,8 +182,9 @@ def on_disk(
     _check_owners(folder, kept, cache)
     try:
         make_folder(folder.parent)
-        new = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=INDEX, dir=folder.parent))
-        try:
+        with temporary_folder(f".{folder.name}-", folder.parent) as making:
+            new = making / "index"
+            new.mkdir(mode=0o700)
             _build(new, files, on_duplicate, fields)
             (new / "about.json").write_text(json.dumps(facts))
             if _about(folder) == facts:  # another process was quicker; on NFS it would lose a deleted index
@@ -194,8 +194,6 @@ def on_disk(
             with suppress(OSError):  # another process may just have put its index there
                 new.rename(folder)
             return index
-        finally:
-            shutil.rmtree(new, ignore_errors=True)
     except OSError as error:
         raise OutputError(f"cannot write the corpus' index {folder}: {error.strerror}") from None
 
