@@ -95,6 +95,8 @@ class UsageMetrics:
         self._lock = system.Lock()
         self._seen: dict[tuple[int, tuple[str, ...]], Amounts] | None = None
         self._totals: dict[tuple[str, ...], Amounts] = {}
+        """By the tenant's digits, model and device: a tenant's name may become known only later."""
+        self._names: dict[str, str] = {}
 
     def families(self, entries: Iterable[Entry] | None) -> Iterable[CounterMetricFamily]:
         """Return the counters of usage. If `entries` is ``None``, the usage is unknown, and the counters have
@@ -115,7 +117,9 @@ class UsageMetrics:
         with self._lock:
             seen: dict[tuple[int, tuple[str, ...]], Amounts] = {}
             for entry in entries:
-                place = entry.day, (tenant_of(entry), entry.model or OTHER, entry.device)
+                if entry.tenant or entry.group not in self._names:
+                    self._names[entry.group] = tenant_of(entry)
+                place = entry.day, (entry.group, entry.model or OTHER, entry.device)
                 seen[place] = seen.get(place, NOTHING).plus(entry.amounts)
             for (day, labels), amounts in seen.items():
                 before = amounts if self._seen is None else self._seen.get((day, labels), NOTHING)
@@ -123,4 +127,4 @@ class UsageMetrics:
                 grown = Amounts(*(max(now - then, 0) for now, then in zip(amounts, before, strict=True)))
                 self._totals[labels] = self._totals.get(labels, NOTHING).plus(grown)
             self._seen = seen
-            return dict(self._totals)
+            return {(self._names[group], *rest): total for (group, *rest), total in self._totals.items()}

@@ -77,9 +77,10 @@ def test_a_detached_run_counts_once_and_a_job_by_name_belongs_to_nobody(
     client = Client(server.url, model=str(tiny_model), tenant="detached", chunk_size=4)
     run = client.submit([("a", f"b {row}") for row in range(20)], detached=True)
     for _ in range(2):
-        found = Client(server.url).attach(run.id)
+        found = Client(server.url, tenant="detached").attach(run.id)
         assert isinstance(found, ScoringRun)
         assert len(found.scores(timeout=60)) == 20
+    assert {entry.tenant for entry in read_accounts(server.client, 2)} == {"detached"}
     assert sum(amounts.pairs for amounts in used(server.client, "detached").values()) == 20
     queue = Queue("rankmill", connection=server.client, serializer="json")
     for pairs in (2, 4):  # the second job has the id of the first one
@@ -138,3 +139,17 @@ def test_metrics_of_what_was_used_fall_at_no_midnight() -> None:
     assert seen((2, 4), (3, 2)) == 8
     assert seen((2, 1), (3, 2)) == 8  # the server has lost something
     assert seen((2, 2), (3, 2)) == 9
+
+
+def test_what_was_used_is_not_told_twice_when_a_tenant_s_name_becomes_known() -> None:
+    """Who attaches to a detached run may not know its tenant, and counts for the digits of its id."""
+    metrics = UsageMetrics()
+
+    def seen(*entries: Entry) -> dict[str, float]:
+        family = next(each for each in metrics.families(entries) if each.name == "rankmill_usage_pairs")
+        return {sample.labels["tenant"]: sample.value for sample in family.samples}
+
+    assert seen() == {}
+    assert seen(Entry(1, "g", "", "m", "cpu", Amounts(5))) == {"g": 5}
+    assert seen(Entry(1, "g", "shop", "m", "cpu", Amounts(7))) == {"shop": 7}
+    assert seen(Entry(9, "g", "", "m", "cpu", Amounts(1))) == {"shop": 8}

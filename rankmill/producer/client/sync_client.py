@@ -145,6 +145,7 @@ class Client:
         self.url = url
         self.durability: Durability | None = None
         self.store = self._store_at(url)
+        self.store.accountant.know(self.settings.tenant)  # also for runs that others have submitted
         self._opened()
         self._names = self._names_class(self.settings)
         self._shadows = system.Semaphore(_SHADOWS)
