@@ -424,9 +424,6 @@ class _Store(RunStore):
     def failed_attempts(self, run: Run) -> Mapping[ChunkId, int]:
         return {}
 
-    def count_attempts(self, run: Run, failed: Mapping[ChunkId, int]) -> list[ChunkId]:
-        return list(failed)
-
     def results(self, run: Run, *, block_ms: int, after: str = "0", **_: Any) -> Any:
         until = system.monotonic() + block_ms / 1000
         while fake_run := self._workers._find(run.id):

@@ -122,7 +122,7 @@ def test_an_attempt_at_a_run_that_is_gone_leaves_nothing(
 ) -> None:
     store.delete(run, [])
     monkeypatch.setattr(store.redis, "unlink", lambda *_: pytest.fail("it might die before this"))
-    assert store.count_attempts(run, {0: 1}) == []
+    store.count_attempts(run, {0: 1})
     assert store.redis.keys("*") == [keys.queues().encode()]
 
 
@@ -142,14 +142,14 @@ def test_each_fact_is_settled_by_the_first_who_says_it(store: RunStore, run: Run
 
 def test_a_chunk_sent_again_after_a_lost_reply_gets_no_more_attempts(store: RunStore, run: Run) -> None:
     chunks: dict[ChunkId, Payload] = {0: Payload(b"a", 5), 1: Payload(b"b", 5), 2: Payload(b"c", 5, failed=1)}
-    for _ in range(2):
+    for times in range(2):
         store.enqueue(run, chunks)
         jobs = [
             Job.fetch(keys.job_id(run.id, chunk), store.redis, serializer=JSONSerializer) for chunk in chunks
         ]
-        if not store.failed_attempts(run):
+        if not times:
             assert [job.retries_left for job in jobs] == [2, 2, 1]
-            assert store.count_attempts(run, {0: 1}) == [0]
+            store.count_attempts(run, {0: 1})
             pause_after_a_failure(store, run, 0)
             for failed in (1, 2, 3):
                 store.count_attempts(run, {2: failed})

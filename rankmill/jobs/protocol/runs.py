@@ -223,6 +223,8 @@ class RunStore:
     def enqueue(self, run: Run, payloads: Mapping[ChunkId, Payload], *, new: bool = False) -> None:
         """Put chunks and their jobs into Redis in one transaction. A `new` run is written too.
 
+        Attempts at these chunks that have failed before are counted, unless they are counted already.
+
         Raises
         ------
         ValueRefused
@@ -248,6 +250,9 @@ class RunStore:
             sent = zip(payloads.items(), jobs, strict=True)
             facts = [fact for (chunk, payload), job in sent for fact in (str(chunk), payload.failed, job)]
             _SENT_AGAIN.run(pipe, places, *facts)
+            again = {name: each.failed for name, each in payloads.items() if each.failed or each.suspect}
+            if again:  # here, so that no other process sees the count without the jobs
+                self.count_attempts(run, again, pipe)
             with sending(self.redis, pipe):
                 pipe.execute()
 
@@ -297,11 +302,8 @@ class RunStore:
                 failed[chunk] = max(failed[chunk], int(number))
         return failed
 
-    def count_attempts(self, run: Run, failed: Mapping[ChunkId, int]) -> list[ChunkId]:
+    def count_attempts(self, run: Run, failed: Mapping[ChunkId, int], pipe: Pipeline | None = None) -> None:
         """Count failed attempts at chunks of a run, unless the run is gone.
-
-        Workers call this method when an attempt fails. Producers call it if a chunk is lost or its result is
-        unusable.
 
         Parameters
         ----------
@@ -310,15 +312,12 @@ class RunStore:
         failed
             The number of the failed attempt for each chunk. The number 0 says instead that a piece (rows of a
             chunk) was sent as a job of its own.
-
-        Returns
-        -------
-        The chunks whose attempt no other process has counted.
+        pipe
+            The pipeline to which the command is added; by default, it is sent alone.
         """
         attempts = [f"{chunk}:{number}" for chunk, number in failed.items()]
         places = keys.run(run.id), keys.failed_attempts(run.id)
-        new = _COUNT_ATTEMPTS.run(self.redis, places, run.ttl, *attempts)
-        return [chunk for chunk, is_new in zip(failed, new, strict=False) if is_new]
+        _COUNT_ATTEMPTS.run(self.redis if pipe is None else pipe, places, run.ttl, *attempts)
 
     def write_result(self, run: Run, result: ChunkResult) -> None:
         """Write a result by itself, outside of the transaction that ends a job."""

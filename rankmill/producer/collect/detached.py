@@ -106,13 +106,6 @@ class DetachedRun(LiveRun):
         self.store.note(self.run, collector.rows.progress, used)
         self.used = {}
 
-    def count_attempts(self, pieces: list[Piece]) -> list[Piece]:
-        """Count the failed attempt of each of `pieces`. Return the pieces whose attempt no other process has
-        counted before: this process must send them again.
-        """
-        mine = self.store.count_attempts(self.run, {piece.id: piece.failed for piece in pieces})
-        return [piece for piece in pieces if piece.id in mine]
-
     def check_existence(self) -> None:
         if not self.store.exists(self.run.id):
             raise expired(self.run.id, self.run.ttl)

@@ -397,6 +397,9 @@ class RunDriver:
         """Write again what Redis has lost of the run, and send the chunks that have no job."""
         self._kept.restore(self.collector.how.settled)
         reasons, self._jobless = self._jobless, {}
+        # Read this before looking for the jobs: another process may send a lost chunk of a detached run in
+        # between, and its attempt would count as a failed one.
+        failed = self._store.failed_attempts(self.run)
         pieces = list(self.collector.pieces)
         missing = self._store.missing(self.run, pieces)
         if count := self._store.put_back(self.run, [piece for piece in pieces if piece not in {*missing}]):
@@ -406,21 +409,21 @@ class RunDriver:
         missing = [piece for piece in missing if piece in self.collector.pieces]
         if lost := [piece for piece in missing if piece not in reasons]:
             logger.warning("Redis has lost %d chunks", len(lost))
-        self._retry({piece: reasons.get(piece, "it was lost") for piece in missing})
+        self._retry({piece: reasons.get(piece, "it was lost") for piece in missing}, failed)
 
-    def _retry(self, reasons: Mapping[ChunkId, str]) -> None:
+    def _retry(self, reasons: Mapping[ChunkId, str], failed: Mapping[ChunkId, int]) -> None:
         """Submit again the chunks that have no job in Redis. A chunk that has no attempt left fails.
 
-        `reasons` has, for each chunk or part of a chunk, the reason to state if it fails.
+        `reasons` has, for each chunk or part of a chunk, the reason to state if it fails; `failed` has the
+        numbers of failed attempts.
         """
         if not reasons:
             return
-        again, given_up = self.collector.retry(reasons, self._store.failed_attempts(self.run))
+        self._unsent, given_up = self.collector.retry(reasons, failed)
         # A failure is written to Redis like a worker's result, so that all processes that collect the run
         # read it.
         for failure in given_up:
             self._store.write_result(self.run, failure)
-        self._unsent = self._kept.count_attempts(again) if again else []
         if self._unsent:
             logger.warning("submitting %d chunks again", len(self._unsent))
             self._send()

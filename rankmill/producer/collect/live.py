@@ -165,13 +165,6 @@ class LiveRun:
         self.store.forget(self.run, collector.answered, self._entries, rows.progress, rows.errors, self.used)
         collector.answered, self._entries, rows.errors, self.used = [], [], [], {}
 
-    def count_attempts(self, pieces: list[Piece]) -> list[Piece]:
-        """Count a failed attempt of each of `pieces` (chunks or parts of chunks). Return those that this
-        process must submit again: all of them, because no other process collects the run.
-        """
-        self.store.count_attempts(self.run, {piece.id: piece.failed for piece in pieces})
-        return pieces
-
     def check_existence(self) -> None:
         """Raise `RunExpired` if this is a detached run that Redis no longer keeps. For any other run, do
         nothing, because `restore` writes the run to Redis again.

@@ -6,6 +6,7 @@ import json
 import signal
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,7 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import InputError, RunCancelled, RunExpired, RunFailed, RunTimeout
 from rankmill.jobs.contract.keys import ChunkId, PieceId
 from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, ChunkStats
+from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.system import system
 from rankmill.producer.collect import driver
 from tests.conftest import Server, run_command
@@ -233,3 +235,37 @@ def test_all_collectors_of_a_detached_run_share_the_count_of_attempts(
         assert set(each.scores(60).errors.values()) == {"given up after attempt 3: it was lost"}
     run.cancel()
     assert not [*client.store.redis.scan_iter(f"rankmill:run:{run.id}:[^c]*")]
+
+
+def test_collectors_that_look_at_the_same_time_count_an_attempt_once(
+    alone: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one took what the first one had just sent for lost, and gave it up: good rows failed."""
+    client = Client(
+        alone_url(alone), model="m", queue=alone.settings.queue, max_retries=0, no_workers_seconds=None
+    )
+    run = client.submit(PAIRS[:10], detached=True)
+    stored = client.store.load(run.id)
+    assert stored is not None
+    client.store.redis.delete(f"rq:job:{keys.job_id(run.id, 0)}")
+    client.store.write_result(stored, ChunkFailure(chunk=0, message="died", fatal=False, died=True))
+    other = Client(alone_url(alone), queue=alone.settings.queue, no_workers_seconds=None)
+    missing = RunStore.missing
+
+    def missing_before_another_sends(store: RunStore, *arguments: Any) -> list[ChunkId]:
+        found = missing(store, *arguments)
+        monkeypatch.undo()
+        with pytest.raises(RunTimeout):
+            attached(other, run.id).scores(1)
+        return found
+
+    monkeypatch.setattr(RunStore, "missing", missing_before_another_sends)
+    with pytest.raises(RunTimeout):
+        run.scores(2)
+    halves: list[ChunkId] = [PieceId(0, 0, 5), PieceId(0, 5, 5)]
+    assert client.store.failed_attempts(stored) == dict.fromkeys(halves, 0)
+    assert {keys.job_id(run.id, half) for half in halves} <= {*queued(client)}
+    for half in halves:
+        write(client, run, half, [5.0] * 5)
+    assert run.scores(60).tolist() == [5.0] * 10
+    run.cancel()

@@ -1,8 +1,6 @@
 -- Counts failed attempts at chunks of a run; rankmill/jobs/contract/attempts.py says how many there may be.
--- KEYS: the run, its failed attempts. ARGV: expiry of the failed attempts (s), the attempts. Returns for each attempt
--- 1 if it is new, else 0. If the run is gone, nothing is written or returned, because no one would delete the key.
-if redis.call('EXISTS', KEYS[1]) == 0 then return {} end
-local new = {}
-for at = 2, #ARGV do new[at - 1] = redis.call('SADD', KEYS[2], ARGV[at]) end
+-- KEYS: the run, its failed attempts. ARGV: expiry of the failed attempts (s), the attempts. Returns nothing. If the
+-- run is gone, nothing is written, because no one would delete the key.
+if redis.call('EXISTS', KEYS[1]) == 0 then return end
+for at = 2, #ARGV do redis.call('SADD', KEYS[2], ARGV[at]) end
 redis.call('EXPIRE', KEYS[2], ARGV[1])
-return new
