@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from typing import Any
@@ -18,6 +19,7 @@ from rankmill.jobs.protocol.leases import UNRENEWED_SECONDS, Leases, Renewals, m
 from rankmill.jobs.protocol.queues import write_capacity
 from rankmill.jobs.protocol.recovery import clean_queue, failure_handler, hand_on_abandoned
 from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.system import system
 from rankmill.workers.queue.heartbeat import WorkerHeartbeat
 from tests.conftest import Server
 
@@ -188,6 +190,25 @@ def test_a_job_that_is_handed_on_or_renewed_meanwhile_has_no_attempt_less(
     assert not store.redis.xlen(keys.results(run.id))
     waiting = store.redis.lrange(keys.waiting("q", run.id), 0, -1)
     assert waiting == ([job.encode()] if meanwhile == "handed on" else [])
+
+
+def test_a_worker_that_hands_on_many_jobs_renews_its_own_leases_in_between(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host with thousands of jobs died: the leases of the worker that handed them on lapsed, too."""
+    queue, seconds = store.queue("q"), itertools.count(0, 2)
+    run = new_run(ScoreSpec(model="m"), queue="q", ttl=3600, max_retries=3, priority="bulk")
+    store.enqueue(run, {chunk: Payload(b"pairs", 1) for chunk in range(9)}, new=True)
+    leases = queue.started_job_registry.key
+    store.redis.zadd(leases, {f"{run.id}-{chunk}:x": 0 for chunk in range(9)})
+    monkeypatch.setattr(system, "monotonic", lambda: next(seconds))
+    now = server_time(store.redis)
+    left = [9]
+    while left[-1]:
+        clean_queue(queue, failure_handler(store), 15, now, trusts_leases=True)
+        left.append(store.redis.zcard(leases))
+        assert left[-1] < left[-2]
+    assert len(left) > 2
 
 
 def test_a_lease_that_is_renewed_meanwhile_is_not_ended(server: Server) -> None:

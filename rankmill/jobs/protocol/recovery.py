@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -28,6 +29,7 @@ from rankmill.jobs.protocol.set_aside import DamagedJob, read_job, set_aside
 from rankmill.jobs.protocol.worker_report import bound_reports
 from rankmill.jobs.runtime.logs import about, about_job
 from rankmill.jobs.runtime.patience import cannot_serve
+from rankmill.jobs.system import system
 
 FailureHandler = Callable[[Job, type[BaseException], BaseException, TracebackType | None], None]
 
@@ -134,7 +136,8 @@ def clean_queue(
     _guarded(partial(bound_leases, queue.connection, queue.started_job_registry.key, seconds))
     _guarded(partial(bound_reports, queue.connection, queue.name, seconds))
     if trusts_leases:
-        _guarded(partial(hand_on_abandoned, queue, handle, until=now))
+        # The caller renews no lease of its own meanwhile, so this must end long before those lapse.
+        _guarded(partial(hand_on_abandoned, queue, handle, until=now, seconds=seconds / 4))
     _guarded(partial(rescue_unbegun, queue, seconds, now))
     if not trusts_leases:
         return
@@ -145,13 +148,14 @@ def clean_queue(
         _guarded(partial(queue.connection.zremrangebyscore, registry.key, 0, now))
 
 
-def hand_on_abandoned(queue: Queue, handle: FailureHandler, until: float) -> None:
-    """Retry jobs whose lease lapsed by `until` (s since 1970), or give them up.
+def hand_on_abandoned(queue: Queue, handle: FailureHandler, until: float, seconds: float = math.inf) -> None:
+    """Retry jobs whose lease lapsed by `until` (s since 1970), or give them up. After `seconds`, leave the
+    other jobs to the next call.
 
     This replaces RQ's `StartedJobRegistry.cleanup`, which stops at the first job that it cannot read.
     """
     connection: Any = queue.connection
-    leases = queue.started_job_registry.key
+    leases, began = queue.started_job_registry.key, system.monotonic()
     for entry in connection.zrangebyscore(leases, 0, until):
         raw_id = entry.rpartition(b":")[0]
         has_lapsed = partial(_has_lapsed, connection, leases, entry, until)
@@ -160,6 +164,8 @@ def hand_on_abandoned(queue: Queue, handle: FailureHandler, until: float) -> Non
             move(connection, leases, entry, _key(raw_id), hand_on, until)
         if has_lapsed():
             connection.zrem(leases, entry)  # the job was set aside, so nothing has moved it
+        if system.monotonic() - began > seconds:
+            return
 
 
 def _has_lapsed(connection: Any, leases: str, entry: bytes, until: float) -> bool:
