@@ -20,7 +20,7 @@ from rankmill.jobs.contract.shipped import shipped
 from rankmill.jobs.contract.wire import is_text
 from rankmill.producer.collect.pairs import COLUMNS
 from rankmill.producer.collect.sizing import Sizing
-from rankmill.producer.files.formats.base import TextColumns
+from rankmill.producer.files.formats.base import ReadOptions, TextColumns
 from rankmill.producer.files.inputs import find_files
 from rankmill.producer.files.source import open_source
 
@@ -112,7 +112,8 @@ class FileSample:
         """Read the pairs; raises `InputError` if the files cannot be read, have no pairs, or lack a
         column.
         """
-        source = open_source(find_files(self.inputs), self.columns, allow_nulls=True)
+        options = ReadOptions(way_out="write the pairs as Parquet")
+        source = open_source(find_files(self.inputs), self.columns, allow_nulls=True, options=options)
         if self.label is not None:
             _check_label(source.schema, self.columns, self.label)
         wanted = [*self.columns.names, *([self.label] if self.label else [])]

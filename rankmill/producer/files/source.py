@@ -354,7 +354,7 @@ def open_source(
         surveyed = reader.survey(find_nulls=not allow_nulls)
         survey = _with_partition(file, surveyed)
         if surveyed.schema.names or surveyed.rows:
-            _check_columns(file.path, survey.schema, columns)
+            _check_columns(file.path, survey.schema, columns, options)
         null = survey.first_null
         if null is not None and not allow_nulls and (limit is None or rows + null < limit):
             raise InputError(
@@ -395,9 +395,10 @@ def _cast(column: pa.Array, field: pa.Field, path: AnyPath) -> pa.Array:
         ) from None
 
 
-def _check_columns(path: AnyPath, schema: pa.Schema, columns: TextColumns) -> None:
+def _check_columns(path: AnyPath, schema: pa.Schema, columns: TextColumns, options: ReadOptions) -> None:
     twice = {name for name, number in Counter(schema.names).items() if number > 1}
-    headerless = "; --columns names those of a file without a header" if format_of(path) in {CSV, TSV} else ""
+    is_named = format_of(path) in {CSV, TSV} and not options.way_out
+    headerless = "; --columns names those of a file without a header" if is_named else ""
     if twice:
         raise InputError(f"{path}: two columns are named {min(twice)!r}; rename one{headerless}")
     for option, name in zip(columns.options, columns.names, strict=True):
@@ -416,8 +417,9 @@ def _check_columns(path: AnyPath, schema: pa.Schema, columns: TextColumns) -> No
         elif not is_text(kind):
             way_out = f"write it as text first, or choose another with {option}"
             if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-                way_out = f"--list-columns {name} makes a row of each item"
-                way_out = "--messages-column is for conversations" if holds_messages(kind) else way_out
+                way_out = options.advice(f"--list-columns {name} makes a row of each item")
+                if holds_messages(kind):
+                    way_out = options.advice("--messages-column is for conversations")
             raise InputError(f"{path}: column {name!r} holds {kind}, not text ({way_out})")
 
 

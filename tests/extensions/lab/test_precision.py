@@ -103,6 +103,19 @@ def test_what_cannot_be_compared_is_said(options: list[str], message: str, share
     assert message in line
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("query,passage\na,b\nc,d,e\n", "in quotes, or write the pairs as Parquet"),
+        ("a,b\nc,d\n", "it has 'a', 'b' (choose with --query-column)"),
+    ],
+)
+def test_no_option_is_advised_that_it_lacks(content: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "pairs.csv").write_text(content)
+    found = CliRunner().invoke(check_precision, [str(tmp_path / "pairs.csv")])
+    assert said in found.stderr
+
+
 def test_pairs_with_one_passage_each_have_no_ranks(shared_queue: Server, tmp_path: Path) -> None:
     pq.write_table(pa.table({"query": ["a", "b"], "passage": ["c", "d"]}), tmp_path / "p.parquet")
     found = run(shared_queue, str(tmp_path / "p.parquet"), "--model", "demo")

@@ -214,6 +214,8 @@ def test_texts_in_every_format(tmp_path: Path) -> None:
             r"which of its columns \('id', 'words'\) is the text of the",
         ),
         ("a.jsonl", "noise\n", "does not begin with a JSON object"),
+        ("a.jsonl", '{"id": "1", "text": "caf\udce9"}\n', "line 1: .*not valid UTF-8"),
+        ("a.csv", "id,text\n1,a\n2,b,c\n", "in quotes, or write the texts as Parquet$"),
         (
             "a.jsonl",
             '{"id": "1", "text": "x"}\n{"id": null, "text": "y"}\n',
@@ -222,7 +224,7 @@ def test_texts_in_every_format(tmp_path: Path) -> None:
     ],
 )
 def test_damaged_texts(tmp_path: Path, name: str, text: str, message: str) -> None:
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_text(text, errors="surrogateescape")
     with pytest.raises(InputError, match=message):
         texts_of(tmp_path / name)
 

@@ -79,7 +79,8 @@ class ReadOptions:
         The largest size of a field in quotes in CSV and TSV, in MiB; default: `MAX_FIELD_MIB`. A row may have
         the same size, or `MAX_FIELD_MIB` if that is larger.
     way_out
-        Advice to the user about a field or row that is too long.
+        What the user can do about a file that cannot be read so, if the command that reads it lacks the
+        options of score-file.
     names
         The columns of CSV or TSV without a header.
     typed
@@ -91,10 +92,14 @@ class ReadOptions:
     delimiter: str | None = None
     lists: Sequence[str] = ()
     max_field_mib: int | None = None
-    way_out: str = "raise the bound: score-file --max-field-mib"
+    way_out: str | None = None
     names: Sequence[str] = ()
     typed: bool = True
     messages: Sequence[str] = ()
+
+    def advice(self, option: str) -> str:
+        """Return `option`, advice that names an option of score-file, or `way_out` if that is given."""
+        return self.way_out or option
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,8 @@ header must be among these bytes.
 
 _MAX_COLUMNS = 10_000
 
+_LONGER = "raise the bound: score-file --max-field-mib"
+
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 _BREAKS = r"[\t\r\n]"
@@ -147,7 +149,7 @@ class _DelimitedReader:
     def _open(self) -> pa.NativeFile:
         if not self._has_quotes:
             return open_stream(self._path)
-        return open_quoted(self._path, self._delimiter, self._longest, self._options.way_out)
+        return open_quoted(self._path, self._delimiter, self._longest, self._options.advice(_LONGER))
 
     def _usual_delimiter(self, beginning: str) -> str:
         raise NotImplementedError
@@ -167,10 +169,8 @@ class _DelimitedReader:
         if given:
             return given
         if first is None:
-            raise InputError(
-                f"{path}: its first line is too long for a header; --columns names the columns of a file "
-                "without one"
-            )
+            way_out = self._options.advice("--columns names the columns of a file without one")
+            raise InputError(f"{path}: its first line is too long for a header; {way_out}")
         if any("\udc80" <= char <= "\udcff" for name in first for char in name):
             raise InputError(f"{path}: the header is {NOT_UTF8}")
         if len(first) > _MAX_COLUMNS:
@@ -210,12 +210,12 @@ class _DelimitedReader:
         if narrow:
             return _Unfit(names[int(narrow[1])], int(narrow[2]))
         if "straddling object" in text:
-            return InputError(
-                f"{self._path}: a row is longer than {block_bytes >> 20} MiB; {self._options.way_out}"
-            )
+            longer = self._options.advice(_LONGER)
+            return InputError(f"{self._path}: a row is longer than {block_bytes >> 20} MiB; {longer}")
         way_out = ""
         if "Expected " in text:
-            way_out = "; write a field with a delimiter in quotes, or name another delimiter with --delimiter"
+            another = self._options.advice("name another delimiter with --delimiter")
+            way_out = f"; write a field with a delimiter in quotes, or {another}"
         return InputError(f"{self._path}: {text.removeprefix('CSV parse error: ')}{way_out}")
 
 

@@ -105,9 +105,10 @@ class JsonlReader:
         """Return the keys of the first record, as columns of text."""
         for number, block in _blocks(self._path):
             line = block.lstrip().split(b"\n", 1)[0]
+            _check_depth(self._path, number, line)
+            text = _utf8(self._path, number, line)
             try:
-                _check_depth(self._path, number, line)
-                first = _record(self._path, number, _utf8(self._path, number, line))
+                first = _record(self._path, number, text)
             except InputError:
                 raise InputError(f"{self._path}: does not begin with a JSON object") from None
             _check_keys(self._path, number, first)
