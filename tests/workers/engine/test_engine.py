@@ -320,6 +320,12 @@ def test_a_row_too_large_by_itself_is_that_row_s_error(tiny_model: Path) -> None
     assert scored.errors == {1: "model: OutOfMemory: too large"}
 
 
+def test_a_row_too_large_by_itself_makes_no_other_batch_smaller(tiny_model: Path) -> None:
+    short, _ = misbehaving(tiny_model, most_tokens=20)
+    assert short.score(["q"], ["a " * 60]).errors == {0: "model: OutOfMemory: too large"}
+    assert short.size.token_budget == 100_000
+
+
 def test_memory_that_others_have_taken_is_no_row_s_fault(tiny_model: Path) -> None:
     short, backend = misbehaving(tiny_model)
     assert not short.score(["q"] * 3, ["a", "a " * 60, "a"]).errors
