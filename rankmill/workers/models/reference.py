@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ class ReferenceModel:
             source, revision=revision if isinstance(source, str) else None, config=description.config,
             dtype=torch.float32, use_safetensors=True, trust_remote_code=False,
         ).eval()  # fmt: skip
+        self._padding = getattr(self._model.config.get_text_config(), "pad_token_id", None)
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[Row], beside: Row | None = None) -> Logits:
@@ -68,9 +70,15 @@ class ReferenceModel:
         return np.stack([self._one(row, beside) for row in rows])
 
     def _one(self, row: Row, beside: Row | None) -> Logits:
-        length = len(row["input_ids"])
+        length, padding = len(row["input_ids"]), self._padding
+        if beside is not None and padding is None:
+            used = {*row["input_ids"], *beside["input_ids"]}
+            padding = next(number for number in count() if number not in used)
+        # a head that reads the last token takes each other id for a token
+        self._model.config.get_text_config().pad_token_id = padding
+        fill = {"input_ids": padding or 0}
         named = {
-            name: torch.tensor(_padded(ids, None if beside is None else beside[name]))
+            name: torch.tensor(_padded(ids, None if beside is None else beside[name], fill.get(name, 0)))
             for name, ids in row.items()
         }
         outputs = self._model(**{name: ids.to(self._device) for name, ids in named.items()})
@@ -157,9 +165,9 @@ class ReferenceModel:
         gc.collect()
 
 
-def _padded(ids: list[int], beside: list[int] | None) -> list[list[int]]:
+def _padded(ids: list[int], beside: list[int] | None, padding: int) -> list[list[int]]:
     """Make a batch of one row, or of two: a row and the longer row `beside`, padded to the same length."""
-    return [ids] if beside is None else [ids + [0] * (len(beside) - len(ids)), beside]
+    return [ids] if beside is None else [ids + [padding] * (len(beside) - len(ids)), beside]
 
 
 def _rounded(values: torch.Tensor, precision: str, together: int | None) -> torch.Tensor:

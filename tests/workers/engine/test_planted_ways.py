@@ -353,6 +353,22 @@ def test_a_large_model_is_held_to_its_own_precision(
         proving.load_proven(spec, "cpu", backend, str(tmp_path / "other"))
 
 
+@pytest.mark.parametrize("pad", [5, None])
+def test_padding_changes_little_in_a_large_language_model(
+    pad: int | None, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """Its head took the padding for tokens, so any scores were right, and one without padding was refused."""
+    monkeypatch.setattr(proving, "_LARGEST", 0)
+    model = make_decoder(
+        tmp_path / "model", "qwen3", task="classifier", template=PAIR_TEMPLATE, pad_token_id=pad
+    )
+    spec = ScoreSpec(model=str(model), precision="fp32")
+    proof = proving.load_proven(spec, "cpu", "torch", str(tmp_path / "cache")).proof
+    assert proof is not None
+    assert proof.reference == "own"
+    assert proof.own < 1e-4
+
+
 def test_a_proof_of_a_time_when_memory_was_short_is_made_again(
     models: dict[str, Path], tmp_path: Path, monkeypatch: Patch
 ) -> None:
