@@ -101,7 +101,7 @@ class ReferenceModel:
             read = str(config.get("module_input_name") or "sentence_embedding")
             into = str(config.get("module_output_name") or read)
             if step.kind == "Pooling":
-                states["sentence_embedding"] = _pooled(hidden, config)
+                states["sentence_embedding"] = _pooled(states["token_embeddings"], config)
             elif step.kind == "Normalize":
                 states[into] = functional.normalize(states[read], dim=-1)
             else:

@@ -174,6 +174,17 @@ def test_module_chains(name: str, tmp_path: Path) -> None:
     agrees(make_chain(tmp_path, *CHAINS[name]), tmp_path, 1e-5)
 
 
+def test_a_chain_that_changes_the_tokens_states_is_proven(tmp_path: Path) -> None:
+    """It was compared with the states before the change, and refused."""
+    names = {"module_input_name": "token_embeddings", "module_output_name": "token_embeddings"}
+    model = make_chain(
+        tmp_path, "bert", lambda width: [Dense(width, width, **names), Pooling(width, "mean"), head(width)]
+    )
+    spec = ScoreSpec(model=str(model), precision="fp32")
+    assert load_proven(spec, "cpu", "torch", str(tmp_path / "cache")).proof
+    agrees(model, tmp_path, 1e-5)
+
+
 def test_a_chain_as_a_graph(tmp_path: Path) -> None:
     agrees(make_chain(tmp_path, "bert", ettin), tmp_path, 2e-5, backend="openvino")
 
