@@ -133,7 +133,7 @@ def make_decoder(directory: Path, kind: str, *, task: str, template: str | None,
     sizes = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
     labels = {"num_labels": 1} if task == "classifier" else {}
     config = AutoConfig.for_model(
-        kind, initializer_range=0.3, **{**shape, **DECODERS[kind], **sizes, **labels, **more}
+        kind, initializer_range=0.3, **{**shape, **DECODERS.get(kind, {}), **sizes, **labels, **more}
     )
     torch.manual_seed(0)
     auto = AutoModelForSequenceClassification if task == "classifier" else AutoModelForCausalLM

@@ -339,6 +339,16 @@ def test_their_conversions_to_one_output(kind: str, tmp_path: Path) -> None:
     agrees(make_decoder(tmp_path / "model", kind, task="classifier", template=PAIR_TEMPLATE), tmp_path, 1e-4)
 
 
+def test_a_head_that_pools_as_its_config_says(tmp_path: Path) -> None:
+    """It was computed from the last token, and refused."""
+    ropes = {"full_attention": {"rope_type": "default", "rope_theta": 10_000.0}}
+    config: Any = {"pooling": "mean", "rope_parameters": ropes}
+    model = make_decoder(
+        tmp_path / "model", "cohere_compass_text", task="classifier", template=PAIR_TEMPLATE, **config
+    )
+    agrees(model, tmp_path, 1e-4)
+
+
 @pytest.mark.parametrize("answers", [(7, 9), pytest.param((7, None), marks=pytest.mark.slow)])
 def test_a_language_model_as_sentence_transformers_saves_it(
     answers: tuple[int, int | None], tmp_path: Path

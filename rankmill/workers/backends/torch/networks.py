@@ -75,7 +75,8 @@ def load_network(files: ModelFiles) -> Network:
     match layout.task:
         case "classifier":
             model = load_pretrained(AutoModelForSequenceClassification, source, revision, config)
-            last = isinstance(model, GenericForSequenceClassification)
+            # a class with a forward of its own may pool other tokens
+            last = type(model).forward is GenericForSequenceClassification.forward
             return LastTokenClassifier(model) if last else Classifier(model)
         case "chain":
             model = load_pretrained(AutoModel, source, revision, config)
