@@ -116,6 +116,8 @@ def read_layout(source: str | Path, revision: str | None, config: Any) -> ModelL
     # Without modules.json, sentence-transformers ignores config_sentence_transformers.json too.
     if modules is None or saved.get("model_type") != "CrossEncoder":
         first = (getattr(config, "architectures", None) or [""])[0]
+        if first.endswith("ForTokenClassification"):  # some have the same weights as a sequence classifier
+            raise SpecError(f"model {source} is a {first}, which labels tokens: it is not a cross-encoder")
         return ModelLayout(task="causal" if first.endswith("ForCausalLM") else "classifier", activation=older)
     return _saved(source, revision, modules, saved, older)
 
@@ -174,7 +176,9 @@ def check_counts(source: str | Path, config: Any, name: str = "") -> None:
 def _saved(
     source: str | Path, revision: str | None, modules: list[Any], saved: dict[str, Any], older: str | None
 ) -> ModelLayout:
-    kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
+    types = [str(module["type"]) for module in modules]
+    # a class of the same name from elsewhere is code in the model's repository, or another package's
+    kinds = [kind.rpartition(".")[2] if kind.startswith("sentence_transformers.") else kind for kind in types]
     if kinds[:1] != ["Transformer"] or modules[0]["path"] or not _KNOWN.issuperset(kinds[1:]):
         raise SpecError(
             f"model {source} has modules that only sentence-transformers runs ({', '.join(kinds)}): use a "

@@ -27,7 +27,7 @@ from rankmill.workers.backends.auto import backends
 from rankmill.workers.backends.families import TRACEABLE
 from rankmill.workers.batches.layout import ModelLayout, read_layout
 from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, kept_as, version
-from rankmill.workers.host.model_file import model_file
+from rankmill.workers.host.model_file import model_file, read_json
 from rankmill.workers.models.tokenizer import Joiner, sample_pairs
 
 _VERSION = 6
@@ -232,6 +232,11 @@ def read(source: str | Path, revision: str | None, cache: Path | None = None) ->
         kind.register()
     config = load_config(source, revision)
     layout = read_layout(source, revision, config)
+    if code := _tokenizer_code(source, revision):
+        raise SpecError(
+            f"model {source} has a tokenizer that transformers does not have ({code} in its "
+            "tokenizer_config.json), and code from model repositories is never run"
+        )
     tokenizer = load_tokenizer(source, revision)
     # transformers makes a tokenizer even if the tokenizer's files are missing
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
@@ -277,6 +282,20 @@ _NO_WORDS: dict[str, Any] = {
 
 _BY_CONFIG = BertNormalizer, ByteLevel
 """Parts of a tokenizer that ``tokenizer_config.json`` may change, as in ``do_lower_case``."""
+
+
+def _tokenizer_code(source: str | Path, revision: str | None) -> str | None:
+    """Return the name of the tokenizer's class in a model's repository, or ``None`` if there is none or
+    transformers has a class of this name. Transformers would use another tokenizer instead.
+    """
+    from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
+
+    code = (read_json(source, revision, "tokenizer_config.json", dict) or {}).get("auto_map")
+    named = code.get("AutoTokenizer") if isinstance(code, dict) else code
+    classes = [named] if isinstance(named, str) else [str(name) for name in named or () if name]
+    if any(tokenizer_class_from_name(name.rpartition(".")[2]) for name in classes):
+        return None
+    return classes[0] if classes else None
 
 
 def _words(tokenizer: Any) -> Iterable[int]:

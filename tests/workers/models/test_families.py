@@ -211,6 +211,9 @@ def test_a_chain_that_cannot_be_run_is_one_line(tmp_path: Path) -> None:
     edit(model / "sentence_bert_config.json", query_expansion={"length": 9})
     assert "sets query_expansion in sentence_bert_config.json" in refusal(model, tmp_path)
     modules = json.loads((model / "modules.json").read_text())
+    custom = {**modules[0], "type": "code.Transformer"}
+    (model / "modules.json").write_text(json.dumps([custom, *modules[1:]]))
+    assert "only sentence-transformers runs (code.Transformer, Pooling, " in refusal(model, tmp_path)
     (model / "modules.json").write_text(json.dumps([*modules, {**modules[-1], "type": "some.Other"}]))
     assert "has modules that only sentence-transformers runs" in refusal(model, tmp_path)
 

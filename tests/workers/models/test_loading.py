@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from transformers import BertForMaskedLM
+from transformers import BertForMaskedLM, ModernBertForTokenClassification
 
 from rankmill import Client
 from rankmill.jobs.contract.errors import SpecError
@@ -21,7 +21,7 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.models.loading import load_model
 from tests.conftest import Server, StartWorker
-from tests.harness.models.rerankers import make_chain
+from tests.harness.models.rerankers import make_chain, make_encoder
 from tests.harness.models.tiny import make_bert
 
 PAIR = ["how far"], ["a cat and the moon"]
@@ -127,7 +127,32 @@ def test_an_architecture_that_transformers_does_not_have(
 def test_code_that_transformers_has_taken_over_is_not_needed(tmp_path: Path) -> None:
     native = {"AutoModelForSequenceClassification": "modeling_bert.BertForSequenceClassification"}
     edit(make_bert(tmp_path) / "config.json", auto_map=native)
+    tokenizer = {"AutoTokenizer": ["tokenization_bert.BertTokenizer", "tokenization_bert.BertTokenizerFast"]}
+    edit(tmp_path / "tokenizer_config.json", auto_map=tokenizer)
     score(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["code.OtherTokenizer", None],
+        {"AutoTokenizer": ["some/repo--code.OtherTokenizer", None]},
+        {"AutoTokenizer": "code.OtherTokenizer"},
+    ],
+)
+def test_a_tokenizer_that_transformers_does_not_have(names: object, tmp_path: Path) -> None:
+    """Transformers used another one, without an error."""
+    edit(make_bert(tmp_path) / "tokenizer_config.json", auto_map=names)
+    with pytest.raises(SpecError, match=r"has a tokenizer that transformers does not have \(.*code.OtherTok"):
+        score(tmp_path)
+
+
+def test_a_classifier_of_tokens_is_no_cross_encoder(tmp_path: Path) -> None:
+    """In ModernBERT and some other families it has the same weights."""
+    model = make_encoder(tmp_path / "model", "modernbert, cls")
+    ModernBertForTokenClassification.from_pretrained(model).save_pretrained(model)
+    with pytest.raises(SpecError, match="is a ModernBertForTokenClassification, which labels tokens"):
+        score(model)
 
 
 @pytest.mark.parametrize(
