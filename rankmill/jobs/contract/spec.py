@@ -93,7 +93,8 @@ class ScoreSpec(BaseModel):
     activation
         Function applied to the logit. ``default`` is the model's own, as
         ``sentence_transformers.CrossEncoder`` would apply it. ``softmax`` is the model's own, then the
-        softmax over its outputs. ``probability`` is the softmax of several logits, and the sigmoid of one.
+        softmax over its outputs. ``probability`` is the softmax of several logits, or the
+        sigmoid of one; of each, if the model's config says ``multi_label_classification``.
     instruction
         What the model is asked to do: a text in its prompt or before each query, as in
         ``CrossEncoder.predict(prompt=...)``. ``None`` is the model's own; empty means no instruction.

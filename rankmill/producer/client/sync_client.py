@@ -441,8 +441,9 @@ class Client:
         """Score texts, and return for each text the most likely label and the probabilities of all labels.
         Other parameters and errors are as in `score`.
 
-        Probabilities are the softmax of several outputs, and the sigmoid of a single one. For labels that do
-        not exclude each other, give ``activation="sigmoid"``.
+        Probabilities are the softmax of several outputs, and the sigmoid of a single one. Labels that do not
+        exclude each other have a sigmoid each: if the model's config says ``multi_label_classification``, or
+        with ``activation="sigmoid"``.
         """
         options: SpecOptions = {"activation": "probability", "all_labels": True, **spec}
         return classified(self.score(texts=texts, timeout=timeout, **options))

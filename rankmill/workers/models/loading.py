@@ -280,7 +280,9 @@ def _scores(spec: ScoreSpec, description: Description) -> Activation:
     saved = description.layout.activation
     if saved is None and spec.inputs != "pairs":
         saved = "torch.nn.Identity"
-    function = activation(spec.activation, saved, spec.model, len(description.labels))
+    apart = getattr(description.config, "problem_type", None) == "multi_label_classification"
+    wanted = "sigmoid" if apart and spec.activation == "probability" else spec.activation
+    function = activation(wanted, saved, spec.model, len(description.labels))
     return function if chosen is None else lambda logits: np.ascontiguousarray(function(logits)[:, chosen])
 
 

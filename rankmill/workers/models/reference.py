@@ -140,7 +140,8 @@ class ReferenceModel:
         name.
         """
         outputs, several = torch.from_numpy(logits), logits.shape[1] > 1
-        probability = outputs.softmax(-1) if several else outputs.sigmoid()
+        apart = getattr(self._model.config, "problem_type", None) == "multi_label_classification"
+        probability = outputs.softmax(-1) if several and not apart else outputs.sigmoid()
         scores = {"identity": outputs, "sigmoid": outputs.sigmoid(), "probability": probability}
         path = self._about.layout.activation
         if path is None:
