@@ -437,6 +437,10 @@ def test_prompts_by_name(shared_queue: Server, tiny_model: Path) -> None:
     np.testing.assert_allclose(ours.predict(PAIRS), original.predict(PAIRS), atol=1e-5)
     with pytest.raises(ConfigError, match="no prompt 'x'; there are 'query'"):
         ours.predict(PAIRS, prompt_name="x")
+    ours.default_prompt_name = None  # the model's own default may be called query, too
+    with pytest.raises(ConfigError, match="set default_prompt_name, or give prompt_name or prompt"):
+        ours.predict(PAIRS)
+    np.testing.assert_allclose(ours.predict(PAIRS, prompt=""), original.predict(PAIRS, prompt=""), atol=1e-5)
 
 
 def test_no_workers_are_started_for_a_prompt_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,7 +170,8 @@ class CrossEncoder:
                 raise ConfigError(f"{name} is given twice, {options[name]!r} and {value!r}: leave out one")
         self.prompts = dict(prompts or {})
         self.default_prompt_name = default_prompt_name
-        self._prompt(None, None)  # raises an error if the default prompt does not exist
+        if default_prompt_name:
+            self._prompt(None, None)  # raises an error if the default prompt does not exist
         patience = options.pop("no_workers_seconds", 60.0)
         settings = _settings(options)
         if settings.redis_url:
@@ -552,11 +553,18 @@ class CrossEncoder:
         """Return the prompt to put before each query, or ``None`` for the model's own prompt.
 
         If `prompt` is not given, the prompt called `name` is returned. Without a `name`, the default prompt
-        is returned. Raises `ConfigError` for an unknown name.
+        is returned. Raises `ConfigError` for an unknown name, and if there are prompts and no name.
         """
         name = name or self.default_prompt_name
-        if prompt is not None or name is None:
+        if prompt is not None:
             return prompt
+        if name is None and self.prompts:
+            raise ConfigError(
+                "prompts are given, and none is named, but the model's own default may have the name of one: "
+                "set default_prompt_name, or give prompt_name or prompt"
+            )
+        if name is None:
+            return None
         if name not in self.prompts:
             names = ", ".join(map(repr, self.prompts)) or "none"
             raise ConfigError(f"no prompt {name!r}; there are {names} (prompts=), or give its text as prompt")
