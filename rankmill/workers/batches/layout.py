@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from rankmill.jobs.contract.errors import SpecError
+from rankmill.jobs.contract.errors import SpecError, WorkerError
+from rankmill.workers.host.disk_cache import version
 from rankmill.workers.host.model_file import read_json
 
 Task = Literal["classifier", "chain", "causal"]
@@ -178,6 +179,7 @@ def _saved(
 ) -> ModelLayout:
     types = [str(module["type"]) for module in modules]
     # a class of the same name from elsewhere is code in the model's repository, or another package's
+    _check_versions(source, saved.get("requirements") or {})
     kinds = [kind.rpartition(".")[2] if kind.startswith("sentence_transformers.") else kind for kind in types]
     if kinds[:1] != ["Transformer"] or modules[0]["path"] or not _KNOWN.issuperset(kinds[1:]):
         raise SpecError(
@@ -221,6 +223,19 @@ def _saved(
         chat_options=(settings.get("processing_kwargs") or {}).get("chat_template", {}),
         max_length=settings.get("max_seq_length"),
     )
+
+
+def _check_versions(source: str | Path, requirements: dict[str, Any]) -> None:
+    """Raise `WorkerError` if a package that computes the scores here has not the version that a model's
+    files ask for.
+    """
+    from packaging.specifiers import SpecifierSet
+
+    for package in ("torch", "transformers", "tokenizers"):
+        wanted = requirements.get(package)
+        wanted = wanted.get("specifier") if isinstance(wanted, dict) else wanted
+        if wanted and not SpecifierSet(str(wanted), prereleases=True).contains(here := version(package)):
+            raise WorkerError(f"model {source} asks for {package} {wanted}, and this worker has {here}")
 
 
 def _check_transformer(

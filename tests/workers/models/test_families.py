@@ -21,7 +21,7 @@ from torch import nn
 from transformers import AutoTokenizer
 
 from rankmill import Client
-from rankmill.jobs.contract.errors import ConfigError, RunFailed, SpecError
+from rankmill.jobs.contract.errors import ConfigError, RunFailed, SpecError, WorkerError
 from rankmill.jobs.contract.prompts import read_template, shipped_templates
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import Logits
@@ -216,6 +216,16 @@ def test_a_chain_that_cannot_be_run_is_one_line(tmp_path: Path) -> None:
     assert "only sentence-transformers runs (code.Transformer, Pooling, " in refusal(model, tmp_path)
     (model / "modules.json").write_text(json.dumps([*modules, {**modules[-1], "type": "some.Other"}]))
     assert "has modules that only sentence-transformers runs" in refusal(model, tmp_path)
+
+
+def test_a_model_that_asks_for_other_versions_is_left_to_others(tmp_path: Path) -> None:
+    model = make_chain(tmp_path, "bert", ettin)
+    about = model / "config_sentence_transformers.json"
+    edit(about, requirements={"transformers": ">=5", "sentence-transformers": ">=99", "torch": ">=2,<9"})
+    scores_of(model, tmp_path)
+    edit(about, requirements={"transformers": {"specifier": ">=99", "reason": "it scores otherwise"}})
+    with pytest.raises(WorkerError, match="asks for transformers >=99, and this worker has "):
+        scores_of(model, tmp_path)
 
 
 def edit(file: Path, **entries: object) -> None:
