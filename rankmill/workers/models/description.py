@@ -252,7 +252,7 @@ def read(source: str | Path, revision: str | None, cache: Path | None = None) ->
 
 
 def load_tokenizer(source: str | Path, revision: str | None) -> Any:
-    """Load the tokenizer of a model, with the normalizer and the pre-tokenizer of its ``tokenizer.json``.
+    """Load the tokenizer of a model, with the parts that its ``tokenizer.json`` describes.
 
     For many classes of tokenizers, transformers reads only the vocabulary from this file, and makes the other
     parts as they usually are in the class. The model would get other tokens than in its training.
@@ -269,6 +269,11 @@ def load_tokenizer(source: str | Path, revision: str | None) -> Any:
         part = getattr(parts, name)
         if not (isinstance(part, _BY_CONFIG) and isinstance(getattr(made, name), type(part))):
             setattr(made, name, part)
+    model = {name: value for name, value in saved["model"].items() if name not in ("vocab", "merges")}
+    if model.pop("type", None) != type(made.model).__name__ or any(
+        getattr(made.model, name, value) != value for name, value in model.items()
+    ):
+        made.model = Tokenizer.from_file(str(file)).model
     return tokenizer
 
 

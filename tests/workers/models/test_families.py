@@ -30,6 +30,7 @@ from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.probing import ids_of
 from rankmill.workers.engine.proving import load_proven
 from rankmill.workers.engine.work import prepare
+from rankmill.workers.models.description import load_tokenizer
 from rankmill.workers.models.loading import load, load_model
 from tests.conftest import Server, StartWorker
 from tests.harness.models.rerankers import (
@@ -40,6 +41,7 @@ from tests.harness.models.rerankers import (
     make_chain,
     make_decoder,
     make_encoder,
+    save_tokenizer,
 )
 from tests.harness.tools import slow_but
 from tests.workers.engine.test_engine import some_pairs
@@ -582,3 +584,13 @@ def test_tokens_are_those_of_the_model_s_own_file(
         loaded = load_model(spec, "cpu", "torch", str(tmp_path / "cache"))
         assert [*ids_of(prepare(loaded, queries, passages).tokens)] == expected
     assert load_proven(spec, "cpu", "torch", str(tmp_path / "cache")).proof
+
+
+def test_so_are_they_if_the_model_usually_has_another_kind_of_tokenizer(tmp_path: Path) -> None:
+    """Transformers made byte pairs of T5's words, because the config is one of Qwen2."""
+    save_tokenizer(tmp_path, "t5", 96)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    own = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for text in ("How far is the moon", "  so far </s> 12 "):
+        ids = load_tokenizer(tmp_path, None)(text, add_special_tokens=False)["input_ids"]
+        assert ids == own.encode(text, add_special_tokens=False).ids

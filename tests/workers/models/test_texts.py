@@ -194,7 +194,7 @@ def test_models_that_cannot_score_texts_or_conversations_are_refused(tmp_path: P
 def test_labels_that_do_not_exclude_each_other_have_a_probability_each(tmp_path: Path) -> None:
     """As in transformers' own pipeline: their softmax was taken, in which a harmless text has a label."""
     model = make_encoder(tmp_path / "model", "bert", 3, problem_type="multi_label_classification")
-    asked = {"inputs": "texts", "all_labels": True, "activation": "probability"}
+    asked: Any = {"inputs": "texts", "all_labels": True, "activation": "probability"}
     ours = engine(model, tmp_path / "cache", **asked).score(TEXTS).scores
     pipe = pipeline("text-classification", model=str(model), top_k=None, truncation=True, max_length=64)
     found = [{label["label"]: label["score"] for label in row} for row in pipe(TEXTS)]
