@@ -145,8 +145,9 @@ def test_a_port_in_use_is_an_error_of_exporter_and_gateway_alike() -> None:
 
 def test_an_address_may_name_no_port() -> None:
     assert split_address("exporter_address", "127.0.0.1", 9807) == ("127.0.0.1", 9807)
-    with pytest.raises(ConfigError, match="HOST:PORT"):
-        split_address("metrics_address", "127.0.0.1")
+    for address in ("127.0.0.1", "metrics..svc:9807", "métrics..svc:9807"):
+        with pytest.raises(ConfigError, match="HOST:PORT"):
+            split_address("metrics_address", address)
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,8 @@ def test_tls_and_the_sentinels_own_password() -> None:
         "redis+sentinel://one/it/db",
         "redis+sentinel://one/it/1/2",
         "redis+sentinel://one/it?no_such_option=1",
+        "redis+sentinel://one,redis..svc/it",
+        "redis://redis..svc:6379",
         "redis://one/scores",
         "rediss://one:6379/1/2",
     ],

@@ -192,9 +192,12 @@ def check_mode(client: redis.Redis) -> None:
 
 def _check_url(url: str) -> None:
     """Raise `ValueError` if urllib would read a part of the password as host, database or option, or if
-    redis-py would use database 0 because the path is not a number.
+    redis-py would use database 0 because the path is not a number, or if the host is not a name, as in
+    ``redis://redis..svc``.
     """
     parts = urlsplit(url)
+    if parts.scheme in {"redis", "rediss"}:
+        (parts.hostname or "").encode("idna")  # raises what a connection would raise
     if parts.scheme in {"redis", "rediss"} and not re.fullmatch(r"/?\d*/?", parts.path):
         raise ValueError("the database is not a number")
     stray = [pair for pair in parts.query.split("&") if "=" not in pair]

@@ -275,7 +275,8 @@ def split_address(setting: str, address: str, usual: int | None = None) -> tuple
     try:
         parts = urlsplit(f"//{address}")
         host, port = parts.hostname, usual if parts.port is None else parts.port
-    except ValueError:  # such as a port that is not a number
+        (host or "").encode("idna")
+    except ValueError:  # such as a port that is not a number, or a name with two dots in a row
         host, port = None, None
     if host is None or port is None:
         form = "HOST or HOST:PORT" if usual else "HOST:PORT"

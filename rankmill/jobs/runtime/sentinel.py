@@ -78,6 +78,7 @@ def _address(host: str) -> Address:
     parts = urlsplit(f"//{host}")
     if not parts.hostname or parts.path:
         raise ValueError("a Sentinel without a host")
+    parts.hostname.encode("idna")  # raises what a connection would raise
     return parts.hostname, parts.port or _PORT
 
 

@@ -92,6 +92,7 @@ def test_shipped_experiments_can_be_named() -> None:
     assert len(shipped()) == 8
     for name in shipped():
         assert load_experiment(name).name == name
+    assert run("--scale", "inf").exit_code == 2
     result = run("speed")
     assert result.exit_code == 2
     assert "ships none of that name; it ships backends, batch-size" in result.output

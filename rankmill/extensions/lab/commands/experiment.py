@@ -47,7 +47,7 @@ class ExperimentOptions(options.CommandOptions):
     """Column with the passage.  [default: the experiment's]"""
     model: Annotated[str, Field(title="TEXT")] | None = None
     """Hub id, local directory, or 'demo'.  [default: the experiment's]"""
-    scale: Annotated[float, Field(gt=0)] = 1.0
+    scale: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Factor by which to multiply the numbers of rows and requests in the experiment files."""
     repeats: int | None = None
     """Number of measurements of each cell with the same workers.  [default: the experiment's]"""
