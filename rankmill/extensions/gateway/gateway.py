@@ -262,10 +262,7 @@ class Gateway:
             if self.settings.queue in worker.queues
         )
         if workers:
-            order_workers(
-                self.plain_redis, workers[:1], "warm", self.served.default.model,
-                wait_seconds=_WARM_SECONDS,
-            )  # fmt: skip
+            order_workers(self.plain_redis, workers[:1], "warm", self.served.default.model, wait_seconds=0)
 
     def stop(self) -> None:
         self.is_stopping = True

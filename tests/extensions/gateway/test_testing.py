@@ -7,6 +7,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from fakeredis import FakeRedis
@@ -124,6 +125,18 @@ def test_no_worker_is_told_to_load_the_model_before_their_models_are_known(
 
     asyncio.run(warm())
     assert orders == ["no worker has loaded the model"]
+
+
+def test_a_stopping_gateway_does_not_wait_for_a_worker_that_loads_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python waits for the thread that gives the order."""
+    waits: list[float] = []
+    worker = Mock(queues=["rankmill"], state="idle")
+    monkeypatch.setattr(gateway_module, "read_cluster", lambda _: Mock(workers=[worker]))
+    monkeypatch.setattr(gateway_module, "order_workers", lambda *_, wait_seconds: waits.append(wait_seconds))
+    gateway_app(FakeWorkers()).state.gateway._order_warm()
+    assert waits == [0]
 
 
 def test_a_model_in_a_folder_of_its_name_keeps_this_name(
