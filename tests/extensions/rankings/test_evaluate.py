@@ -339,6 +339,7 @@ def test_a_part_is_compared_with_the_same_queries_of_the_whole_run(folder: Path)
         (["out.parquet", "--qrels", "qrels.txt", "--measures", "StRecall"], "cannot compute StRecall"),
         (["out.parquet", "--qrels", "none.txt"], "none.txt: no such file"),
         (["out.parquet", "--qrels", "bad.txt"], "bad.txt, line 2: relevance is 'x', not a whole number"),
+        (["out.parquet", "--qrels", "null.txt"], "null.txt: a row lacks relevance"),
         (["out.parquet", "--qrels", "short.txt"], "short.txt, line 1: 2 fields; judgements have four"),
         (["out.parquet", "--qrels", "unlike.txt"], "unlike.txt: query 'q0' has passage 'd0' twice; keep one"),
         (["out.parquet", "--qrels", "part.csv"], "row 1 (counted from 0): score is 1.5, not a whole number"),
@@ -359,6 +360,7 @@ def test_a_part_is_compared_with_the_same_queries_of_the_whole_run(folder: Path)
 def test_what_cannot_be_measured(folder: Path, arguments: list[str], message: str) -> None:
     (folder / "bad.txt").write_text("q0 0 d0 1\nq0 0 d1 x\n")
     (folder / "short.txt").write_text("q0 d0\n")
+    (folder / "null.txt").write_text("q0 0 d0 1\nq0 0 d1 NA\n")
     (folder / "unlike.txt").write_text("q0 0 d0 1\nq0 0 d1 1\nq0 0 d1 1\nq0 0 d0 2\n")
     (folder / "part.csv").write_text("query_id,doc_id,score\nq0,d0,1\nq0,d1,1.5\n")
     (folder / "less.csv").write_text("query_id,doc_id,score\nq0,d0,1\nq0,d1,\n")

@@ -164,6 +164,8 @@ def _judgements(path: AnyPath) -> pd.DataFrame:
     read: pd.DataFrame = pa.Table.from_batches(lines, _QRELS.schema).to_pandas()
     if not len(read):
         raise InputError(f"{path}: holds no judgements")
+    if read["relevance"].isna().any():  # Arrow reads NA or nan as null
+        raise InputError(f"{path}: a row lacks relevance")
     return read
 
 
