@@ -134,7 +134,9 @@ class ScoringWorker(RQWorker):
             require_worker_packages()
             leave_out_pandas()
             sys.setswitchinterval(min(_SWITCH_SECONDS, sys.getswitchinterval()))
+            before = self.connection.get_retry()
             self._patience = Patience(settings.redis_wait_seconds, give_up)
+            self._patience.has_waited = isinstance(before, Patience) and before.has_waited
             self.connection.set_retry(self._patience)
             self._prepare(settings)
             self._last_resort.start()

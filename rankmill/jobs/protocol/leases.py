@@ -162,13 +162,15 @@ class Renewals:
         Seconds between two renewals.
     lease_seconds
         Seconds that a lease lasts.
+    after_outage
+        Whether this process has begun while Redis was away.
     """
 
-    def __init__(self, beat_seconds: float, lease_seconds: float) -> None:
+    def __init__(self, beat_seconds: float, lease_seconds: float, *, after_outage: bool = False) -> None:
         self._beat, self._lease = beat_seconds, lease_seconds
         self._last = system.monotonic()
         self._ahead = math.nan
-        self._trusted_from = 0.0
+        self._trusted_from = self._last + lease_seconds if after_outage else 0.0
 
     @property
     def age(self) -> float:

@@ -331,6 +331,8 @@ class Patience(Retry):
     ) -> None:
         super().__init__(NoBackoff(), -1, (redis.RedisError,))  # `_pause` makes the pauses
         self.seconds = seconds
+        self.has_waited = False
+        """Whether a command has ever had to wait for the server."""
         self._give_up = give_up
         self._begin()
 
@@ -443,6 +445,7 @@ class Patience(Retry):
         The log is repeated every `_REMIND_SECONDS`.
         """
         now = system.monotonic()
+        self.has_waited = True
         with self._lock:
             first = not self._waiting
             self._waiting[self.caller()] = reason

