@@ -13,9 +13,12 @@ from transformers import AutoConfig
 from rankmill import Client
 from rankmill.jobs.contract.errors import SpecError, WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.backends import auto
 from rankmill.workers.backends.auto import backends, choose_backend
 from rankmill.workers.backends.base import LayerShape, ModelFiles
+from rankmill.workers.backends.speed import Speeds
 from rankmill.workers.engine.engine import Engine
+from rankmill.workers.engine.proving import load_proven
 from rankmill.workers.host import device
 from rankmill.workers.models.loading import load_model
 from tests.conftest import Server, StartWorker
@@ -120,8 +123,21 @@ def test_what_it_does_not_run_is_said(tmp_path: Path) -> None:
         choose_backend("onnx", "fp16", config, "cuda", CACHE)
     file = tmp_path / "a-file"
     file.write_text("")
-    with pytest.raises(SpecError, match="cannot load the model in"):
+    with pytest.raises(SpecError, match="its ONNX file cannot be kept in"):
         load_model(ScoreSpec(model=str(make_bert(tmp_path)), precision="fp32"), "cpu", "onnx", str(file))
+
+
+def test_a_model_whose_file_cannot_be_kept_is_scored_by_another_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "onnx").write_text("")
+    spec = ScoreSpec(model=str(make_bert(tmp_path / "model")), precision="fp32")
+    with pytest.raises(SpecError, match=r"backend onnx cannot run the model .*its ONNX file cannot be kept"):
+        load_proven(spec, "cpu", "onnx", str(tmp_path / "cache"))
+    speeds = Speeds({("onnx", "fp32"): 9.0, ("torch", "fp32"): 1.0})
+    monkeypatch.setattr(auto, "cpu_speeds", lambda *_: speeds)
+    assert load_proven(spec, "cpu", "auto", str(tmp_path / "cache")).backend.name == "torch"
 
 
 def test_workers_that_start_together_share_one_file(

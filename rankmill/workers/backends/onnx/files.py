@@ -31,6 +31,12 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
         The model's files.
     precision
         ``fp32``, ``int8-dynamic`` or ``int8-dynamic-7bit``.
+
+    Raises
+    ------
+    RuntimeError
+        The file cannot be written. No `OSError` is raised for this, because another backend, which needs no
+        file, may run the model.
     """
     versions = map(version, ("torch", "transformers", "onnx", "onnxruntime"))
     name = cache_name(files.source, files.revision, str(_VERSION), str(OPSET), precision, *versions)
@@ -38,23 +44,26 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
 
     def export(folder: Path) -> None:
         started = system.monotonic()
-        _export(files, precision, folder)
+        _export(scorer, precision, folder)
         # If the model's files have changed meanwhile, this raises an error, so that the cache keeps no wrong
         # export.
         files.check_unchanged()
         logger.info("exported %s as %s in %.1f s", files.source, precision, system.monotonic() - started)
 
     if not is_kept(folder, files.cache):
-        build_once(folder, export)
+        # this module imports torch, which is not needed if the file is in the cache
+        from rankmill.workers.backends.traceable import traceable
+
+        scorer = traceable(files)
+        try:
+            build_once(folder, export)
+        except OSError as error:
+            raise RuntimeError(f"its ONNX file cannot be kept in {folder.parent} ({error})") from error
     files.copies.append(kept_as(folder))
     return folder / _FILE
 
 
-def _export(files: ModelFiles, precision: str, folder: Path) -> None:
-    # this module imports torch, which is not needed if the file is in the cache
-    from rankmill.workers.backends.traceable import traceable
-
-    scorer = traceable(files)
+def _export(scorer: Any, precision: str, folder: Path) -> None:
     whole, final = folder / "fp32.onnx", folder / _FILE
     export(scorer, dict(zip(scorer.inputs, scorer.example(), strict=True)), "logits", whole)
     if precision == "fp32":
