@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.feather as pf
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -157,6 +158,20 @@ def test_lists_of_passages_become_pairs(tmp_path: Path, name: str) -> None:
         read(tmp_path / name, "passages", lists=("passages", "more"))
     with pytest.raises(InputError, match="--list-columns: no column 'x'"):
         opened(tmp_path / name, "passages", lists=("passages", "x"))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "jsonl"])
+def test_a_file_in_which_all_lists_are_null_has_no_pairs(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "a.jsonl").write_text('{"query": "q0", "passages": ["a"], "n": 0}\n')
+    table = pa.table({"query": ["q1", "q2"], "passages": pa.nulls(2), "n": [1, 2]})
+    if kind == "parquet":
+        pq.write_table(table, tmp_path / "b.parquet")
+    elif kind == "arrow":
+        pf.write_feather(table, tmp_path / "b.arrow")
+    else:
+        (tmp_path / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    found = read(tmp_path, "passages", lists=("passages",))
+    assert found == [{"query": "q0", "passages": "a", "n": 0}]
 
 
 def test_a_list_that_is_not_unrolled_is_told_how(tmp_path: Path) -> None:

@@ -75,6 +75,9 @@ class ListReader:
 
     def _pairs(self, batch: pa.RecordBatch, first: int) -> pa.RecordBatch:
         lists = [name for name in batch.schema.names if name in self._lists]
+        for place, name in enumerate(batch.schema.names):
+            if name in lists and pa.types.is_null(batch[name].type):  # no row of the file has a list
+                batch = batch.set_column(place, name, batch[name].cast(pa.list_(pa.null())))
         lengths = {name: _lengths(batch[name]) for name in lists}
         for name in lists[1:]:
             wrong = np.flatnonzero(lengths[name] != lengths[lists[0]])
@@ -97,6 +100,8 @@ class ListReader:
 
     def _unrolled(self, field: pa.Field) -> pa.Field:
         if field.name not in self._lists:
+            return field
+        if pa.types.is_null(field.type):
             return field
         if not is_list(field.type):
             raise InputError(
