@@ -87,7 +87,7 @@ def estimate(
     RunFailed
         The workers cannot score with the model.
     """
-    if request.reads_stdin or request.models or len(request.messages_column) > 1:
+    if request.reads_stdin or request.models or settings.all_labels or len(request.messages_column) > 1:
         raise InputError(
             "--estimate needs files, one model and one score in each row: save standard input to a file, or "
             "name one model and one label"

@@ -46,6 +46,11 @@ def test_a_sample_stands_for_all_rows(source: Path, shared_queue: Server, tiny_m
     assert "memory of a worker: " in done.out
 
 
+def test_an_estimate_is_of_one_score_in_each_row(source: Path, shared_queue: Server) -> None:
+    done = score_file(source, "--redis", shared_queue.url, "--estimate", "--all-labels")
+    assert (done.code, "name one model and one label" in done.err) == (2, True), done.err
+
+
 def test_what_cannot_be_estimated_is_said(source: Path) -> None:
     for options, why in [
         (["--estimate", "--verify", "x.parquet"], "give either --estimate or --verify"),
