@@ -31,7 +31,7 @@ from rankmill.extensions.gateway.dialects.routes import certain
 from rankmill.extensions.gateway.keys.admission import check_model
 from rankmill.extensions.gateway.keys.api_keys import ApiKey
 from rankmill.extensions.gateway.refusals import Refusal, WrongFile, wrong
-from rankmill.extensions.gateway.score_request import within
+from rankmill.extensions.gateway.score_request import alone, within
 from rankmill.extensions.gateway.scoring import ServedModel
 from rankmill.extensions.gateway.settings import GatewaySettings
 from rankmill.extensions.runners.record import new_file_run_id
@@ -221,14 +221,16 @@ class Batches:
         source = self._folder.at(file.place)
         if not source.is_file():
             raise _gone(file)
-        first = None
         if ".jsonl" in file.place and holds_requests(source):
+            if new_batch.model or "pairs" in new_batch.model_fields_set:
+                raise wrong("pairs", "model and pairs are for a file of rows, and this one has requests")
             first = first_request(source, endpoint).asked
+            asked = dict(first.spec) if first else {}
             model, default = served(first.model if first else None), served(None)
             named = (first and first.model) or default.name
             order = BatchOrder(
                 id=batch_id, owner=file.owner, endpoint=endpoint, model=named, default=default.name,
-                asked=dict(first.spec) if first else {}, kept=kept,
+                asked=asked, kept=kept,
             )  # fmt: skip
             output = self._folder.at(f"{batch_id}/output.jsonl")
             request = FileRequest(inputs=(str(source),), output=str(output))
@@ -236,8 +238,10 @@ class Batches:
             model = served(new_batch.model)
             order = BatchOrder(id=batch_id, owner=file.owner, kept=kept)
             request = self._pairs(new_batch.pairs, batch_id, file.place)
+            kind = request.kind_of_rows
+            asked = {} if kind == "pairs" else dict(alone((), None, {"inputs": kind}).spec)
         check_model(key, model)
-        spec = within(self._settings, model.model, first.spec if first else {})
+        spec = within(self._settings, model.model, asked)
         pinned = ModelNames(self._settings).pinned(run_spec(self._settings, spec))
         batch = BatchRecord(
             id=batch_id, owner=file.owner, run=run_id, file=file.id, endpoint=new_batch.endpoint,
@@ -247,9 +251,7 @@ class Batches:
         self._store.add(batch)
         settings = self._settings
         own = {"queue": settings.queue, "chunk_size": settings.chunk_size, **order.of_order()}
-        if key or settings.tenant:
-            tenant = key.name if key else settings.tenant
-            own |= {"tenant": tenant, "weight": (key or settings).weight}
+        own |= {"tenant": (key.name if key else settings.tenant) or None, "weight": (key or settings).weight}
         self._runs.submit(FileOrder(request=request, spec=pinned, **own), run_id)
         return self.view(batch)
 

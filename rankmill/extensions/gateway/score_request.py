@@ -56,7 +56,8 @@ class ScoreRequest:
 
 
 def alone(texts: Sequence[str], model: str | None, spec: Mapping[str, str | int | None]) -> ScoreRequest:
-    """Make a request for single texts, not pairs. The gateway's settings for pairs do not apply.
+    """Make a request for single texts or conversations, not pairs. The gateway's settings for pairs do not
+    apply, and for conversations not its ``truncation_side`` either.
 
     Parameters
     ----------
@@ -69,6 +70,8 @@ def alone(texts: Sequence[str], model: str | None, spec: Mapping[str, str | int 
         default, texts to score.
     """
     of_pairs = dict.fromkeys(("instruction", "prompt_template", "max_passage_tokens"))
+    if spec.get("inputs") == "conversations":
+        of_pairs["truncation_side"] = None
     return ScoreRequest(None, texts, model, {**of_pairs, "inputs": "texts", **spec})
 
 
@@ -92,7 +95,8 @@ def within(settings: Settings, model: str, spec: Mapping[str, str | int | None])
     - With ``split-mean``, this is the field ``long``.
     - With ``split``, these are the fields ``long``, ``all_labels`` and ``label``.
 
-    In a request with conversations, all fields count, because conversations are never split.
+    In a request with conversations, all fields count, because conversations are never split: without the
+    field ``long``, they are truncated.
 
     Parameters
     ----------
@@ -114,12 +118,12 @@ def within(settings: Settings, model: str, spec: Mapping[str, str | int | None])
         why = f"{wanted:,} tokens are more than the {most:,} of a pair: ask for fewer"
         raise Refusal("invalid", why, param="max_length")
     fixed = {"split": {"long", "all_labels", "label"}, "split-mean": {"long"}}.get(settings.long, set())
-    if spec.get("inputs") == "conversations":
-        fixed = set()
+    usual: SpecFields = {"inputs": "pairs", "model": model}
+    if fixed and spec.get("inputs") == "conversations":
+        fixed, usual["long"] = set(), "truncate"
     if "label" in fixed and spec.get("all_labels") and settings.label is not None:
         why = f"this gateway splits long texts, and scores only the label {settings.label!r:.100}"
         raise Refusal("invalid", f"{why}: ask for a ranking, not for all labels")
-    usual: SpecFields = {"inputs": "pairs", "model": model}
     if model != model_of_run(settings.model):
         usual["revision"] = None
     return {**usual, **{name: value for name, value in spec.items() if name not in fixed}}

@@ -175,7 +175,7 @@ class SubmittedFiles:
                 chunk_size=settings.chunk_size,
                 webhook=webhook,
                 tenant=settings.tenant or None,
-                weight=settings.weight if settings.tenant else None,
+                weight=settings.weight,
             )
         except ValidationError as error:
             raise ConfigError(

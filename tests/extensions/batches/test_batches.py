@@ -45,6 +45,7 @@ from rankmill.jobs.contract.file_request import FileOrder, FileRequest
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.accounts import read_accounts
 from rankmill.jobs.runtime.settings import load_settings
+from rankmill.score.score_file import with_inputs
 from tests.conftest import ENVIRON, QUICK_LEASE, StartRunner, wait_for
 from tests.extensions.runners.test_faults import kept_rows
 from tests.harness.gateways import PAIR, Reply, Running, running_gateway
@@ -364,6 +365,30 @@ def test_pairs_without_a_header_are_scored_by_the_names_that_are_given(gateway: 
     assert [line.split(",")[0] for line in scored] == ["7", "8"]
 
 
+@pytest.mark.parametrize(
+    ("pairs", "kind"), [({"text_column": "a"}, "texts"), ({"messages_column": ["a"]}, "conversations")]
+)
+def test_the_gateway_s_settings_for_pairs_are_not_for_texts(
+    pairs: dict[str, Any], kind: str, server: Server, tmp_path: Path
+) -> None:
+    of_pairs = {"instruction": "Judge.", "prompt_template": "qwen3-reranker", "max_passage_tokens": 5}
+    others = {"long": "split", "truncation_side": "left", "weight": 3}
+    settings = load_settings({"gateway_files": str(tmp_path), **of_pairs, **others})
+    batches = Batches(settings, server.url)
+    file = batches.upload(None, "a.csv", io.BytesIO(b"a\nmoon\n"), 7)
+    asked = NewBatch.model_validate({"input_file_id": file.id, "pairs": pairs})
+    made = batches.create(None, asked, lambda name: ServedModel("demo", "demo"))
+    run = batches.find(BatchRecord, None, made["id"]).run
+    order = open_store(server.client, settings).load(run).order
+    assert order.weight == 3
+    taken = with_inputs(order.request, settings.model_copy(update=order.spec.model_dump()))
+    assert (taken.inputs, taken.instruction, taken.prompt_template, taken.max_passage_tokens) == (
+        kind, None, None, None
+    )  # fmt: skip
+    sides = {"texts": ("split", "left"), "conversations": ("truncate", None)}
+    assert (taken.long, taken.truncation_side) == sides[kind]
+
+
 def test_files_are_kept_for_as_long_as_was_asked(client: OpenAI, gateway: Running) -> None:
     after: Any = {"anchor": "created_at", "seconds": 3600}
     content = ("in.jsonl", lines(request(1)))
@@ -498,9 +523,12 @@ def test_what_cannot_be_a_batch_is_refused(gateway: Running) -> None:
     assert told.json["message"] == "pairs.query_column is for pairs: leave it out, or pairs.text_column"
     mixed = gateway.post("/v1/batches", {"input_file_id": rows, "pairs": {"delimiter": "ab"}})
     assert mixed.json["message"].startswith("pairs.delimiter: 'ab' is not one character")
+    of_rows = gateway.post("/v1/batches", {"input_file_id": file_id, "model": "demo"})
+    assert of_rows.json["message"].startswith("pairs: model and pairs are for a file of rows")
     refusals = [
         (told, 400),
         (mixed, 400),
+        (of_rows, 400),
         (gateway.post("/v1/batches", {"input_file_id": file_id, "endpoint": "/v1/chat"}), 400),
         (gateway.post("/v1/batches", {"input_file_id": "file-none", "endpoint": "/v1/score"}), 404),
         (gateway.post("/v1/batches", {"input_file_id": big, "endpoint": "/v1/score"}), 404),

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from rq import Queue
 from rq.job import Job
 
+from rankmill import Client
 from rankmill.cli.main import rankmill
 from rankmill.extensions.runners import redis_keys as keys
 from rankmill.extensions.runners.orders import kind_of
@@ -217,6 +218,11 @@ def test_a_runner_that_dies_between_two_models_of_a_run_has_scored_no_rows(
     with pytest.raises(KeyboardInterrupt):
         work_on(run, settings, note)
     assert {(each["begun_rows"], each["progress"].rows) for each in noted[1:]} == {(25, 25)}
+
+
+def test_a_weight_needs_no_tenant(shared_server: Server) -> None:
+    client = Client(shared_server.url, model="demo", weight=3)
+    assert client.submit_file("/a.csv", "/b.csv").status().order.weight == 3
 
 
 @pytest.mark.parametrize(

@@ -250,8 +250,7 @@ class VllmClassify(VllmTextOptions, _VllmBody):
         self._check()
         spec = of_labels({"activation": "sigmoid", **self.spec(owner)})
         if self.messages is not None:
-            kind: SpecFields = {"truncation_side": None, **spec, "inputs": "conversations"}
-            return alone([_conversation(self.messages)], self.model, kind)
+            return alone([_conversation(self.messages)], self.model, {**spec, "inputs": "conversations"})
         texts = [self.input] if isinstance(self.input, str) else self.input
         return alone(texts or [], self.model, spec)
 
