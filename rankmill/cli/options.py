@@ -143,6 +143,9 @@ def group(name: str) -> Callable[[Function], click.Group]:
         @functools.wraps(function)
         def run(context: click.Context, /, redis_url: str | None, config: str | None, **given: Any) -> None:
             if command := context.invoked_subcommand:
+                for option in context.command.params:
+                    if given.get(option.name or ""):
+                        raise click.UsageError(f"{option.opts[0]} has no effect before {command}")
                 context.default_map = {command: {"redis_url": redis_url, "config": config}}
             else:
                 function(connection(load_settings({"redis_url": redis_url}, config)), **given)
@@ -359,6 +362,18 @@ def reason(error: ValidationError) -> str:
     if (first := error.errors()[0])["type"] == "string_unicode":  # pydantic's message does not name the text
         return f"{first['input']!r} is not valid UTF-8; give the file or the folder another name"
     return first["msg"].removeprefix("Value error, ")
+
+
+def refuse_of_workers(*, embedded: bool) -> None:
+    """Raise `UsageError` if the command has a flag for embedded workers, but starts none. Settings from a
+    file or the environment are not checked, because they are for all commands.
+    """
+    given = click.get_current_context().params
+    for name in () if embedded else ("workers", "device", "backend"):
+        if given.get(name) is not None:
+            raise click.UsageError(
+                f"--{name} is for embedded workers; with --redis (REDIS_URL) workers have their own settings"
+            )
 
 
 def server(settings: Settings) -> str:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from rankmill.cli import options
 from rankmill.jobs.contract.file_request import DATASET, FileRequest
+from rankmill.jobs.runtime.settings import Settings
 
 SETTINGS = (
     "revision", "precision", "max_length", "activation", "instruction", "prompt_template", "label",
@@ -67,6 +68,13 @@ def _take_request(given: dict[str, Any]) -> FileRequest:
     except ValidationError as error:
         where = "".join(f"{part}: " for part in error.errors()[0]["loc"][:1])
         raise click.UsageError(f"{where}{options.reason(error)}") from None
+
+
+def refuse_stride(settings: Settings) -> None:
+    """Raise `UsageError` if the command has ``--long-stride``, but passages are not split."""
+    given = click.get_current_context().params
+    if given["long_stride"] is not None and not settings.long.startswith("split"):
+        raise click.UsageError("--long-stride has no effect without --long split")
 
 
 def _dataset(context: click.Context, option: click.Parameter, given: str | None) -> str | None:

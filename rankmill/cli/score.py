@@ -11,7 +11,7 @@ import click
 
 from rankmill.cli import options
 from rankmill.cli.common import version
-from rankmill.cli.request import GROUPS, SETTINGS, file_options
+from rankmill.cli.request import GROUPS, SETTINGS, file_options, refuse_stride
 from rankmill.cli.show import echo, json_of
 from rankmill.cli.standard_output import in_temporary_folder, pass_on
 from rankmill.jobs.contract.arrow import leave_out_pandas
@@ -99,7 +99,8 @@ def score_file(
     """
     given["log_level"] = "error" if quiet else "debug" if verbose else None
     settings = load_settings(given, config)
-    _refuse_unused(given, settings)
+    options.refuse_of_workers(embedded=not settings.redis_url)
+    refuse_stride(settings)
     set_up(settings.log_level, settings.log_format)
     if verify and estimate:
         raise click.UsageError("give either --estimate or --verify")
@@ -178,19 +179,6 @@ def _estimate(
             + _HOW_GOOD
         )
     echo("\n".join(lines))
-
-
-def _refuse_unused(given: dict[str, Any], settings: Settings) -> None:
-    """Raise `UsageError` for a flag that has no effect. Settings from a file or the environment are not
-    checked, because they are for all commands.
-    """
-    for name in ("workers", "device", "backend"):
-        if settings.redis_url and given[name] is not None:
-            raise click.UsageError(
-                f"--{name} is for embedded workers; with --redis (REDIS_URL) workers have their own settings"
-            )
-    if given["long_stride"] is not None and not settings.long.startswith("split"):
-        raise click.UsageError("--long-stride has no effect without --long split")
 
 
 def describe(summary: Summary, request: FileRequest, wanted: Precision = "auto") -> str:

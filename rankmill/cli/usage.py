@@ -6,6 +6,7 @@ import json
 from typing import get_args
 
 import click
+from click.core import ParameterSource
 
 from rankmill.cli import options
 from rankmill.cli.show import console
@@ -32,6 +33,9 @@ def usage(by: By, days: int, settings: Settings, as_json: bool) -> None:
 
     Accounts are kept for 400 days. --json prints an entry for each day, key, model and device.
     """
+    by_default = click.get_current_context().get_parameter_source("by") == ParameterSource.DEFAULT
+    if as_json and not by_default:
+        raise click.UsageError("--by has no effect with --json, which prints all")
     entries = read_accounts(options.connection(settings), days)
     if as_json:
         click.echo(json.dumps(listed(entries)))

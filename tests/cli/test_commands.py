@@ -99,6 +99,24 @@ def test_a_cancelled_score_file_says_so_and_can_be_continued(held: Held, tmp_pat
 
 
 @pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("serve --workers 2", "--workers is for embedded workers"),
+        ("serve --embedded --redis redis://h", "give either --redis or --embedded"),
+        ("check-precision a.csv --redis redis://h --device cpu", "--device is for embedded workers"),
+        ("models compare a@v1 a@v2 a.csv --redis redis://h --backend torch", "--backend is for embedded"),
+        ("submit a.csv -o b.csv --redis redis://h --long-stride 9", "no effect without --long split"),
+        ("workers --json drain w", "--json has no effect before drain"),
+        ("jobs --json retry --all", "--json has no effect before retry"),
+        ("usage --json --by model", "--by has no effect with --json"),
+    ],
+)
+def test_an_option_without_effect_is_refused(command: str, why: str) -> None:
+    done = rankmill(*command.split())
+    assert (done.code, why in done.err) == (2, True), done.err
+
+
+@pytest.mark.parametrize(
     "command",
     [
         ["score", "{pairs}"],

@@ -21,7 +21,8 @@ from rankmill.extensions.gateway.gateway import Addition, Gateway
 from rankmill.extensions.gateway.http.dependencies import TheGateway, new_router
 from rankmill.extensions.gateway.score_request import RequestScores, ScoreRequest
 from rankmill.extensions.gateway.testing import gateway_app
-from rankmill.jobs.contract.errors import ConfigError, InputError
+from rankmill.jobs.contract.errors import ConfigError, EmbeddedError, InputError
+from rankmill.jobs.runtime.settings import Settings
 from rankmill.testing import FakeWorkers
 
 pytestmark = pytest.mark.own_precision
@@ -169,3 +170,16 @@ def test_a_missing_package_is_named_with_its_extra(package: str, monkeypatch: py
     monkeypatch.setattr("rankmill.jobs.runtime.installation.find_spec", lambda name: name != package or None)
     done = CliRunner().invoke(rankmill, ["serve", "--address", "nowhere:port"])
     assert re.search(rf"\({package} missing\): pip install .*\[gateway\]", done.output)
+
+
+def test_embedded_workers_keep_all_models_that_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def cluster(settings: Settings, *, models: int = 1) -> None:
+        made.append(models)
+        raise EmbeddedError("enough")
+
+    monkeypatch.setattr("rankmill.extensions.gateway.commands.serve.EmbeddedCluster", cluster)
+    names = [f"--model=m{number}" for number in range(5)]
+    assert CliRunner().invoke(rankmill, ["serve", "--embedded", *names]).exit_code == 1
+    assert made == [5]

@@ -68,6 +68,9 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
     The gateway listens on loopback by default. An address that other hosts reach needs keys (rankmill
     keys create) or --open.
     """
+    if asked.embedded and flags["redis_url"] is not None:
+        raise click.UsageError("give either --redis or --embedded")
+    options.refuse_of_workers(embedded=asked.embedded)
     models = asked.models
     if models:
         first = next((model for model in models if model != "*"), None)  # `*` lets requests name any model
@@ -91,7 +94,7 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
         url = settings.redis_url
         failed: list[EmbeddedError] = []
         if asked.embedded:
-            cluster = stack.enter_context(EmbeddedCluster(settings))
+            cluster = stack.enter_context(EmbeddedCluster(settings, models=len(own.gateway_models)))
             url = cluster.url()
             failed = stack.enter_context(_watched(cluster))
             for addition in additions:

@@ -60,6 +60,7 @@ def check_precision(
     """
     columns = TextColumns(pairs.query_column, pairs.passage_column)
     settings = load_settings(flags, config)
+    options.refuse_of_workers(embedded=not settings.redis_url)
     precisions = [load_settings({**flags, "precision": each}, config).precision for each in asked.precisions]
     wanted = precisions or [settings.precision]
     sample = FileSample(inputs, pairs.sample, columns, pairs.label_column)

@@ -45,6 +45,7 @@ def compare(
     query, how fast they are and, with labels, their nDCG. The report shows the queries whose rankings differ
     most.
     """
+    options.refuse_of_workers(embedded=not settings.redis_url)
     if report:
         options.require_plots()
     columns = TextColumns(pairs.query_column, pairs.passage_column)

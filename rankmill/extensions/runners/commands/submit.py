@@ -8,7 +8,7 @@ import os
 import click
 
 from rankmill.cli import options
-from rankmill.cli.request import GROUPS, SETTINGS, file_options
+from rankmill.cli.request import GROUPS, SETTINGS, file_options, refuse_stride
 from rankmill.extensions.runners.store import open_store
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.file_request import FileRequest
@@ -30,6 +30,7 @@ def submit(request: FileRequest, settings: Settings, webhook: str | None, as_jso
     even after this process has ended. The command prints the run's id, which rankmill wait, status and cancel
     take.
     """
+    refuse_stride(settings)
     request = request.at_home()  # before the server is asked, because `at_home` may refuse the request
     there = os.path.isfile(request.output or "")  # noqa: PTH113 -- false if this user may not look
     if there and not request.force:
