@@ -28,7 +28,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.util import mine_hard_negatives
 
 from rankmill import Client, CrossEncoder
-from rankmill.jobs.contract.errors import ConfigError, InputError
+from rankmill.jobs.contract.errors import ConfigError, InputError, NoWorkers
 from tests.conftest import Server, run_command
 from tests.harness.models.embeddings import bags
 from tests.harness.models.rerankers import make_chain
@@ -276,6 +276,12 @@ def test_a_copy_in_another_process_scores_the_same(ours: CrossEncoder) -> None:
     sent = pickle.dumps(there)
     done = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, check=True)
     np.testing.assert_allclose(json.loads(done.stdout), there.predict(PAIRS, prompt_name="query"), atol=1e-5)
+
+
+def test_a_copy_waits_as_long_for_workers(server: Server) -> None:
+    there = copy.deepcopy(CrossEncoder("demo", redis_url=server.url, no_workers_seconds=0.1))
+    with pytest.raises(NoWorkers):
+        there.predict(PAIRS)
 
 
 def test_the_model_s_own_prompts_give_way(shared_queue: Server, tmp_path: Path) -> None:

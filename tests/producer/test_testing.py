@@ -153,6 +153,9 @@ def test_a_revision_is_that_of_the_first_of_several_models() -> None:
     FakeClient(fake_workers=workers, revision="other").score_models(PAIRS, ["m", "n"], revision="mine")
     asked = [run.asked.spec for run in workers.runs]
     assert [(spec.model, spec.revision) for spec in asked] == [("m", "mine"), ("n", None)]
+    FakeClient(fake_workers=workers, model="n", revision="own").score_models(PAIRS, ["m", "n"])
+    asked = [run.asked.spec for run in workers.runs[2:]]
+    assert [(spec.model, spec.revision) for spec in asked] == [("m", None), ("n", "own")]
 
 
 def test_the_best_passages_come_first(side: Side) -> None:

@@ -172,10 +172,10 @@ class CrossEncoder:
         self.default_prompt_name = default_prompt_name
         if default_prompt_name:
             self._prompt(None, None)  # raises an error if the default prompt does not exist
-        patience = options.pop("no_workers_seconds", 60.0)
+        self._no_workers_seconds = options.pop("no_workers_seconds", 60.0)
         settings = _settings(options)
         if settings.redis_url:
-            self.client = Client(settings=settings, no_workers_seconds=patience)
+            self.client = Client(settings=settings, no_workers_seconds=self._no_workers_seconds)
         else:
             self.client = Client._shared(settings)
         self._spec: dict[str, Any] = {}
@@ -573,7 +573,7 @@ class CrossEncoder:
 
 def _restored(settings: Settings, kept: dict[str, Any]) -> CrossEncoder:
     model = CrossEncoder.__new__(CrossEncoder)
-    model.client = Client(settings=settings)
+    model.client = Client(settings=settings, no_workers_seconds=kept["_no_workers_seconds"])
     vars(model).update(kept, _files={})
     return model
 

@@ -381,7 +381,8 @@ class Client:
         **spec: Unpack[SpecOptions],
     ) -> dict[str, Scores]:
         """Score pairs with several models, but read the pairs once. An option ``revision`` is that of the
-        first model. Other parameters and errors are as in `Client.score`.
+        first model; the client's setting is that of its own model. Other parameters and errors are as in
+        `Client.score`.
 
         Returns
         -------
@@ -404,10 +405,10 @@ class Client:
         tables = cut_pairs(pairs, columns, sizing)
         runs: list[ScoringRun] = []
         with cancelled_on_error(runs):
-            own = [
-                {"model": model, "revision": spec.get("revision") if model == models[0] else None}
-                for model in models
-            ]
+            usual = {self.settings.model: self.settings.revision}
+            own = [{"model": model, "revision": usual.get(model)} for model in models]
+            if "revision" in spec:
+                own[0]["revision"] = spec["revision"]
             options: dict[str, Any] = {
                 **spec, "rows": _rows(pairs), "priority": priority, "deadline": deadline,
             }  # fmt: skip
