@@ -75,9 +75,11 @@ def sample(pairs: str, rows: int, columns: tuple[str, str] = COLUMNS) -> pa.Tabl
     Raises
     ------
     InputError
-        The file cannot be read, has no pairs, or lacks a column.
+        The file cannot be read, has no pairs, or lacks a column. Or `columns` are given for shipped pairs.
     """
     random = np.random.default_rng(0)
+    if pairs in BUILT_IN and tuple(columns) != COLUMNS:
+        raise InputError(f"{pairs!r} are shipped pairs: --query-column and --passage-column are for a file")
     if pairs == "example":
         table = _example().take(random.permutation(len(_example())))
     elif pairs == "varied":
@@ -241,10 +243,13 @@ def read_pairs(file: str | None, columns: TextColumns, label: str | None, rows: 
     Raises
     ------
     InputError
-        The file cannot be read, has no pairs, lacks a column, or has pairs of only one query.
+        The file cannot be read, has no pairs, lacks a column, or has pairs of only one query. Or columns are
+        given without a file.
     """
     if file is None:
-        columns, label = TextColumns(*COLUMNS), None
+        if label or columns.names != COLUMNS:
+            options = "--query-column, --passage-column and --label-column"
+            raise InputError(f"{options} are for a file: give --pairs")
         table = sample("varied", max(rows, _SHIPPED_ROWS))
     else:
         table = FileSample([file], _LOOK_ROWS, columns, label).read()

@@ -20,6 +20,7 @@ from rankmill.extensions.rankings.scored import (
     lacks_passages,
     read_rows,
     run_scores,
+    score_column,
     scored_column,
 )
 from rankmill.jobs.contract.errors import ConfigError, InputError
@@ -57,7 +58,7 @@ def read_scored(
     InputError
         A file cannot be read or lacks ids or scores, or a query has a passage twice.
     """
-    score = score or scored_column(path, "score")
+    score = score_column(path, score)
     other = None
     if compared is not None and is_output(compared):
         other = _of_table(compared, scored_column(compared, "score"))[0]

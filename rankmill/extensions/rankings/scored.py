@@ -70,6 +70,15 @@ def _check_is_last(path: AnyPath, score: str) -> None:
                 )
 
 
+def score_column(path: AnyPath, named: str | None) -> str:
+    """Return the name of the column with the scores in a scored file: `named`, or the one that
+    `scored_column` finds. Raises `InputError` if the file is a run or a TSV file without a column `named`.
+    """
+    if named and path.is_file() and not is_table(path, named):
+        raise InputError(f"{path}: no column {named!r}; for a run, leave out --score-column")
+    return named or scored_column(path, "score")
+
+
 def is_output(path: AnyPath) -> bool:
     """Return whether score-file has written a file, as Parquet's metadata or a column ``in_run`` shows."""
     if not path.is_file() or not is_readable(path):

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 
 from rankmill.extensions.lab.agreement import Agreement
-from rankmill.extensions.lab.pairs import fingerprint, read_pairs
+from rankmill.extensions.lab.pairs import fingerprint, read_pairs, sample
 from rankmill.extensions.lab.precision import Measured
 from rankmill.extensions.lab.quantize import QuantizedTrial, _made_whole, calibrate, groups
 from rankmill.extensions.lab.quantize import search as search_layers
 from rankmill.extensions.registry.documents import Reference
 from rankmill.extensions.registry.registry import Registry
-from rankmill.jobs.contract.errors import OutputError
+from rankmill.jobs.contract.errors import InputError, OutputError
 from rankmill.jobs.contract.spec import RECIPE, ScoreSpec
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.producer.files.formats.base import TextColumns
@@ -199,6 +199,14 @@ def test_a_few_of_the_shipped_pairs_are_enough_to_measure_with() -> None:
     pairs = read_pairs(None, TextColumns("query", "passage"), None, rows=40)
     assert len(pairs.measured) == 40
     assert not {*pairs.measured["query"].to_pylist()} & {*pairs.calibrated["query"].to_pylist()}
+
+
+@pytest.mark.parametrize(("query", "label"), [("q", None), ("query", "relevance")])
+def test_columns_are_those_of_a_file(query: str, label: str | None) -> None:
+    with pytest.raises(InputError, match="are for a file: give --pairs"):
+        read_pairs(None, TextColumns(query, "passage"), label, rows=40)
+    with pytest.raises(InputError, match="'varied' are shipped pairs: --query-column and --passage-column"):
+        sample("varied", 40, ("query", "p"))
 
 
 def test_a_directory_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:

@@ -355,6 +355,7 @@ def test_a_part_is_compared_with_the_same_queries_of_the_whole_run(folder: Path)
             ["out.parquet", "--qrels", "qrels.txt", "--score-column", "s"],
             "no column 's'; name it with --score-column",
         ),
+        (["out.tsv", "--qrels", "qrels.txt", "--score-column", "s"], "no column 's'; for a run, leave out"),
     ],
 )
 def test_what_cannot_be_measured(folder: Path, arguments: list[str], message: str) -> None:
@@ -366,6 +367,7 @@ def test_what_cannot_be_measured(folder: Path, arguments: list[str], message: st
     (folder / "less.csv").write_text("query_id,doc_id,score\nq0,d0,1\nq0,d1,\n")
     (folder / "twice.trec").write_text("q0 Q0 d0 1 2.0 t\nq0 Q0 d1 2 1.0 t\nq0 Q0 d0 3 0.0 t\n")
     pq.write_table(pa.Table.from_pylist([*ROWS, ROWS[0]]), folder / "twice.parquet")
+    pa.Table.from_pylist(ROWS).to_pandas().to_csv(folder / "out.tsv", sep="\t", index=False)
     (folder / "other.txt").write_text("1 0 d0 1\n")
     found = [str(folder / each) if "." in each else each for each in arguments]
     done = run(*found)

@@ -447,7 +447,9 @@ def test_a_run_is_mined_with_its_judgements_and_texts(
         (texts, "no column 'relevance'; name the judgements with --qrels"),
         (["--qrels", "qrels.txt"], "a run has no texts; name --queries and --corpus"),
         (["--qrels", "qrels.txt", *texts[:2]], "--queries and --corpus belong together"),
-        (["--qrels", "qrels.txt", "--corpus-text", "words"], "--columns need --queries and --corpus"),
+        (["--qrels", "qrels.txt", "--corpus-text", "words"], "--on-duplicate need --queries and --corpus"),
+        (["--qrels", "qrels.txt", "--on-duplicate", "last"], "--on-duplicate need --queries and --corpus"),
+        (["--qrels", "qrels.txt", *texts, "--score-column", "ours"], "run.trec: no column 'ours'"),
         (["--qrels", "qrels.txt", *texts[:3], "words.jsonl"], "Name it with --corpus-text"),
         (["--qrels", "qrels.txt", *texts[:3], "queries.tsv"], "no text for doc_id 'a' in --corpus"),
     ]:

@@ -103,10 +103,10 @@ class MineOptions(options.NewTable):
             raise InputError("--queries and --corpus belong together")
         if not self.queries:
             named = (self.queries_id, self.queries_text, self.corpus_id, self.corpus_text, self.columns)
-            if any(named):
+            if any(named) or self.on_duplicate != "error":
                 raise InputError(
-                    "--queries-id, --queries-text, --corpus-id, --corpus-text and --columns need --queries "
-                    "and --corpus"
+                    "--queries-id, --queries-text, --corpus-id, --corpus-text, --columns and --on-duplicate "
+                    "need --queries and --corpus"
                 )
             return scored
         queries = find_files([str(source_path(name, "queries")) for name in self.queries])
