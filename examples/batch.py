@@ -1,8 +1,12 @@
 """Submits a file of requests as a batch by OpenAI's client, and writes a file of answers.
 
-pip install '.[gateway,worker]' openai mkdir batches RANKMILL_GATEWAY_FILES=batches rankmill serve --embedded
---model demo rankmill runner --redis … # serve prints this line; run it and the next one in other terminals
-python examples/batch.py http://127.0.0.1:9809 requests.jsonl answers.jsonl
+Commands, of which the last two are for other terminals; serve prints the address that the runner needs::
+
+    pip install '.[gateway,worker]' openai
+    mkdir batches
+    RANKMILL_GATEWAY_FILES=batches rankmill serve --embedded --model demo
+    rankmill runner --redis …
+    python examples/batch.py http://127.0.0.1:9809 requests.jsonl answers.jsonl
 """
 
 from __future__ import annotations

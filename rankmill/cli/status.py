@@ -66,7 +66,7 @@ def runs(settings: Settings, page: int, as_json: bool) -> None:
     """List unfinished runs and submitted runs.
 
     The runs with the most recent activity come first. A submitted run is listed until it expires. While a
-    runner works on it, the run of its pairs is listed, too.
+    runner works on it, the run of its pairs is listed, too. A detached run is not listed.
     """
     client = options.connection(settings)
     cluster = read_cluster(client, page=page - 1)
@@ -91,10 +91,10 @@ def runs(settings: Settings, page: int, as_json: bool) -> None:
 def cancel(run_id: str, settings: Settings) -> None:
     """Cancel a run, or a submitted run.
 
-    RUN is the run's id or the beginning of it. A submitted run is one of files that a runner scores. The
-    run's waiting chunks leave the queue; its producer and its workers stop within seconds. The scores of
-    score-file and of a submitted run are kept: the same command, or submitting the same files again,
-    continues from them.
+    RUN is the run's id or the beginning of it; of a detached run, the whole id. A submitted run is one of
+    files that a runner scores. The run's waiting chunks leave the queue; its producer and its workers stop
+    within seconds. The scores of score-file and of a submitted run are kept: the same command, or submitting
+    the same files again, continues from them.
     """
     echo(cancel_run(options.connection(settings), settings, run_id))
 
@@ -107,7 +107,7 @@ def errors(run_id: str, settings: Settings, as_json: bool) -> None:
     """List the rows of a run without a score.
 
     Each row has its reason, the number of attempts, and the worker of the last attempt. RUN is the run's id
-    or the beginning of it.
+    or the beginning of it; of a detached run, the whole id.
     """
     store = RunStore(options.connection(settings))
     run = find_run(store, run_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import closing
 from http import HTTPStatus
 from http.client import HTTPConnection
 
@@ -33,6 +34,15 @@ def test_head_is_answered_as_get_without_a_body() -> None:
         whole = asked(port, "GET", path)
         assert whole[0] == status
         assert asked(port, "HEAD", path) == (status, whole[1], b"")
+
+
+@pytest.mark.parametrize(("names", "is_told"), [(None, False), (["known"], True)])
+def test_a_setting_is_named_only_where_it_counts(names: list[str] | None, is_told: bool) -> None:
+    _, port = serve(ALIVE, "metrics_address", "127.0.0.1:0", names)
+    with closing(HTTPConnection("127.0.0.1", port, timeout=60)) as line:
+        line.request("GET", "/", headers={"Host": "evil.example"})
+        reply = line.getresponse()
+        assert (reply.status, b"exporter_hosts" in reply.read()) == (403, is_told)
 
 
 def test_who_looks_for_a_free_port_leaves_those_of_services(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,8 @@ def serve(
     """
     host, first = split_address(setting, address, usual)
     if names is not None or is_loopback(host):
-        app = _known_hosts_only(app, {host, *(names or ())})
+        others = ", or a host name from the setting exporter_hosts" if names is not None else ""
+        app = _known_hosts_only(app, {host, *(names or ())}, f"localhost or an IP address{others}")
     for port in range(first, min(first + ports, 65536)):
         if port != first and port in SERVICE_PORTS:
             continue
@@ -155,14 +156,13 @@ def health(
     }
 
 
-def _known_hosts_only(app: WSGIApplication, names: Collection[str]) -> WSGIApplication:
+def _known_hosts_only(app: WSGIApplication, names: Collection[str], shown: str) -> WSGIApplication:
     is_known = host_check(names)
 
     def check(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         return (app if is_known(environ.get("HTTP_HOST")) else refusal)(environ, start)
 
-    reason = "use localhost, an IP address, or a host name from the settings (exporter_hosts) in the URL"
-    refusal = answer(lambda: (HTTPStatus.FORBIDDEN, reason))
+    refusal = answer(lambda: (HTTPStatus.FORBIDDEN, f"use {shown} in the URL"))
     return check
 
 

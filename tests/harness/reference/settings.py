@@ -14,7 +14,7 @@ A setting comes from the first of these that names it:
 
 1. the option of a command ([commands](commands.md)),
 2. the environment: `RANKMILL_` and the name in capitals, such as `RANKMILL_PRECISION=fp32`; `null` is
-   that of a file; also `REDIS_URL`,
+   that of a file, and an empty variable counts as not set; also `REDIS_URL`,
 3. a config file: `--config FILE`, or `RANKMILL_CONFIG`,
 4. [configs/base.yaml](../../configs/base.yaml), which has every default.
 
