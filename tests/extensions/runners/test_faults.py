@@ -265,6 +265,13 @@ def test_a_runner_stops_although_python_drops_errors_in_finalizers(
     assert run.status().state == "waiting"
 
 
+def test_a_runner_that_cannot_begin_is_not_listed(queue: Server) -> None:
+    environ = {"RANKMILL_METRICS_ADDRESS": "192.0.2.1:0"}
+    done = run_command("rankmill", "runner", "--redis", queue.url, "--read", "/", environ=environ)
+    assert (done.code, "metrics_address" in done.err) == (2, True), done.err
+    assert not list(queue.client.scan_iter("rankmill:*:runners"))
+
+
 def test_a_runner_without_a_run_stops_whenever_it_is_told(queue: Server, runners: StartRunner) -> None:
     runner = runners(queue, before=_TOLD_AS_IT_BEGINS_TO_WAIT)
     runner.terminate()
