@@ -28,7 +28,7 @@ list begins with a version of 4 bytes.
 
 _ACL_USER, _ACL_GROUP = 0x02, 0x08
 
-_LOCK = ".lock"
+TEMPORARY_LOCK = ".lock"
 """Name of a file in each temporary folder; the process that uses the folder keeps this file locked."""
 
 _YOUNG_SECONDS = 60
@@ -286,7 +286,7 @@ def temporary_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
     with made as name, ExitStack() as stack:
         folder = Path(name)
         with suppress(OSError):  # a file system without locks
-            if held := lock(folder / _LOCK):
+            if held := lock(folder / TEMPORARY_LOCK):
                 stack.enter_context(closing(held))
         for other in folder.parent.glob(f"{escape(prefix)}*"):
             with suppress(OSError):
@@ -297,9 +297,9 @@ def temporary_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
 def _remove_if_left(folder: Path, young: float) -> None:
     status = folder.lstat()
     is_young = system.now() - status.st_mtime < young  # its process may not have locked it yet
-    if status.st_uid != os.geteuid() or is_young or not (folder / _LOCK).exists():
+    if status.st_uid != os.geteuid() or is_young or not (folder / TEMPORARY_LOCK).exists():
         return
-    if held := lock(folder / _LOCK, wait=False):
+    if held := lock(folder / TEMPORARY_LOCK, wait=False):
         with closing(held):
             shutil.rmtree(folder)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rankmill import AsyncClient, Client, plugins
-from rankmill.jobs.cache import KeptFolder
+from rankmill.jobs.cache import KeptFolder, temporary_folder
 from rankmill.jobs.contract.errors import ConfigError, RegistryAway, WorkerError
 from rankmill.jobs.contract.file_request import FileRequest
 from rankmill.jobs.contract.spec import ScoreSpec
@@ -144,6 +144,15 @@ def test_what_was_not_used_for_longest_makes_room(tmp_path: Path) -> None:
     assert left() == ["zoo/cat-1", "zoo/cat-2"]
     assert copies(2 * SIZE).make_room(2 * SIZE) == 0
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["a.json"]
+
+
+def test_a_conversion_that_another_worker_is_writing_makes_no_room(tmp_path: Path) -> None:
+    (tmp_path / "onnx").mkdir()
+    copies = ModelCopies(load_settings({"cache_dir": str(tmp_path), "cache_gib": 1 / 2**30}, environ={}))
+    with temporary_folder(".making-", tmp_path / "onnx") as making:
+        (making / "model.onnx").write_bytes(b"x" * SIZE)
+        assert copies.make_room() == SIZE - 1
+        assert (making / "model.onnx").exists()
 
 
 @pytest.mark.usefixtures("zoo")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from rankmill.jobs.cache import KeptFolder, cache_folder
+from rankmill.jobs.cache import TEMPORARY_LOCK, KeptFolder, cache_folder
 from rankmill.jobs.contract.errors import InputError, RankmillError, SpecError, WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.model_names import ModelCopy, ModelNames
@@ -91,4 +91,6 @@ class ModelCopies:
         for owner in self._names.owners:
             yield from owner.kept(self.folder)
         for backend in backends():  # each backend keeps its conversions in a folder of its name
-            yield from map(KeptFolder, (self.folder / backend).glob("*"))
+            for folder in (self.folder / backend).glob("*"):
+                # a hidden folder is temporary, and locked while a process fills it
+                yield KeptFolder(folder, folder / TEMPORARY_LOCK if folder.name.startswith(".") else None)
