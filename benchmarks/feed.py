@@ -118,7 +118,7 @@ class IdleDevice:
 
     def submit(self, batch: Batch) -> IdleForward:
         """Begin a batch, packed as for a GPU; a row's score is the number of its first token."""
-        rows = PackedRows.of(batch.rows, None, None)
+        rows = PackedRows.of(batch.rows, None, 0)
         rows.filled(rows.shape)
         self.launches.run()
         self._free = max(self._free, time.monotonic()) + len(rows.ids) * self.seconds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +12,7 @@ from transformers.modeling_layers import GenericForSequenceClassification
 
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.workers.backends.classifier import load_config, load_pretrained
+from rankmill.workers.backends.families import first_position
 from rankmill.workers.backends.first_token import LastLayer, read_first_token_only
 from rankmill.workers.backends.head import heads_of
 from rankmill.workers.backends.torch.chain import Chain, load_chain
@@ -137,11 +137,9 @@ class Network(nn.Module):
     def pack(self, batch: Batch) -> PackedRows:
         return PackedRows.of(batch.rows, None, self.first_position)
 
-    @cached_property
-    def first_position(self) -> int | None:
-        """The position of a row's first token in RoBERTa and similar families; ``None`` means 0."""
-        kinds = (part for part in self.model.modules() if hasattr(part, "create_position_ids_from_input_ids"))
-        return next((part.padding_idx + 1 for part in kinds), None)
+    @property
+    def first_position(self) -> int:
+        return first_position(self.model.config)
 
     def forward(
         self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor | None = None

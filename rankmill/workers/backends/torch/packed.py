@@ -75,7 +75,7 @@ class PackedRows:
     key_lengths: Ids | None = None
 
     @classmethod
-    def of(cls, rows: Tokens, read: Ids | None, first_position: int | None) -> PackedRows:
+    def of(cls, rows: Tokens, read: Ids | None, first_position: int) -> PackedRows:
         """Join the rows of a batch end to end.
 
         Parameters
@@ -85,9 +85,8 @@ class PackedRows:
         read
             Index of the token that each score reads; ``None`` means the first token of each row.
         first_position
-            Position of a row's first token in RoBERTa and similar families. These give padding tokens the
-            position `first_position` - 1, and do not count them in the positions of other tokens. ``None``
-            means that positions begin at 0.
+            Position of a row's first token. It is not 0 in RoBERTa and similar families, which give padding
+            tokens the position `first_position` - 1, and do not count them in the positions of other tokens.
         """
         return cls(
             ids=rows.ids,
@@ -167,10 +166,7 @@ def last_tokens(rows: Tokens, skipped: int | None) -> Ids:
     return last
 
 
-def _positions(rows: Tokens, first: int | None) -> Ids | TokenIds:
-    if first is None:
-        starts = rows.offsets[:-1].astype(np.int32)
-        return np.arange(len(rows.ids), dtype=np.int32) - np.repeat(starts, rows.lengths)
+def _positions(rows: Tokens, first: int) -> Ids:
     counted = rows.ids != first - 1
     before = ends(counted)[rows.offsets[:-1]]
     positions: Ids = (np.cumsum(counted) - np.repeat(before, rows.lengths)) * counted + first - 1

@@ -129,7 +129,7 @@ def _random(network: Network, lengths: Ids) -> Batch:
     """
     draw = np.random.default_rng(0)
     positions = max(getattr(network.model.config, "max_position_embeddings", None) or 0, 0) or _LIKE
-    lengths = np.minimum(lengths, positions - (network.first_position or 0))
+    lengths = np.minimum(lengths, positions - network.first_position)
     mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
     words = network.model.get_input_embeddings().num_embeddings
     return Batch.padded(draw.integers(0, words, mask.shape) * mask, None, mask)
