@@ -82,6 +82,11 @@ from rankmill.workers.rq.worker import POLL_SECONDS, DeathPenalty, RQWorker, Too
 LOAD_SECONDS = 1800
 """A worker refuses a model that takes more than this many seconds to download, load and prove."""
 
+_DRAIN_SECONDS = 86400
+"""Scoring the claimed chunks, before a model is unloaded to make room for another one, ends after this many
+seconds.
+"""
+
 _READING_SECONDS = 0.05
 """Seconds between two checks, in a burst or after ``max_jobs``, whether a model can be loaded."""
 
@@ -115,8 +120,8 @@ class ScoringWorker(RQWorker):
     - A chunk's scores are written in the transaction that finishes its job.
 
     On SIGTERM the worker finishes the batches in progress, and writes the results of the chunks that are then
-    complete. The worker puts the other claimed jobs back at the front of their queue. After a second SIGTERM,
-    the worker puts all claimed jobs back at once.
+    complete. The worker puts the other claimed jobs back at the front of their queue. If it loads a model, it
+    ends that at once. After a second SIGTERM, the worker puts all claimed jobs back at once.
     """
 
     _doing: Doing = ""
@@ -237,7 +242,7 @@ class ScoringWorker(RQWorker):
             raise ConfigError(f"cache_dir: {why}")
         copies = self._copies = ModelCopies(settings)
         pipeline = self._pipeline = Pipeline(settings.batch_wait_ms / 1000)
-        self._engines = EngineCache(settings, device, self._load, pipeline.drain)
+        self._engines = EngineCache(settings, device, self._load, self._drain)
         refusals = self._refusals = Refusals()
         self._claim_ahead = resolve_claim_ahead(settings.claim_ahead, device)
         order, reading = ClaimOrder(self._claim_ahead), Reading(cache, copies)
@@ -286,6 +291,8 @@ class ScoringWorker(RQWorker):
         )
 
     def _load(self, spec: ScoreSpec) -> Loaded:
+        if self.stopping:  # for instance, the signal came while another model's chunks were scored
+            raise SystemExit(0 if self._claims.wrong is None else 1)
         self._tell("loading", lambda: f"loading {self._where(spec)}")
         try:
             with self.limit(LOAD_SECONDS):
@@ -296,6 +303,11 @@ class ScoringWorker(RQWorker):
             raise WorkerError(why) from None
         finally:
             self._tell("")
+
+    def _drain(self) -> None:
+        """Score the claimed chunks. This time does not count for the chunk whose model needs the room."""
+        with self.limit(_DRAIN_SECONDS):
+            self._pipeline.drain()
 
     def _tell(self, doing: Doing, words: Callable[[], str] = str) -> None:
         """Send a heartbeat at once that says what this worker does, in the text that `words` returns.
@@ -357,10 +369,9 @@ class ScoringWorker(RQWorker):
         self._last_resort.signals = signals
 
     def stop_soon(self) -> None:
-        """Make the worker stop before it claims another job.
-
-        If the worker is still loading the models of the setting ``warm``, end the loading at once.
-        """
         self._pipeline.stopping = True
-        if self._warms_up:
+
+    def interrupt(self) -> None:
+        """End the loading of a model at once, because it may take minutes."""
+        if self._warms_up or self._engines.loading:
             raise SystemExit(0)

@@ -111,6 +111,36 @@ def test_a_chunk_that_is_handed_back_while_it_is_answered_leaves_no_lease(server
     assert len(run.scores(timeout=10)) == 1
 
 
+MAKES_ROOM = """
+import redis
+from benchmarks.simulated import SimulatedWorker
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.runtime.patience import Patience
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.workers.engine.work import prepare
+
+worker = SimulatedWorker(["rankmill"], connection=redis.Redis.from_url({url!r}), name="w")
+worker._patience = Patience(1)
+worker._prepare(load_settings({{"metrics_address": "none", "model_cache_size": 1}}))
+first, texts = worker._engines.get(ScoreSpec(model="first")), ["a text"] * 100
+worker._pipeline.start()
+worker._pipeline.put(first, prepare(first.model, texts, texts), lambda: None)
+with worker.limit(1):
+    worker._engines.get(ScoreSpec(model="second"))
+print(worker._engines.models, worker._pipeline.pending)
+worker.stop()
+worker._engines.get(ScoreSpec(model="third"))
+print("loaded")
+"""
+
+
+def test_the_time_of_other_chunks_does_not_count_for_the_one_that_needs_another_model(server: Server) -> None:
+    """Behind a quarter of an hour of a slow model's work, it lost its attempts one after the other."""
+    environ = {SECONDS: "30", "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = run_command("python", "-c", MAKES_ROOM.format(url=server.url), environ=environ)
+    assert done.out == "['second'] 0\n", done.err
+
+
 def test_a_model_that_is_loaded_is_warm_already(tmp_path: Path) -> None:
     """No second thread enters its backend, which may be scoring for the first one."""
     spec = ScoreSpec(model=str(make_bert(tmp_path / "model")), precision="fp32")

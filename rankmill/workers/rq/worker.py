@@ -161,7 +161,10 @@ class RQWorker(SimpleWorker):
         """
 
     def stop_soon(self) -> None:
-        """Make the worker stop at its next check, and not in the middle of what a signal interrupted."""
+        """Make the worker stop at its next check. Any thread may call this."""
+
+    def interrupt(self) -> None:
+        """End what the main thread is doing, if that may take long. The first signal to stop calls this."""
 
     # Methods that a subclass uses.
 
@@ -294,6 +297,7 @@ class RQWorker(SimpleWorker):
     def request_stop(self, signum: Any, frame: Any) -> None:
         self.signalled(1)
         super().request_stop(signum, frame)  # type: ignore[no-untyped-call]
+        self.interrupt()
 
     def request_force_stop(self, signum: int, frame: Any) -> None:
         self.signalled(2)

@@ -17,6 +17,7 @@ import pytest
 
 from rankmill import Client, ScoringRun
 from rankmill.jobs.cache import cache_folder
+from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import SpecError, WorkerError
 from rankmill.jobs.contract.schema import Inputs
 from rankmill.jobs.contract.spec import ScoreSpec
@@ -30,6 +31,7 @@ from tests.conftest import Server, StartWorker, wait_for
 from tests.harness.environ import QUICK_LEASE
 from tests.harness.models.rerankers import make_decoder
 from tests.harness.models.tiny import make_bert
+from tests.harness.waiting import waiting_jobs
 from tests.workers.engine.test_engine import one_at_a_time
 
 pytestmark = pytest.mark.own_precision
@@ -328,6 +330,23 @@ def test_a_worker_that_warms_up_is_waited_for_and_ends_at_once(
     gone.terminate()
     assert gone.wait(timeout=30) == 0
     assert "gone" not in queue_workers(server.client, "rankmill").scoring
+
+
+def test_a_signal_ends_the_loading_of_a_model_and_its_chunks_are_handed_back(
+    server: Server, workers: StartWorker, specs: list[ScoreSpec], tmp_path: Path
+) -> None:
+    """Whoever stops workers kills them a minute later: the chunks then lost an attempt."""
+    seconds = {"FORWARDS": str(tmp_path / "forwards"), "LOAD_SECONDS": "600", **QUICK_LEASE}
+    worker = workers(name="w", environ=seconds, worker_class="tests.harness.misbehaving.MisbehavingWorker")
+    run = Client(server.url, model=specs[0].model).submit([("how", "far")])
+    wait_for(lambda: worker_doings(server.client, ["w"]).keys() == {"loading"}, worker)
+    worker.terminate()
+    assert worker.wait(timeout=60) == 0
+    job = keys.job_id(run.id, 0)
+    assert waiting_jobs(server.client) == [job]
+    assert server.client.hget(f"rq:job:{job}", "retries_left") == b"3"
+    assert not queue_workers(server.client, "rankmill").scoring
+    run.cancel()
 
 
 def status_of(url: str) -> tuple[int, str]:
