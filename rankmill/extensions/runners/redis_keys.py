@@ -22,7 +22,7 @@ def file_run_refusals(run_id: str) -> str:
 
 def file_runs() -> str:
     """Sorted set: ids of the submitted runs, by the time (s since 1970) at which they were last submitted,
-    taken or ended.
+    taken, worked on or ended.
     """
     return f"{PREFIX}:file-runs"
 

@@ -58,25 +58,34 @@ class SubmittedFile:
         RunFailed, RunCancelled
             The run has ended without an output.
         """
-        deadline = math.inf if timeout is None else system.monotonic() + timeout
+        deadline = _deadline(timeout)
+        while (ended := self.outcome(on_look, deadline)) is None:
+            system.sleep(_pause(deadline))
+        return ended
+
+    def outcome(
+        self, on_look: Callable[[FileRun], None] = lambda run: None, deadline: float = math.inf
+    ) -> FileRun | None:
+        """Return the run if it is done. If the run has not ended, call `on_look` with the run and return
+        ``None``.
+
+        Raises
+        ------
+        RunTimeout
+            The run has not ended, and `deadline` (`time.monotonic` seconds) has passed.
+        RunFailed, RunCancelled
+            The run has ended without an output.
+        """
 
         def check_time() -> None:
             if system.monotonic() >= deadline:
-                raise _not_ended(self.id)
+                raise RunTimeout(f"submitted run {self.id} has not ended", "it goes on")
 
         with waiting(look=check_time, until=deadline):
-            while (ended := self.outcome(on_look)) is None:
-                check_time()
-                system.sleep(min(max(deadline - system.monotonic(), 0), _LOOK_SECONDS))
-        return ended
-
-    def outcome(self, on_look: Callable[[FileRun], None] = lambda run: None) -> FileRun | None:
-        """Return the run if it is done. If the run has not ended, call `on_look` with the run and return
-        ``None``. Raises `RunFailed` if the run has failed, and `RunCancelled` if the run was cancelled.
-        """
-        run = self.status()
+            run = self.status()
         if not run.is_ended:
             on_look(run)
+            check_time()
             return None
         if run.state == "failed":
             raise RunFailed(f"submitted run {self.id} has failed: {run.reason}")
@@ -97,8 +106,13 @@ class SubmittedFile:
             return run if run.is_ended else self._store.cancel(run, _CANCEL_SECONDS)
 
 
-def _not_ended(run_id: str) -> RunTimeout:
-    return RunTimeout(f"submitted run {run_id} has not ended", "it goes on")
+def _deadline(timeout: float | None) -> float:
+    return math.inf if timeout is None else system.monotonic() + timeout
+
+
+def _pause(deadline: float) -> float:
+    """Return the seconds until a run's state is read again."""
+    return min(max(deadline - system.monotonic(), 0), _LOOK_SECONDS)
 
 
 class AsyncSubmittedFile:
@@ -120,13 +134,10 @@ class AsyncSubmittedFile:
 
     async def wait(self, timeout: float | None = None) -> FileRun:
         """Wait for the end of the run, as `SubmittedFile.wait` does."""
-        try:
-            async with asyncio.timeout(timeout):
-                while (run := await bridge.run(self._run.outcome)) is None:
-                    await asyncio.sleep(_LOOK_SECONDS)
-                return run
-        except TimeoutError:
-            raise _not_ended(self.id) from None
+        deadline = _deadline(timeout)
+        while (run := await bridge.run(self._run.outcome, deadline=deadline)) is None:
+            await asyncio.sleep(_pause(deadline))
+        return run
 
     async def cancel(self) -> FileRun:
         """Cancel the run, as `SubmittedFile.cancel` does."""

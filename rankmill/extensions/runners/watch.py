@@ -169,8 +169,8 @@ def _has_ended(run: SeenRun) -> bool:
 
 
 def _latest(look: Look) -> Iterator[FileRun]:
-    """Yield the latest submitted runs, the latest first. A run's time is when it was last submitted, taken or
-    ended. Unreadable runs are left out.
+    """Yield the latest submitted runs, the latest first. A run's time is when it was last submitted, taken,
+    worked on or ended. Unreadable runs are left out.
     """
     # The values are redis-py's arguments desc, withscores, score_cast_func, byscore and bylex.
     latest_first = (True, False, float, True, False)

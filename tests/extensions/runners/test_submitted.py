@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from click.testing import CliRunner
 from rq import Queue
 from rq.job import Job
 
-from rankmill import Client
+from rankmill import AsyncClient, AsyncSubmittedFile, Client
 from rankmill.cli.main import rankmill
 from rankmill.extensions.runners import redis_keys as keys
 from rankmill.extensions.runners.orders import kind_of
@@ -79,6 +80,45 @@ def test_a_wait_ends_in_time_while_the_server_is_silent(server: Server) -> None:
             run.wait(timeout=0.3)
     finally:
         os.kill(process, signal.SIGCONT)
+
+
+def test_no_time_is_enough_for_a_run_that_has_ended(
+    shared_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handle for asyncio raised RunTimeout without a look at the run."""
+    monkeypatch.setattr("rankmill.jobs.runtime.patience._LEAST_SECONDS", 10)
+    store = FileRunStore(shared_server.client, "files ended", 600)
+    store.submit(ORDER)
+    claim = store.claim(15)
+    assert claim
+    assert store.end(RunLease(claim.run.end("done"), claim.entry))
+    waits = store.submit(ORDER).id
+
+    async def states() -> list[str]:
+        async with AsyncClient(shared_server.url) as client:
+            ended, other = [await client.attach(run_id) for run_id in (claim.run.id, waits)]
+            assert isinstance(ended, AsyncSubmittedFile)
+            assert isinstance(other, AsyncSubmittedFile)
+            with pytest.raises(RunTimeout, match="it goes on"):
+                await other.wait(timeout=0.01)
+            return [(await ended.wait(timeout=0)).state]
+
+    assert asyncio.run(states()) == ["done"]
+    assert SubmittedFile(store, claim.run.id).wait(timeout=0).state == "done"
+
+
+def test_a_run_is_listed_while_it_is_scored_for_longer_than_file_run_ttl(
+    shared_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FileRunStore(shared_server.client, "files listed", 600)
+    store.submit(ORDER)
+    claim = store.claim(15)
+    assert claim
+    now = system.now
+    monkeypatch.setattr(system, "now", lambda: now() + 601)
+    assert store.renew(claim, 15) == "held"
+    store.submit(ORDER)  # runs that have expired are forgotten
+    assert store.find(claim.run.id) == [claim.run.id]
 
 
 def test_a_run_that_was_submitted_twice_is_held_by_one_runner(shared_server: Server) -> None:
