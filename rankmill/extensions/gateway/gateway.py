@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fastapi import APIRouter
 
@@ -140,6 +141,22 @@ def _by_itself(addition: Addition) -> Iterator[None]:
 
 
 A = TypeVar("A", bound=Addition)
+T = TypeVar("T")
+
+
+async def in_own_thread(work: Callable[..., T], *given: Any) -> T:
+    """Call `work` in a thread of its own. The process can end without waiting for this thread."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        future.set_running_or_notify_cancel()
+        try:
+            future.set_result(work(*given))
+        except BaseException as error:
+            future.set_exception(error)
+
+    system.Thread(target=run, name="models", daemon=True).start()
+    return await asyncio.wrap_future(future)
 
 
 class Gateway:

@@ -23,7 +23,7 @@ class GatewaySettings(ExtensionSettings):
     gateway_requests: int = Field(ge=1)
     gateway_backlog_seconds: float = Field(gt=0)
     gateway_request_seconds: float = Field(gt=0)
-    gateway_stop_seconds: float = Field(ge=0)
+    gateway_stop_seconds: float = Field(ge=0, allow_inf_nan=False)
 
 
 def name_and_model(entry: str) -> tuple[str, str]:

@@ -5,14 +5,11 @@ The work for a request is done in a thread, because the work waits for disks, ne
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import Depends, Query
 from pydantic import BaseModel, ConfigDict, Field
@@ -21,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 
 from rankmill.cluster.orders import OrderOutcome
 from rankmill.extensions.gateway.bodies import UploadedBody
-from rankmill.extensions.gateway.gateway import Addition, Gateway
+from rankmill.extensions.gateway.gateway import Addition, Gateway, in_own_thread
 from rankmill.extensions.gateway.http.dependencies import (
     Caller,
     ModelManager,
@@ -65,8 +62,6 @@ _ALIAS = "/{name}/aliases/{alias}"
 
 _pushing = system.Lock()
 """Locked while an uploaded model is unpacked, tried and pushed: the gateway takes one model at a time."""
-
-T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 router = new_router("registry", "/v1/registry")
@@ -384,18 +379,3 @@ def _model_view(registry: RegistryStore, name: str) -> dict[str, Any]:
 
 def _alias_view(alias: Alias, name: str, called: str) -> dict[str, Any]:
     return {"name": name, "alias": called, **alias.model_dump(exclude={"format"})}
-
-
-async def in_own_thread(work: Callable[..., T], *given: Any) -> T:
-    """Call `work` in a thread of its own. The process can end without waiting for this thread."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        future.set_running_or_notify_cancel()
-        try:
-            future.set_result(work(*given))
-        except BaseException as error:
-            future.set_exception(error)
-
-    system.Thread(target=run, name="models", daemon=True).start()
-    return await asyncio.wrap_future(future)

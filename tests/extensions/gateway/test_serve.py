@@ -25,9 +25,12 @@ from rankmill.extensions.gateway.serve import serve
 from rankmill.extensions.gateway.settings import GatewaySettings
 from rankmill.extensions.grpc import routes as listening
 from rankmill.extensions.grpc import tei_pb2 as tei
+from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import ConfigError, EmbeddedError
+from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
 from rankmill.jobs.runtime.http import SERVICE_PORTS
 from rankmill.jobs.runtime.settings import load_settings
+from rankmill.jobs.system import system
 from rankmill.producer.local.embedded import EmbeddedCluster
 from tests.conftest import StartRunner, run_command
 from tests.extensions.grpc.test_grpc import call, grpc_address
@@ -182,6 +185,31 @@ def test_a_signal_as_soon_as_the_address_is_known_ends_it_well() -> None:
         serve(app, ("127.0.0.1", 0), lambda at: os.kill(os.getpid(), signal.SIGTERM))
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_it_ends_while_it_waits_for_workers_to_load_a_model(server: Server, tmp_path: Path) -> None:
+    """Its process waited for the thread, for up to a minute after gateway_stop_seconds."""
+    report = WorkerReport(device="cpu", started=1.0, beat=system.now(), drained=True)
+    server.client.sadd("rq:workers", "rq:worker:silent")
+    server.client.sadd("rq:workers:rankmill", "rq:worker:silent")
+    server.client.hset("rq:worker:silent", "queues", "rankmill")
+    announce_worker(server.client, "silent", report, ttl=600)
+    slow = "from rankmill.extensions.gateway.http import plain_routes; plain_routes._WAIT_SECONDS = 3600"
+    environ = {"RANKMILL_GATEWAY_STOP_SECONDS": "0"}
+    options = ("--model", "demo")
+    with running_gateway(server.url, tmp_path, *options, environ=environ, before=slow) as gateway:
+        ask = threading.Thread(target=gateway.post, args=["/v1/cache/warm", {"model": "demo"}])
+        ask.start()
+        wait_for(lambda: server.client.llen(keys.orders("silent")), gateway.process)
+    ask.join()
+
+
+@pytest.mark.parametrize("value", ["inf", "nan"])
+def test_the_time_to_stop_is_a_number(shared_server: Server, value: str) -> None:
+    environ = {"RANKMILL_GATEWAY_STOP_SECONDS": value}
+    ended = run_command("rankmill", "serve", "--redis", shared_server.url, "--port", "0", environ=environ)
+    assert ended.code == 2
+    assert "gateway_stop_seconds: Input should be a finite number" in ended.err
 
 
 def test_a_connection_that_sends_no_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

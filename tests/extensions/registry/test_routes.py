@@ -22,10 +22,10 @@ from starlette.types import Message
 
 from rankmill.extensions.gateway import bodies
 from rankmill.extensions.gateway.bodies import UploadedBody, uploaded
+from rankmill.extensions.gateway.gateway import in_own_thread
 from rankmill.extensions.gateway.keys.api_keys import KeyStore
 from rankmill.extensions.gateway.refusals import Refusal
 from rankmill.extensions.registry.registry import Registry
-from rankmill.extensions.registry.routes import in_own_thread
 from tests.harness.gateways import Reply, Running, running_gateway
 from tests.harness.models.registries import archive, entry, put_version
 from tests.harness.models.tiny import make_bert, put_weights

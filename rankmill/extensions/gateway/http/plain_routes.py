@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -18,7 +19,7 @@ from rankmill.cluster.usage import listed
 from rankmill.extensions.gateway import metrics
 from rankmill.extensions.gateway.dialects.routes import dialects
 from rankmill.extensions.gateway.dialects.tei import known_info
-from rankmill.extensions.gateway.gateway import Gateway
+from rankmill.extensions.gateway.gateway import Gateway, in_own_thread
 from rankmill.extensions.gateway.http.dependencies import (
     Admin,
     Caller,
@@ -194,8 +195,13 @@ def loaded_models(gateway: TheGateway, key: Admin) -> dict[str, Any]:
 
 
 @router.post("/v1/cache/warm", summary="Let all workers load a model (admin)", openapi_extra=_ORDER)
-def warm_model(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[str, Any]:
+async def warm_model(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[str, Any]:
     """Let all workers of the gateway's queue load a model; returns the outcome at each worker."""
+    outcomes = await in_own_thread(_warm, gateway, order)
+    return {"object": "list", "data": [outcome.model_dump() for outcome in outcomes]}
+
+
+def _warm(gateway: Gateway, order: ModelOrder) -> list[OrderOutcome]:
     if order.model is None:
         raise wrong("model", "name the model to load")
     model = gateway.served.resolve(order.model).model
@@ -205,18 +211,17 @@ def warm_model(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[str, Any
             f"queue {gateway.settings.queue!r} has no worker that takes orders",
             "start one: rankmill score-workers",
         )
-    outcomes = order_workers(gateway.plain_redis, workers, "warm", model, wait_seconds=_WAIT_SECONDS)
-    return {"object": "list", "data": [outcome.model_dump() for outcome in outcomes]}
+    return order_workers(gateway.plain_redis, workers, "warm", model, wait_seconds=_WAIT_SECONDS)
 
 
 @router.post(
     "/v1/cache/clear", summary="Let all workers unload a model, or all models (admin)", openapi_extra=_ORDER
 )
-def clear_models(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[str, Any]:
+async def clear_models(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[str, Any]:
     """Let the workers of the gateway's queue unload a model, or all models; returns the outcome at each
     worker.
     """
-    workers = reachable(_workers(gateway))
+    workers = reachable(await in_own_thread(_workers, gateway))
     loaded = {name for worker in workers if worker.report for name in worker.report.models}
 
     def unload(name: str) -> list[OrderOutcome]:
@@ -226,9 +231,8 @@ def clear_models(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[str, A
     wanted = None if order.model is None else {order.model, gateway.served.known(order.model)}
     names = sorted(loaded if wanted is None else loaded & wanted)
     # Unload all models at the same time, because each call waits for the workers' heartbeats.
-    with system.Executor(8) as threads:
-        unloaded = [outcome for outcomes in threads.map(unload, names) for outcome in outcomes]
-    return {"object": "list", "data": [outcome.model_dump() for outcome in unloaded]}
+    unloaded = await asyncio.gather(*(in_own_thread(unload, name) for name in names))
+    return {"object": "list", "data": [outcome.model_dump() for outcomes in unloaded for outcome in outcomes]}
 
 
 def _workers(gateway: Gateway) -> list[WorkerState]:
