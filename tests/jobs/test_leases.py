@@ -56,6 +56,16 @@ def test_a_longer_lease_is_left_alone(store: RunStore) -> None:
     assert store.redis.zscore("leases", "dead") <= time.time() + 601
 
 
+def test_a_short_lease_beside_a_longer_one_does_not_end_it(store: RunStore) -> None:
+    """As of two runners, or gateways, whose settings differ."""
+    long, short = (Leases(store.redis, "leases", seconds) for seconds in (100, 2))
+    for renew in (short.take, lambda holder: short.renew([holder])):
+        assert long.take("long")
+        renew("short")
+        assert store.redis.ttl("leases") > 90
+    assert long.holders() == ["short", "long"]
+
+
 def test_submitted_runs_of_the_dead_come_back_soon(store: RunStore) -> None:
     files = FileRunStore(store.redis, "files", 3600)
     now = server_time(store.redis)

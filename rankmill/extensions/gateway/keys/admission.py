@@ -15,6 +15,7 @@ from rankmill.extensions.gateway.keys.api_keys import ApiKey, KeyStore, fixed_ke
 from rankmill.extensions.gateway.keys.limits import CountedRequest, Limits
 from rankmill.extensions.gateway.refusals import Refusal
 from rankmill.jobs.contract.errors import RankmillError
+from rankmill.jobs.protocol.leases import UNRENEWED_SECONDS
 from rankmill.jobs.runtime.patience import redis_errors, waiting
 from rankmill.jobs.system import system
 from rankmill.producer.client.aio import bridge
@@ -64,7 +65,7 @@ class Admission:
         self._keys = KeyStore(client)
         self._fixed = fixed
         self._limits = Limits(client, lease_seconds)
-        self._seconds = lease_seconds / 3
+        self._seconds = min(lease_seconds, UNRENEWED_SECONDS) / 3
         self._needed = needed
         self._renewing: asyncio.Task[None] | None = None
         self._known: list[ApiKey] | None = None

@@ -4,4 +4,5 @@ local clock = redis.call('TIME')
 for place = 2, #ARGV do
   redis.call('ZADD', KEYS[1], 'XX', clock[1] + clock[2] / 1000000 + ARGV[1], ARGV[place])
 end
-redis.call('EXPIRE', KEYS[1], math.ceil(ARGV[1]))
+local seconds = math.ceil(ARGV[1])
+if redis.call('TTL', KEYS[1]) < seconds then redis.call('EXPIRE', KEYS[1], seconds) end  -- others' may last longer

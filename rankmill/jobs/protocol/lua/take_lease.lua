@@ -8,5 +8,6 @@ if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[1]) and not redis.call('ZSCORE'
   return 0
 end
 redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[3])
-redis.call('EXPIRE', KEYS[1], math.ceil(ARGV[2]))
+local seconds = math.ceil(ARGV[2])
+if redis.call('TTL', KEYS[1]) < seconds then redis.call('EXPIRE', KEYS[1], seconds) end  -- others' may last longer
 return 1
