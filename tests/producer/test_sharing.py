@@ -54,6 +54,12 @@ def test_a_gpu_that_waits_for_its_worker_gets_another() -> None:
     assert said(gpu, reports(use=0.8, speed=90_000, workers=2)) != []
 
 
+def test_reports_may_come_less_often_than_looks() -> None:
+    """With heartbeats every ten seconds, no GPU ever got a second worker."""
+    seen = (report for report in reports(use=0.6, speed=50_000) for _ in range(2))
+    assert said(SharedGpu(most=4), seen, looks=8)
+
+
 @pytest.mark.parametrize(
     "seen",
     [

@@ -34,8 +34,6 @@ from rankmill.jobs.runtime.settings import Settings
 
 _LOOK_SECONDS = 0.5
 
-_SWEEP_SECONDS = 3600
-
 _FORM: dict[str, Any] = {
     "type": "object",
     "required": ["purpose", "file"],
@@ -81,7 +79,7 @@ class BatchPaths(Addition):
                     await asyncio.to_thread(self.batches.sweep)
             except (*EXPECTED, OSError) as error:
                 logger.warning("expired files are not deleted yet: %s", error)
-            await asyncio.sleep(_SWEEP_SECONDS)
+            await asyncio.sleep(self.batches.sweep_seconds)
 
 
 async def _batches(gateway: TheGateway, key: Caller) -> Batches:

@@ -46,7 +46,7 @@ from rankmill.jobs.system import system
 _ENDINGS = (".parquet", ".csv", ".tsv", ".jsonl", ".csv.gz", ".csv.zst", ".tsv.gz", ".tsv.zst")
 
 _CANCEL_SECONDS = 60
-
+_SWEEP_SECONDS = 3600.0
 
 _OF_PAIRS = (
     "query_column", "passage_column", "text_column", "messages_column", "score_column", "rank_column",
@@ -121,6 +121,11 @@ class Batches:
     @property
     def most_bytes(self) -> int:
         return self._own.gateway_file_mib << 20
+
+    @property
+    def sweep_seconds(self) -> float:
+        """Seconds between two calls of `sweep`, which renews the records of batches before they expire."""
+        return min(_SWEEP_SECONDS, self._store.ttl / 2)
 
     def upload(
         self, key: ApiKey | None, name: str, source: BinaryIO, size: int, after: ExpiresAfter | None = None

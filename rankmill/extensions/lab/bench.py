@@ -23,6 +23,7 @@ from rankmill.score.session import RunScores, Session
 _LOOK_SECONDS = 0.1
 
 _REPORT_SECONDS = 30
+"""A worker's next report is waited for this many seconds more than ``heartbeat_seconds``."""
 
 
 class Records:
@@ -165,8 +166,8 @@ class Bench:
         """Return the seconds that all workers together have spent in each stage of their work since their
         start. Waits for the workers' next reports.
         """
-        began = system.now()
-        deadline = system.monotonic() + _REPORT_SECONDS
+        began, seconds = system.now(), _REPORT_SECONDS + self.settings.heartbeat_seconds
+        deadline = system.monotonic() + seconds
         names = queue_workers(self._redis, self.settings.queue).scoring
         while system.monotonic() < deadline:
             self._embedded.check()
@@ -176,7 +177,7 @@ class Bench:
                 totals = np.sum([report.stage_seconds for report in reports], axis=0)
                 return dict(zip(STAGES, totals.tolist(), strict=True))
             system.sleep(_LOOK_SECONDS)
-        raise BenchFailed(f"the workers have not reported for {_REPORT_SECONDS} s")
+        raise BenchFailed(f"the workers have not reported for {seconds:g} s")
 
     def _look(self) -> None:
         if self._embedded.worker_deaths:

@@ -17,8 +17,7 @@ from rankmill.jobs.system import system
 from rankmill.producer.local.processes import WorkerProcesses
 
 LOOK_SECONDS = 6.0
-"""Seconds between two readings of the workers' reports. With the usual settings, workers report more often.
-"""
+"""Seconds between two readings of the workers' reports. A reading without new reports does not count."""
 
 _LOOKS = 3
 """Whether a GPU gets another worker is decided by the means of this many successive readings."""
@@ -114,10 +113,15 @@ class SharedGpu:
         it is not worth its cost.
         """
         reports = {name: report for name, report in given.items() if report is not None}
+        self._is_full |= len(given) < self._count
+        if any(
+            name in self._before and report.beat == self._before[name].beat
+            for name, report in reports.items()
+        ):
+            return None  # ``heartbeat_seconds`` may be longer than `LOOK_SECONDS`
         speed = self._speed(reports) if len(reports) == len(given) else None
         uses = [report.gpu.use for report in reports.values() if report.gpu and report.gpu.use is not None]
         self._before = dict(reports)
-        self._is_full |= len(given) < self._count
         if speed is None or not uses:
             self._looks.clear()
             return None
@@ -136,8 +140,8 @@ class SharedGpu:
 
     def _speed(self, reports: Mapping[str, WorkerReport]) -> float | None:
         """Return the pairs per second of all of the GPU's workers since their previous reports. Returns
-        ``None`` if one of the workers had too little work, has loaded a model, or has not written a new
-        report.
+        ``None`` if one of the workers had too little work, or has loaded a model, or if its host's clock has
+        gone back.
         """
         total = 0.0
         for name, report in reports.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import io
 import json
@@ -31,6 +32,7 @@ from rankmill.extensions.batches.folder import files_folder
 from rankmill.extensions.batches.lines import read_requests
 from rankmill.extensions.batches.order import BatchOrder
 from rankmill.extensions.batches.records import BatchRecord
+from rankmill.extensions.batches.routes import BatchPaths
 from rankmill.extensions.batches.service import Batches, ExpiresAfter, NewBatch
 from rankmill.extensions.batches.work import BATCHES
 from rankmill.extensions.gateway.keys.api_keys import KeyStore
@@ -445,6 +447,24 @@ def test_a_file_that_a_batch_reads_is_not_deleted_before_the_batch_ends(
     batches.cancel(None, batch)
     batches.delete(None, read.id)
     assert not (tmp_path / read.id).exists()
+
+
+def test_the_records_of_batches_are_renewed_before_they_expire(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a file_run_ttl of an hour or less, a batch expired while a runner scored it."""
+    settings = load_settings({"gateway_files": str(tmp_path), "file_run_ttl": 600})
+    paths, pauses = BatchPaths(settings), list[float]()
+    paths.attach(Mock(redis_url=server.url))
+
+    async def end(seconds: float) -> None:
+        pauses.append(seconds)
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(asyncio, "sleep", end)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(paths.work())
+    assert pauses == [300]
 
 
 def test_a_batch_does_not_expire_before_its_end(server: Server, tmp_path: Path) -> None:

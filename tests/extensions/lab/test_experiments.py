@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -20,14 +22,17 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from rankmill.extensions.lab.bench import PeakMemory, Records
+from rankmill.extensions.lab.bench import Bench, PeakMemory, Records
 from rankmill.extensions.lab.commands.experiment import experiment
 from rankmill.extensions.lab.experiment import Finding, load_experiment, shipped
 from rankmill.extensions.lab.grid import plan
 from rankmill.extensions.lab.pairs import sample
 from rankmill.extensions.lab.statistics import measured_value, pareto
 from rankmill.jobs.contract.errors import InputError
-from tests.conftest import start_command, wait_for
+from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.jobs.system import system
+from tests.conftest import Server, start_command, wait_for
 from tests.harness.models.tiny import make_bert
 from tests.harness.preloaded import EXECUTED
 
@@ -189,6 +194,32 @@ def test_the_memory_of_workers_is_that_of_the_processes_below() -> None:
             assert memory.peak < 1.8 * size
         finally:
             above.communicate(b"\n\n")
+
+
+def test_reports_are_waited_for_as_long_as_heartbeats_take(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With heartbeat_seconds over 30, each measured cell failed in the end."""
+    bench = Bench(load_settings({"heartbeat_seconds": 60, "lease_seconds": 120}), timeout=600)
+    server.client.sadd("rq:workers:rankmill", "rq:worker:w")
+    server.client.set("rq:worker:w", 1)
+    began = now = system.now()
+
+    def tell(seconds: float) -> None:
+        nonlocal now
+        now += 10
+        beat = now if now - began > 50 else began
+        report = WorkerReport(device="cpu", started=began, beat=beat, stage_seconds=(1, 2, 3, 4, 5))
+        announce_worker(server.client, "w", report, ttl=600)
+
+    tell(0)
+    monkeypatch.setattr(system, "now", lambda: now)
+    monkeypatch.setattr(system, "monotonic", lambda: now - began)
+    monkeypatch.setattr(system, "sleep", tell)
+    monkeypatch.setattr(bench, "_redis", server.client, raising=False)
+    monkeypatch.setattr(bench, "_embedded", Mock(worker_deaths=0), raising=False)
+    bench.deadline = math.inf
+    assert bench.stage_seconds() == {"wait": 1, "fetch": 2, "tokenize": 3, "forward": 4, "write": 5}
 
 
 def test_workers_that_are_killed_or_too_slow_are_results(tmp_path: Path, tiny_model: Path) -> None:
