@@ -132,10 +132,6 @@ class Periodic:
         self._woken = woken or system.Event()
         self._thread = system.Thread(target=self._run, name=name, daemon=True)
 
-    @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
     def start(self) -> None:
         self._thread.start()
 

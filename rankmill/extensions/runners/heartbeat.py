@@ -58,9 +58,6 @@ class RunnerHeartbeat:
             self._claim, self.held = claim, "held"
         self._periodic.wake()
 
-    def ailment(self) -> str | None:
-        return None if self._periodic.is_alive else "the heartbeat has ended"
-
     @property
     def claim(self) -> RunLease:
         """The run in progress and its lease, with all changes from `note`. There must be such a run."""

@@ -74,8 +74,7 @@ class Runner:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._on_signal)
         if (address := self._settings.metrics_address) != "none":
-            apps = health(self._store.redis, ailment=self._heartbeat.ailment)
-            serve(paths(apps), "metrics_address", address, ports=MANY_PORTS)
+            serve(paths(health(self._store.redis)), "metrics_address", address, ports=MANY_PORTS)
         self._heartbeat.start()
         self._webhooks.start()
         logger.info("runner %s takes runs of queue %r", self.name, self._store.queue.name)

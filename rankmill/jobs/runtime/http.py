@@ -126,9 +126,7 @@ def answer(
 
 
 def health(
-    client: redis.Redis,
-    ailment: Callable[[], str | None] = lambda: None,
-    obstacle: Callable[[], str | None] = lambda: None,
+    client: redis.Redis, obstacle: Callable[[], str | None] = lambda: None
 ) -> dict[str, WSGIApplication]:
     """Make the WSGI apps for health checks of a process, by their paths ``/healthz`` and ``/readyz``.
 
@@ -136,24 +134,16 @@ def health(
     ----------
     client
         A client of the process's Redis server, without which the process is not ready.
-    ailment
-        Returns why the process cannot continue, or ``None``.
     obstacle
         Returns why the process is not ready although Redis serves, or ``None``.
     """
     probe = impatient(client)
 
-    def says(word: str, why: Callable[[], str | None]) -> WSGIApplication:
-        def make() -> tuple[HTTPStatus, str]:
-            reason = why()
-            return (HTTPStatus.OK, word) if reason is None else (HTTPStatus.SERVICE_UNAVAILABLE, reason)
+    def readiness() -> tuple[HTTPStatus, str]:
+        reason = obstacle() or unreachable(probe)
+        return (HTTPStatus.OK, "ready") if reason is None else (HTTPStatus.SERVICE_UNAVAILABLE, reason)
 
-        return answer(make)
-
-    return {
-        "/healthz": says("alive", ailment),
-        "/readyz": says("ready", lambda: obstacle() or unreachable(probe)),
-    }
+    return {"/healthz": answer(lambda: (HTTPStatus.OK, "alive")), "/readyz": answer(readiness)}
 
 
 def _known_hosts_only(app: WSGIApplication, names: Collection[str], shown: str) -> WSGIApplication:
