@@ -80,6 +80,7 @@ from rankmill.jobs.runtime.settings import load_settings
 
 worker = SimulatedWorker(["rankmill"], connection=redis.Redis.from_url({url!r}), name="w")
 worker._patience = Patience(1)
+worker.connection.set_retry(worker._patience)
 worker._prepare(load_settings({{"metrics_address": "none"}}))
 
 def returns(job):
@@ -121,6 +122,7 @@ from rankmill.workers.engine.work import prepare
 
 worker = SimulatedWorker(["rankmill"], connection=redis.Redis.from_url({url!r}), name="w")
 worker._patience = Patience(1)
+worker.connection.set_retry(worker._patience)
 worker._prepare(load_settings({{"metrics_address": "none", "model_cache_size": 1}}))
 first, texts = worker._engines.get(ScoreSpec(model="first")), ["a text"] * 100
 worker._pipeline.start()

@@ -32,6 +32,7 @@ class Worker(SimulatedWorker):
 
 worker = Worker(["rankmill"], connection=redis.Redis.from_url(sys.argv[1]), name="w")
 worker._patience = Patience(1)
+worker.connection.set_retry(worker._patience)
 worker._prepare(load_settings({"metrics_address": "none", "model_cache_size": 1}))
 """
 
