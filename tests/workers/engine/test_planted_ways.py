@@ -336,7 +336,14 @@ def test_a_proof_is_of_the_kernels_that_the_environment_chooses(
     assert proofs() == 2
 
 
-@pytest.mark.parametrize("way", slow_but(["torch fp32", "torch bf16", "openvino int8"], "torch bf16"))
+@pytest.mark.parametrize(
+    "way",
+    [
+        "torch bf16",
+        pytest.param("torch fp32", marks=pytest.mark.slow),
+        pytest.param("openvino int8", marks=pytest.mark.long),  # it takes a minute
+    ],
+)
 def test_a_large_model_is_held_to_its_own_precision(
     way: str, models: dict[str, Path], tmp_path: Path, monkeypatch: Patch
 ) -> None:
