@@ -30,7 +30,7 @@ from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, ke
 from rankmill.workers.host.model_file import model_file, read_json
 from rankmill.workers.models.tokenizer import Joiner, sample_pairs
 
-_VERSION = 6
+_VERSION = 7
 """Version of the format of the files in which a model's description is cached. A change of the format must
 increase this version.
 """
@@ -53,10 +53,19 @@ class KnownConfig(BaseModel, frozen=True, extra="forbid", protected_namespaces=(
     classifier_pooling: str | None
     num_labels: int
     id2label: dict[int, str]
+    problem_type: str | None
 
     @classmethod
     def of(cls, config: Any) -> KnownConfig:
         return cls.model_validate({name: getattr(config, name, None) for name in cls.model_fields})
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise an error that `getattr` with a default does not hide: models would be scored in another way
+        once their description is in the cache.
+        """
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise KeyError(f"KnownConfig lacks the field {name}")
 
 
 class TokenizerFacts(BaseModel, frozen=True, extra="forbid", protected_namespaces=()):

@@ -151,6 +151,15 @@ def test_a_cached_description_says_what_the_first_one_said(tmp_path: Path) -> No
     assert poolings == ["mean"] * 2
 
 
+def test_what_a_cached_description_lacks_is_an_error_and_no_default(tmp_path: Path) -> None:
+    """Else a model would be scored in another way by the workers that read its description in the cache."""
+    describe(DEMO_MODEL, None, tmp_path)
+    config = describe(DEMO_MODEL, None, tmp_path).config
+    assert config.num_labels == 1
+    with pytest.raises(KeyError, match="KnownConfig lacks the field hidden_act"):
+        getattr(config, "hidden_act", None)
+
+
 def test_a_tokenizer_with_a_chat_template_keeps_it(tmp_path: Path) -> None:
     """Conversations were scored by the first worker of a host, and refused by others."""
     cross_encoder(make_bert(tmp_path / "plain")).save_pretrained(str(tmp_path / "model"))
