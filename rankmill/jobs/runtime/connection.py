@@ -26,9 +26,6 @@ _PROBE_SECONDS = 2
 _SILENCE_SECONDS = 15
 """A server that sends nothing for this many seconds counts as away. Commands block for a second at most."""
 
-_LEAST_SILENCE_SECONDS = 2
-"""The option ``socket_timeout`` of a URL must be at least this number of seconds."""
-
 _CONNECTIONS = 256
 """One client opens at most this many connections; further threads wait for a free one."""
 
@@ -175,18 +172,10 @@ def pool_for(url: str, patience: Patience) -> WaitingPool:
 
 
 def check_options(options: Mapping[str, object]) -> None:
-    """Raise `ConfigError` for an option of a connection that changes the types of replies, or that ends
-    commands which wait for jobs or results.
-    """
+    """Raise `ConfigError` for an option of a connection that changes the types of replies."""
     for name, usual in (("decode_responses", "False"), ("protocol", "2")):
         if str(options.get(name) or usual) != usual:
             raise ConfigError(f"redis_url: leave out the option {name}: replies would have other types")
-    seconds = options.get("socket_timeout")
-    if seconds is not None and float(str(seconds)) < _LEAST_SILENCE_SECONDS:
-        raise ConfigError(
-            f"redis_url: the option socket_timeout is under {_LEAST_SILENCE_SECONDS} s, and commands wait "
-            "for jobs and results for a second: raise it, or leave it out"
-        )
 
 
 def check_mode(client: redis.Redis) -> None:

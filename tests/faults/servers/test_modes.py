@@ -30,16 +30,6 @@ def test_options_that_change_replies_are_refused(option: str, server: Server) ->
     assert "Traceback" not in done.err
 
 
-def test_a_socket_timeout_that_commands_wait_longer_than_is_refused(server: Server) -> None:
-    url = f"{server.url}?socket_timeout=1"
-    with pytest.raises(ConfigError, match="socket_timeout is under 2 s"):
-        Client(url, model="demo")
-    done = run_command(*WORKER, "--url", url, environ=OURS)
-    assert done.code == 78, done.err
-    assert "socket_timeout is under 2 s" in done.err
-    Client(f"{server.url}?socket_timeout=2", model="demo").close()
-
-
 def test_a_server_in_cluster_mode_is_refused(tmp_path: Path) -> None:
     socket = tmp_path / "s"
     config = {"cluster-enabled": "yes"}
