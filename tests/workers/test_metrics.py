@@ -37,6 +37,7 @@ from rankmill.jobs.protocol.worker_report import (
     queue_workers,
     worker_reports,
 )
+from rankmill.jobs.runtime.connection import client_for
 from rankmill.jobs.runtime.http import answer, serve
 from rankmill.workers.host import metrics
 from rankmill.workers.host.gpu import Gpu
@@ -296,7 +297,7 @@ def test_a_heartbeat_reports_while_another_thread_imports_pytorch(monkeypatch: p
 
 
 def test_a_worker_s_record_is_renewed_if_it_or_its_report_is_lost(server: Server) -> None:
-    worker = RQWorker(["q"], connection=server.client)
+    worker = RQWorker(["q"], connection=client_for(server.url, 10))
     worker.register_birth()
     server.client.persist(worker.key)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from rq import Queue
+from rq.job import JobStatus
 from rq.serializers import JSONSerializer
 
 from rankmill.cluster.failed import failed_jobs
@@ -93,6 +94,7 @@ def test_the_page_retries_and_clears_jobs_and_cancels_runs(server: Server, page:
     job = queue.enqueue("rankmill.score_pairs", "no list of pairs", model="demo")
     server.client.lrem(queue.key, 1, job.id)
     queue.failed_job_registry.add(job, ttl=600)
+    job.set_status(JobStatus.FAILED)
     set_aside(queue, b"odd", "its data is not JSON")
     _, found = ask(page, "GET", "/api/jobs.json", authorization=f"Bearer {KEY}")
     assert found["jobs"] == [each.model_dump() for each in failed_jobs(server.client)]
