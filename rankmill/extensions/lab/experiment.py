@@ -75,9 +75,12 @@ class Measure(_Strict):
         return self
 
     def changed(self, changes: Mapping[str, Any]) -> Measure:
-        """Return a copy with some values replaced by `changes`. Raises `ConfigError` for an invalid value."""
+        """Return a copy with some values replaced by `changes`. If these name shipped pairs, the columns of
+        the file before them are dropped. Raises `ConfigError` for an invalid value.
+        """
+        dropped = {"query_column", "passage_column"} if changes.get("pairs") in BUILT_IN else set()
         try:
-            return Measure(**{**self.model_dump(), **changes})
+            return Measure(**{**self.model_dump(exclude=dropped), **changes})
         except ValidationError as error:
             raise ConfigError(_first(error)) from None
 

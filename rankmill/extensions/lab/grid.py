@@ -156,7 +156,7 @@ def run(plans: Iterable[Plan], records: Records) -> Iterator[tuple[Plan, CellRes
     Raises
     ------
     InputError
-        The pairs cannot be read.
+        The pairs or a model's files cannot be read.
     """
     for planned in plans:
         pairs = _pairs(planned.measure)

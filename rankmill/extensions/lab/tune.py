@@ -87,12 +87,14 @@ class PrecisionProbe(BaseModel):
     """The measurement of a backend and precision: seconds for the sample, and agreement with the reference
     scores.
 
-    If the backend cannot run the precision here, ``reason`` says why.
+    If the backend cannot run the precision here, ``reason`` says why. ``lost`` is the number of rows that
+    have a reference score, but no score in this precision.
     """
 
     backend: str
     precision: str
     reason: str = ""
+    lost: int = 0
     seconds: float = 0.0
     agreement: Agreement | None = None
 
@@ -195,12 +197,9 @@ class Trials:
             if not isinstance(error, RunFailed):
                 self.end_others(None)
             return PrecisionProbe(**place, reason=str(error))
-        lost = np.count_nonzero(np.isfinite(reference.scores) & ~np.isfinite(scored.scores))
-        if lost:
-            reason = f"rows that lose the score they have with {label(REFERENCE)}: {lost:,}"
-            return PrecisionProbe(**place, reason=reason)
+        lost = int(np.count_nonzero(np.isfinite(reference.scores) & ~np.isfinite(scored.scores)))
         agreed = rank_agreement(self.pairs, scored.scores, reference.scores)
-        return PrecisionProbe(**place, seconds=scored.seconds, agreement=agreed)
+        return PrecisionProbe(**place, lost=lost, seconds=scored.seconds, agreement=agreed)
 
     def compare(self, first: Changes, second: Changes) -> PairedCosts:
         """Measure two combinations of settings in turn, so that other load on the machine affects both.
@@ -445,6 +444,12 @@ class Tuner:
             name = f"{probe.backend}, {probe.precision}"
             if probe.reason:
                 self._tell(f"{name}: not possible here: {probe.reason}")
+                continue
+            if probe.lost:
+                self._tell(
+                    f"{name}: refused, rows that lose the score they have with {label(REFERENCE)}: "
+                    f"{probe.lost:,}"
+                )
                 continue
             found_ranks = probe.agreement
             if found_ranks is None:

@@ -24,7 +24,7 @@ from click.testing import CliRunner, Result
 
 from rankmill.extensions.lab.bench import Bench, PeakMemory, Records
 from rankmill.extensions.lab.commands.experiment import experiment
-from rankmill.extensions.lab.experiment import Finding, load_experiment, shipped
+from rankmill.extensions.lab.experiment import Finding, Measure, load_experiment, shipped
 from rankmill.extensions.lab.grid import plan
 from rankmill.extensions.lab.pairs import sample
 from rankmill.extensions.lab.statistics import measured_value, pareto
@@ -101,6 +101,14 @@ def test_shipped_experiments_can_be_named() -> None:
     result = run("speed")
     assert result.exit_code == 2
     assert "ships none of that name; it ships backends, batch-size" in result.output
+
+
+def test_the_columns_of_an_experiment_s_file_are_not_those_of_shipped_pairs() -> None:
+    """With --pairs varied such an experiment was refused."""
+    measure = Measure(pairs="mine.csv", query_column="q", passage_column="p")
+    for pairs, columns in [("varied", ("query", "passage")), ("other.csv", ("q", "p"))]:
+        changed = measure.changed({"pairs": pairs})
+        assert (changed.query_column, changed.passage_column) == columns
 
 
 def test_impossible_cells_are_results_and_the_report_is_whole(tmp_path: Path, tiny_model: Path) -> None:

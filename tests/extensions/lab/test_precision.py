@@ -110,9 +110,11 @@ def test_what_cannot_be_compared_is_said(options: list[str], message: str, share
         ("a,b\nc,d\n", "it has 'a', 'b' (choose with --query-column)"),
     ],
 )
-def test_no_option_is_advised_that_it_lacks(content: str, said: str, tmp_path: Path) -> None:
+def test_no_option_is_advised_that_it_lacks(
+    content: str, said: str, shared_queue: Server, tmp_path: Path
+) -> None:
     (tmp_path / "pairs.csv").write_text(content)
-    found = CliRunner().invoke(check_precision, [str(tmp_path / "pairs.csv")])
+    found = run(shared_queue, str(tmp_path / "pairs.csv"))
     assert said in found.stderr
 
 

@@ -283,10 +283,37 @@ def test_a_precision_in_which_rows_lose_their_score_is_not_taken(monkeypatch: py
     monkeypatch.setattr(trials, "warm", lambda *_, **__: None)
     monkeypatch.setattr(trials, "bulk", lambda *_, **__: scored)
     found = trials.probe("torch", "bf16", ReferenceScores(scores=[1.0, 2.0, 3.0], device="cpu"))
-    assert found.reason == "rows that lose the score they have with backend=torch, precision=fp32: 1"
+    assert found.lost == 1
     found = trials.probe("torch", "bf16", ReferenceScores(scores=[1.0, math.nan, 3.0], device="cpu"))
+    assert found.lost == 0
     assert found.agreement
     assert found.agreement.rows == 2
+
+
+def test_auto_is_not_left_to_choose_a_precision_in_which_rows_lose_their_score(tmp_path: Path) -> None:
+    class Lossy(Trials):
+        def reference(self, seconds: float) -> ReferenceScores:
+            return ReferenceScores(scores=[0.0] * 2, device="cpu")
+
+        def probe(self, backend: str, precision: str, reference: ReferenceScores) -> PrecisionProbe:
+            lost = int(precision != "fp32")
+            return PrecisionProbe(
+                backend=backend, precision=precision, lost=lost, seconds=1.0, agreement=SAME
+            )
+
+        def compare(self, first: Changes, second: Changes) -> PairedCosts:
+            return PairedCosts(first=[1.0], second=[2.0])
+
+    fixed = {"model": "demo", "backend": "torch", "token_budget": 2048, "workers": 1}
+    settings = load_settings(fixed, environ={})
+    trials = Lossy(settings, sample("example", 2), "throughput", 300)
+    records = Records(tmp_path / "records.jsonl")
+    tuned = Tuner(
+        settings, trials, "throughput", records, budget=60, min_spearman=0, say=lambda _: None
+    ).tune()
+    assert tuned.changes == {"backend": "torch", "precision": "fp32"}
+    lost = "refused, rows that lose the score they have with backend=torch, precision=fp32: 1"
+    assert f"torch, bf16: {lost}" in tuned.story
 
 
 def test_a_sample_without_a_score_is_said_to_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
