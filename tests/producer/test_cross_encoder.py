@@ -281,7 +281,7 @@ def test_a_copy_in_another_process_scores_the_same(ours: CrossEncoder) -> None:
 def test_a_copy_waits_as_long_for_workers(server: Server) -> None:
     there = copy.deepcopy(CrossEncoder("demo", redis_url=server.url, no_workers_seconds=0.1))
     with pytest.raises(NoWorkers):
-        there.predict(PAIRS)
+        there.client.score(PAIRS, timeout=20)  # less than the usual patience
 
 
 def test_the_model_s_own_prompts_give_way(shared_queue: Server, tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ class CrossEncoder:
     - Entries of ``model_kwargs``, ``processor_kwargs`` and ``config_kwargs`` that are not listed here, unless
       they do not change scores (such as ``use_fast``).
     - Assignments to most attributes.
+    - Calls that name no prompt, if there are ``prompts`` without a ``default_prompt_name``.
 
     torch is imported only for tensors as results, for an ``activation_fn`` other than `torch.nn.Identity` and
     `torch.nn.Sigmoid`, and for `device`; transformers is imported only for `tokenizer` and `config`.

@@ -416,10 +416,10 @@ def _check_columns(path: AnyPath, schema: pa.Schema, columns: TextColumns, optio
                 )
         elif not is_text(kind):
             way_out = f"write it as text first, or choose another with {option}"
-            if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-                way_out = options.advice(f"--list-columns {name} makes a row of each item")
-                if holds_messages(kind):
-                    way_out = options.advice("--messages-column is for conversations")
+            is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+            if is_list and not options.way_out:  # the command has the options of score-file
+                way_out = f"--list-columns {name} makes a row of each item"
+                way_out = "--messages-column is for conversations" if holds_messages(kind) else way_out
             raise InputError(f"{path}: column {name!r} holds {kind}, not text ({way_out})")
 
 

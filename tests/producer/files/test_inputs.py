@@ -180,6 +180,11 @@ def test_a_list_that_is_not_unrolled_is_told_how(tmp_path: Path) -> None:
         opened(tmp_path / "a.parquet")
     with pytest.raises(InputError, match="column 'query' holds string, not lists"):
         opened(tmp_path / "a.parquet", lists=("query",))
+    (tmp_path / "a.jsonl").write_text('{"query": "q", "passage": ["p"]}\n')
+    without_options = {"parquet": "write it as text first", "jsonl": r"write numbers as text, in quotes\)"}
+    for kind, why in without_options.items():  # as for check-precision
+        with pytest.raises(InputError, match=rf"not text \({why}"):
+            opened(tmp_path / f"a.{kind}", way_out="write the pairs as Parquet")
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 9])

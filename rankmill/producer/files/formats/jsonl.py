@@ -68,10 +68,8 @@ _MAX_CELLS = 20_000_000
 _SAFE_INTEGER = 2**53
 """A 64-bit floating-point number holds every integer up to this size exactly."""
 
-_WAY_OUT = (
-    "write numbers as text, in quotes; --list-columns {} makes a row of each item of lists, "
-    "and --messages-column is for conversations"
-)
+_NUMBERS = "write numbers as text, in quotes"
+_LISTS = "; --list-columns {} makes a row of each item of lists, and --messages-column is for conversations"
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SPACES = " \t\r\n"
@@ -119,11 +117,12 @@ class JsonlReader:
         """Parse the file to find its columns, and again if the type of a nested column was widened."""
         rows, null = 0, None
         columns = _Columns(self._path, self._texts, self._options)
+        way_out = _NUMBERS if self._options.way_out else f"{_NUMBERS}{_LISTS}"
         for part in _parts(self._path):
             columns.add(part)
             for name in self._options.messages:
                 part.values_of(name, (list, str), "a conversation: a list of {role, content}, or its JSON")
-            texts = [part.values_of(name, (str,), f"text ({_WAY_OUT.format(name)})") for name in self._texts]
+            texts = [part.values_of(name, (str,), f"text ({way_out.format(name)})") for name in self._texts]
             if null is None and (lacking := [values.index(None) for values in texts if None in values]):
                 null = rows + min(lacking)
             rows += len(part.records)
