@@ -166,7 +166,10 @@ def last_tokens(rows: Tokens, skipped: int | None) -> Ids:
     return last
 
 
-def _positions(rows: Tokens, first: int) -> Ids:
+def _positions(rows: Tokens, first: int) -> Ids | TokenIds:
+    if first == 0:  # the same as below, but much faster
+        starts = rows.offsets[:-1].astype(np.int32)
+        return np.arange(len(rows.ids), dtype=np.int32) - np.repeat(starts, rows.lengths)
     counted = rows.ids != first - 1
     before = ends(counted)[rows.offsets[:-1]]
     positions: Ids = (np.cumsum(counted) - np.repeat(before, rows.lengths)) * counted + first - 1
