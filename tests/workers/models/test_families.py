@@ -354,10 +354,11 @@ def test_their_conversions_to_one_output(kind: str, tmp_path: Path) -> None:
     agrees(make_decoder(tmp_path / "model", kind, task="classifier", template=PAIR_TEMPLATE), tmp_path, 1e-4)
 
 
-def test_a_head_that_pools_as_its_config_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pooling", ["mean", "eos"])
+def test_a_head_that_pools_as_its_config_says(pooling: str, tmp_path: Path) -> None:
     """It was computed from the last token, and refused."""
     ropes = {"full_attention": {"rope_type": "default", "rope_theta": 10_000.0}}
-    config: Any = {"pooling": "mean", "rope_parameters": ropes}
+    config: Any = {"pooling": pooling, "rope_parameters": ropes}
     model = make_decoder(
         tmp_path / "model", "cohere_compass_text", task="classifier", template=PAIR_TEMPLATE, **config
     )

@@ -75,9 +75,10 @@ def load_network(files: ModelFiles) -> Network:
     match layout.task:
         case "classifier":
             model = load_pretrained(AutoModelForSequenceClassification, source, revision, config)
-            # a class with a forward of its own may pool other tokens
-            last = type(model).forward is GenericForSequenceClassification.forward
-            return LastTokenClassifier(model) if last else Classifier(model)
+            # CohereCompass may pool other tokens
+            last = getattr(model, "pooling", "eos") == "eos"
+            generic = isinstance(model, GenericForSequenceClassification)
+            return LastTokenClassifier(model) if generic and last else Classifier(model)
         case "chain":
             model = load_pretrained(AutoModel, source, revision, config)
             return ChainNetwork(model, load_chain(source, revision, layout.steps, config.hidden_size))
