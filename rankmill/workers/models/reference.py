@@ -71,7 +71,7 @@ class ReferenceModel:
 
     def _one(self, row: Row, beside: Row | None) -> Logits:
         length, padding = len(row["input_ids"]), self._padding
-        if beside is not None and padding is None:
+        if beside is not None and (padding is None or padding < 0):  # some configs say -1
             used = {*row["input_ids"], *beside["input_ids"]}
             padding = next(number for number in count() if number not in used)
         # a head that reads the last token takes each other id for a token

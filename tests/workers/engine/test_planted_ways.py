@@ -360,7 +360,7 @@ def test_a_large_model_is_held_to_its_own_precision(
         proving.load_proven(spec, "cpu", backend, str(tmp_path / "other"))
 
 
-@pytest.mark.parametrize("pad", [5, None])
+@pytest.mark.parametrize("pad", [5, None, pytest.param(-1, marks=pytest.mark.slow)])
 def test_padding_changes_little_in_a_large_language_model(
     pad: int | None, tmp_path: Path, monkeypatch: Patch
 ) -> None:
