@@ -153,7 +153,7 @@ def scored_length(config: Any) -> int:
     """Return the number of tokens to which scored probes are cut, unless the model's own limit is smaller.
     BigBird's probes are so long that its attention is sparse.
     """
-    if config.model_type == "big_bird" and config.attention_type == "block_sparse":
+    if config.model_type in {"big_bird", "bigbird_pegasus"} and config.attention_type == "block_sparse":
         return max(LONGEST, (5 + 2 * int(config.num_random_blocks)) * int(config.block_size) + 8)
     return LONGEST
 

@@ -19,6 +19,7 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.families import POSITIONS_AFTER_PADDING
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.proving import load_proven
+from rankmill.workers.models.probes import scored_length
 from tests.harness.models.rerankers import save_tokenizer
 from tests.harness.models.tiny import cross_encoder
 from tests.harness.tools import slow_but
@@ -109,3 +110,9 @@ def test_all_families_that_count_positions_after_padding_are_known() -> None:
         if found and found.origin and "create_position_ids_from_input_ids" in Path(found.origin).read_text():
             counting.add(kind)
     assert counting == POSITIONS_AFTER_PADDING
+
+
+@pytest.mark.parametrize("kind", ["big_bird", "bigbird_pegasus"])
+def test_probes_are_so_long_that_bigbird_s_attention_is_sparse(kind: str) -> None:
+    config = AutoConfig.for_model(kind)
+    assert scored_length(config) > (5 + 2 * config.num_random_blocks) * config.block_size
