@@ -177,9 +177,9 @@ def check_counts(source: str | Path, config: Any, name: str = "") -> None:
 def _saved(
     source: str | Path, revision: str | None, modules: list[Any], saved: dict[str, Any], older: str | None
 ) -> ModelLayout:
+    _check_versions(source, saved.get("requirements") or {})
     types = [str(module["type"]) for module in modules]
     # a class of the same name from elsewhere is code in the model's repository, or another package's
-    _check_versions(source, saved.get("requirements") or {})
     kinds = [kind.rpartition(".")[2] if kind.startswith("sentence_transformers.") else kind for kind in types]
     if kinds[:1] != ["Transformer"] or modules[0]["path"] or not _KNOWN.issuperset(kinds[1:]):
         raise SpecError(
