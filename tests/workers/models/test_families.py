@@ -358,7 +358,7 @@ def test_their_conversions_to_one_output(kind: str, tmp_path: Path) -> None:
 def test_a_head_that_pools_as_its_config_says(pooling: str, tmp_path: Path) -> None:
     """It was computed from the last token, and refused."""
     ropes = {"full_attention": {"rope_type": "default", "rope_theta": 10_000.0}}
-    config: Any = {"pooling": pooling, "rope_parameters": ropes}
+    config: Any = {"pooling": pooling, "rope_parameters": ropes, "pad_token_id": 5}
     model = make_decoder(
         tmp_path / "model", "cohere_compass_text", task="classifier", template=PAIR_TEMPLATE, **config
     )
