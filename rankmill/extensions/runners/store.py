@@ -197,6 +197,8 @@ class FileRunStore:
         places = [self._leases, keys.file_run(run.id), keys.file_run_cancelled(run.id), Job.key_for(run.id)]
         state = scripts.RENEW.run(self.redis, places, claim.entry, lease_seconds, run.written(), self.ttl)
         held = cast("LeaseState", state.decode())
+        if held == "lost":
+            return held
         with self.redis.pipeline() as pipe:
             if held == "forgotten":  # the server has lost its data, so write the data of this run again
                 pipe.set(keys.file_run(run.id), run.written(), ex=self.ttl)

@@ -121,6 +121,18 @@ def test_a_run_is_listed_while_it_is_scored_for_longer_than_file_run_ttl(
     assert store.find(claim.run.id) == [claim.run.id]
 
 
+def test_a_runner_that_has_lost_its_run_does_not_list_it(shared_server: Server) -> None:
+    server: Any = shared_server.client
+    store = FileRunStore(server, "files lost", 600)
+    store.submit(ORDER)
+    claim = store.claim(15)
+    assert claim
+    server.zrem(store.queue.started_job_registry.key, claim.entry)
+    server.zrem(keys.file_runs(), claim.run.id)
+    assert store.renew(claim, 15) == "lost"
+    assert server.zscore(keys.file_runs(), claim.run.id) is None
+
+
 def test_a_run_that_was_submitted_twice_is_held_by_one_runner(shared_server: Server) -> None:
     store = FileRunStore(shared_server.client, "files submitted twice", 600)
     run = store.submit(ORDER)
