@@ -390,16 +390,15 @@ class Patience(Retry):
                         _refuse()
                     if reason is None or (is_retryable is not None and not is_retryable(error)):
                         raise
-                    failures += 1
-                    if _was_cut_off(error, seconds := system.monotonic() - began):
-                        if _WAIT.get().blocks:
-                            fail(error, failures) if with_failure_count else fail(error)
-                            raise _CutOff(reason) from error
+                    if cut_off := _was_cut_off(error, seconds := system.monotonic() - began):
                         since = since + seconds if since else system.monotonic()
+                    failures += 1
                     since = since or began  # also count the time in which a silent server did not reply
                     try:
                         fail(error, failures) if with_failure_count else fail(error)
                     finally:  # also if `fail` raises: for watched keys it does, and the caller tries again
+                        if cut_off and _WAIT.get().blocks:
+                            raise _CutOff(reason) from error
                         self._pause(error, reason, failures, since)
                     cuts += _breaks_at_value(error)
                     if cuts == _CUTS:

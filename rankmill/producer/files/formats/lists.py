@@ -99,9 +99,7 @@ class ListReader:
         return pa.record_batch(list(columns.values()), names=batch.schema.names)
 
     def _unrolled(self, field: pa.Field) -> pa.Field:
-        if field.name not in self._lists:
-            return field
-        if pa.types.is_null(field.type):
+        if field.name not in self._lists or pa.types.is_null(field.type):
             return field
         if not is_list(field.type):
             raise InputError(
