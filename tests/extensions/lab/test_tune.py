@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -252,6 +253,15 @@ def test_workers_are_not_waited_for_beyond_the_time(tiny_model: Path) -> None:
             trials.probe("torch", "fp32", ReferenceScores(scores=[0.0] * 50, device="cpu"))
 
 
+def tune_with(trials: type[Trials], given: Mapping[str, Any], folder: Path, min_spearman: float = 0) -> Tuned:
+    settings = load_settings({"model": "demo", **given}, environ={})
+    measured = trials(settings, sample("example", 2), "throughput", 300)
+    records = Records(folder / "records.jsonl")
+    return Tuner(
+        settings, measured, "throughput", records, budget=60, min_spearman=min_spearman, say=lambda _: None
+    ).tune()
+
+
 @pytest.mark.parametrize(("seconds", "stays"), [(2.0, True), (0.5, False)])
 def test_what_is_no_better_in_the_end_does_not_win(tmp_path: Path, seconds: float, stays: bool) -> None:
     """A probe that was lucky, and then nothing but the last meeting."""
@@ -266,13 +276,8 @@ def test_what_is_no_better_in_the_end_does_not_win(tmp_path: Path, seconds: floa
         def compare(self, first: Changes, second: Changes) -> PairedCosts:
             return PairedCosts(first=[1.0], second=[seconds])
 
-    fixed = {"model": "demo", "backend": "torch", "precision": "fp32", "token_budget": 2048, "workers": 1}
-    settings = load_settings(fixed, environ={})
-    trials = Lucky(settings, sample("example", 2), "throughput", 300)
-    records = Records(tmp_path / "records.jsonl")
-    tuned = Tuner(
-        settings, trials, "throughput", records, budget=60, min_spearman=0, say=lambda _: None
-    ).tune()
+    fixed = {"backend": "torch", "precision": "fp32", "token_budget": 2048, "workers": 1}
+    tuned = tune_with(Lucky, fixed, tmp_path)
     assert (tuned.changes == {}) is stays
     assert tuned.gain == 1 / seconds
 
@@ -304,13 +309,7 @@ def test_auto_is_not_left_to_choose_a_precision_in_which_rows_lose_their_score(t
         def compare(self, first: Changes, second: Changes) -> PairedCosts:
             return PairedCosts(first=[1.0], second=[2.0])
 
-    fixed = {"model": "demo", "backend": "torch", "token_budget": 2048, "workers": 1}
-    settings = load_settings(fixed, environ={})
-    trials = Lossy(settings, sample("example", 2), "throughput", 300)
-    records = Records(tmp_path / "records.jsonl")
-    tuned = Tuner(
-        settings, trials, "throughput", records, budget=60, min_spearman=0, say=lambda _: None
-    ).tune()
+    tuned = tune_with(Lossy, {"backend": "torch", "token_budget": 2048, "workers": 1}, tmp_path)
     assert tuned.changes == {"backend": "torch", "precision": "fp32"}
     lost = "refused, rows that lose the score they have with backend=torch, precision=fp32: 1"
     assert f"torch, bf16: {lost}" in tuned.story
@@ -349,11 +348,7 @@ def test_settings_that_lose_ranks_do_not_win(
         def compare(self, first: Changes, second: Changes) -> PairedCosts:
             return PairedCosts(first=[1.0], second=[2.0])
 
-    settings = load_settings({"model": "demo"}, environ={})
-    trials = Refusing(settings, sample("example", 2), "throughput", 300)
-    records = Records(tmp_path / "records.jsonl")
-    tuner = Tuner(settings, trials, "throughput", records, budget=60, min_spearman=0.9, say=lambda _: None)
-    tuned = tuner.tune()
+    tuned = tune_with(Refusing, {}, tmp_path, min_spearman=0.9)
     assert tuned.gain == (None if slow else 0.5)
     assert set(tuned.changes) == {"backend", "precision"}
     assert tuned.changes["precision"] == "fp32"
