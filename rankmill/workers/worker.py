@@ -120,8 +120,8 @@ class ScoringWorker(RQWorker):
     - A chunk's scores are written in the transaction that finishes its job.
 
     On SIGTERM the worker finishes the batches in progress, and writes the results of the chunks that are then
-    complete. The worker puts the other claimed jobs back at the front of their queue. If it loads a model, it
-    ends that at once. After a second SIGTERM, the worker puts all claimed jobs back at once.
+    complete. If the worker is loading a model, it stops the loading at once. It puts the other claimed jobs
+    back at the front of their queue. After a second SIGTERM, the worker puts all claimed jobs back at once.
     """
 
     _doing: Doing = ""

@@ -15,12 +15,12 @@ import pandas as pd
 import pyarrow as pa
 
 from rankmill.extensions.rankings.scored import (
+    choose_score_column,
     is_output,
     is_table,
     lacks_passages,
     read_rows,
     run_scores,
-    score_column,
     scored_column,
 )
 from rankmill.jobs.contract.errors import ConfigError, InputError
@@ -58,7 +58,7 @@ def read_scored(
     InputError
         A file cannot be read or lacks ids or scores, or a query has a passage twice.
     """
-    score = score_column(path, score)
+    score = choose_score_column(path, score)
     other = None
     if compared is not None and is_output(compared):
         other = _of_table(compared, scored_column(compared, "score"))[0]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from rankmill.extensions.rankings.scored import is_table, read_rows, run_scores, score_column
+from rankmill.extensions.rankings.scored import choose_score_column, is_table, read_rows, run_scores
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.corpus.rankings import SCHEMA, check_once, read_qrels, read_ranking
 from rankmill.producer.files.ranking import best_first
@@ -127,7 +127,7 @@ def read_scored(path: AnyPath, score: str | None = None, qrels: AnyPath | None =
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file")
-    score = score_column(path, score)
+    score = choose_score_column(path, score)
     rows = read_rows(path, score, has_labels=qrels is None) if is_table(path, score) else _of_run(path)
     check_once(rows, path)
     rows["place"] = _places(rows)

@@ -70,7 +70,7 @@ def _check_is_last(path: AnyPath, score: str) -> None:
                 )
 
 
-def score_column(path: AnyPath, named: str | None) -> str:
+def choose_score_column(path: AnyPath, named: str | None) -> str:
     """Return the name of the column with the scores in a scored file: `named`, or the one that
     `scored_column` finds. Raises `InputError` if the file is a run or a TSV file without a column `named`.
     """

@@ -226,8 +226,8 @@ def _saved(
 
 
 def _check_versions(source: str | Path, requirements: dict[str, Any]) -> None:
-    """Raise `WorkerError` if a package that computes the scores here has not the version that a model's
-    files ask for.
+    """Raise `WorkerError` if a package that computes the scores here does not have the version that a
+    model's files ask for.
     """
     from packaging.specifiers import SpecifierSet
 

@@ -79,8 +79,8 @@ class ReadOptions:
         The largest size of a field in quotes in CSV and TSV, in MiB; default: `MAX_FIELD_MIB`. A row may have
         the same size, or `MAX_FIELD_MIB` if that is larger.
     way_out
-        What the user can do about a file that cannot be read so, if the command that reads it lacks the
-        options of score-file.
+        Advice about a file that cannot be read, for commands without the options of score-file. ``None``
+        means that the command has these options, and the advice names them.
     names
         The columns of CSV or TSV without a header.
     typed
