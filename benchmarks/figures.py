@@ -320,7 +320,8 @@ def row(results: Results, over_usual: float) -> str:
         f"{number(results.times(SCORE_FILE, exact), '.2f')} ({exact.title})" if exact else "-",
         f"{int8:.2f} ({eight.title})" if eight and int8 else "-",
     ]
-    others = f"\n\nOf the same machine: [{', '.join(PARTS)}](../benchmarks/figures.md)."
+    parts = ", ".join(PARTS).capitalize()
+    others = f"\n\n[{parts}](../benchmarks/figures.md) are in a table that names its machine."
     return markdown_table(header, [cells]) + (others if (FOLDER / "figures.md").exists() else "")
 
 

@@ -187,8 +187,8 @@ def batches(found: dict[str, Any]) -> str:
 def machines() -> str:
     """The speed on the machines whose tables docs/benchmarks has, and on two of which medians alone are kept."""
     tables = (
-        ("compare.json", "Intel Xeon, two cores, without AMX; 2,000 pairs"),
-        ("zen4/compare.json", "AMD EPYC, two cores, avx512_bf16"),
+        ("compare.json", "AMD EPYC, two cores, avx512_bf16"),
+        ("xeon/compare.json", "Intel Xeon, two cores, without AMX"),
         ("amx/compare.json", "Intel Xeon, two cores, AMX; int8 is bf16 there"),
         ("avx2-exact/compare.json", "AMD EPYC, two cores, AVX2 alone; exact tools"),
         ("avx2/compare.json", "the same, 1,000 pairs; tools of 8 bits"),
