@@ -13,7 +13,7 @@ import pytest
 
 from rankmill import Client
 from rankmill.extensions.registry.documents import Alias, Reference, target_of
-from rankmill.extensions.registry.store import RegistryStore
+from rankmill.extensions.registry.registry import Registry
 from tests.conftest import Outcome, Server, run_command, score_file
 from tests.harness.models.registries import put_version
 from tests.harness.models.tiny import cross_encoder, make_bert
@@ -252,7 +252,7 @@ def test_the_model_may_be_named_by_an_alias(
 ) -> None:
     """Its version has the same content as the earlier model, and then another one."""
     (tmp_path / "registry").mkdir()
-    registry, live = RegistryStore(str(tmp_path / "registry")), Reference("reranker", "live")
+    registry, live = Registry(str(tmp_path / "registry")), Reference("reranker", "live")
     for version, folder in {"v1": model, "v2": make_bert(tmp_path / "other", seed=1)}.items():
         put_version(tmp_path / "registry", folder, "reranker")
         registry.write_alias(live, Alias(now=target_of({version: 1.0}, shadow=None, by="a test", at=1.0)))

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from rankmill.jobs.contract.errors import InputError, RankmillError
+from rankmill.jobs.runtime.hosts import require_worker_packages
 from rankmill.jobs.runtime.settings import Settings
 
 
@@ -49,11 +50,14 @@ def ask(
 
     Raises
     ------
+    ConfigError
+        A package of a worker is missing.
     InputError
         The process has answered with an error.
     ProcessFailed
         The process ended without an answer, or the time was over.
     """
+    require_worker_packages()
     command = [sys.executable, "-P", "-m", "rankmill.extensions.lab.offline", task]
     try:
         done = subprocess.run(

@@ -20,18 +20,12 @@ from rankmill.extensions.registry.documents import (
     with_share,
 )
 from rankmill.extensions.registry.models import is_numbered
-from rankmill.extensions.registry.store import RegistryStore
-from rankmill.jobs.contract.errors import (
-    InputError,
-    NotInRegistry,
-    NoWorkers,
-    RankmillError,
-    RegistryConflict,
-)
+from rankmill.extensions.registry.registry import Registry
+from rankmill.jobs.contract.errors import InputError, NoWorkers, RankmillError, RegistryConflict
 from rankmill.jobs.system import system
 
 
-def manifests(registry: RegistryStore, name: str) -> list[Manifest]:
+def manifests(registry: Registry, name: str) -> list[Manifest]:
     """The manifests of all versions of a model."""
     return [registry.manifest(Reference(name, version)) for version in registry.versions(name)]
 
@@ -59,7 +53,7 @@ def version_view(manifest: Manifest, aliases: Mapping[str, Alias]) -> dict[str, 
 
 
 def target(
-    registry: RegistryStore, version: Reference, others: Mapping[str, float], shadow: str | None, *, by: str
+    registry: Registry, version: Reference, others: Mapping[str, float], shadow: str | None, *, by: str
 ) -> Target:
     """Make a target for an alias: one or several versions, with their shares of the queries.
 
@@ -92,7 +86,7 @@ def target(
     return target_of(shares, shadow=shadow, by=by, at=system.now())
 
 
-def set_alias(registry: RegistryStore, reference: Reference, wanted: Target) -> Alias:
+def set_alias(registry: Registry, reference: Reference, wanted: Target) -> Alias:
     """Create an alias, or change the versions that it stands for.
 
     Raises
@@ -108,7 +102,7 @@ def set_alias(registry: RegistryStore, reference: Reference, wanted: Target) -> 
     return alias
 
 
-def roll_back(registry: RegistryStore, reference: Reference, *, by: str) -> Alias:
+def roll_back(registry: Registry, reference: Reference, *, by: str) -> Alias:
     """Undo the latest change of an alias; a second call undoes the change before it.
 
     Parameters
@@ -125,11 +119,7 @@ def roll_back(registry: RegistryStore, reference: Reference, *, by: str) -> Alia
     RegistryConflict
         No earlier target of the alias is recorded, or a version of that target no longer exists.
     """
-    alias = registry.find_alias(reference)
-    if alias is None:
-        raise NotInRegistry(
-            f"the registry {registry.url} has no alias {reference}; rankmill models list shows them"
-        )
+    alias = registry.alias(reference)
     if not alias.before:
         raise RegistryConflict(
             f"{reference} stands for {alias.now}, the first of its targets that is kept, so it cannot go back"
@@ -147,7 +137,7 @@ def roll_back(registry: RegistryStore, reference: Reference, *, by: str) -> Alia
 
 
 def remove_version(
-    registry: RegistryStore, reference: Reference, client: redis.Redis | None, *, by: str
+    registry: Registry, reference: Reference, client: redis.Redis | None, *, by: str
 ) -> Manifest:
     """Remove a version of a model from the registry.
 
@@ -187,18 +177,13 @@ def remove_version(
 
 
 def _live_runs(client: redis.Redis, model: str) -> Sequence[str]:
-    run_ids: list[str] = []
-    page, total = 0, 1
-    while page * _PAGE < total:
-        cluster = read_cluster(client, page=page, page_size=_PAGE)
-        run_ids += [run.id for run in cluster.runs if run.model == model]
-        submitted = [run for seen in cluster.extensions.values() for run in seen.runs()] if not page else []
-        run_ids += [run.id for run in submitted if run.model == model and run.state in {"waiting", "running"}]
-        page, total = page + 1, cluster.runs_total
-    return run_ids
+    cluster = read_cluster(client, page_size=_ALL_RUNS)
+    submitted = [run for seen in cluster.extensions.values() for run in seen.runs()]
+    users = [run.id for run in cluster.runs if run.model == model]
+    return users + [run.id for run in submitted if run.model == model and run.state in {"waiting", "running"}]
 
 
-_PAGE = 500
+_ALL_RUNS = 1_000_000
 
 
 class NotWarm(RankmillError):
@@ -206,7 +191,7 @@ class NotWarm(RankmillError):
 
 
 def promote(
-    registry: RegistryStore,
+    registry: Registry,
     alias: Reference,
     wanted: Target,
     client: redis.Redis,

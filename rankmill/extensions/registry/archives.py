@@ -7,11 +7,11 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any, Protocol, Self, cast
+from typing import Any, Self
 
 from rankmill.extensions.registry.documents import MAX_FILES, Manifest, ModelFile, check_path
+from rankmill.extensions.registry.folder import PIECE
 from rankmill.extensions.registry.push import check_kind, is_left_out
-from rankmill.extensions.registry.registry import PIECE
 from rankmill.jobs.contract.errors import InputError
 
 _MOST_ENTRIES = 4 * MAX_FILES
@@ -30,18 +30,11 @@ _HEADERS = frozenset(
 _NO_ARCHIVE = "this is not a tar archive, or only a part of one: send the output of tar c -C MODEL_FOLDER ."
 
 
-class Readable(Protocol):
-    """A source of an archive's bytes, such as an upload."""
-
-    def read(self, size: int) -> bytes:
-        """Read at most `size` bytes; empty at the end."""
-
-
-def unpack(source: Readable, folder: Path) -> Path:
+def unpack(source: Any, folder: Path) -> Path:
     """Unpack a model's archive into the new folder `folder`, without hidden files.
 
-    Returns the folder with the model's files. If the archive has a single folder at its top, that folder is
-    returned, otherwise `folder`.
+    `source` is an upload or a file, of which only the method `read` is called. Returns the folder with the
+    model's files. If the archive has a single folder at its top, that folder is returned, otherwise `folder`.
 
     Raises
     ------
@@ -76,8 +69,7 @@ def unpack(source: Readable, folder: Path) -> Path:
             raise InputError(_NO_ARCHIVE + ", without --sparse")
 
     try:
-        # tarfile uses no method but read()
-        with tarfile.open(fileobj=cast("IO[bytes]", source), mode="r|", tarinfo=Entry) as archive:
+        with tarfile.open(fileobj=source, mode="r|", tarinfo=Entry) as archive:
             for count, entry in enumerate(archive):
                 if count >= _MOST_ENTRIES:
                     raise InputError(

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from rankmill.jobs.contract.errors import InputError, RegistryError
 from rankmill.jobs.contract.schema import Count, Seconds
 from rankmill.jobs.model_files import digest_of
+from rankmill.jobs.model_names import has_tag
 
 ALIASES = "aliases"
 """Name of the folder with a model's aliases; no model, version or alias can have this name."""
@@ -51,7 +52,7 @@ def check_name(text: str, kind: str) -> str:
     )
 
 
-def parse_reference(model: str) -> Reference:
+def parse_reference(text: str) -> Reference:
     """Split ``NAME@TAG`` into the model's name and the tag, which is a version or an alias.
 
     >>> parse_reference("reranker@production")
@@ -60,9 +61,11 @@ def parse_reference(model: str) -> Reference:
     Raises
     ------
     InputError
-        The parts around the ``@`` cannot be names in a registry.
+        The text is not of the form ``NAME@TAG``, or its parts cannot be names in a registry.
     """
-    name, _, tag = model.partition("@")
+    if not has_tag(text):
+        raise InputError(f"{text} is not of the form NAME@VERSION or NAME@ALIAS")
+    name, _, tag = text.partition("@")
     return Reference(check_name(name, "a model in a registry"), check_name(tag, "a version or alias"))
 
 

@@ -6,24 +6,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TextColumn,
-    TransferSpeedColumn,
-)
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from rankmill.extensions.registry.documents import (
     MAX_FILES,
@@ -34,11 +27,10 @@ from rankmill.extensions.registry.documents import (
     check_name,
     content_of,
 )
-from rankmill.extensions.registry.registry import PIECE, fetch_files, files_folder
-from rankmill.extensions.registry.store import RegistryStore, next_version
-from rankmill.extensions.registry.trial import TriedModel
+from rankmill.extensions.registry.folder import PIECE
+from rankmill.extensions.registry.registry import Registry, fetch_files, files_folder
 from rankmill.jobs.cache import lock
-from rankmill.jobs.contract.errors import InputError, RegistryConflict, RegistryError, SpecError
+from rankmill.jobs.contract.errors import InputError, RegistryConflict, SpecError
 from rankmill.jobs.model_files import PLAIN, WORDS, model_files, weight_files
 from rankmill.jobs.system import system
 
@@ -168,55 +160,35 @@ def digests(files: list[LocalFile], on_bytes: Callable[[int], None]) -> tuple[Mo
     return tuple(listed)
 
 
-class Steps:
-    """Shows the progress of each step of a push or pull, if standard error is a terminal and `quiet` is
-    false.
+@contextmanager
+def progress(step: str, size: int | None = None, *, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """Show the progress of a step of a push or pull, if standard error is a terminal and `quiet` is false.
+
+    Yields a function to call with the number of bytes just done, of `size` bytes in all. Without `size`, the
+    bar only shows that the step goes on.
     """
-
-    def __init__(self, *, quiet: bool = False) -> None:
-        self._shown = not quiet and sys.stderr.isatty()
-
-    @contextmanager
-    def unmeasured(self, step: str) -> Iterator[None]:
-        with self._progress(SpinnerColumn(), TextColumn(step)) as progress:
-            progress.add_task(step, total=None)
-            yield
-
-    @contextmanager
-    def measured(self, step: str, size: int) -> Iterator[Callable[[int], None]]:
-        """Show a progress bar for `size` bytes. Yields a function to call with the number of bytes just
-        done.
-        """
-        columns = TextColumn(step), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-        with self._progress(*columns) as progress:
-            task = progress.add_task(step, total=size)
-            yield lambda done: progress.advance(task, done)
-
-    def _progress(self, *columns: ProgressColumn) -> Progress:
-        return Progress(*columns, console=Console(stderr=True), transient=True, disable=not self._shown)
-
-
-@dataclass(frozen=True)
-class Pushed:
-    """The version that a push has put into the registry; ``before`` says whether it was already there."""
-
-    manifest: Manifest
-    before: bool
+    columns = [TextColumn(step), BarColumn(), *([DownloadColumn(), TransferSpeedColumn()] if size else [])]
+    shown = not quiet and sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown) as bar:
+        task = bar.add_task(step, total=size)
+        yield lambda done: bar.advance(task, done)
 
 
 def push(
-    registry: RegistryStore,
+    registry: Registry,
     folder: Path,
     name: str,
     version: str | None,
-    trial: Callable[[Path], TriedModel],
-    steps: Steps,
+    trial: Callable[[Path], str],
     *,
     by: str,
+    quiet: bool = True,
     notes: str = "",
     precision: Sequence[dict[str, Any]] | None = None,
-) -> Pushed:
+) -> tuple[Manifest, bool]:
     """Try a model, and push it into a registry. An interrupted push of the same files is continued.
+
+    Returns the version that is in the registry now, and whether it was there before.
 
     Parameters
     ----------
@@ -226,11 +198,11 @@ def push(
         Name of the version; by default, the next of ``v1``, ``v2``, … If the latest version has the same
         files, it is returned instead. If a later push of the same files was interrupted, it is continued.
     trial
-        Loads the model in a folder and scores with it; raises an error if that fails.
-    steps
-        Shows progress.
+        Loads the model in a folder, scores with it, and returns its family; raises an error if that fails.
     by, notes, precision
         The person or API key that pushes the model, and further values for the manifest.
+    quiet
+        Whether to show no progress.
 
     Raises
     ------
@@ -240,8 +212,6 @@ def push(
         A version of this name has other files or was removed, or an alias has this name.
     RegistryAway
         The registry cannot be written.
-    RegistryError
-        A file in the registry has another size than in `folder`.
     ProcessFailed
         The process in which `trial` loads the model was killed, or took too long.
     """
@@ -251,36 +221,33 @@ def push(
     if len(notes) > MAX_NOTES:
         raise InputError(f"the notes have {len(notes):,} characters; at most {MAX_NOTES:,} fit")
     local = find_files(folder)
-    with steps.unmeasured("scoring the examples"):
-        tried = trial(folder)
+    with progress("scoring the examples", quiet=quiet):
+        family = trial(folder)
     size = sum(file.bytes for file in local)
-    with steps.measured("reading", size) as on_bytes:
+    with progress("reading", size, quiet=quiet) as on_bytes:
         files = digests(local, on_bytes)
     content = content_of(files)
     version = version or _free_version(registry, name, content)
-    manifest = Manifest(
-        name=name,
-        version=version,
-        content=content,
-        files=files,
-        family=tried.family,
-        by=by,
-        at=system.now(),
-        notes=notes,
-        precision=None if precision is None else tuple(precision),
-    )
     present = registry.find_manifest(Reference(name, version))
-    if present is not None:
-        return Pushed(_same(present, manifest), before=True)
-    with steps.measured("pushing", size) as on_bytes:
-        _upload(registry, manifest, local, on_bytes)
-    if not registry.publish(manifest):
-        present = registry.manifest(Reference(name, version))
-        return Pushed(_same(present, manifest), before=True)
-    return Pushed(manifest, before=False)
+    if present is None:
+        with progress("pushing", size, quiet=quiet) as on_bytes:
+            _upload(registry, (name, version, files_folder(content)), local, on_bytes)
+        manifest = Manifest(
+            name=name, version=version, content=content, files=files, family=family, by=by, at=system.now(),
+            notes=notes, precision=None if precision is None else tuple(precision),
+        )  # fmt: skip
+        if registry.publish(manifest):
+            return manifest, False
+        present = registry.manifest(Reference(name, version))  # another push was faster
+    if present.content != content:
+        raise RegistryConflict(
+            f"{present} is in the registry with other files, pushed by {present.by}; a version never "
+            "changes: push under another name"
+        )
+    return present, True
 
 
-def _check_version(registry: RegistryStore, reference: Reference) -> None:
+def _check_version(registry: Registry, reference: Reference) -> None:
     check_name(reference.tag, "a version")
     if registry.was_removed(reference):
         raise RegistryConflict(
@@ -291,7 +258,7 @@ def _check_version(registry: RegistryStore, reference: Reference) -> None:
         raise RegistryConflict(f"{reference} is an alias in {registry.url}; a version needs another name")
 
 
-def _free_version(registry: RegistryStore, name: str, content: str) -> str:
+def _free_version(registry: Registry, name: str, content: str) -> str:
     taken = registry.taken(name)
     for version in reversed(taken):
         reference = Reference(name, version)
@@ -307,17 +274,13 @@ def _free_version(registry: RegistryStore, name: str, content: str) -> str:
     return next_version([*taken, *registry.aliases(name)])
 
 
-def _same(kept: Manifest, wanted: Manifest) -> Manifest:
-    if kept.content != wanted.content:
-        raise RegistryConflict(
-            f"{kept} is in the registry with other files, pushed by {kept.by}; a version never changes: "
-            "push under another name"
-        )
-    return kept
+def next_version(taken: Iterable[str]) -> str:
+    """Return the name of a new version: ``v4`` if `taken` has ``v1`` and ``v3``."""
+    numbers = [int(version[1:]) for version in taken if re.fullmatch(r"v[0-9]{1,9}", version)]
+    return f"v{max(numbers, default=0) + 1}"
 
 
-def _upload(registry: RegistryStore, manifest: Manifest, local: Sequence[LocalFile], on_bytes: Any) -> None:
-    path = (manifest.name, manifest.version, files_folder(manifest.content))
+def _upload(registry: Registry, path: tuple[str, ...], local: Sequence[LocalFile], on_bytes: Any) -> None:
     registry.folder.tidy(*path)
     sizes = registry.folder.sizes(*path)
     for file in local:
@@ -326,15 +289,11 @@ def _upload(registry: RegistryStore, manifest: Manifest, local: Sequence[LocalFi
             continue
         registry.folder.upload(file.source, on_bytes, *path, *file.path.split("/"))
         file.check_unchanged()
-    sizes = registry.folder.sizes(*path)
-    lacking = [file.path for file in manifest.files if sizes.get(file.path) != file.bytes]
-    if lacking:
-        raise RegistryError(f"{lacking[0]} of {manifest} is not whole in {registry.url}; push again")
 
 
-def pull(registry: RegistryStore, manifest: Manifest, target: Path, steps: Steps) -> None:
+def pull(registry: Registry, manifest: Manifest, target: Path, *, quiet: bool = True) -> None:
     """Fetch the files of a version into a folder, and verify them. An interrupted pull into the same folder
-    is continued.
+    is continued. The progress is shown unless `quiet` is set.
 
     Raises
     ------
@@ -358,7 +317,7 @@ def pull(registry: RegistryStore, manifest: Manifest, target: Path, steps: Steps
     if held is None:
         raise InputError(f"another command is making {target}; let it finish")
     with closing(held):
-        with steps.measured("pulling", manifest.bytes) as on_bytes:
+        with progress("pulling", manifest.bytes, quiet=quiet) as on_bytes:
             fetch_files(registry, manifest, work / "model", work / "parts", on_bytes)
         if target.exists():
             target.rmdir()

@@ -1,4 +1,4 @@
-"""Reads a registry: resolves its names, and fetches and verifies the files of a version.
+"""Reads and changes a registry: resolves its names, and fetches and verifies the files of a version.
 
 A registry has three kinds of files:
 
@@ -6,18 +6,16 @@ A registry has three kinds of files:
 - ``NAME/VERSION/files-<content>/…``: the files. The folder has their digest in its name, so that two writers
   of one version cannot mix their files;
 - ``NAME/aliases/ALIAS.json``: an alias.
-
-`rankmill.extensions.registry.store` writes the files of a registry.
 """
 
 from __future__ import annotations
 
+import getpass
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cached_property
+import socket
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from rankmill.extensions.registry.documents import (
     ALIASES,
@@ -28,29 +26,14 @@ from rankmill.extensions.registry.documents import (
     check_name,
     is_name,
 )
+from rankmill.extensions.registry.folder import PIECE, RegistryFolder
 from rankmill.extensions.registry.settings import RegistrySettings
 from rankmill.jobs.cache import file_digest
-from rankmill.jobs.contract.errors import (
-    ConfigError,
-    NotInRegistry,
-    RankmillError,
-    RegistryAway,
-    RegistryError,
-)
+from rankmill.jobs.contract.errors import ConfigError, NotInRegistry, RegistryError
 from rankmill.jobs.contract.shown import natural_order
 from rankmill.jobs.model_names import Choice
-from rankmill.jobs.runtime.installation import install_line
-from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
-
-PIECE = 8 << 20
-
-_S3 = {"config_kwargs": {"connect_timeout": 5, "read_timeout": 60, "retries": {"max_attempts": 2}}}
-"""Options for S3. Without them, botocore waits for minutes for a server that does not answer."""
-
-HIDDEN = "."
-"""Unfinished files in a registry have names that begin with this character."""
 
 MANIFEST = "manifest.json"
 REMOVED = "removed.json"
@@ -59,91 +42,8 @@ name.
 """
 
 
-class RegistryFolder:
-    """Reads files in a registry's folder. Methods take the parts of a path as separate arguments.
-
-    Parameters
-    ----------
-    url
-        A path, or a URL of fsspec: ``file://``, ``s3://``, ``gs://``, ``az://``, ``hf://``.
-
-    Raises
-    ------
-    RegistryAway
-        From all methods: the folder cannot be reached, does not exist, or may not be used.
-    """
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self.url = mask_passwords(url)
-
-    @cached_property
-    def _system(self) -> tuple[Any, str, bool]:
-        from fsspec.core import split_protocol, url_to_fs  # slow to import
-
-        options = _S3 if split_protocol(self._url)[0] in {"s3", "s3a"} else {}
-        system, root = url_to_fs(self._url, use_listings_cache=False, skip_instance_cache=True, **options)
-        return system, str(root).rstrip("/"), "file" in system.protocol
-
-    def read(self, *path: str, most: int = 4 << 20) -> bytes | None:
-        """The content of a file; ``None`` if the file does not exist. Raises `RegistryError` if the file has
-        more than `most` bytes.
-        """
-        with self.opened(*path) as (system, place, _):
-            try:
-                raw = bytes(system.cat_file(place, start=0, end=most + 1))
-            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-                return None
-            if len(raw) > most:
-                raise RegistryError(f"{'/'.join((self.url, *path))} is damaged: over {most:,} bytes")
-            return raw
-
-    def read_piece(self, start: int, end: int, *path: str) -> bytes:
-        """Bytes `start` to `end` of a file; raises `RegistryError` if the file does not exist."""
-        with self.opened(*path) as (system, place, _):
-            try:
-                return bytes(system.cat_file(place, start=start, end=end))
-            except FileNotFoundError:
-                raise RegistryError(f"{'/'.join((self.url, *path))} is not there") from None
-
-    def names(self, *path: str) -> list[str]:
-        """Return the names of the files and folders in a folder, without unfinished files; empty if the
-        folder does not exist.
-        """
-        with self.opened(*path) as (system, place, _):
-            try:
-                paths = system.ls(place, detail=False)
-            except (FileNotFoundError, NotADirectoryError):
-                return []
-            names = {str(path).rstrip("/").rpartition("/")[2] for path in paths}
-            return sorted(name for name in names if name and not name.startswith(HIDDEN))
-
-    @contextmanager
-    def opened(self, *path: str) -> Iterator[tuple[Any, str, bool]]:
-        """Yield fsspec's file system, the whole path, and whether the file system is this host's own. An
-        error in the ``with`` block becomes a `RegistryAway`, unless it is a `RankmillError`.
-        """
-        try:
-            system, root, is_local = self._system
-            if is_local and not Path(root).is_dir():
-                raise RegistryAway(
-                    f"the registry {self.url} is not there: make the folder, or correct RANKMILL_REGISTRY"
-                )
-            yield system, "/".join((root, *path)), is_local
-        except RankmillError:
-            raise
-        except ImportError as error:
-            raise RegistryAway(
-                f"the registry {self.url} needs a package that is not installed ({error}); "
-                f"{install_line('s3')} brings that of s3://"
-            ) from None
-        except Exception as error:  # each file system raises its own errors
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
-            raise RegistryAway(f"the registry {self.url} cannot be used: {mask_passwords(reason)}") from error
-
-
 class Registry:
-    """Reads the models of a registry.
+    """Reads and writes the models of a registry.
 
     Parameters
     ----------
@@ -175,15 +75,12 @@ class Registry:
 
     def versions(self, name: str) -> list[str]:
         """Names of a model's complete versions, ``v2`` before ``v10``."""
-        return [version for version in self.taken(name) if self._has(name, version)]
+        inside = {version: self.folder.names(name, version) for version in self.taken(name)}
+        return [version for version, names in inside.items() if MANIFEST in names and REMOVED not in names]
 
     def taken(self, name: str) -> list[str]:
         """Return the names of a model's versions, also of removed versions and unfinished pushes."""
         return sorted(filter(is_name, self.folder.names(check_name(name, "a model"))), key=natural_order)
-
-    def _has(self, name: str, version: str) -> bool:
-        inside = self.folder.names(name, version)
-        return MANIFEST in inside and REMOVED not in inside
 
     def find_manifest(self, reference: Reference) -> Manifest | None:
         """The manifest of a version; ``None`` if the version does not exist or was removed.
@@ -209,9 +106,13 @@ class Registry:
         `RegistryError` if the manifest is damaged.
         """
         manifest = self.find_manifest(reference)
-        if manifest is None:
-            raise self._unknown(reference)
-        return manifest
+        if manifest is not None:
+            return manifest
+        if self.was_removed(reference):
+            raise NotInRegistry(f"{reference} was removed from the registry {self.url}; name another version")
+        tags = [*self.versions(reference.name), *self.aliases(reference.name)]
+        hint = f"it has {', '.join(tags[-10:])}" if tags else f"it has no model {reference.name}"
+        raise NotInRegistry(f"the registry {self.url} has no {reference}; {hint}")
 
     def was_removed(self, reference: Reference) -> bool:
         return self.folder.read(*reference, REMOVED) is not None
@@ -226,6 +127,13 @@ class Registry:
         name, alias = reference
         raw = self.folder.read(name, ALIASES, f"{alias}.json", most=64 << 10)
         return None if raw is None else Alias.read(raw, f"alias {reference} in {self.url}")
+
+    def alias(self, reference: Reference) -> Alias:
+        """Return an alias; raises `NotInRegistry` if it does not exist."""
+        alias = self.find_alias(reference)
+        if alias is None:
+            raise NotInRegistry(f"the registry {self.url} has no alias {reference}")
+        return alias
 
     def resolve(self, reference: Reference) -> Choice:
         """Look up the versions that ``NAME@VERSION`` or ``NAME@ALIAS`` stands for now.
@@ -258,14 +166,26 @@ class Registry:
         """
         return Reference(reference.name, self.resolve(reference).one(reference).rpartition("@")[2])
 
-    def _unknown(self, reference: Reference) -> NotInRegistry:
-        if self.was_removed(reference):
-            return NotInRegistry(
-                f"{reference} was removed from the registry {self.url}; name another version"
-            )
-        tags = [*self.versions(reference.name), *self.aliases(reference.name)]
-        hint = f"it has {', '.join(tags[-10:])}" if tags else f"it has no model {reference.name}"
-        return NotInRegistry(f"the registry {self.url} has no {reference}; {hint}")
+    def publish(self, manifest: Manifest) -> bool:
+        """Make a version of a model visible, after all its files are complete. Returns ``False`` if another
+        push has made the version visible before.
+        """
+        return self.folder.create(manifest.written(), manifest.name, manifest.version, MANIFEST)
+
+    def write_alias(self, reference: Reference, alias: Alias) -> None:
+        self.folder.replace(alias.written(), reference.name, ALIASES, f"{reference.tag}.json")
+
+    def remove_alias(self, reference: Reference) -> None:
+        self.folder.remove(reference.name, ALIASES, f"{reference.tag}.json")
+
+    def remove(self, reference: Reference, note: bytes) -> None:
+        """Remove a version of a model. First `note` is written, which makes the version invisible, then the
+        files are deleted.
+        """
+        self.folder.replace(note, *reference, REMOVED)
+        for name in self.folder.names(*reference):
+            if name != REMOVED:
+                self.folder.remove(*reference, name)
 
 
 def files_folder(content: str) -> str:
@@ -347,3 +267,12 @@ def _fetch(
         out.flush()
         system.fsync(out.fileno())
     return digest.hexdigest()
+
+
+def who() -> str:
+    """Return the name under which this process changes a registry: the user and the host, ``USER@HOST``."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # the user of a container may lack a name
+        user = "?"
+    return f"{user}@{socket.gethostname()}"

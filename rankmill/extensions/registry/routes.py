@@ -44,9 +44,9 @@ from rankmill.extensions.registry.aliases import (
 )
 from rankmill.extensions.registry.archives import ModelArchive, unpack
 from rankmill.extensions.registry.documents import MAX_NOTES, Alias, Reference, Target, check_name
-from rankmill.extensions.registry.push import Steps, pull, push
+from rankmill.extensions.registry.push import pull, push
+from rankmill.extensions.registry.registry import Registry
 from rankmill.extensions.registry.settings import RegistrySettings
-from rankmill.extensions.registry.store import RegistryStore
 from rankmill.extensions.registry.trial import try_model
 from rankmill.jobs.cache import temporary_folder
 from rankmill.jobs.contract.errors import ConfigError, InputError
@@ -77,7 +77,7 @@ class RegistryPaths(Addition):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         url = settings.of(RegistrySettings).registry
-        self.store = RegistryStore(url) if url else None
+        self.store = Registry(url) if url else None
 
     def attach(self, gateway: Gateway) -> None:
         if self.store:
@@ -118,7 +118,7 @@ class ManagedModel:
     """A model of the registry, and the caller who manages it."""
 
     gateway: Gateway
-    registry: RegistryStore
+    registry: Registry
     key: ApiKey | None
     name: str
 
@@ -133,13 +133,6 @@ class ManagedModel:
     def alias(self, alias: str) -> Reference:
         return Reference(self.name, check_name(alias, "an alias"))
 
-    def find_alias(self, alias: str) -> Alias:
-        """The alias of this name; raises `Refusal` if it does not exist."""
-        target = self.registry.find_alias(self.alias(alias))
-        if target is None:
-            raise Refusal("not_found", f"the registry has no alias {self.name}@{alias}")
-        return target
-
     def target(self, wanted: NewTarget) -> Target:
         version = self.version(wanted.version)
         return target(self.registry, version, wanted.split, wanted.shadow, by=self.by)
@@ -149,14 +142,14 @@ class ManagedModel:
         return _alias_view(alias, *reference)
 
 
-async def _registry(gateway: TheGateway, key: ModelManager) -> RegistryStore:
+async def _registry(gateway: TheGateway, key: ModelManager) -> Registry:
     store = gateway.addition(RegistryPaths).store
     if store is None:
         raise Refusal("not_found", "this gateway has no registry of models; its setting registry names one")
     return store
 
 
-TheRegistry = Annotated[RegistryStore, Depends(_registry)]
+TheRegistry = Annotated[Registry, Depends(_registry)]
 
 
 async def _model(gateway: TheGateway, registry: TheRegistry, key: Caller, name: str) -> ManagedModel:
@@ -237,8 +230,8 @@ def _push(model: ManagedModel, upload: UploadedBody, version: str | None, notes:
             folder = unpack(upload, place / "upload")
             trial = partial(try_model, settings=model.gateway.settings, seconds=_TRIAL_SECONDS)
             try:
-                pushed = push(
-                    registry, folder, model.name, version, trial, Steps(quiet=True), by=model.by, notes=notes
+                manifest, before = push(
+                    registry, folder, model.name, version, trial, by=model.by, notes=notes
                 )
             except InputError as error:
                 # Do not send the error as it is: callers must not see the path of `folder` on this host.
@@ -252,8 +245,8 @@ def _push(model: ManagedModel, upload: UploadedBody, version: str | None, notes:
         raise _disk_refusal("the upload cannot be kept", error) from None
     finally:
         _pushing.release()
-    logger.info("%s was pushed by %s", pushed.manifest, model.by)
-    return {**version_view(pushed.manifest, registry.aliases(model.name)), "before": pushed.before}
+    logger.info("%s was pushed by %s", manifest, model.by)
+    return {**version_view(manifest, registry.aliases(model.name)), "before": before}
 
 
 @router.get(_VERSION, summary="A version: its files, by whom and when")
@@ -267,7 +260,6 @@ def find_version(model: TheModel, version: str) -> dict[str, Any]:
 def delete_version(model: TheModel, version: str) -> dict[str, Any]:
     """Remove a version, unless an alias stands for it or a run uses it."""
     reference = model.version(version)
-    model.registry.manifest(reference)  # raises if the version does not exist
     remove_version(model.registry, reference, model.gateway.plain_redis, by=model.by)
     logger.info("%s was removed by %s", reference, model.by)
     return {"name": model.name, "version": version, "deleted": True}
@@ -291,7 +283,7 @@ def _pull(model: ManagedModel, version: str) -> ModelArchive:
     with ExitStack() as stack:
         folder = stack.enter_context(temporary_folder("rankmill-upload-")) / "model"
         try:
-            pull(model.registry, manifest, folder, Steps(quiet=True))
+            pull(model.registry, manifest, folder)
         except OSError as error:
             raise _disk_refusal("the model cannot be fetched", error) from None
         return ModelArchive(manifest, folder, stack.pop_all())
@@ -300,7 +292,8 @@ def _pull(model: ManagedModel, version: str) -> ModelArchive:
 @router.get(_ALIAS, summary="What an alias stands for, now and before")
 def find_alias(model: TheModel, alias: str) -> dict[str, Any]:
     """The present and the earlier targets of an alias."""
-    return _alias_view(model.find_alias(alias), model.name, alias)
+    reference = model.alias(alias)
+    return _alias_view(model.registry.alias(reference), *reference)
 
 
 @router.put(_ALIAS, summary="Let an alias stand for a version", openapi_extra=json_body(NewTarget))
@@ -315,8 +308,8 @@ def put_alias(
 @router.delete(_ALIAS, summary="Remove an alias")
 def delete_alias(model: TheModel, alias: str) -> dict[str, Any]:
     """Remove an alias."""
-    model.find_alias(alias)
     reference = model.alias(alias)
+    model.registry.alias(reference)  # raises if the alias does not exist
     model.registry.remove_alias(reference)
     logger.info("alias %s was removed by %s", reference, model.by)
     return {"name": model.name, "alias": alias, "deleted": True}
@@ -358,7 +351,6 @@ def roll_back_alias(
     model: TheModel, alias: str, order: Annotated[Rollback, from_json(Rollback)]
 ) -> dict[str, Any]:
     """Return an alias to its previous version."""
-    model.find_alias(alias)
     reference = model.alias(alias)
     return model.changed(reference, roll_back(model.registry, reference, by=model.by))
 
@@ -368,7 +360,7 @@ def _disk_refusal(problem: str, error: OSError) -> Refusal:
     return Refusal("unavailable", f"{problem}: {error.strerror}" if error.strerror else problem)
 
 
-def _model_view(registry: RegistryStore, name: str) -> dict[str, Any]:
+def _model_view(registry: Registry, name: str) -> dict[str, Any]:
     aliases = registry.aliases(check_name(name, "a model"))
     return {
         "name": name,

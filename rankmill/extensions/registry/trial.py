@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
 from rankmill.extensions.lab.ask import ask
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.proof import Proof
-from rankmill.jobs.runtime.hosts import require_worker_packages
 from rankmill.jobs.runtime.settings import Settings
 
 
-class TriedModel(BaseModel):
-    """The result of a successful trial of a model: transformers' model type, and the backend and precision
-    that scored.
-    """
-
-    family: str
-    backend: str
-    precision: str
-
-
-def try_model(folder: Path, settings: Settings, *, seconds: float | None = None) -> TriedModel:
-    """Check that workers can score with the model in a folder, by scoring example pairs.
+def try_model(folder: Path, settings: Settings, *, seconds: float | None = None) -> str:
+    """Check that workers can score with the model in a folder, by scoring example pairs. Returns
+    transformers' model type.
 
     Parameters
     ----------
@@ -42,7 +33,6 @@ def try_model(folder: Path, settings: Settings, *, seconds: float | None = None)
     ConfigError
         A package of a worker is missing.
     """
-    require_worker_packages()
     spec = settings.spec().model_copy(
         update={"model": str(folder.resolve()), "revision": None, "precision": "fp32"}
     )
@@ -51,53 +41,7 @@ def try_model(folder: Path, settings: Settings, *, seconds: float | None = None)
         answer = ask("trial", request, f"the trial of {folder}", settings, seconds=seconds)
     except InputError as error:
         raise InputError(f"{folder} cannot be pushed: {error}") from None
-    return TriedModel.model_validate(answer)
-
-
-class ModelReport(BaseModel):
-    """Describes a model from its small files, without its weights, and how this host would run it.
-
-    Attributes
-    ----------
-    model, revision
-        The model's name, and its commit on the hub or the digest of its files.
-    family, kind
-        Transformers' model type, and how the model makes a score.
-    pooling
-        Which tokens' outputs make the score, such as ``cls``.
-    outputs
-        Names of the outputs.
-    activation
-        Dotted path of the activation function that the model was saved with; ``None`` if it has none.
-    max_length
-        Most tokens of a pair; ``None`` if any number is allowed.
-    instruction, prompts
-        The instruction in use, and the model's own instructions by name.
-    prompt
-        The text that the model reads for a pair, with the words QUERY and PASSAGE; ``None`` if it reads the
-        two texts as they are.
-    refused
-        Why workers cannot score with the model and these settings; ``None`` if they can.
-    device
-        The device of this host that workers would use.
-    backends
-        For each backend and precision, the reason why it cannot run the model here; ``None`` if it can.
-    """
-
-    model: str
-    revision: str | None
-    family: str
-    kind: str
-    pooling: str
-    outputs: tuple[str, ...]
-    activation: str | None
-    max_length: int | None
-    instruction: str
-    prompts: dict[str, str]
-    prompt: str | None
-    refused: str | None
-    device: str
-    backends: dict[str, dict[str, str | None]]
+    return str(answer["family"])
 
 
 class Proven(BaseModel):
@@ -120,13 +64,13 @@ def prove_model(settings: Settings, device: str) -> Proven:
     device
         The device, or ``all`` for each device.
     """
-    require_worker_packages()
     request = {"spec": settings.spec().model_dump(), "device": device}
     return Proven.model_validate(ask("prove", request, "proving the model", settings))
 
 
-def model_report(settings: Settings) -> ModelReport:
-    """Describe the model that the settings name, and how a worker on this host would run it.
+def model_report(settings: Settings) -> dict[str, Any]:
+    """Describe the model that the settings name, and how a worker on this host would run it, as
+    `rankmill.extensions.lab.offline.report` does.
 
     Raises
     ------
@@ -137,6 +81,4 @@ def model_report(settings: Settings) -> ModelReport:
     ConfigError
         A package of a worker is missing.
     """
-    require_worker_packages()
-    request = {"spec": settings.spec().model_dump()}
-    return ModelReport.model_validate(ask("report", request, "looking at the model", settings))
+    return ask("report", {"spec": settings.spec().model_dump()}, "looking at the model", settings)

@@ -23,9 +23,10 @@ from rankmill.extensions.registry.documents import (
     parse_reference,
     target_of,
 )
+from rankmill.extensions.registry.folder import PIECE, RegistryFolder
 from rankmill.extensions.registry.models import RegistryModels
-from rankmill.extensions.registry.registry import PIECE, fetch_files, files_folder
-from rankmill.extensions.registry.store import RegistryStore, WritableFolder, next_version
+from rankmill.extensions.registry.push import next_version
+from rankmill.extensions.registry.registry import Registry, fetch_files, files_folder
 from rankmill.jobs.contract.errors import ConfigError, InputError, RegistryAway, RegistryError
 from rankmill.jobs.model_names import ModelNames, has_tag
 from rankmill.jobs.runtime.settings import load_settings
@@ -63,14 +64,14 @@ def names(registry: Path | None) -> ModelNames:
     )
 
 
-def alias(registry: RegistryStore, name: str, versions: dict[str, float], shadow: str | None = None) -> None:
+def alias(registry: Registry, name: str, versions: dict[str, float], shadow: str | None = None) -> None:
     target = target_of(versions, shadow=shadow, by="a test", at=1.0)
     registry.write_alias(Reference("reranker", name), Alias(now=target))
 
 
 def test_what_is_pushed_is_what_is_fetched(url: str, model: Path, tmp_path: Path) -> None:
     pushed = put_version(url, model, "reranker")
-    registry = RegistryStore(url)
+    registry = Registry(url)
     assert (str(pushed), registry.models(), registry.versions("reranker")) == (
         "reranker@v1",
         ["reranker"],
@@ -95,7 +96,7 @@ def test_versions_are_numbered_and_the_same_model_is_the_same_version(url: str, 
 
 def test_an_alias_is_resolved_to_its_version(url: str, model: Path) -> None:
     put_version(url, model, "reranker")
-    registry = RegistryStore(url)
+    registry = Registry(url)
     alias(registry, "production", {"v1": 1.0})
     alias(registry, "stable", {"v7": 1.0})
     for tag in ("v1", "production"):
@@ -126,7 +127,7 @@ def test_two_writers_of_one_version_never_mix_their_files(url: str, tmp_path: Pa
         found = list(pool.map(push, models))
     (winner,) = [each for each in found if isinstance(each, Manifest)]
     assert all("with other files" in str(each) for each in found if each is not winner)
-    registry = RegistryStore(url)
+    registry = Registry(url)
     assert registry.manifest(Reference("reranker", "v1")) == winner
     fetch_files(registry, winner, tmp_path / "fetched", tmp_path / "parts")
 
@@ -134,33 +135,33 @@ def test_two_writers_of_one_version_never_mix_their_files(url: str, tmp_path: Pa
 def test_a_version_is_visible_only_with_all_of_its_files(
     url: str, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def upload(folder: WritableFolder, source: Path, *rest: object) -> None:
+    def upload(folder: RegistryFolder, source: Path, *rest: object) -> None:
         if source.name.endswith("safetensors"):
             raise RegistryAway("away")
         real(folder, source, *rest)  # type: ignore[arg-type]
 
-    real = WritableFolder.upload
-    monkeypatch.setattr(WritableFolder, "upload", upload)
+    real = RegistryFolder.upload
+    monkeypatch.setattr(RegistryFolder, "upload", upload)
     with pytest.raises(RegistryAway):
         put_version(url, model, "reranker")
-    registry = RegistryStore(url)
+    registry = Registry(url)
     assert (registry.models(), registry.versions("reranker"), registry.taken("reranker")) == ([], [], ["v1"])
     with pytest.raises(InputError, match="has no reranker@v1; it has no model reranker"):
         registry.manifest(Reference("reranker", "v1"))
     uploaded: list[str] = []
 
-    def rest_of_it(folder: WritableFolder, source: Path, *rest: object) -> None:
+    def rest_of_it(folder: RegistryFolder, source: Path, *rest: object) -> None:
         uploaded.append(source.name)
         real(folder, source, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(WritableFolder, "upload", rest_of_it)
+    monkeypatch.setattr(RegistryFolder, "upload", rest_of_it)
     assert put_version(url, model, "reranker").version == "v1"
     assert uploaded == ["model.safetensors"]
 
 
 def test_a_removed_version_is_gone_and_its_name_is_not_used_again(url: str, model: Path) -> None:
     put_version(url, model, "reranker")
-    registry = RegistryStore(url)
+    registry = Registry(url)
     registry.remove(Reference("reranker", "v1"), b"{}")
     assert registry.versions("reranker") == []
     assert registry.folder.sizes("reranker") == {"v1/removed.json": 2}
@@ -177,11 +178,11 @@ def test_a_wrong_checksum_and_a_file_that_is_short_are_refused(tmp_path: Path, m
     for damaged in (b"Weights" * 100, b"weights", b""):
         weights.write_bytes(damaged)
         with pytest.raises(RegistryError, match=r"model.safetensors of reranker@v1 .*\(another checksum"):
-            fetch_files(RegistryStore(str(tmp_path)), pushed, tmp_path / "a", tmp_path / "parts")
+            fetch_files(Registry(str(tmp_path)), pushed, tmp_path / "a", tmp_path / "parts")
         assert not (tmp_path / "a" / "model.safetensors").exists()
     weights.unlink()
     with pytest.raises(RegistryError, match="is not there"):
-        fetch_files(RegistryStore(str(tmp_path)), pushed, tmp_path / "a", tmp_path / "parts")
+        fetch_files(Registry(str(tmp_path)), pushed, tmp_path / "a", tmp_path / "parts")
 
 
 def test_a_fetch_continues_where_it_ended(tmp_path: Path, model: Path) -> None:
@@ -189,7 +190,7 @@ def test_a_fetch_continues_where_it_ended(tmp_path: Path, model: Path) -> None:
     (model / "model.safetensors").write_bytes(content)
     pushed = put_version(tmp_path, model, "reranker")
     digest = next(file.sha256 for file in pushed.files if file.path == "model.safetensors")
-    registry, read = RegistryStore(str(tmp_path)), []
+    registry, read = Registry(str(tmp_path)), []
     real = registry.folder.read_piece
 
     def read_piece(start: int, end: int, *path: str) -> bytes:
@@ -214,7 +215,7 @@ def test_a_fetch_continues_where_it_ended(tmp_path: Path, model: Path) -> None:
 )
 def test_damaged_documents_are_one_line(tmp_path: Path, model: Path, damage: bytes) -> None:
     put_version(tmp_path, model, "reranker")
-    registry = RegistryStore(str(tmp_path))
+    registry = Registry(str(tmp_path))
     (tmp_path / "reranker" / "v1" / "manifest.json").write_bytes(damage)
     with pytest.raises(RegistryError, match=r"the manifest of reranker@v1 .* is damaged") as found:
         registry.manifest(Reference("reranker", "v1"))
@@ -321,7 +322,7 @@ def test_a_registry_that_is_away_is_one_line(tmp_path: Path, monkeypatch: pytest
         ("gopher://a", "cannot be used: .*gopher"),
     ]:
         with pytest.raises(RegistryAway, match=why) as found:
-            RegistryStore(url).models()
+            Registry(url).models()
         assert "\n" not in str(found.value)
 
 
@@ -331,7 +332,7 @@ def test_an_alias_keeps_its_version_while_the_registry_is_away(
     url = tmp_path / "registry"
     url.mkdir()
     put_version(url, model, "reranker")
-    alias(RegistryStore(str(url)), "production", {"v1": 1.0})
+    alias(Registry(str(url)), "production", {"v1": 1.0})
     known = names(url)
     assert known.pin("reranker@production") == "reranker@v1"
     monkeypatch.setattr(system, "monotonic", lambda at=time.monotonic: at() + 60)
@@ -348,7 +349,7 @@ def test_an_alias_keeps_its_version_while_the_registry_is_away(
 def test_an_alias_that_is_split_names_its_versions(tmp_path: Path, model: Path) -> None:
     put_version(tmp_path, model, "reranker", "v1")
     put_version(tmp_path, model, "reranker", "v2")
-    alias(RegistryStore(str(tmp_path)), "production", {"v1": 0.1, "v2": 0.9})
+    alias(Registry(str(tmp_path)), "production", {"v1": 0.1, "v2": 0.9})
     with pytest.raises(
         InputError, match=r"several versions \(reranker@v1, reranker@v2\); name one, as reranker@v2"
     ):

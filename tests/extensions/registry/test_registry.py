@@ -23,7 +23,7 @@ from benchmarks.faults.kills import stop
 from rankmill import Client
 from rankmill.cli.main import rankmill
 from rankmill.extensions.registry.documents import Reference
-from rankmill.extensions.registry.push import Steps
+from rankmill.extensions.registry.push import progress
 from rankmill.extensions.registry.registry import Registry
 from rankmill.jobs.contract.errors import RunFailed
 from tests.conftest import QUICK_LEASE, Server, StartWorker, run_command, score_file, start_command, wait_for
@@ -331,12 +331,12 @@ def test_a_terminal_shows_how_far_a_push_is(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    with Steps().measured("pushing", 100) as on_bytes:
+    with progress("pushing", 100, quiet=False) as on_bytes:
         on_bytes(50)
     assert "pushing" in terminal.getvalue()
     assert "50/100 bytes" in terminal.getvalue()
     shown = len(terminal.getvalue())
-    with Steps(quiet=True).measured("pulling", 100) as on_bytes:
+    with progress("pulling", 100, quiet=True) as on_bytes:
         on_bytes(50)
     assert len(terminal.getvalue()) == shown
 

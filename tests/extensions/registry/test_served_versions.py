@@ -14,7 +14,7 @@ import pytest
 from rankmill import Client
 from rankmill.extensions.registry.aliases import NotWarm, promote
 from rankmill.extensions.registry.documents import Alias, Reference, target_of
-from rankmill.extensions.registry.store import RegistryStore
+from rankmill.extensions.registry.registry import Registry
 from rankmill.extensions.registry.versions import VersionStore
 from rankmill.jobs import model_names
 from rankmill.jobs.contract.errors import RankmillError
@@ -53,7 +53,7 @@ def test_an_alias_a_split_and_a_shadow_answer_as_their_versions(
     folder.mkdir()
     for seed in range(2):
         put_version(folder, make_bert(tmp_path / f"model-{seed}", seed=seed), "reranker")
-    registry, live = RegistryStore(str(folder)), Reference("reranker", "live")
+    registry, live = Registry(str(folder)), Reference("reranker", "live")
 
     def stands_for(versions: dict[str, float], shadow: str | None = None) -> None:
         registry.write_alias(live, Alias(now=target_of(versions, shadow=shadow, by="a test", at=1.0)))
@@ -126,7 +126,7 @@ def test_an_alias_that_is_split_while_a_run_starts_stands_for_what_it_was(
     monkeypatch.setattr(model_names, "_FRESH_SECONDS", 0.0)
     for seed in range(2):
         put_version(tmp_path, make_bert(tmp_path / f"model-{seed}", seed=seed), "reranker")
-    registry, live = RegistryStore(str(tmp_path)), Reference("reranker", "live")
+    registry, live = Registry(str(tmp_path)), Reference("reranker", "live")
 
     def stands_for(versions: dict[str, float]) -> None:
         registry.write_alias(live, Alias(now=target_of(versions, shadow=None, by="a test", at=1.0)))
@@ -153,7 +153,7 @@ def test_an_alias_stays_if_a_worker_ends_before_it_has_loaded_the_version(
     announce_worker(server.client, "w", WorkerReport(device="cpu", started=1.0, beat=time.time()), 2)
     live, wanted = Reference("reranker", "live"), target_of({"v1": 1.0}, shadow=None, by="a test", at=1.0)
     with pytest.raises(NotWarm, match=r"1 of 1 workers have not loaded reranker@v1 \(w: has ended"):
-        promote(RegistryStore(str(tmp_path)), live, wanted, server.client, wait_seconds=60, on_outcome=print)
+        promote(Registry(str(tmp_path)), live, wanted, server.client, wait_seconds=60, on_outcome=print)
 
 
 def test_a_worker_with_another_registry_s_version_leaves_it_to_others(
@@ -173,7 +173,7 @@ def test_a_worker_with_another_registry_s_version_leaves_it_to_others(
     workers(environ={"RANKMILL_CACHE_DIR": str(tmp_path / "cache"), **exact})
     live, wanted = Reference("reranker", "live"), target_of({"v1": 1.0}, shadow=None, by="a test", at=1.0)
     with pytest.raises(NotWarm, match=r"1 of 1 workers .* is RANKMILL_REGISTRY the same everywhere"):
-        promote(RegistryStore(str(own)), live, wanted, server.client, wait_seconds=120, on_outcome=print)
+        promote(Registry(str(own)), live, wanted, server.client, wait_seconds=120, on_outcome=print)
     client = Client(server.url, registry=str(own), precision="fp32")
     pairs = [(query, text) for query in QUERIES for text in TEXTS]
     with pytest.raises(RankmillError, match="is RANKMILL_REGISTRY the same everywhere"):

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from rankmill.extensions.registry.documents import Manifest, Reference
-from rankmill.extensions.registry.push import Steps, pull
+from rankmill.extensions.registry.push import pull
 from rankmill.extensions.registry.registry import Registry, fetch_files, files_folder
-from rankmill.extensions.registry.store import RegistryStore
 from rankmill.jobs.contract.errors import InputError, WorkerError
 from rankmill.jobs.model_files import model_files
 from rankmill.jobs.model_names import ModelCopy
@@ -274,20 +273,20 @@ def test_killed_while_it_pushes_the_next_goes_on(tmp_path: Path, model: Path) ->
     assert {path.name for path in files.iterdir()} - {path.name for path in left} == FILES
     for path in left:
         os.utime(path, (1, 1))
-    RegistryStore(str(url)).folder.tidy("reranker", "v1", files.name)
+    Registry(str(url)).folder.tidy("reranker", "v1", files.name)
     assert {path.name for path in files.iterdir()} == FILES
 
 
 def test_killed_while_it_pulls_the_next_goes_on(registry: Path, tmp_path: Path) -> None:
     target = tmp_path / "pulled"
     setup = (
-        "from rankmill.extensions.registry.push import Steps, pull\n"
+        "from rankmill.extensions.registry.push import pull\n"
         "from rankmill.extensions.registry.registry import Registry\n"
         "from rankmill.extensions.registry.documents import Reference\n"
         f"registry = Registry({str(registry)!r})\nmanifest = registry.manifest(Reference('reranker', 'v1'))"
     )
     kills = 0
-    while dies(kills + 1, setup, f"pull(registry, manifest, Path({str(target)!r}), Steps())"):
+    while dies(kills + 1, setup, f"pull(registry, manifest, Path({str(target)!r}))"):
         kills += 1
         assert not target.exists()
     assert kills >= 1
@@ -298,21 +297,21 @@ def test_killed_while_it_pulls_the_next_goes_on(registry: Path, tmp_path: Path) 
 def test_a_version_is_pulled_to_what_a_link_names_and_never_over_the_working_directory(
     registry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = RegistryStore(str(registry))
+    store = Registry(str(registry))
     manifest = store.manifest(Reference("reranker", "v1"))
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to("disk")
-    pull(store, manifest, tmp_path / "link", Steps())
+    pull(store, manifest, tmp_path / "link")
     assert (tmp_path / "disk" / "model.safetensors").read_bytes() == b"a" * SIZE
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(InputError, match="name a folder that does not exist"):
-        pull(store, manifest, Path(), Steps())
+        pull(store, manifest, Path())
     assert not list(tmp_path.glob(".here*"))
 
 
 def test_a_version_is_not_fetched_for_a_folder_that_is_mounted(registry: Path, tmp_path: Path) -> None:
-    store = RegistryStore(str(registry))
+    store = Registry(str(registry))
     manifest = store.manifest(Reference("reranker", "v1"))
     with small_disk(tmp_path / "disk", "64k") as disk, pytest.raises(InputError, match="exists already"):
-        pull(store, manifest, disk, Steps())
+        pull(store, manifest, disk)

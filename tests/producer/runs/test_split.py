@@ -12,8 +12,8 @@ import pytest
 
 from rankmill import AsyncClient, Client
 from rankmill.extensions.registry.documents import Alias, Reference, target_of
+from rankmill.extensions.registry.registry import Registry
 from rankmill.extensions.registry.settings import RegistrySettings
-from rankmill.extensions.registry.store import RegistryStore
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.protocol.worker_report import worker_reports
 from rankmill.producer.client.joined import rows_by_version, version_of
@@ -73,7 +73,7 @@ def client(server: Server, workers: StartWorker, tmp_path: Path) -> Client:
 def let_it_stand_for(
     client: Client, versions: dict[str, float], shadow: str | None = None, name: str = "reranker"
 ) -> None:
-    registry = RegistryStore(client.settings.of(RegistrySettings).registry or "")
+    registry = Registry(client.settings.of(RegistrySettings).registry or "")
     target = target_of(versions, shadow=shadow, by="a test", at=1.0)
     registry.write_alias(Reference(name, "live"), Alias(now=target))
     client._names._known.clear()  # what it would forget after some seconds

@@ -19,10 +19,22 @@ _SAMPLE = "QUERY", "PASSAGE"
 
 
 def report(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe a model, and how a worker of this host would run it. The answer has the fields of
-    `ModelReport`.
+    """Describe a model, and how a worker of this host would run it.
 
-    The request is ``{"spec": {...}}``.
+    The request is ``{"spec": {...}}``. The answer has these fields:
+
+    - ``model``, ``revision``: the model's name, and its commit on the hub or the digest of its files.
+    - ``family``, ``kind``: transformers' model type, and how the model makes a score.
+    - ``pooling``: which tokens' outputs make the score, such as ``cls``.
+    - ``outputs``: names of the outputs.
+    - ``activation``: dotted path of the activation function that the model was saved with, if any.
+    - ``max_length``: most tokens of a pair; ``None`` if any number is allowed.
+    - ``instruction``, ``prompts``: the instruction in use, and the model's own instructions by name.
+    - ``prompt``: the text that the model reads for a pair, with the words QUERY and PASSAGE; ``None`` if it
+      reads the two texts as they are.
+    - ``refused``: why workers cannot score with the model and these settings; ``None`` if they can.
+    - ``device``: the device of this host that workers would use.
+    - ``backends``: for each backend and precision, why it cannot run the model here; ``None`` if it can.
 
     Raises
     ------

@@ -9,8 +9,8 @@ from rankmill.cli.show import echo
 from rankmill.cluster.orders import OrderOutcome
 from rankmill.extensions.registry.aliases import promote as promote_version
 from rankmill.extensions.registry.aliases import remove_version, roll_back, set_alias, target
-from rankmill.extensions.registry.documents import Reference, check_name
-from rankmill.extensions.registry.store import RegistryStore, reference, who
+from rankmill.extensions.registry.documents import Reference, check_name, parse_reference
+from rankmill.extensions.registry.registry import Registry, who
 from rankmill.jobs.runtime.settings import Settings
 
 _WARM_SECONDS = 600
@@ -31,11 +31,8 @@ def _shares(context: click.Context, option: click.Parameter, given: tuple[str, .
 
 _split = click.option("--split", "others", multiple=True, metavar="VERSION=SHARE", callback=_shares,
                       help="Share of the queries that another version scores, such as v4=0.1.")  # fmt: skip
-_shadow = click.option(
-    "--shadow",
-    metavar="VERSION",
-    help="A version that scores the same queries, but whose scores are not returned.",
-)
+_SHADOW = "A version that scores the same queries, but whose scores are not returned."
+_shadow = click.option("--shadow", metavar="VERSION", help=_SHADOW)
 
 
 @options.command("alias")
@@ -46,20 +43,15 @@ _shadow = click.option(
 @_shadow
 @options.settings("registry")
 def alias(
-    model: str,
-    word: str,
-    alias: str,
-    others: dict[str, float],
-    shadow: str | None,
-    settings: Settings,
+    model: str, word: str, alias: str, others: dict[str, float], shadow: str | None, settings: Settings
 ) -> None:
     """Let ALIAS stand for a version, from the next run on.
 
     With --split, ALIAS stands for several versions. The text of a query decides which version scores it, so
     the same query always gets the same version.
     """
-    registry = RegistryStore.of(settings)
-    version = registry.version(reference(model))
+    registry = Registry.of(settings)
+    version = registry.version(parse_reference(model))
     called = Reference(version.name, check_name(alias, "an alias"))
     changed = set_alias(registry, called, target(registry, version, others, shadow, by=who()))
     echo(f"{called} stands for {changed.now}")
@@ -75,19 +67,15 @@ def alias(
               help=f"Longest wait for each version.  [default: {_WARM_SECONDS}]")  # fmt: skip
 @options.settings("registry", "redis_url")
 def promote(
-    model: str,
-    alias: str,
-    others: dict[str, float],
-    shadow: str | None,
-    wait_seconds: float,
+    model: str, alias: str, others: dict[str, float], shadow: str | None, wait_seconds: float,
     settings: Settings,
-) -> None:
+) -> None:  # fmt: skip
     """Load a version on all live workers, then let ALIAS stand for it.
 
     If a worker cannot load the version, ALIAS stays as it is. Runs that have begun keep their version.
     """
-    registry = RegistryStore.of(settings)
-    version = registry.version(reference(model))
+    registry = Registry.of(settings)
+    version = registry.version(parse_reference(model))
     called = Reference(version.name, check_name(alias, "an alias"))
     wanted = target(registry, version, others, shadow, by=who())
 
@@ -104,8 +92,8 @@ def promote(
 @options.settings("registry")
 def rollback(alias: str, settings: Settings) -> None:
     """Return an alias to its previous version."""
-    registry = RegistryStore.of(settings)
-    called = reference(alias, "ALIAS")
+    registry = Registry.of(settings)
+    called = parse_reference(alias)
     echo(f"{called} stands for {roll_back(registry, called, by=who()).now}")
 
 
@@ -118,8 +106,8 @@ def remove(model: str, settings: Settings) -> None:
     A version is not removed while an alias stands for it or a run of the server uses it. The name of a
     removed version is not used again.
     """
-    registry = RegistryStore.of(settings)
-    named = reference(model)
+    registry = Registry.of(settings)
+    named = parse_reference(model)
     if registry.find_alias(named) is not None:
         registry.remove_alias(named)
         echo(f"removed alias {named}")

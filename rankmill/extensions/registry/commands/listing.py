@@ -12,8 +12,8 @@ from rich.table import Table
 from rankmill.cli import options
 from rankmill.cli.show import console, echo
 from rankmill.extensions.registry.aliases import called, manifests, version_view
-from rankmill.extensions.registry.documents import Alias, Manifest, Reference
-from rankmill.extensions.registry.store import RegistryStore, reference
+from rankmill.extensions.registry.documents import Alias, Manifest, Reference, parse_reference
+from rankmill.extensions.registry.registry import Registry
 from rankmill.jobs.runtime.settings import Settings
 
 
@@ -23,30 +23,19 @@ from rankmill.jobs.runtime.settings import Settings
 @options.as_json
 def list_models(names: tuple[str, ...], settings: Settings, as_json: bool) -> None:
     """List the models of the registry, their versions and aliases."""
-    registry = RegistryStore.of(settings)
+    registry = Registry.of(settings)
     listed = {name: manifests(registry, name) for name in names or registry.models()}
     aliases = {name: registry.aliases(name) for name in listed}
     if as_json:
-        echo(
-            json.dumps(
-                [version_view(manifest, aliases[name]) for name in listed for manifest in listed[name]]
-            )
-        )
+        views = [version_view(manifest, aliases[name]) for name in listed for manifest in listed[name]]
+        echo(json.dumps(views))
         return
     table = Table("version", "aliases", "family", "size", "pushed", "by", "notes", box=SIMPLE_HEAD)
     for name, versions in listed.items():
         for manifest in versions:
-            notes = manifest.notes.partition("\n")[0]
-            known_as = ", ".join(called(manifest, aliases[name]))
-            table.add_row(
-                str(manifest),
-                known_as,
-                manifest.family,
-                _megabytes(manifest),
-                _when(manifest.at),
-                manifest.by,
-                notes,
-            )
+            known_as, notes = ", ".join(called(manifest, aliases[name])), manifest.notes.partition("\n")[0]
+            size, pushed = f"{manifest.bytes / 1e6:,.1f} MB", _when(manifest.at)
+            table.add_row(str(manifest), known_as, manifest.family, size, pushed, manifest.by, notes)
     console().print(table)
 
 
@@ -56,10 +45,12 @@ def list_models(names: tuple[str, ...], settings: Settings, as_json: bool) -> No
 @options.as_json
 def show(model: str, settings: Settings, as_json: bool) -> None:
     """Show files, author and time of a version or an alias."""
-    registry = RegistryStore.of(settings)
-    named = reference(model)
+    registry = Registry.of(settings)
+    named = parse_reference(model)
     alias = registry.find_alias(named)
-    manifest = registry.manifest(named if alias is None else _first(named, alias))
+    shares = alias.now.versions if alias else {named.tag: 1.0}
+    largest = max(shares, key=lambda version: shares[version])
+    manifest = registry.manifest(Reference(named.name, largest))
     aliases = registry.aliases(named.name)
     if as_json:
         echo(json.dumps(version_view(manifest, aliases)))
@@ -69,12 +60,6 @@ def show(model: str, settings: Settings, as_json: bool) -> None:
         for before in alias.before:
             echo(f"  before: {before}, since {_when(before.at)}, by {before.by}")
     echo("\n".join(_lines(manifest, aliases)))
-
-
-def _first(named: Reference, alias: Alias) -> Reference:
-    """Return the version that gets the largest share of an alias's queries."""
-    shares = alias.now.versions
-    return Reference(named.name, max(shares, key=lambda version: shares[version]))
 
 
 def _lines(manifest: Manifest, aliases: dict[str, Alias]) -> list[str]:
@@ -91,10 +76,6 @@ def _lines(manifest: Manifest, aliases: dict[str, Alias]) -> list[str]:
     width = max(len(file.path) for file in manifest.files)
     lines += [f"file     {file.path:<{width}}  {file.bytes:>14,}  {file.sha256}" for file in manifest.files]
     return lines
-
-
-def _megabytes(manifest: Manifest) -> str:
-    return f"{manifest.bytes / 1e6:,.1f} MB"
 
 
 def _when(at: float) -> str:

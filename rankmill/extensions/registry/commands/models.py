@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -13,7 +14,7 @@ from rankmill.cli.common import CONTEXT
 from rankmill.cli.show import console, echo, json_of
 from rankmill.extensions.registry.commands import aliases, listing, transfer
 from rankmill.extensions.registry.commands.compare import compare
-from rankmill.extensions.registry.trial import ModelReport, Proven, model_report, prove_model
+from rankmill.extensions.registry.trial import Proven, model_report, prove_model
 from rankmill.jobs.runtime.settings import Settings
 
 
@@ -40,12 +41,13 @@ def describe(settings: Settings, proving: bool, as_json: bool) -> None:
     report = model_report(settings)
     proven = prove_model(settings, settings.device) if proving else None
     if as_json:
-        fields = report.model_dump(mode="json")
-        echo(json.dumps({**fields, **(proven.model_dump(mode="json") if proven else {})}, indent=2))
+        echo(json.dumps({**report, **(proven.model_dump(mode="json") if proven else {})}, indent=2))
         return
-    proofs = [f"proven      {proof}" for proof in proven.proofs.values()] if proven else []
-    refused = [f"refused     {reason}" for reason in proven.refused.values()] if proven else []
-    echo("\n".join([*_lines(report), *proofs, *refused]))
+    lines = _lines(report)
+    if proven:
+        lines += [f"proven      {proof}" for proof in proven.proofs.values()]
+        lines += [f"refused     {reason}" for reason in proven.refused.values()]
+    echo("\n".join(lines))
 
 
 @options.command("prove")
@@ -82,39 +84,30 @@ def _table(proven: Proven) -> Table:
 
 
 for _command in (
-    describe,
-    prove,
-    transfer.push,
-    transfer.pull,
-    listing.list_models,
-    listing.show,
-    aliases.alias,
-    aliases.promote,
-    aliases.rollback,
-    aliases.remove,
-    compare,
-):
+    describe, prove, transfer.push, transfer.pull, listing.list_models, listing.show, aliases.alias,
+    aliases.promote, aliases.rollback, aliases.remove, compare,
+):  # fmt: skip
     models.add_command(_command)
 
 
-def _lines(report: ModelReport) -> list[str]:
-    outputs = ", ".join(report.outputs) if len(report.outputs) > 1 else "1"
+def _lines(report: dict[str, Any]) -> list[str]:
+    outputs, length, prompt = report["outputs"], report["max_length"], report["prompt"]
     lines = [
-        f"family      {report.family}: {report.kind}",
-        f"revision    {report.revision or 'a directory'}",
-        f"pooling     {report.pooling}",
-        f"outputs     {outputs}",
-        f"activation  {report.activation or 'sigmoid for one output, none for several'}",
-        f"length      {'any' if report.max_length is None else f'{report.max_length:,}'} tokens",
-        f"instruction {report.instruction or 'none'}",
-        f"prompt      {'the query and the passage' if report.prompt is None else repr(report.prompt)}",
+        f"family      {report['family']}: {report['kind']}",
+        f"revision    {report['revision'] or 'a directory'}",
+        f"pooling     {report['pooling']}",
+        f"outputs     {', '.join(outputs) if len(outputs) > 1 else '1'}",
+        f"activation  {report['activation'] or 'sigmoid for one output, none for several'}",
+        f"length      {'any' if length is None else f'{length:,}'} tokens",
+        f"instruction {report['instruction'] or 'none'}",
+        f"prompt      {'the query and the passage' if prompt is None else repr(prompt)}",
     ]
-    others = [f"{name}: {text!r}" for name, text in report.prompts.items() if text]
+    others = [f"{name}: {text!r}" for name, text in report["prompts"].items() if text]
     lines += [f"its prompts {', '.join(others)}"] if others else []
-    for name, precisions in report.backends.items():
+    for name, precisions in report["backends"].items():
         able = [precision for precision, obstacle in precisions.items() if obstacle is None]
         why = "; ".join(dict.fromkeys(obstacle for obstacle in precisions.values() if obstacle))
         shown = ", ".join(able) + (f" ({why})" if able and why else "") or f"no: {why}"
         lines.append(f"{name:<11} {shown}")
-    lines.append(f"cannot be scored so: {report.refused}" if report.refused else "can be scored")
-    return lines
+    refused = report["refused"]
+    return [*lines, f"cannot be scored so: {refused}" if refused else "can be scored"]

@@ -11,10 +11,10 @@ import click
 
 from rankmill.cli import options
 from rankmill.cli.show import echo
-from rankmill.extensions.registry.push import Steps
+from rankmill.extensions.registry.documents import parse_reference
 from rankmill.extensions.registry.push import pull as pull_version
 from rankmill.extensions.registry.push import push as push_version
-from rankmill.extensions.registry.store import RegistryStore, reference, who
+from rankmill.extensions.registry.registry import Registry, who
 from rankmill.extensions.registry.trial import try_model
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.runtime.settings import Settings
@@ -33,14 +33,9 @@ _PULLS = "the folder was not made; the same command continues"
 @options.as_json
 @options.quiet
 def push(
-    folder: Path,
-    name: str,
-    notes: str,
-    precision_report: Path | None,
-    settings: Settings,
-    as_json: bool,
+    folder: Path, name: str, notes: str, precision_report: Path | None, settings: Settings, as_json: bool,
     quiet: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Put the model in DIR into the registry.
 
     First, the model is loaded and scores some example pairs. Its weights must be *.safetensors, and its
@@ -49,26 +44,19 @@ def push(
     its files are there, and never changes: pushing the same files again does not change its notes or its
     report. The same command continues an interrupted push.
     """
-    registry = RegistryStore.of(settings)
+    registry = Registry.of(settings)
     model, _, version = name.partition("@")
     if "@" in name and not version:
         raise InputError(f"{name}: there is no version after the @")
-    pushed = push_version(
-        registry,
-        folder,
-        model,
-        version or None,
-        partial(try_model, settings=settings),
-        Steps(quiet=quiet),
-        by=who(),
-        notes=notes,
-        precision=_precision(precision_report),
-    )
-    manifest = pushed.manifest
+    trial, precision = partial(try_model, settings=settings), _precision(precision_report)
+    manifest, before = push_version(
+        registry, folder, model, version or None, trial, by=who(), quiet=quiet, notes=notes,
+        precision=precision,
+    )  # fmt: skip
     if as_json:
-        echo(json.dumps({**manifest.model_dump(), "before": pushed.before}))
+        echo(json.dumps({**manifest.model_dump(), "before": before}))
     elif not quiet:
-        outcome = "was in the registry before" if pushed.before else "is in the registry"
+        outcome = "was in the registry before" if before else "is in the registry"
         echo(f"{manifest} {outcome}: {len(manifest.files)} files, {manifest.bytes / 1e6:,.1f} MB")
 
 
@@ -98,9 +86,9 @@ def pull(model: str, folder: Path | None, settings: Settings, quiet: bool) -> No
     directory. Each file is verified. DIR appears when it is complete. The same command continues an
     interrupted pull.
     """
-    registry = RegistryStore.of(settings)
-    version = registry.version(reference(model))
+    registry = Registry.of(settings)
+    version = registry.version(parse_reference(model))
     target = folder or Path(f"{version.name}-{version.tag}")
-    pull_version(registry, registry.manifest(version), target, Steps(quiet=quiet))
+    pull_version(registry, registry.manifest(version), target, quiet=quiet)
     if not quiet:
         echo(f"{version} is in {target}")
