@@ -6,10 +6,8 @@ import hashlib
 import importlib.metadata
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,41 +16,30 @@ from pydantic import BaseModel
 
 from rankmill.extensions.lab.bench import Bench, BenchFailed, Records, split_requests
 from rankmill.extensions.lab.experiment import Experiment, Measure, Value
-from rankmill.extensions.lab.pairs import BUILT_IN, fingerprint, sample
+from rankmill.extensions.lab.pairs import fingerprint
 from rankmill.jobs.cache import cache_folder
 from rankmill.jobs.contract.errors import ConfigError, EmbeddedError, RunFailed
 from rankmill.jobs.contract.results import ChunkStats
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 from rankmill.producer.files.manifest import content_here
-from rankmill.score.session import RunScores
 
 RECORDS = "measurements.jsonl"
-
-
-class TokenCounts(BaseModel):
-    """Numbers of tokens: without padding (``real``), and with padding (``padded``)."""
-
-    real: int = 0
-    padded: int = 0
-
-    @property
-    def waste(self) -> float:
-        """Share of the computed tokens that was padding."""
-        return 1 - self.real / self.padded if self.padded else 0.0
 
 
 class Repeat(BaseModel):
     """One measurement of a combination of settings: a bulk run of ``rows`` pairs, then small requests that
     took ``latencies`` seconds.
+
+    ``padding_waste`` is the share of the computed tokens that was padding, in the bulk run or, if there was
+    none, in the requests.
     """
 
     rows: int = 0
     bulk_seconds: float = 0.0
-    bulk_tokens: TokenCounts = TokenCounts()
     latencies: list[float] = []
     request_seconds: float = 0.0
-    request_tokens: TokenCounts = TokenCounts()
+    padding_waste: float = 0.0
     row_errors: int = 0
 
 
@@ -93,10 +80,6 @@ class Plan:
     settings: Settings | None
     measure: Measure
     obstacle: str = ""
-
-    @property
-    def label(self) -> str:
-        return label(self.cell)
 
     @property
     def key(self) -> str:
@@ -149,34 +132,32 @@ def plan(
     return plans
 
 
-def run(plans: Iterable[Plan], records: Records) -> Iterator[tuple[Plan, CellResult, bool]]:
-    """Measure each planned cell, unless `records` has its result. Yields each plan with the result, and
-    whether the result was recorded before.
+def run(
+    planned: Plan, records: Records, draw: Callable[[str, int, tuple[str, str]], pa.Table]
+) -> tuple[CellResult, bool]:
+    """Measure a cell, unless `records` has its result. Returns the result, and whether it was recorded
+    before. `draw` is `sample`, or a function that remembers what `sample` has returned.
 
     Raises
     ------
     InputError
         The pairs or a model's files cannot be read.
     """
-    for planned in plans:
-        pairs = _pairs(planned.measure)
-        key = hashlib.sha256(f"{planned.key} {fingerprint(pairs)}".encode()).hexdigest()
-        record = records.get(key)
-        if record is not None:
-            yield planned, CellResult(**record), True
-            continue
-        result = _measured(planned, pairs)
-        records.add(key, result.model_dump())
-        yield planned, result, False
+    measure = planned.measure
+    rows = max(measure.rows, measure.requests * measure.request_size, measure.warm_up)
+    pairs = draw(measure.pairs, rows, (measure.query_column, measure.passage_column))
+    key = hashlib.sha256(f"{fingerprint(pairs)} {planned.key}".encode()).hexdigest()
+    if record := records.get(key):
+        return CellResult(**record), True
+    result = _measured(planned, pairs)
+    records.add(key, result.model_dump())
+    return result, False
 
 
 def _measured(planned: Plan, pairs: pa.Table) -> CellResult:
     started = system.monotonic()
-    record: dict[str, Any] = {
-        "experiment": planned.experiment.name,
-        "cell": planned.cell,
-        "round": planned.round,
-    }
+    name = planned.experiment.name
+    record: dict[str, Any] = {"experiment": name, "cell": planned.cell, "round": planned.round}
     if planned.settings is None:
         return CellResult(**record, status="impossible", reason=planned.obstacle, ended=system.now())
     record |= {"settings": planned.settings.model_dump(), "measure": planned.measure.model_dump()}
@@ -194,50 +175,28 @@ def _measurements(bench: Bench, measure: Measure, pairs: pa.Table) -> dict[str, 
     startup = bench.warm_up(pairs.slice(0, measure.warm_up))
     requests = split_requests(pairs, measure.requests, measure.request_size)
     repeats = []
-    stats: ChunkStats | None = None
+    stats: list[ChunkStats] = []
     for _ in range(measure.repeats):
         bulk = [bench.bulk(pairs.slice(0, measure.rows))] if measure.rows else []
         began = time.perf_counter()
         answers = bench.requests(requests, measure.concurrency)
         seconds = time.perf_counter() - began
+        stats = [chunk for scored in bulk or answers for chunk in scored.stats]
+        padded = sum(chunk.padded_tokens for chunk in stats)
         repeat = Repeat(
             rows=measure.rows,
             bulk_seconds=sum(scored.seconds for scored in bulk),
-            bulk_tokens=_tokens(bulk),
             latencies=[answer.seconds for answer in answers],
             request_seconds=seconds if requests else 0.0,
-            request_tokens=_tokens(answers),
+            padding_waste=1 - sum(chunk.tokens for chunk in stats) / padded if padded else 0.0,
             row_errors=sum(int(np.isnan(scored.scores).sum()) for scored in [*bulk, *answers]),
         )
         repeats.append(repeat)
-        stats = next(_stats([*bulk, *answers]), stats)
+    ran_on = {name: getattr(stats[0], name) for name in ("device", "backend", "precision")} if stats else {}
     return {
         "startup_seconds": startup,
         "repeats": repeats,
         "stage_seconds": bench.stage_seconds(),
         "peak_bytes": bench.peak_bytes,
-        **({"device": stats.device, "backend": stats.backend, "precision": stats.precision} if stats else {}),
+        **ran_on,
     }
-
-
-def _stats(scored: Iterable[RunScores]) -> Iterator[ChunkStats]:
-    return (stats for part in scored for stats in part.stats)
-
-
-def _tokens(scored: Iterable[RunScores]) -> TokenCounts:
-    stats = list(_stats(scored))
-    return TokenCounts(
-        real=sum(chunk.tokens for chunk in stats), padded=sum(chunk.padded_tokens for chunk in stats)
-    )
-
-
-def _pairs(measure: Measure) -> pa.Table:
-    rows = max(measure.rows, measure.requests * measure.request_size, measure.warm_up)
-    file = Path(measure.pairs)
-    changed = 0 if measure.pairs in BUILT_IN or not file.exists() else file.stat().st_mtime_ns
-    return _sample(measure.pairs, rows, (measure.query_column, measure.passage_column), changed)
-
-
-@cache
-def _sample(pairs: str, rows: int, columns: tuple[str, str], _changed: int) -> pa.Table:
-    return sample(pairs, rows, columns)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cache, reduce
+from functools import cache
 from itertools import islice
 
 import numpy as np
@@ -116,16 +116,14 @@ class FileSample:
         """
         options = ReadOptions(way_out="write the pairs as Parquet")
         source = open_source(find_files(self.inputs), self.columns, allow_nulls=True, options=options)
-        if self.label is not None:
-            _check_label(source.schema, self.columns, self.label)
-        wanted = [*self.columns.names, *([self.label] if self.label else [])]
+        wanted = list(dict.fromkeys([*self.columns.names, *([self.label] if self.label else [])]))
+        if self.label is not None and self.label not in source.schema.names:
+            raise InputError(f"no column {self.label!r} in the input; choose another with --label-column")
         with closing(source.tables(Sizing(1000))) as tables:
             parts = [table.select(wanted) for table in islice(tables, _LOOK_ROWS // 1000)]
-        table = pa.concat_tables(parts) if parts else None
-        if table is not None:
-            whole = (pc.is_valid(table[name]) for name in self.columns.names)
-            table = table.filter(reduce(pc.and_, whole))
-        if table is None or not len(table):
+        table = pa.concat_tables(parts or [source.schema.empty_table().select(wanted)])
+        table = table.filter(pc.and_(*(pc.is_valid(table[name]) for name in self.columns.names)))
+        if not len(table):
             raise InputError(f"{', '.join(self.inputs)}: the input has no pairs")
         drawn = table.take(draw(table[self.columns.query].to_pylist(), self.rows))
         return drawn if self.label is None else _with_numbers(drawn, self.label)
@@ -152,28 +150,17 @@ def draw(queries: Sequence[str], rows: int) -> list[int]:
     return taken[:rows]
 
 
-def _check_label(schema: pa.Schema, columns: TextColumns, label: str) -> None:
-    if label not in schema.names:
-        raise InputError(f"no column {label!r} in the input; choose another with --label-column")
-    kind = schema.field(label).type
-    may_hold_numbers = is_text(kind) and label not in columns.names
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or may_hold_numbers):
-        raise _no_numbers(label, "text" if is_text(kind) else kind)
-
-
-def _no_numbers(label: str, held: str | pa.DataType) -> InputError:
-    return InputError(f"column {label!r} holds {held}, not numbers; choose another with --label-column")
-
-
 def _with_numbers(table: pa.Table, label: str) -> pa.Table:
     """Return the table with a label column of numbers: CSV and TSV have numbers as text."""
-    if not is_text(table.schema.field(label).type):
-        return table
+    place = table.schema.get_field_index(label)
     try:
-        numbers = table[label].cast(pa.float64())
+        return table.set_column(place, label, table[label].cast(pa.float64()))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        raise _no_numbers(label, "text") from None
-    return table.set_column(table.schema.get_field_index(label), label, numbers)
+        kind = table.schema.field(label).type
+        raise InputError(
+            f"column {label!r} holds {'text' if is_text(kind) else kind}, not numbers; choose another with "
+            "--label-column"
+        ) from None
 
 
 def fingerprint(table: pa.Table) -> str:

@@ -121,7 +121,7 @@ def _latency(experiment: Experiment, cells: pd.DataFrame) -> Figure | None:
     panels = figure.subplots(1, 3, sharey=True)
     for axes, name in zip(panels, ("p50", "p95", "p99"), strict=True):
         latency, speed = cells[f"{name}_ms"], cells["requests_per_second"]
-        front = pareto(speed, latency)
+        front = pareto(speed.tolist(), latency.tolist())
         axes.plot(latency.iloc[front], speed.iloc[front], color=_FRONT, linewidth=1, zorder=1)
         colours = [_FRONT if place in front else _MAIN for place in range(len(cells))]
         axes.scatter(latency, speed, color=colours, zorder=2, s=18)

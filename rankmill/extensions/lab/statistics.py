@@ -61,20 +61,16 @@ def measured_value(finding: Finding, cells: pd.DataFrame) -> float | None:
     return float(of) if np.isfinite(of) else None
 
 
-def pareto(speeds: Iterable[float], latencies: Iterable[float]) -> list[int]:
+def pareto(speeds: Sequence[float], latencies: Sequence[float]) -> list[int]:
     """Indices of the points on the Pareto front of speed and latency, ordered by latency.
 
     >>> pareto([10, 20, 15, 30], [1, 2, 3, 9])
     [0, 1, 3]
     """
     front: list[int] = []
-    best = -np.inf
-    for place, (_, negative) in sorted(
-        enumerate(zip(latencies, (-speed for speed in speeds), strict=True)), key=lambda item: item[1]
-    ):
-        if -negative > best:
+    for place in sorted(range(len(speeds)), key=lambda place: (latencies[place], -speeds[place])):
+        if not front or speeds[place] > speeds[front[-1]]:
             front.append(place)
-            best = -negative
     return front
 
 
@@ -99,16 +95,12 @@ def _of_cell(results: list[CellResult]) -> dict[str, Any]:
 
 
 def _statistics(repeat: Repeat) -> dict[str, float]:
-    """Speeds, latencies and padding of a measurement. The padding is that of the bulk run. If there was no
-    bulk run, the padding is that of the requests.
-    """
-    pairs = repeat.rows / repeat.bulk_seconds if repeat.bulk_seconds else np.nan
-    size = len(repeat.latencies)
+    requests, seconds = len(repeat.latencies), repeat.request_seconds
     return {
-        "pairs_per_second": pairs,
-        "requests_per_second": size / repeat.request_seconds if repeat.request_seconds else np.nan,
+        "pairs_per_second": repeat.rows / repeat.bulk_seconds if repeat.bulk_seconds else np.nan,
+        "requests_per_second": requests / seconds if seconds else np.nan,
         **_percentiles(repeat.latencies),
-        "padding_waste": (repeat.bulk_tokens if repeat.rows else repeat.request_tokens).waste,
+        "padding_waste": repeat.padding_waste,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,8 @@ from rankmill.cli import options
 from rankmill.cli.exits import MEASURED
 from rankmill.extensions.lab.bench import Records
 from rankmill.extensions.lab.experiment import Experiment, load_experiment, shipped
-from rankmill.extensions.lab.grid import RECORDS, CellResult, Plan, plan, run
+from rankmill.extensions.lab.grid import RECORDS, CellResult, Plan, label, plan, run
+from rankmill.extensions.lab.pairs import sample
 from rankmill.extensions.lab.statistics import measurements
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.passwords import mask_passwords
@@ -87,11 +89,11 @@ def _run(plans: Sequence[Plan], folder: Path, quiet: bool) -> list[CellResult]:
     results = []
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=len(plans))
-        runs = run(plans, Records(folder / RECORDS))
+        records, draw = Records(folder / RECORDS), cache(sample)
         for number, planned in enumerate(plans):
-            where = f"{planned.experiment.name}: {planned.label}"
+            where = f"{planned.experiment.name}: {label(planned.cell)}"
             progress.update(task, completed=number, description=where.replace("[", r"\["))
-            _, result, was_known = next(runs)
+            result, was_known = run(planned, records, draw)
             results.append(result)
             outcome = "was measured before" if was_known else _outcome(result)
             console.print(f"[{number + 1}/{len(plans)}] {where}: {outcome}", soft_wrap=True)
