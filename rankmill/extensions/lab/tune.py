@@ -143,11 +143,13 @@ class Trials:
     ----------
     pairs
         The sample.
+    deadline
+        The time (monotonic) after which nothing is measured.
     """
 
     def __init__(self, base: Settings, pairs: pa.Table, objective: Objective, timeout: float) -> None:
         self._base, self.pairs, self._objective = base, pairs, objective
-        self._deadline = system.monotonic() + timeout
+        self.deadline = system.monotonic() + timeout
         self._live: dict[str, Bench] = {}
 
     def __enter__(self) -> Trials:
@@ -158,7 +160,7 @@ class Trials:
 
     def until(self, deadline: float) -> None:
         """Let measurements fail with `BenchTimeout` from the time `deadline` (monotonic) on."""
-        self._deadline = deadline
+        self.deadline = deadline
         for bench in self._live.values():
             bench.deadline = deadline
 
@@ -189,9 +191,9 @@ class Trials:
         self.end_others(workers)
         try:
             scored = self.bulk(self.warm(workers, precision=precision), precision=precision)
+        except BenchTimeout:
+            raise
         except (RunFailed, BenchFailed, EmbeddedError) as error:
-            if isinstance(error, BenchTimeout):
-                raise
             # If the error is not `RunFailed`, workers have died or did not start. The next precision then
             # gets new workers.
             if not isinstance(error, RunFailed):
@@ -259,7 +261,7 @@ class Trials:
             most = len(self.pairs) if settings.chunk_size == "auto" else settings.chunk_size
             share = {"chunk_size": min(most, len(self.pairs)), "claim_ahead": 1}
             settings = settings.model_copy(update=share)
-        return Bench(settings, self._deadline - system.monotonic())
+        return Bench(settings, self.deadline - system.monotonic())
 
     def _cost(self, bench: Bench) -> float:
         if self._objective == "latency":
@@ -290,10 +292,6 @@ RecordT = TypeVar("RecordT", bound=BaseModel)
 
 class NothingWorks(RankmillError):
     """No backend and precision can score the sample here in time and with the required rank correlation."""
-
-
-class _OutOfTime(Exception):
-    """The time for the tuning is over."""
 
 
 @dataclass
@@ -347,8 +345,6 @@ class Tuner:
     budget: float
     min_spearman: float
     say: Callable[[str], None]
-    _end: float = field(default=0.0, init=False)
-    """The time (monotonic) after which nothing is measured."""
     _best: dict[str, Any] = field(default_factory=dict, init=False)
     _all_kept: bool = field(default=False, init=False)
     _story: list[str] = field(default_factory=list, init=False)
@@ -365,11 +361,11 @@ class Tuner:
             The reference settings cannot score the sample, for example because the model cannot be loaded.
         """
         started = system.monotonic()
-        self._measure_until(started + (1 - _LAST_SHARE) * self.budget)
+        self.trials.until(started + (1 - _LAST_SHARE) * self.budget)
         try:
             measure = partial(self.trials.reference, self.budget * _SAMPLE_SHARE)
             reference = self._once("reference", ReferenceScores, measure)
-        except _OutOfTime:
+        except BenchTimeout:
             raise self._too_short() from None
         self.trials.use(reference)
         step = "backend and precision"
@@ -379,25 +375,21 @@ class Tuner:
             self._climb(reference.device)
             step = "workers and threads"
             self._split(reference.device)
-        except _OutOfTime:
+        except BenchTimeout:
             self._tell(f"the budget of {self.budget:,.0f} s has no time for more; not finished: {step}")
         gain = None
         try:
-            self._measure_until(started + self.budget)
+            self.trials.until(started + self.budget)
             gain = self._compare({}, self._best).gain or None
-        except _OutOfTime:
+        except BenchTimeout:
             self._tell("no time was left to compare all changes with the initial settings")
         if gain:
             self._tell(f"all changes together: {gain:.2f} times as good as the initial settings")
-        if gain and gain < 1 and self._all_kept:
-            self._tell("the initial settings are better: nothing is changed")
-            self._best = {}
-        elif gain and gain < 1:
-            self._tell(
-                "the initial settings are better, but auto may stand for what is not taken above: only "
-                "backend and precision are set"
-            )
-            self._best = {name: self._best[name] for name in ("backend", "precision")}
+        if gain and gain < 1:
+            kept = () if self._all_kept else ("backend", "precision")
+            self._best = {name: self._best[name] for name in kept}
+            only = "but auto may stand for what is not taken above: only backend and precision are set"
+            self._tell(f"the initial settings are better, {only if kept else 'so nothing is changed'}")
         return Tuned(self._best, gain, self._story)
 
     def _choose_backend(self, reference: ReferenceScores) -> None:
@@ -416,7 +408,7 @@ class Tuner:
                 try:
                     measure = partial(self.trials.probe, backend, precision, reference)
                     probes.append(self._once(f"probe {backend}, {precision}", PrecisionProbe, measure))
-                except _OutOfTime as error:
+                except BenchTimeout as error:
                     out_of_time = error
         self.trials.end_others(None)
         if out_of_time and not probes:
@@ -439,34 +431,27 @@ class Tuner:
         """Return the measurements whose rankings agree with the reference, fastest first. Tells the user the
         result of each.
         """
-        good = []
+        good, least = [], self.min_spearman
         for probe in probes:
-            name = f"{probe.backend}, {probe.precision}"
+            ranks = probe.agreement
             if probe.reason:
-                self._tell(f"{name}: not possible here: {probe.reason}")
-                continue
-            if probe.lost:
-                self._tell(
-                    f"{name}: refused, rows that lose the score they have with {label(REFERENCE)}: "
-                    f"{probe.lost:,}"
-                )
-                continue
-            found_ranks = probe.agreement
-            if found_ranks is None:
-                self._tell(f"{name}: refused, all its scores are the same")
-                continue
-            verdict = found_ranks.verdict(self.min_spearman)
-            ranks = f"rank correlation {found_ranks}"
-            if verdict == "kept":
-                self._tell(f"{name}: {probe.seconds:.2f} s, {ranks}")
+                outcome = f"not possible here: {probe.reason}"
+            elif probe.lost:
+                of = f"rows that lose the score they have with {label(REFERENCE)}"
+                outcome = f"refused, {of}: {probe.lost:,}"
+            elif ranks is None:
+                outcome = "refused, all its scores are the same"
+            elif ranks.verdict(least) == "kept":
+                outcome = f"{probe.seconds:.2f} s, rank correlation {ranks}"
                 good.append(probe)
-            elif verdict == "lost":
-                self._tell(f"{name}: refused, {ranks} is below {self.min_spearman}")
+            elif ranks.verdict(least) == "lost":
+                outcome = f"refused, rank correlation {ranks} is below {least}"
             else:
-                self._tell(
-                    f"{name}: not taken, {ranks} may be below {self.min_spearman}; a larger --budget takes "
-                    "a larger sample, and rankmill check-precision takes an even larger one"
+                outcome = (
+                    f"not taken, rank correlation {ranks} may be below {least}; a larger --budget takes a "
+                    "larger sample, and rankmill check-precision takes an even larger one"
                 )
+            self._tell(f"{probe.backend}, {probe.precision}: {outcome}")
         return sorted(good, key=lambda probe: probe.seconds)
 
     def _climb(self, device: str) -> None:
@@ -521,25 +506,17 @@ class Tuner:
         fixed = getattr(self.base, setting)
         return [value for value in values if value != "auto"] if fixed == "auto" else [fixed]
 
-    def _measure_until(self, end: float) -> None:
-        self._end = end
-        self.trials.until(end)
-
     def _once(self, name: str, kind: type[RecordT], measure: Callable[[], RecordT]) -> RecordT:
         """Return the recorded measurement `name`. If there is none, call `measure` and record its result.
-        Raises `_OutOfTime` if time runs out.
+        Raises `BenchTimeout` if time runs out.
         """
         record = self.records.get(name)
-        if record is not None:
-            return kind.model_validate(record)
-        if system.monotonic() >= self._end:
-            raise _OutOfTime
-        try:
-            value = measure()
-        except BenchTimeout:
-            raise _OutOfTime from None
-        self.records.add(name, value.model_dump())
-        return value
+        if record is None:
+            if system.monotonic() >= self.trials.deadline:
+                raise BenchTimeout("no time is left")
+            record = measure().model_dump()
+            self.records.add(name, record)
+        return kind.model_validate(record)
 
     def _too_short(self) -> NothingWorks:
         return NothingWorks(
