@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,13 @@ class Measured:
     agreement: Agreement
     ndcg: float | None
     lost: int
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Return all fields, and those of `agreement` in its place."""
+        fields = asdict(self)
+        ranks = fields.pop("agreement")
+        return {**fields, **ranks}
 
     @property
     def figures(self) -> dict[str, str]:

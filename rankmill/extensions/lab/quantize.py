@@ -86,12 +86,8 @@ def calibrate(settings: Settings, pairs: pa.Table, columns: tuple[str, ...], fol
     """
     threads = settings.threads if isinstance(settings.threads, int) else cores()
     queries, passages = (pairs[name].to_pylist() for name in columns)
-    request = {
-        "spec": {name: getattr(settings, name) for name in ("model", "revision", "max_length")},
-        "queries": queries,
-        "passages": passages,
-        "folder": str(folder),
-    }
+    spec = {name: getattr(settings, name) for name in ("model", "revision", "max_length")}
+    request = {"spec": spec, "queries": queries, "passages": passages, "folder": str(folder)}
     answer = ask("calibrate", request, "calibration", settings, environ=thread_environ(threads))
     return Calibrated.model_validate(answer)
 
@@ -310,9 +306,8 @@ def _measure(
     def with_left_out(left_out: tuple[str, ...]) -> Measured:
         _write_recipe(whole, left_out, {})
         share = sum(calibrated.layers[name] for name in left_out)
-        scored = score_sample(
-            session, table, columns, "in int8", precision=_INT8, model=str(whole), revision=None
-        )
+        options = {"precision": _INT8, "model": str(whole), "revision": None}
+        scored = score_sample(session, table, columns, "in int8", **options)
         return beside(scored, f"quantized, {1 - share:.1%} of the products in 8 bits")
 
     say(f"measuring on {len(table):,} pairs")
@@ -368,9 +363,8 @@ def _figures(measured: Measured) -> dict[str, Any]:
 @contextmanager
 def _made_whole(output: Path, force: bool) -> Iterator[tuple[Path, Path]]:
     """Yield two new folders. At the end of the ``with`` block, the first becomes `output`, and the second is
-    deleted. Raises `OutputError` as `check_output` does, also at the end.
+    deleted. Raises `OutputError` as `check_output` does, at the end.
     """
-    check_output(output, force)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(f".{output.name}.making-", output.parent) as making:

@@ -59,21 +59,19 @@ def read_scored(
         A file cannot be read or lacks ids or scores, or a query has a passage twice.
     """
     score = choose_score_column(path, score)
-    other = None
+    if path.is_file() and is_table(path, score):
+        after, before, is_cut = _of_table(path, score)
+    else:
+        after, before, is_cut = ranking_frame(path), None, False
     if compared is not None and is_output(compared):
-        other = _of_table(compared, scored_column(compared, "score"))[0]
+        before, *_ = _of_table(compared, scored_column(compared, "score"))
     elif compared is not None:
-        other = ranking_frame(compared)
-    if not path.is_file() or not is_table(path, score):
-        return ranking_frame(path), other
-    after, before, is_cut = _of_table(path, score)
-    if compared is not None:
-        return after, other
-    if before is not None and is_cut:
+        before = ranking_frame(compared)
+    elif before is not None and is_cut:
+        before = None
         logger.warning(
             "%s lacks passages of its run, as after --top-k; name the run to compare with: --run RUN", path
         )
-        return after, None
     return after, before
 
 

@@ -4,60 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
+from pydantic import Field
 
+from rankmill.cli import options
 from rankmill.extensions.rankings.scored import choose_score_column, is_table, read_rows, run_scores
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.corpus.rankings import SCHEMA, check_once, read_qrels, read_ranking
 from rankmill.producer.files.ranking import best_first
 from rankmill.producer.files.stores.paths import AnyPath
 
+_Score = Annotated[float, Field(title="X")]
 
-@dataclass(frozen=True)
-class Rules:
-    """Rules for choosing the negatives of a query, named as in sentence-transformers' `mine_hard_negatives`.
+
+class Rules(options.CommandOptions):
+    """Options of ``rankmill mine`` that choose the negatives of a query, named as in sentence-transformers'
+    `mine_hard_negatives`.
 
     First the candidates are found: passages of the run without a grade above 0. Among passages with the same
     text, only the first is a candidate, and none if one of them has a grade above 0. Candidates without a
-    score are not chosen.
-
-    Attributes
-    ----------
-    min_relevance
-        A passage with this grade or a higher one is relevant.
-    range_max
-        Only this many candidates are used, the first in the run's order; ``None`` for all.
-    max_score, min_score
-        Highest and lowest score of a negative.
-    absolute_margin
-        A negative scores at least this much less than every relevant passage of the query.
-    relative_margin
-        The same margin as a share: 0.05 is 5% of the absolute value of the lowest relevant score. If both
-        margins are given, the larger one decides.
-    range_min
-        This many of the remaining candidates are skipped, those with the highest scores.
-    num_negatives
-        Number of negatives.
-    sampling_strategy
-        ``top`` takes the candidates with the highest scores, ``random`` takes any.
-    seed
-        Seed of random sampling.
+    score are not chosen. If both margins are given, the larger one decides.
     """
 
-    min_relevance: int = 1
-    range_min: int = 0
-    range_max: int | None = None
-    max_score: float | None = None
-    min_score: float | None = None
-    absolute_margin: float | None = None
-    relative_margin: float | None = None
-    num_negatives: int = 3
-    sampling_strategy: str = "top"
-    seed: int = 0
+    min_relevance: options.Number = 1
+    """Lowest grade of a relevant passage. Passages with a lower grade above 0 are not used."""
+    num_negatives: options.Number = 3
+    """Number of negatives for each query."""
+    range_min: Annotated[int, Field(ge=0, title="N")] = 0
+    """Skip the N hardest negatives."""
+    range_max: options.Number | None = None
+    """Choose from each query's first N passages; those with a grade above 0 do not count.  [default: all]"""
+    max_score: _Score | None = None
+    """Highest score of a negative."""
+    min_score: _Score | None = None
+    """Lowest score of a negative."""
+    absolute_margin: _Score | None = None
+    """Choose only negatives that score at least X less than every relevant passage of their query."""
+    relative_margin: _Score | None = None
+    """Like --absolute-margin, with a margin of X times the query's lowest relevant score. 0.05 is 5%."""
+    sampling_strategy: Literal["top", "random"] = "top"
+    """Take the hardest negatives, or random ones."""
+    seed: Annotated[int, Field(title="N")] = 0
+    """Seed of random sampling."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from itertools import product
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -81,15 +82,13 @@ class Corpus:
         return on_disk(self.passages, marks, self.on_duplicate, self.passage_fields)
 
 
-@dataclass(frozen=True)
-class _Passage:
+class _Passage(NamedTuple):
     id: str
     text: str
     score: float
 
 
-@dataclass(frozen=True)
-class _Query:
+class _Query(NamedTuple):
     """A query with its mined passages; the negatives are sorted, hardest first."""
 
     id: str
@@ -165,26 +164,21 @@ def training_rows(
     """
     rows = np.unique(np.concatenate([np.r_[chosen.positives, chosen.negatives] for chosen in mined] or [[]]))
     rows = rows.astype(np.int64)
-    if form == "msmarco":
-        queries, passages = dict.fromkeys(rows.tolist(), ""), dict.fromkeys(rows.tolist(), "")
+    if form == "msmarco":  # ids, and no texts
+        queries = texts = dict.fromkeys(rows.tolist(), "")
+    elif isinstance(source, Corpus):
+        queries, texts = source.texts_of(ids, rows)
     else:
-        queries, passages = (
-            source.texts_of(ids, rows) if isinstance(source, Corpus) else _texts_in(source, rows)
-        )
+        queries, texts = _texts_in(source, rows)
     names, scores = ids["doc_id"].to_list(), ids["score"].to_list()
 
     def passages_of(rows: _Rows) -> list[_Passage]:
-        return [_Passage(names[row], passages[row], scores[row]) for row in rows.tolist()]
+        return [_Passage(names[row], texts[row], scores[row]) for row in rows.tolist()]
 
     made: list[_Row] = []
     for chosen in mined:
-        first = int(chosen.positives[0])
-        query = _Query(
-            str(ids["query_id"].iloc[first]),
-            queries[first],
-            passages_of(chosen.positives),
-            passages_of(chosen.negatives),
-        )
+        first, passages = int(chosen.positives[0]), map(passages_of, (chosen.positives, chosen.negatives))
+        query = _Query(str(ids["query_id"].iloc[first]), queries[first], *passages)
         made.extend(_rows_of(query, form, with_scores))
     return pa.Table.from_pylist(made)
 
@@ -211,35 +205,28 @@ def _rows_of(query: _Query, form: Form, with_scores: bool) -> Iterator[_Row]:
             "negative_passages": [_of_tevatron(passage, with_scores) for passage in query.negatives],
         }
     else:
-        for positive in query.positives:
-            if form in {"triplet", "msmarco"}:
-                for negative in query.negatives:
-                    yield _row(query, [positive, negative], form, with_scores)
-            else:
-                yield _row(query, [positive, *query.negatives], form, with_scores)
+        one_each = form in {"triplet", "msmarco"}
+        negatives = [[negative] for negative in query.negatives] if one_each else [query.negatives]
+        for positive, others in product(query.positives, negatives):
+            yield _row(query, [positive, *others], form, with_scores)
 
 
 def _row(query: _Query, passages: list[_Passage], form: Form, with_scores: bool) -> _Row:
     """Make a row of training data in the layout of `form`. `passages` has a positive passage first, and then
     its negatives.
     """
-    texts, scores = [passage.text for passage in passages], [passage.score for passage in passages]
+    names, texts, scores = (list(values) for values in zip(*passages, strict=True))
     if form == "msmarco":
         margin = {"score": scores[0] - scores[1]} if with_scores else {}
-        return {
-            "query_id": query.id, "positive_id": passages[0].id, "negative_id": passages[1].id, **margin
-        }  # fmt: skip
+        return {"query_id": query.id, "positive_id": names[0], "negative_id": names[1], **margin}
     if form == "pylate":
-        names = [passage.id for passage in passages]
         return {
             "query": query.text, "documents": texts, "scores": scores,
             "query_id": query.id, "document_ids": names,
         }  # fmt: skip
     row: _Row = {"anchor": query.text}
     if form == "labeled-list":
-        row["passages"] = texts
-        if not with_scores:
-            row["labels"] = [1] + [0] * (len(texts) - 1)
+        row |= {"passages": texts} | ({} if with_scores else {"labels": [1] + [0] * (len(texts) - 1)})
     elif form == "triplet":
         row |= {"positive": texts[0], "negative": texts[1]}
     else:

@@ -128,8 +128,8 @@ def _by_query(
     rows = pd.DataFrame({"query": queries, "passage": passages, "one": one, "two": two}).dropna()
     differences = []
     for query, theirs in rows.groupby("query", sort=False):
-        ranks = theirs[["one", "two"]].rank()
-        if len(theirs) > 1 and (ranks.std() > 0).all():
-            best = [str(theirs["passage"].iloc[int(theirs[side].argmax())]) for side in ("one", "two")]
-            differences.append(Difference(str(query), float(ranks["one"].corr(ranks["two"])), *best))
+        spearman = theirs[["one", "two"]].corr("spearman").iloc[0, 1]
+        if not np.isnan(spearman):
+            first, second = (theirs["passage"].iloc[theirs[side].argmax()] for side in ("one", "two"))
+            differences.append(Difference(str(query), float(spearman), first, second))
     return sorted(differences, key=lambda difference: difference.spearman)

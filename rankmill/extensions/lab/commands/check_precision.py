@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import click
@@ -66,18 +65,14 @@ def check_precision(
     sample = FileSample(inputs, pairs.sample, columns, pairs.label_column)
     results = check_precisions(sample, wanted, settings)
     if as_json:
-        click.echo(json.dumps([_as_json(each, asked.threshold) for each in results]))
+        rows = [each.values | {"verdict": each.agreement.verdict(asked.threshold)} for each in results]
+        click.echo(json.dumps(rows))
     else:
         console().print(_table(results))
     bad = [each for each in results[1:] if each.agreement.verdict(asked.threshold) != "kept" or each.lost]
     if bad and not asked.report_only:
-        raise PrecisionRefused(_refusal(bad, asked.threshold))
-
-
-def _as_json(measured: Measured, threshold: float) -> dict[str, Any]:
-    fields = asdict(measured)
-    ranks = fields.pop("agreement")
-    return {**fields, **ranks, "verdict": measured.agreement.verdict(threshold)}
+        reasons = "; ".join(_reason(each, asked.threshold) for each in bad)
+        raise PrecisionRefused(f"{reasons}: use another precision, lower --threshold, or give --report-only")
 
 
 def _table(results: Sequence[Measured]) -> Table:
@@ -89,11 +84,6 @@ def _table(results: Sequence[Measured]) -> Table:
     ranks = results[0].agreement
     table.caption = f"{ranks.rows:,} rows of {ranks.queries:,} queries"
     return table
-
-
-def _refusal(bad: Sequence[Measured], threshold: float) -> str:
-    reasons = [_reason(each, threshold) for each in bad]
-    return f"{'; '.join(reasons)}: use another precision, lower --threshold, or give --report-only"
 
 
 def _reason(measured: Measured, threshold: float) -> str:

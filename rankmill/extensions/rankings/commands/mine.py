@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
 import click
 import numpy as np
 import pandas as pd
-from pydantic import Field
 
 from rankmill.cli import options
 from rankmill.cli.show import echo
@@ -34,10 +32,8 @@ if TYPE_CHECKING:
     from rankmill.producer.files.formats.base import Writer
     from rankmill.producer.files.outputs import OutputFormat
 
-_Score = Annotated[float, Field(title="X")]
 
-
-class MineOptions(options.NewTable):
+class MineOptions(Rules, options.NewTable):
     """Options of ``rankmill mine``: which negatives to choose, and which rows to make of them."""
 
     format: Form = "triplet"
@@ -66,32 +62,8 @@ class MineOptions(options.NewTable):
     """
     score_column: options.Column | None = None
     """Column with the scores.  [default: the one that the metadata of Parquet names, or score]"""
-    min_relevance: options.Number = 1
-    """Lowest grade of a relevant passage. Passages with a lower grade above 0 are not used."""
-    num_negatives: options.Number = 3
-    """Number of negatives for each query."""
-    range_min: Annotated[int, Field(ge=0, title="N")] = 0
-    """Skip the N hardest negatives."""
-    range_max: options.Number | None = None
-    """Choose from each query's first N passages; those with a grade above 0 do not count.  [default: all]"""
-    max_score: _Score | None = None
-    """Highest score of a negative."""
-    min_score: _Score | None = None
-    """Lowest score of a negative."""
-    absolute_margin: _Score | None = None
-    """Choose only negatives that score at least X less than every relevant passage of their query."""
-    relative_margin: _Score | None = None
-    """Like --absolute-margin, with a margin of X times the query's lowest relevant score. 0.05 is 5%."""
-    sampling_strategy: Literal["top", "random"] = "top"
-    """Take the hardest negatives, or random ones."""
-    seed: Annotated[int, Field(title="N")] = 0
-    """Seed of random sampling."""
     with_scores: bool = False
     """Write scores to distil from, in place of labels. flagembedding and pylate always have scores."""
-
-    @property
-    def rules(self) -> Rules:
-        return Rules(**{field.name: getattr(self, field.name) for field in fields(Rules)})
 
     def source(self, scored: AnyPath) -> AnyPath | Corpus:
         """Return the files of ``--queries`` and ``--corpus``, or `scored` if these options are not given.
@@ -145,7 +117,7 @@ def mine_negatives(scored: AnyPath, asked: MineOptions, force: bool) -> None:
                 f"{scored}: --range-max counts passages of the run, and the file lacks some, as after --top-k"
             )
         keys = text_keys(source, ids)
-        mined = list(mine(ids, asked.rules, keys))
+        mined = list(mine(ids, asked, keys))
         used = with_rows(mined, form, asked.num_negatives)
         table = training_rows(used, ids, source, form, with_scores=asked.with_scores)
         if not len(table):

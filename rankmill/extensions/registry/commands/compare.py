@@ -64,12 +64,7 @@ def compare(
 
 def _as_json(comparison: ModelComparison) -> dict[str, Any]:
     sides = [
-        {
-            "model": side.model,
-            "pairs_per_second": round(side.pairs_per_second, 1),
-            **{name: value for name, value in asdict(side.measured).items() if name != "agreement"},
-            **asdict(side.measured.agreement),
-        }
+        {"model": side.model, "pairs_per_second": round(side.pairs_per_second, 1), **side.measured.values}
         for side in comparison.sides
     ]
     return {"models": sides, "differences": [asdict(difference) for difference in comparison.differences]}
