@@ -22,19 +22,15 @@ def describe_machine(
     packages: Iterable[str] = ("torch", "transformers", "rq", "redis", "pyarrow"),
 ) -> dict[str, str]:
     """Return facts about this machine, and the installed versions of `packages`, as texts by label."""
+    has = [name for name in INSTRUCTION_SETS if name in cpu_flags()]  # empty if the system lists no flags
     return {
         "CPU": cpu_name(),
         "cores": f"{psutil.cpu_count(logical=False)} ({psutil.cpu_count()} threads)",
-        "instruction sets": ", ".join(instruction_sets()) or "not known",
+        "instruction sets": ", ".join(has) or "not known",
         "memory": f"{total_memory() / 2**30:.0f} GiB",
         "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
         "versions": ", ".join(f"{name} {_version(name)}" for name in packages),
     }
-
-
-def instruction_sets() -> list[str]:
-    """Return those `INSTRUCTION_SETS` that this CPU has; empty if the system does not list CPU flags."""
-    return [name for name in INSTRUCTION_SETS if name in cpu_flags()]
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -31,8 +31,6 @@ REPORT = "report.md"
 
 _PACKAGES = ("rankmill", "torch", "transformers", "openvino", "onnxruntime", "mlx", "numpy")
 
-_PERCENT = {"padding_waste"}
-
 _COLUMNS = {
     "pairs_per_second": ("pairs/s", "{:,.0f}"),
     "requests_per_second": ("requests/s", "{:,.1f}"),
@@ -178,11 +176,15 @@ def write_report(folder: Path, experiments: Sequence[Experiment], results: Seque
 
 
 def _machine(results: Sequence[CellResult]) -> str:
-    facts = {**describe_machine(_PACKAGES), "model": ", ".join(_seen(results, "model"))}
+    models = dict.fromkeys(str(result.settings["model"]) for result in results if result.settings)
     ended = [result.ended for result in results]
-    if ended:
-        facts["measured"] = f"{_day(min(ended))} to {_day(max(ended))}"
-        facts["duration"] = f"{sum(result.seconds for result in results) / 60:,.1f} minutes"
+    first, last = (time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(end)) for end in (min(ended), max(ended)))
+    facts = {
+        **describe_machine(_PACKAGES),
+        "model": ", ".join(models),
+        "measured": f"{first} to {last}",
+        "duration": f"{sum(result.seconds for result in results) / 60:,.1f} minutes",
+    }
     return markdown_table(["machine", ""], facts.items()) + "\n\n" + (
         "Speeds are medians of the measurements of a cell, with their range; latencies are percentiles over "
         "all requests of a cell. On a shared machine, measurements made minutes apart may differ for this "
@@ -260,28 +262,13 @@ def _best(cells: pd.DataFrame) -> str:
 
 
 def _findings(findings: Sequence[Finding], cells: pd.DataFrame) -> str:
-    rows = []
-    for finding in findings:
-        value = measured_value(finding, cells)
-        rows.append([finding.claim, _value(finding, finding.value), _value(finding, value)])
+    values = [(each, measured_value(each, cells)) for each in findings]
+    rows = [(each.claim, _value(each, each.value), _value(each, value)) for each, value in values]
     return markdown_table(["reference finding", "there", "here"], rows)
 
 
 def _value(finding: Finding, value: float | None) -> str:
     if value is None:
         return "not measured"
-    return (
-        f"{value:.2f} times"
-        if finding.over
-        else f"{value:.0%}"
-        if finding.figure in _PERCENT
-        else f"{value:,.0f}"
-    )
-
-
-def _seen(results: Sequence[CellResult], setting: str) -> list[str]:
-    return list(dict.fromkeys(str(result.settings[setting]) for result in results if result.settings))
-
-
-def _day(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+    form = "{:.2f} times" if finding.over else "{:.0%}" if finding.figure == "padding_waste" else "{:,.0f}"
+    return form.format(value)

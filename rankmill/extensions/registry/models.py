@@ -29,8 +29,8 @@ class RegistryModels:
     """
 
     def __init__(self, settings: WorkerSettings) -> None:
-        self._url = settings.of(RegistrySettings).registry
-        self._registry = Registry(self._url) if self._url else None
+        url = settings.of(RegistrySettings).registry
+        self._registry = Registry(url) if url else None
 
     def owns(self, model: str) -> bool:
         return has_tag(model)
@@ -67,7 +67,7 @@ class RegistryModels:
             return numbered
 
     def copy(self, model: str, content: str | None, cache: CacheRoom) -> ModelCopy:
-        return VersionStore(cache, self._url).get(parse_reference(model), content)
+        return VersionStore(cache, self._registry).get(parse_reference(model), content)
 
     def kept(self, cache: Path) -> Iterator[KeptFolder]:
         return kept_versions(cache)

@@ -60,10 +60,10 @@ class VersionStore:
     cache
         This host's cache folder, from which old models can be removed to make room.
     registry
-        URL of the registry. With ``None``, only versions that are in the cache can be used.
+        The registry. With ``None``, only versions that are in the cache can be used.
     """
 
-    def __init__(self, cache: CacheRoom, registry: str | None) -> None:
+    def __init__(self, cache: CacheRoom, registry: Registry | None) -> None:
         self._room, self._cache = cache, cache.folder
         self._registry = registry
 
@@ -131,7 +131,7 @@ class VersionStore:
             with suppress(FileNotFoundError, NotADirectoryError):
                 kept = Manifest.read((folder / _MANIFEST).read_bytes(), "a manifest").content
             if self._registry is not None and (kept is None or kept != content):
-                now = Registry(self._registry).manifest(reference).content
+                now = self._registry.manifest(reference).content
         except (InputError, RegistryAway, RegistryError):  # `_fetch` raises the error, if it is called
             return content
         if kept is not None and now not in {None, kept}:
@@ -176,15 +176,14 @@ class VersionStore:
                 f"model {reference} is a version in a registry, and worker host {socket.gethostname()} "
                 "has no RANKMILL_REGISTRY"
             )
-        registry = Registry(self._registry)
         started = system.monotonic()
         try:
-            manifest = registry.manifest(reference)
+            manifest = self._registry.manifest(reference)
             self._reserve(manifest, folder)
             make_folder(folder / _MODEL)
             for path in _foreign(manifest, folder):
                 (folder / _MODEL / path).unlink()
-            fetch_files(registry, manifest, folder / _MODEL, folder / _FETCHING)
+            fetch_files(self._registry, manifest, folder / _MODEL, folder / _FETCHING)
         except RegistryAway as error:
             raise WorkerError(f"{reference} is not in this host's cache, and {error}") from error
         except (InputError, RegistryError) as error:

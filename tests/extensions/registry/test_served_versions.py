@@ -166,7 +166,7 @@ def test_a_worker_with_another_registry_s_version_leaves_it_to_others(
         folder.mkdir()
         put_version(folder, model, "reranker")
     settings = load_settings({"cache_dir": str(tmp_path / "cache")}, environ={})
-    copy = VersionStore(ModelCopies(settings), str(other)).get(Reference("reranker", "v1"), None)
+    copy = VersionStore(ModelCopies(settings), Registry(str(other))).get(Reference("reranker", "v1"), None)
     assert copy.held
     copy.held.close()
     exact = {"RANKMILL_BACKEND": "torch", "RANKMILL_PRECISION": "fp32", **QUICK_LEASE}

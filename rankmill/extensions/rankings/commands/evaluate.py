@@ -88,8 +88,9 @@ def _table(results: list[Result]) -> list[str]:
 
 
 def _figures(measure: str, before: float | None, after: float) -> str:
-    old = "" if before is None else f"{before:>9.4f}"
-    return f"{measure:<12}{old}{after:>9.4f}" + ("" if before is None else f"{after - before:>+9.4f}")
+    if before is None:
+        return f"{measure:<12}{after:>9.4f}"
+    return f"{measure:<12}{before:>9.4f}{after:>9.4f}{after - before:>+9.4f}"
 
 
 def _p(result: Result) -> str:
@@ -98,10 +99,9 @@ def _p(result: Result) -> str:
 
 
 def _queries(results: list[Result]) -> list[str]:
-    lines = ["query\tmeasure\tbefore\tafter"]
-    for result in results:
-        for query, (before, after) in result.by_query.items():
-            lines.append(
-                f"{query}\t{result.measure}\t{'' if before is None else f'{before:.4f}'}\t{after:.4f}"
-            )
-    return lines
+    rows = [(result.measure, *row) for result in results for row in result.by_query.items()]
+    lines = [
+        f"{query}\t{measure}\t{'' if before is None else f'{before:.4f}'}\t{after:.4f}"
+        for measure, query, (before, after) in rows
+    ]
+    return ["query\tmeasure\tbefore\tafter", *lines]
