@@ -120,10 +120,7 @@ class QuantizedTrial:
 
 
 def search(
-    layers: Mapping[str, float],
-    measure: Callable[[tuple[str, ...]], Measured],
-    threshold: float,
-    most: int,
+    layers: Mapping[str, float], measure: Callable[[tuple[str, ...]], Measured], threshold: float, most: int
 ) -> tuple[QuantizedTrial, list[QuantizedTrial]]:
     """Search for the smallest part of a model to leave out of 8 bits.
 

@@ -135,12 +135,7 @@ def text_keys(source: AnyPath | Corpus, ids: pd.DataFrame) -> TextKeys | None:
 
 
 def training_rows(
-    mined: Sequence[Mined],
-    ids: pd.DataFrame,
-    source: AnyPath | Corpus,
-    form: Form,
-    *,
-    with_scores: bool,
+    mined: Sequence[Mined], ids: pd.DataFrame, source: AnyPath | Corpus, form: Form, *, with_scores: bool
 ) -> pa.Table:
     """Make a table of training data in the layout of `form`.
 

@@ -119,10 +119,7 @@ def compare_models(
 
 
 def _by_query(
-    queries: list[str],
-    passages: list[str],
-    one: npt.NDArray[np.float32],
-    two: npt.NDArray[np.float32],
+    queries: list[str], passages: list[str], one: npt.NDArray[np.float32], two: npt.NDArray[np.float32]
 ) -> list[Difference]:
     """Compare how two models rank the passages of each query; return the largest difference first."""
     rows = pd.DataFrame({"query": queries, "passage": passages, "one": one, "two": two}).dropna()

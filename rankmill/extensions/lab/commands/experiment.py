@@ -9,11 +9,10 @@ from typing import Annotated
 
 import click
 from pydantic import Field
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rankmill.cli import options
 from rankmill.cli.exits import MEASURED
+from rankmill.cli.show import echo
 from rankmill.extensions.lab.bench import Records
 from rankmill.extensions.lab.experiment import Experiment, load_experiment, shipped
 from rankmill.extensions.lab.grid import RECORDS, CellResult, Plan, label, plan, run
@@ -84,19 +83,15 @@ def experiment(files: tuple[str, ...], asked: ExperimentOptions, quiet: bool) ->
 
 
 def _run(plans: Sequence[Plan], folder: Path, quiet: bool) -> list[CellResult]:
-    console = Console(stderr=True, quiet=quiet, highlight=False, markup=False, emoji=False)
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    records, draw = Records(folder / RECORDS), cache(sample)
     results = []
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=len(plans))
-        records, draw = Records(folder / RECORDS), cache(sample)
-        for number, planned in enumerate(plans):
-            where = f"{planned.experiment.name}: {label(planned.cell)}"
-            progress.update(task, completed=number, description=where.replace("[", r"\["))
-            result, was_known = run(planned, records, draw)
-            results.append(result)
+    for number, planned in enumerate(plans, 1):
+        result, was_known = run(planned, records, draw)
+        results.append(result)
+        if not quiet:
             outcome = "was measured before" if was_known else _outcome(result)
-            console.print(f"[{number + 1}/{len(plans)}] {where}: {outcome}", soft_wrap=True)
+            where = f"{planned.experiment.name}: {label(planned.cell)}"
+            echo(f"[{number}/{len(plans)}] {where}: {outcome}", err=True)
     return results
 
 
