@@ -86,10 +86,9 @@ class Measure(_Strict):
 
     def scaled(self, scale: float) -> Measure:
         """Return a copy with `scale` times as many rows and requests. A number above 0 stays at least 1."""
-        sizes = {name: getattr(self, name) for name in ("rows", "requests")}
-        return self.model_copy(
-            update={name: max(round(scale * size), 1) if size else 0 for name, size in sizes.items()}
-        )
+        sizes = {"rows": self.rows, "requests": self.requests}
+        scaled = {name: max(round(scale * size), 1) for name, size in sizes.items() if size}
+        return self.model_copy(update=scaled)
 
 
 Statistic = Literal[

@@ -14,7 +14,7 @@ from rankmill.cli import options
 from rankmill.cli.show import console
 from rankmill.extensions.lab.agreement import TOP
 from rankmill.extensions.lab.pairs import read_pairs
-from rankmill.extensions.lab.precision import REFERENCE, Measured
+from rankmill.extensions.lab.precision import REFERENCE
 from rankmill.extensions.lab.quantize import Quantized, check_output, require_quantizing
 from rankmill.extensions.lab.quantize import quantize as make
 from rankmill.jobs.contract.spec import RECIPE
@@ -80,15 +80,12 @@ def quantize(asked: QuantizeOptions, settings: Settings, quiet: bool, as_json: b
 
 
 def _table(made: Quantized) -> Table:
-    spearman = f"Spearman with {REFERENCE} (95% interval)"
-    table = Table("", spearman, f"top {TOP} shared", "nDCG@10", box=SIMPLE_HEAD)
-    rows: dict[str, Measured] = {
-        REFERENCE: made.reference, "int8 as it comes": made.plain, "int8 quantized": made.best.measured
-    }  # fmt: skip
-    for name, measured in rows.items():
-        table.add_row(
-            name, *(measured.figures[figure] for figure in ("Spearman", f"top {TOP} shared", "nDCG@10"))
-        )
+    figures = "Spearman", f"top {TOP} shared", "nDCG@10"
+    table = Table("", f"Spearman with {REFERENCE} (95% interval)", *figures[1:], box=SIMPLE_HEAD)
+    for name, measured in (
+        (REFERENCE, made.reference), ("int8 as it comes", made.plain), ("int8 quantized", made.best.measured)
+    ):  # fmt: skip
+        table.add_row(name, *(measured.figures[figure] for figure in figures))
     ranks = made.reference.agreement
     table.caption = f"{ranks.rows:,} rows of {ranks.queries:,} queries, none of them calibrated on"
     return table
@@ -99,7 +96,5 @@ def _verdict(made: Quantized, output: Path, threshold: float) -> str:
     share = f"{1 - best.share:.1%} of its matrix products are in 8 bits"
     if best.kept:
         return f"{output} keeps {threshold:g}: {share}"
-    others = len(made.trials) - 1
-    nor = f", nor is any of {others} with layers left out" if others else ""
     better = " 8 bits as they come rank no worse." if made.plain.agreement.spearman >= best.spearman else ""
-    return f"{output} is not shown to keep {threshold:g}{nor}: {share}.{better}"
+    return f"{output} is not shown to keep {threshold:g}: {share}.{better}"
