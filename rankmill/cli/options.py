@@ -248,7 +248,6 @@ def _values(annotation: Any) -> tuple[list[str], bool]:
 
 Column = Annotated[str, Field(title="NAME")]
 File = Annotated[str, Field(title="FILE")]
-FilePath = Annotated[Path, Field(title="FILE")]
 StoredPath = Annotated[
     AnyPath,
     PlainValidator(lambda path: path),

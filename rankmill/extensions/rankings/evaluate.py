@@ -7,7 +7,6 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,6 @@ from rankmill.jobs.runtime.installation import install_line
 from rankmill.producer.files.corpus.rankings import check_once, read_ranking
 from rankmill.producer.files.ranking import best_first
 from rankmill.producer.files.stores.paths import AnyPath
-from rankmill.producer.files.stores.writing import whole_file
 
 
 def read_scored(
@@ -193,31 +191,6 @@ def evaluate(
         _result(measure, new[name], old[name] if old else {}, ranked)
         for name, measure in {str(each): each for each in metrics}.items()
     ]
-
-
-def plot(results: Sequence[Result], path: Path) -> None:
-    """Draw all measures, and the change of the first measure for each query, into the file `path`. This needs
-    matplotlib. Raises `OutputError` if the file cannot be written.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    means, queries = figure.subplots(1, 2, width_ratios=[1, 2])
-    places = range(len(results))
-    means.barh([place + 0.2 for place in places], [result.after for result in results], 0.4, label="after")
-    if all(result.before is not None for result in results):
-        means.barh(
-            [place - 0.2 for place in places], [result.before or 0 for result in results], 0.4, label="before"
-        )
-        means.legend()
-    means.set_yticks(list(places), [result.measure for result in results])
-    first = results[0]
-    change = sorted(now - (was or 0) for was, now in first.by_query.values())
-    queries.bar(range(len(change)), change, width=1)
-    queries.set_xlabel("queries")
-    queries.set_ylabel(f"{first.measure}, {'after' if first.before is None else 'after minus before'}")
-    with whole_file(path) as partial:
-        figure.savefig(partial)
 
 
 def _measure(name: str) -> Any:

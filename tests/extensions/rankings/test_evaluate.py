@@ -19,7 +19,6 @@ from click.testing import CliRunner, Result
 from rankmill.cli.main import rankmill
 from rankmill.extensions.rankings.scored import read_rows
 from rankmill.producer.files.outputs import OutputFormat
-from tests.harness.servers.disks import fill, small_disk
 
 RANDOM = random.Random(7)
 QUERIES = [f"q{n}" for n in range(6)]
@@ -239,9 +238,8 @@ def test_measures_that_count_are_sums_as_in_ir_measures(folder: Path) -> None:
         assert found == pytest.approx([expected[measure] for measure in measures])
 
 
-def test_a_table_lines_by_query_and_a_plot(folder: Path) -> None:
-    picture = folder / "change.svg"
-    done = run(folder / "out.parquet", "--qrels", folder / "qrels.txt", "--by-query", "--plot", picture)
+def test_a_table_and_lines_by_query(folder: Path) -> None:
+    done = run(folder / "out.parquet", "--qrels", folder / "qrels.txt", "--by-query")
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["before", "after", "change", "p", "queries", "better,", "worse"]
     assert lines[4] == "of the 5 of 6 judged queries that are ranked:"
@@ -252,23 +250,6 @@ def test_a_table_lines_by_query_and_a_plot(folder: Path) -> None:
     )
     assert "1 of 6 judged queries are not in the ranking; they count as 0" in done.stderr
     assert len([line for line in done.stdout.splitlines() if line.startswith("q5\t")]) == 3
-    assert picture.read_text().startswith("<?xml")
-
-
-def test_a_plot_that_cannot_be_written_keeps_the_old_one_and_is_told_in_one_line(folder: Path) -> None:
-    options = ("--qrels", folder / "qrels.txt", "--plot")
-    for name in ("plot", "plot.xyz"):
-        refused = run(folder / "out.parquet", *options, folder / name)
-        assert (refused.exit_code, refused.stdout) == (2, "")
-        assert f"{name}: the name of the plot must end in .svg, .png or .pdf" in refused.stderr
-    assert not [*folder.glob("plot*")]
-    with small_disk(folder / "disk", "64k") as disk:
-        (disk / "old.svg").write_text("old")
-        fill(disk)
-        result = run(folder / "out.parquet", *options, disk / "old.svg")
-        assert (result.exit_code, result.stderr.count("\n")) == (1, 2), result.stderr
-        assert "old.svg: No space left on device" in result.stderr
-        assert (disk / "old.svg").read_text() == "old"
 
 
 def test_the_p_value_is_that_of_the_paired_t_test(

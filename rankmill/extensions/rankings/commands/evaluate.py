@@ -11,7 +11,6 @@ from pydantic import Field
 
 from rankmill.cli import options
 from rankmill.cli.show import echo
-from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.runtime.logs import set_up
 from rankmill.producer.files.stores.paths import AnyPath
 
@@ -32,10 +31,6 @@ class EvaluateOptions(options.CommandOptions):
     """Column with the scores.  [default: the one that the metadata of Parquet names, or score]"""
     by_query: bool = False
     """Print the values of every query."""
-    plot: options.FilePath | None = None
-    """Draw the measures, and the first measure's change for each query, into a file that ends in .svg, .png
-    or .pdf.
-    """
 
 
 @options.command("evaluate")
@@ -54,15 +49,9 @@ def evaluate(scored: AnyPath, asked: EvaluateOptions, as_json: bool) -> None:
     from rankmill.producer.files.corpus.rankings import read_qrels
 
     set_up("warning", "auto")
-    if asked.plot:
-        options.require_plots()
-        if asked.plot.suffix.lower() not in (".svg", ".png", ".pdf"):
-            raise InputError(f"{asked.plot}: the name of the plot must end in .svg, .png or .pdf")
     after, before = evaluation.read_scored(scored, asked.score_column, asked.run)
     names = [name.strip() for name in asked.measures.split(",") if name.strip()]
     results = evaluation.evaluate(after, before, read_qrels(source_path(asked.qrels, "qrels")), names)
-    if asked.plot:
-        evaluation.plot(results, asked.plot)
     if as_json:
         echo(json.dumps([asdict(result) for result in results]))
         return
