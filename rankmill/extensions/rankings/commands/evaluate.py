@@ -29,8 +29,6 @@ class EvaluateOptions(options.CommandOptions):
     """Measures of ir-measures; RR is MRR, R is recall."""
     score_column: options.Column | None = None
     """Column with the scores.  [default: the one that the metadata of Parquet names, or score]"""
-    by_query: bool = False
-    """Print the values of every query."""
 
 
 @options.command("evaluate")
@@ -42,7 +40,7 @@ def evaluate(scored: AnyPath, asked: EvaluateOptions, as_json: bool) -> None:
 
     SCORED is an output of score-file or a TREC run. A judged query that SCORED lacks counts as 0. If SCORED
     lacks judged queries, further lines have the means without these queries. p is the p-value of a paired
-    t-test over all judged queries.
+    t-test over all judged queries. With --json, the values of every query are printed, too.
     """
     from rankmill.extensions.rankings import evaluate as evaluation
     from rankmill.producer.files.corpus.datasets import source_path
@@ -52,14 +50,7 @@ def evaluate(scored: AnyPath, asked: EvaluateOptions, as_json: bool) -> None:
     after, before = evaluation.read_scored(scored, asked.score_column, asked.run)
     names = [name.strip() for name in asked.measures.split(",") if name.strip()]
     results = evaluation.evaluate(after, before, read_qrels(source_path(asked.qrels, "qrels")), names)
-    if as_json:
-        echo(json.dumps([asdict(result) for result in results]))
-        return
-    for line in _table(results):
-        echo(line)
-    if asked.by_query:
-        for line in _queries(results):
-            echo(line)
+    echo(json.dumps([asdict(result) for result in results]) if as_json else "\n".join(_table(results)))
 
 
 def _table(results: list[Result]) -> list[str]:
@@ -85,12 +76,3 @@ def _figures(measure: str, before: float | None, after: float) -> str:
 def _p(result: Result) -> str:
     p = result.p_value
     return f"{'-' if p is None else '<0.0001' if p < 0.0001 else f'{p:.4f}':>9}"
-
-
-def _queries(results: list[Result]) -> list[str]:
-    rows = [(result.measure, *row) for result in results for row in result.by_query.items()]
-    lines = [
-        f"{query}\t{measure}\t{'' if before is None else f'{before:.4f}'}\t{after:.4f}"
-        for measure, query, (before, after) in rows
-    ]
-    return ["query\tmeasure\tbefore\tafter", *lines]
