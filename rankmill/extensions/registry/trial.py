@@ -53,18 +53,11 @@ class Proven(BaseModel):
     refused: dict[str, str]
 
 
-def prove_model(settings: Settings, device: str) -> Proven:
-    """Prove that devices of this host compute a model's scores correctly. Raises the errors of
-    `model_report`.
-
-    Parameters
-    ----------
-    settings
-        Name the model, and how it is scored.
-    device
-        The device, or ``all`` for each device.
+def prove_model(settings: Settings) -> Proven:
+    """Prove that the devices of this host compute a model's scores correctly. `settings` name the model, and
+    how it is scored. Raises the errors of `model_report`.
     """
-    request = {"spec": settings.spec().model_dump(), "device": device}
+    request = {"spec": settings.spec().model_dump()}
     return Proven.model_validate(ask("prove", request, "proving the model", settings))
 
 

@@ -85,9 +85,6 @@ def test_proofs_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("RANKMILL_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("RANKMILL_THREADS", "1")
     model = make_encoder(tmp_path / "model", "bert")
-    shown = described(str(model), "--prove")
-    assert "\nproven      " in shown
-    assert "on cpu, padded: differs by" in shown
     done = CliRunner().invoke(rankmill, ["models", "prove", str(model), "--backend", "torch", "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.output)["proofs"]["cpu"]

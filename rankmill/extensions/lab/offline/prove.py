@@ -8,7 +8,6 @@ from typing import Any
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.runtime.settings import load_settings
-from rankmill.workers.backends.auto import choose_device
 from rankmill.workers.backends.base import OutOfMemory
 from rankmill.workers.engine.proving import load_proven
 from rankmill.workers.host.device import devices, use_threads
@@ -16,22 +15,22 @@ from rankmill.workers.models.copies import ModelCopies
 
 
 def prove(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Check that each requested device computes a model's scores correctly. A stored proof (an earlier passed
-    check) is used again.
+    """Check that each device of this host computes a model's scores correctly. A stored proof (an earlier
+    passed check) is used again.
 
-    The request is ``{"spec": {...}, "device": ...}``; the device ``all`` means all devices of this host. In
-    the answer, ``proofs`` has the fields of a `rankmill.jobs.contract.proof.Proof` for each device that
-    passes, and ``refused`` has the reason for each other device.
+    The request is ``{"spec": {...}}``. In the answer, ``proofs`` has the fields of a
+    `rankmill.jobs.contract.proof.Proof` for each device that passes, and ``refused`` has the reason for each
+    other device.
     """
     spec = ScoreSpec.model_validate(request["spec"])
     settings = load_settings()
     use_threads(settings.threads)
-    setting, backend, copies = request["device"], settings.backend, ModelCopies(settings)
+    copies = ModelCopies(settings)
     proofs: dict[str, Any] = {}
     refused: dict[str, str] = {}
-    for device in devices() if setting == "all" else [choose_device(setting, backend)]:
+    for device in devices():
         try:
-            loaded = load_proven(spec, device, backend, settings.cache_dir, copies)
+            loaded = load_proven(spec, device, settings.backend, settings.cache_dir, copies)
         except SpecError as error:
             refused[device] = str(error)
         except (MemoryError, OutOfMemory):

@@ -29,9 +29,8 @@ def models() -> None:
     "revision", "max_length", "activation", "instruction", "prompt_template", "label", "device", "registry",
     others=("model",),
 )  # fmt: skip
-@click.option("--prove", "proving", is_flag=True, help="Also prove its scores, as `models prove` does.")
 @options.as_json
-def describe(settings: Settings, proving: bool, as_json: bool) -> None:
+def describe(settings: Settings, as_json: bool) -> None:
     """Show how MODEL is scored, and what can run it here.
 
     The command shows the model's family, prompt, outputs, activation and length. For each backend, it shows
@@ -39,15 +38,7 @@ def describe(settings: Settings, proving: bool, as_json: bool) -> None:
     not its weights.
     """
     report = model_report(settings)
-    proven = prove_model(settings, settings.device) if proving else None
-    if as_json:
-        echo(json.dumps({**report, **(proven.model_dump(mode="json") if proven else {})}, indent=2))
-        return
-    lines = _lines(report)
-    if proven:
-        lines += [f"proven      {proof}" for proof in proven.proofs.values()]
-        lines += [f"refused     {reason}" for reason in proven.refused.values()]
-    echo("\n".join(lines))
+    echo(json.dumps(report, indent=2) if as_json else "\n".join(_lines(report)))
 
 
 @options.command("prove")
@@ -63,7 +54,7 @@ def prove(settings: Settings, as_json: bool) -> None:
     model in fp32. A check that a device has passed before is not repeated. The exit code is 1 if a device
     fails.
     """
-    proven = prove_model(settings, "all")
+    proven = prove_model(settings)
     if as_json:
         echo(json_of(proven, indent=2))
     else:
