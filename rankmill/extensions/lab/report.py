@@ -196,7 +196,7 @@ def _section(experiment: Experiment, results: list[CellResult], folder: Path) ->
     cells = summary(experiment, results)
     parts = [f"## {experiment.name}", experiment.description.strip(), _how(results)]
     if len(cells):
-        parts += [_table(experiment, cells), _best(cells)]
+        parts.append(_table(experiment, cells))
     if len(cells) and cells["row_errors"].any():
         parts.append(f"{cells['row_errors'].sum():,.0f} rows got an error instead of a score.")
     if experiment.reference:
@@ -240,25 +240,6 @@ def _table(experiment: Experiment, cells: pd.DataFrame) -> str:
                 row.append(f"{form.format(cell['slowest'])} to {form.format(cell['fastest'])}")
         rows.append(row)
     return markdown_table(header, rows)
-
-
-def _best(cells: pd.DataFrame) -> str:
-    lines = []
-    for name, noun, most in (
-        ("pairs_per_second", "bulk throughput", True),
-        ("requests_per_second", "throughput of requests", True),
-        ("p95_ms", "p95 latency", False),
-        ("peak_mib", "memory", False),
-    ):
-        measured = cells[cells[name].notna()]
-        if len(measured) < 2:
-            continue
-        values = measured[name].to_numpy()
-        ends = (int(values.argmax()), int(values.argmin()))
-        best, worst = ends if most else ends[::-1]
-        ratio, labels = values[best] / values[worst], measured["label"]
-        lines.append(f"- best {noun}: {labels.iloc[best]}, {ratio:.2f} times that of {labels.iloc[worst]}")
-    return "\n".join(lines)
 
 
 def _findings(findings: Sequence[Finding], cells: pd.DataFrame) -> str:
