@@ -23,9 +23,6 @@ _S3 = {"config_kwargs": {"connect_timeout": 5, "read_timeout": 60, "retries": {"
 _HIDDEN = "."
 """Unfinished files in a registry have names that begin with this character."""
 
-_UNFINISHED_SECONDS = 3600
-"""An unfinished file that has not changed for this number of seconds counts as abandoned."""
-
 
 class RegistryFolder:
     """Reads and writes files in a registry's folder; a written file appears when it is complete. Methods take
@@ -129,16 +126,6 @@ class RegistryFolder:
                 while piece := old.read(PIECE):
                     file.write(piece)
                     on_bytes(len(piece))
-
-    def tidy(self, *path: str) -> None:
-        """Remove unfinished files that killed processes have left, if the folder is on this host's own file
-        system.
-        """
-        with self.opened(*path) as (_, place, is_local):
-            for file in Path(place).glob(f"{_HIDDEN}*") if is_local else ():
-                with suppress(FileNotFoundError):
-                    if file.stat().st_mtime < system.now() - _UNFINISHED_SECONDS:
-                        file.unlink()
 
     def remove(self, *path: str) -> None:
         with self.opened(*path) as (system, place, _), suppress(FileNotFoundError):

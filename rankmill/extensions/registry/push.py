@@ -281,7 +281,6 @@ def next_version(taken: Iterable[str]) -> str:
 
 
 def _upload(registry: Registry, path: tuple[str, ...], local: Sequence[LocalFile], on_bytes: Any) -> None:
-    registry.folder.tidy(*path)
     sizes = registry.folder.sizes(*path)
     for file in local:
         if sizes.get(file.path) == file.bytes:  # an interrupted push has already copied the file
