@@ -40,12 +40,9 @@ class Agreement:
     queries, rows
         Numbers of the compared queries and of their rows. A query is left out if all its rows have the same
         score in one of the rankings.
-    same_top
-        Share of the queries whose first `TOP` rows are the same in both rankings.
     top_overlap
-        Mean share of the first `TOP` rows of a query that are in the first `TOP` of both rankings.
-
-    `same_top` and `top_overlap` count only queries with more than `TOP` rows; without any, they are ``None``.
+        Mean share of the first `TOP` rows of a query that are in the first `TOP` of both rankings. Only
+        queries with more than `TOP` rows count; without any, it is ``None``.
     """
 
     spearman: float
@@ -53,7 +50,6 @@ class Agreement:
     high: float
     queries: int
     rows: int
-    same_top: float | None
     top_overlap: float | None
 
     def __str__(self) -> str:
@@ -110,7 +106,6 @@ def agreement(queries: Sequence[str], scores: Scores, reference: Scores) -> Agre
         high=high,
         queries=len(ranks),
         rows=sum(map(len, ranks)),
-        same_top=float(np.mean([each == 1 for each in overlaps])) if overlaps else None,
         top_overlap=float(np.mean(overlaps)) if overlaps else None,
     )
 

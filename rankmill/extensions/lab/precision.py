@@ -54,11 +54,10 @@ class Measured:
     @property
     def figures(self) -> dict[str, str]:
         """Return the measured values as texts for a table, by name; the text of a missing value is empty."""
-        ranks = self.agreement
-        shares = {f"same top {TOP}": ranks.same_top, f"top {TOP} shared": ranks.top_overlap}
+        shared = self.agreement.top_overlap
         return {
-            "Spearman": str(ranks),
-            **{name: "" if share is None else f"{share:.1%}" for name, share in shares.items()},
+            "Spearman": str(self.agreement),
+            f"top {TOP} shared": "" if shared is None else f"{shared:.1%}",
             "nDCG@10": "" if self.ndcg is None else f"{self.ndcg:.4f}",
             "rows lost": f"{self.lost:,}",
         }

@@ -19,7 +19,7 @@ def test_spearman_is_the_mean_over_queries() -> None:
     same = agreement(queries, reference * 10, reference)
     assert same
     assert (same.spearman, same.low, same.high) == pytest.approx((1, 1, 1))
-    assert (same.queries, same.rows, same.same_top) == (2, 5, None)
+    assert (same.queries, same.rows, same.top_overlap) == (2, 5, None)
     other = np.array([2, 1, 3, 2, 1, 5], np.float32)  # 0.5 in a, -1 in b; nothing to rank in the last
     found = agreement(queries, other, reference)
     assert found
@@ -56,7 +56,6 @@ def test_the_first_ten_are_compared_as_a_set() -> None:
         queries, np.concatenate([swapped, moved, [1, 2]]), np.concatenate([reference] * 2 + [[2, 1]])
     )
     assert found
-    assert found.same_top == 0.5
     assert found.top_overlap == pytest.approx(0.95)
 
 

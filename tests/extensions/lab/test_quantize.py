@@ -261,7 +261,7 @@ def search(
 
     def measure(left_out: tuple[str, ...]) -> Measured:
         ranks = 1 - sum(cost for name, cost in spearman.items() if name not in left_out)
-        found = Agreement(ranks, ranks, ranks, queries=9, rows=90, same_top=None, top_overlap=None)
+        found = Agreement(ranks, ranks, ranks, queries=9, rows=90, top_overlap=None)
         return Measured("int8-128", "openvino", "cpu", found, None, 0)
 
     best, tried = search_layers(LAYERS, measure, threshold, trials)

@@ -120,7 +120,7 @@ def test_every_worker_has_the_sample_to_score_however_small_it_is(tiny_model: Pa
     assert len(scored.stats) == 2  # chunks, and a worker claims one at a time
 
 
-SAME = Agreement(1.0, 1.0, 1.0, queries=2, rows=4, same_top=None, top_overlap=None)
+SAME = Agreement(1.0, 1.0, 1.0, queries=2, rows=4, top_overlap=None)
 
 
 class RecordedTrials(Trials):

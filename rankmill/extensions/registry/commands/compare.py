@@ -74,7 +74,7 @@ def _table(comparison: ModelComparison) -> Table:
     table = Table("", *(side.model for side in comparison.sides), box=SIMPLE_HEAD)
     for name in comparison.sides[0].figures:
         row = [side.figures[name] for side in comparison.sides]
-        if any(row) and not name.startswith("same top"):
+        if any(row):
             table.add_row(name.replace("Spearman", "Spearman with the first"), *row)
     worst = comparison.differences[0]
     table.caption = f"least alike ({worst.spearman:.2f}): {worst.query[:60]}"
