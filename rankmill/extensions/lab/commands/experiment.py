@@ -79,7 +79,14 @@ def experiment(files: tuple[str, ...], asked: ExperimentOptions, quiet: bool) ->
     if asked.restart:
         (asked.output / RECORDS).unlink(missing_ok=True)
     results = _run(plans, asked.output, quiet)
-    _report(asked.output, experiments, results, quiet=quiet)
+    from rankmill.extensions.lab.report import write_report  # matplotlib is slow to import
+
+    table = asked.output / "measurements.parquet"
+    with whole_file(table) as partial:
+        measurements(results).to_parquet(partial, index=False)
+    path = write_report(asked.output, experiments, results)
+    if not quiet:
+        click.echo(f"the report is in {path}, every measurement in {table}")
 
 
 def _run(plans: Sequence[Plan], folder: Path, quiet: bool) -> list[CellResult]:
@@ -107,19 +114,6 @@ def _outcome(result: CellResult) -> str:
             f"p95 {statistics['p95_ms']:,.0f} ms at {statistics['requests_per_second']:,.1f} requests/s"
         )
     return ", ".join(parts)
-
-
-def _report(
-    folder: Path, experiments: Sequence[Experiment], results: Sequence[CellResult], *, quiet: bool
-) -> None:
-    # imported here, because matplotlib is slow to import
-    from rankmill.extensions.lab.report import write_report
-
-    with whole_file(folder / "measurements.parquet") as partial:
-        measurements(results).to_parquet(partial, index=False)
-    path = write_report(folder, experiments, results)
-    if not quiet:
-        click.echo(f"the report is in {path}, every measurement in {folder / 'measurements.parquet'}")
 
 
 def _check_names(experiments: Sequence[Experiment]) -> None:
