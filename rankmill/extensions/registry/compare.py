@@ -125,8 +125,8 @@ def _by_query(
     rows = pd.DataFrame({"query": queries, "passage": passages, "one": one, "two": two}).dropna()
     differences = []
     for query, theirs in rows.groupby("query", sort=False):
-        spearman = theirs[["one", "two"]].corr("spearman").iloc[0, 1]
+        spearman = float(theirs[["one", "two"]].corr("spearman").to_numpy()[0, 1])
         if not np.isnan(spearman):
             first, second = (theirs["passage"].iloc[theirs[side].argmax()] for side in ("one", "two"))
-            differences.append(Difference(str(query), float(spearman), first, second))
+            differences.append(Difference(str(query), spearman, first, second))
     return sorted(differences, key=lambda difference: difference.spearman)

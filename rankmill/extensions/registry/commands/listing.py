@@ -14,6 +14,7 @@ from rankmill.cli.show import console, echo
 from rankmill.extensions.registry.aliases import called, manifests, version_view
 from rankmill.extensions.registry.documents import Alias, Manifest, Reference, parse_reference
 from rankmill.extensions.registry.registry import Registry
+from rankmill.jobs.contract.errors import NotInRegistry
 from rankmill.jobs.runtime.settings import Settings
 
 
@@ -25,6 +26,8 @@ def list_models(names: tuple[str, ...], settings: Settings, as_json: bool) -> No
     """List the models of the registry, their versions and aliases."""
     registry = Registry.of(settings)
     listed = {name: manifests(registry, name) for name in names or registry.models()}
+    if missing := [name for name in names if not listed[name]]:
+        raise NotInRegistry(f"the registry {registry.url} has no model {missing[0]}")
     aliases = {name: registry.aliases(name) for name in listed}
     if as_json:
         views = [version_view(manifest, aliases[name]) for name in listed for manifest in listed[name]]
