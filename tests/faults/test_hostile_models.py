@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rankmill import Client
-from rankmill.extensions.registry.trial import try_model
+from rankmill.extensions.registry.push import try_model
 from rankmill.jobs.contract.errors import InputError, RunFailed
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.jobs.system import system

@@ -61,14 +61,9 @@ def ask(
     command = [sys.executable, "-P", "-m", "rankmill.extensions.lab.offline", task]
     try:
         done = subprocess.run(
-            command,
-            input=json.dumps(request),
-            capture_output=True,
-            text=True,
-            check=False,
+            command, input=json.dumps(request), capture_output=True, text=True, check=False, timeout=seconds,
             env={**os.environ, **settings.environ(), **environ},
-            timeout=seconds,
-        )
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise ProcessFailed(f"{what} took longer than {seconds:g} s") from None
     if not done.stdout:

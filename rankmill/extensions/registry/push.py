@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from rankmill.extensions.lab.ask import ask
 from rankmill.extensions.registry.documents import (
     MAX_FILES,
     MAX_NOTES,
@@ -32,6 +33,7 @@ from rankmill.extensions.registry.registry import Registry, fetch_files, files_f
 from rankmill.jobs.cache import lock
 from rankmill.jobs.contract.errors import InputError, RegistryConflict, SpecError
 from rankmill.jobs.model_files import PLAIN, WORDS, model_files, weight_files
+from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 
 _DATA = frozenset(
@@ -158,6 +160,37 @@ def digests(files: list[LocalFile], on_bytes: Callable[[int], None]) -> tuple[Mo
         except ValueError:
             raise InputError(f"{file.source}: the name of this file cannot be in a registry") from None
     return tuple(listed)
+
+
+def try_model(folder: Path, settings: Settings, *, seconds: float | None = None) -> str:
+    """Check that workers can score with the model in a folder, by scoring example pairs. Returns
+    transformers' model type.
+
+    Parameters
+    ----------
+    folder, settings
+        The folder, and the settings, which say how pairs are scored.
+    seconds
+        Longest time for this; ``None`` for no limit.
+
+    Raises
+    ------
+    InputError
+        Workers cannot score with the model; the message says why.
+    ProcessFailed
+        The process was killed, or the time was over.
+    ConfigError
+        A package of a worker is missing.
+    """
+    spec = settings.spec().model_copy(
+        update={"model": str(folder.resolve()), "revision": None, "precision": "fp32"}
+    )
+    try:
+        request = {"spec": spec.model_dump()}
+        answer = ask("trial", request, f"the trial of {folder}", settings, seconds=seconds)
+    except InputError as error:
+        raise InputError(f"{folder} cannot be pushed: {error}") from None
+    return str(answer["family"])
 
 
 @contextmanager

@@ -44,10 +44,9 @@ from rankmill.extensions.registry.aliases import (
 )
 from rankmill.extensions.registry.archives import ModelArchive, unpack
 from rankmill.extensions.registry.documents import MAX_NOTES, Alias, Reference, Target, check_name
-from rankmill.extensions.registry.push import pull, push
+from rankmill.extensions.registry.push import pull, push, try_model
 from rankmill.extensions.registry.registry import Registry
 from rankmill.extensions.registry.settings import RegistrySettings
-from rankmill.extensions.registry.trial import try_model
 from rankmill.jobs.cache import temporary_folder
 from rankmill.jobs.contract.errors import ConfigError, InputError
 from rankmill.jobs.runtime.hosts import require_worker_packages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -11,10 +12,11 @@ from rich.table import Table
 
 from rankmill.cli import options
 from rankmill.cli.common import CONTEXT
-from rankmill.cli.show import console, echo, json_of
+from rankmill.cli.show import console, echo
+from rankmill.extensions.lab.ask import ask
 from rankmill.extensions.registry.commands import aliases, listing, transfer
 from rankmill.extensions.registry.commands.compare import compare
-from rankmill.extensions.registry.trial import Proven, model_report, prove_model
+from rankmill.jobs.contract.proof import Proof
 from rankmill.jobs.runtime.settings import Settings
 
 
@@ -37,7 +39,7 @@ def describe(settings: Settings, as_json: bool) -> None:
     which precisions can run the model on this host, and why others cannot. It reads the model's small files,
     not its weights.
     """
-    report = model_report(settings)
+    report = ask("report", {"spec": settings.spec().model_dump()}, "looking at the model", settings)
     echo(json.dumps(report, indent=2) if as_json else "\n".join(_lines(report)))
 
 
@@ -54,21 +56,22 @@ def prove(settings: Settings, as_json: bool) -> None:
     model in fp32. A check that a device has passed before is not repeated. The exit code is 1 if a device
     fails.
     """
-    proven = prove_model(settings)
+    answer = ask("prove", {"spec": settings.spec().model_dump()}, "proving the model", settings)
+    proofs = {device: Proof.model_validate(proof) for device, proof in answer["proofs"].items()}
     if as_json:
-        echo(json_of(proven, indent=2))
+        echo(json.dumps(answer, indent=2))
     else:
-        console().print(_table(proven))
-        for device, reason in proven.refused.items():
+        console().print(_table(proofs))
+        for device, reason in answer["refused"].items():
             echo(f"{device} refuses it: {reason}")
-    if proven.refused:
+    if answer["refused"]:
         raise SystemExit(1)
 
 
-def _table(proven: Proven) -> Table:
+def _table(proofs: Mapping[str, Proof]) -> Table:
     names = "device", "backend", "precision", "way", "differs by", "allowed", "with its company", "Spearman"
     table = Table(*names, box=SIMPLE_HEAD)
-    for device, proof in proven.proofs.items():
+    for device, proof in proofs.items():
         figures = (f"{number:.2g}" for number in (proof.difference, proof.bound, proof.company))
         table.add_row(device, proof.backend, proof.precision, proof.way, *figures, f"{proof.spearman:.4f}")
     return table

@@ -14,8 +14,8 @@ from rankmill.cli.show import echo
 from rankmill.extensions.registry.documents import parse_reference
 from rankmill.extensions.registry.push import pull as pull_version
 from rankmill.extensions.registry.push import push as push_version
+from rankmill.extensions.registry.push import try_model
 from rankmill.extensions.registry.registry import Registry, who
-from rankmill.extensions.registry.trial import try_model
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.runtime.settings import Settings
 
