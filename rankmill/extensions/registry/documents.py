@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -142,9 +142,9 @@ class Manifest(_Document):
         The person or API key that pushed the version, and the time (seconds since 1970).
     notes
         Notes on the version.
-    precision
-        The result of ``rankmill check-precision --json``; ``None`` if it was not given.
     """
+
+    model_config = ConfigDict(extra="ignore")  # manifests of earlier versions have a key `precision`
 
     format: Literal[1] = 1
     name: str
@@ -155,7 +155,6 @@ class Manifest(_Document):
     by: str
     at: Seconds
     notes: str = Field(default="", max_length=MAX_NOTES)
-    precision: tuple[dict[str, Any], ...] | None = None
 
     @property
     def bytes(self) -> int:

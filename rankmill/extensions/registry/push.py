@@ -217,7 +217,6 @@ def push(
     by: str,
     quiet: bool = True,
     notes: str = "",
-    precision: Sequence[dict[str, Any]] | None = None,
 ) -> tuple[Manifest, bool]:
     """Try a model, and push it into a registry. An interrupted push of the same files is continued.
 
@@ -232,8 +231,8 @@ def push(
         files, it is returned instead. If a later push of the same files was interrupted, it is continued.
     trial
         Loads the model in a folder, scores with it, and returns its family; raises an error if that fails.
-    by, notes, precision
-        The person or API key that pushes the model, and further values for the manifest.
+    by, notes
+        The person or API key that pushes the model, and notes on the version.
     quiet
         Whether to show no progress.
 
@@ -267,7 +266,7 @@ def push(
             _upload(registry, (name, version, files_folder(content)), local, on_bytes)
         manifest = Manifest(
             name=name, version=version, content=content, files=files, family=family, by=by, at=system.now(),
-            notes=notes, precision=None if precision is None else tuple(precision),
+            notes=notes,
         )  # fmt: skip
         if registry.publish(manifest):
             return manifest, False

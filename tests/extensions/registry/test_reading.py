@@ -226,6 +226,13 @@ def test_damaged_documents_are_one_line(tmp_path: Path, model: Path, damage: byt
         registry.resolve(Reference("reranker", "production"))
 
 
+def test_a_manifest_of_an_earlier_version_is_read(tmp_path: Path, model: Path) -> None:
+    pushed = put_version(tmp_path, model, "reranker")
+    file = tmp_path / "reranker" / "v1" / "manifest.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "precision": None}))
+    assert Registry(str(tmp_path)).manifest(Reference("reranker", "v1")) == pushed
+
+
 PATHS = st.one_of(
     st.sampled_from(
         ["../a", "/etc/passwd", "a/../b", "a//b", ".", "", "a\\b", "a\0b", "a\nb", "a/./b", "~/a/.."]

@@ -228,25 +228,13 @@ def test_a_model_that_scores_nothing_is_not_pushed(
     assert list(registry.iterdir()) == []
 
 
-def test_a_push_keeps_notes_and_the_precision_report(
+def test_a_push_keeps_notes_and_a_pull_has_the_files(
     models: dict[str, Path], registry: Path, tmp_path: Path
 ) -> None:
-    report = tmp_path / "report.json"
-    report.write_text(json.dumps([{"precision": "int8", "spearman": 0.9991}]))
     (registry / "reranker").mkdir()
-    pushed = json.loads(
-        done(
-            "push", models["trained"], "reranker", "--notes", "of May", "--precision-report", report, "--json"
-        )
-    )
+    pushed = json.loads(done("push", models["trained"], "reranker", "--notes", "of May", "--json"))
     assert pushed["family"] == "bert"
-    shown = done("show", "reranker@v1")
-    assert "notes    of May" in shown
-    assert "checked  int8: Spearman 0.99910" in shown
-    report.write_text("{}")
-    assert "is not what rankmill check-precision --json prints" in refused(
-        "push", models["trained"], "reranker", "--precision-report", report
-    )
+    assert "notes    of May" in done("show", "reranker@v1")
     done("pull", "reranker@v1", tmp_path / "pulled")
     assert {path.name for path in (tmp_path / "pulled").iterdir()} == {
         path.name for path in models["trained"].iterdir()

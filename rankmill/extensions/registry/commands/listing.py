@@ -74,8 +74,6 @@ def _lines(manifest: Manifest, aliases: dict[str, Alias]) -> list[str]:
         f"content  {manifest.content}",
     ]
     lines += [f"notes    {line}" for line in manifest.notes.splitlines()]
-    for measured in manifest.precision or ():
-        lines.append(f"checked  {measured.get('precision')}: Spearman {measured.get('spearman'):.5f}")
     width = max(len(file.path) for file in manifest.files)
     lines += [f"file     {file.path:<{width}}  {file.bytes:>14,}  {file.sha256}" for file in manifest.files]
     return lines

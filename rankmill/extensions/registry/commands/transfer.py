@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -27,51 +26,31 @@ _PULLS = "the folder was not made; the same command continues"
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.argument("name", metavar="NAME[@VERSION]")
 @click.option("--notes", default="", metavar="TEXT", help="Notes on this version.")
-@click.option("--precision-report", metavar="FILE", type=click.Path(path_type=Path),
-              help="File with the output of rankmill check-precision --json for this model.")  # fmt: skip
 @options.settings("registry", "max_length", "activation", "instruction", "prompt_template", "label")
 @options.as_json
 @options.quiet
-def push(
-    folder: Path, name: str, notes: str, precision_report: Path | None, settings: Settings, as_json: bool,
-    quiet: bool,
-) -> None:  # fmt: skip
+def push(folder: Path, name: str, notes: str, settings: Settings, as_json: bool, quiet: bool) -> None:
     """Put the model in DIR into the registry.
 
     First, the model is loaded and scores some example pairs. Its weights must be *.safetensors, and its
     folder must not contain code. Without VERSION, the version gets the next of the names v1, v2, and so on.
     If the latest version has the same files, no new version is made. A version becomes visible when all of
-    its files are there, and never changes: pushing the same files again does not change its notes or its
-    report. The same command continues an interrupted push.
+    its files are there, and never changes: pushing the same files again does not change its notes. The same
+    command continues an interrupted push.
     """
     registry = Registry.of(settings)
     model, _, version = name.partition("@")
     if "@" in name and not version:
         raise InputError(f"{name}: there is no version after the @")
-    trial, precision = partial(try_model, settings=settings), _precision(precision_report)
+    trial = partial(try_model, settings=settings)
     manifest, before = push_version(
-        registry, folder, model, version or None, trial, by=who(), quiet=quiet, notes=notes,
-        precision=precision,
-    )  # fmt: skip
+        registry, folder, model, version or None, trial, by=who(), quiet=quiet, notes=notes
+    )
     if as_json:
         echo(json.dumps({**manifest.model_dump(), "before": before}))
     elif not quiet:
         outcome = "was in the registry before" if before else "is in the registry"
         echo(f"{manifest} {outcome}: {len(manifest.files)} files, {manifest.bytes / 1e6:,.1f} MB")
-
-
-def _precision(path: Path | None) -> list[dict[str, Any]] | None:
-    if path is None:
-        return None
-    try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
-    if not isinstance(report, list) or not all(
-        isinstance(entry, dict) and "spearman" in entry for entry in report
-    ):
-        raise InputError(f"{path} is not what rankmill check-precision --json prints")
-    return report
 
 
 @options.command("pull", interrupted=_PULLS)
