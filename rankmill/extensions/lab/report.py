@@ -45,14 +45,14 @@ _COLUMNS = {
 
 def draw(experiment: Experiment, cells: pd.DataFrame, folder: Path) -> list[tuple[str, str]]:
     """Draw the plots of an experiment into `folder`; returns their captions and file names."""
+    plots = {
+        "cells": ("Speed, padding, stages and memory", _bars(cells)),
+        "latency": ("Throughput against latency; green: the cells that no other cell beats in both",
+                    _latency(cells)),
+        "workers": ("Scaling with workers", _scaling(cells)),
+    }  # fmt: skip
     drawn = []
-    for title, name, plot in (
-        ("Speed, padding, stages and memory", "cells", _bars),
-        ("Throughput against latency; green: the cells that no other cell beats in both", "latency",
-         _latency),
-        ("Scaling with workers", "workers", _scaling),
-    ):  # fmt: skip
-        figure = plot(experiment, cells)
+    for name, (title, figure) in plots.items():
         if figure is not None:
             file = f"{experiment.name}-{name}.svg"
             save_chart(figure, folder / file)
@@ -67,7 +67,7 @@ def save_chart(figure: Figure, path: Path) -> None:
         figure.savefig(partial, format="svg", metadata={"Date": None})
 
 
-def _bars(experiment: Experiment, cells: pd.DataFrame) -> Figure | None:
+def _bars(cells: pd.DataFrame) -> Figure:
     panels: list[Callable[[Axes, pd.DataFrame], None]] = []
     if cells["pairs_per_second"].notna().any():
         panels.append(_speed)
@@ -111,7 +111,7 @@ def _memory(axes: Axes, cells: pd.DataFrame) -> None:
     axes.set_xlabel("peak memory of the workers, MiB")
 
 
-def _latency(experiment: Experiment, cells: pd.DataFrame) -> Figure | None:
+def _latency(cells: pd.DataFrame) -> Figure | None:
     cells = cells[cells["p50_ms"].notna()]
     if len(cells) < 2:
         return None
@@ -135,33 +135,27 @@ def _latency(experiment: Experiment, cells: pd.DataFrame) -> Figure | None:
     return figure
 
 
-def _scaling(experiment: Experiment, cells: pd.DataFrame) -> Figure | None:
+def _scaling(cells: pd.DataFrame) -> Figure | None:
     cells = cells[cells["pairs_per_second"].notna()]
-    if "workers" not in experiment.grid or len(cells) < 2:
+    if len(cells) < 2 or "workers" not in cells["cell"].iloc[0]:
         return None
     others = [", ".join(f"{k}={v}" for k, v in cell.items() if k != "workers") for cell in cells["cell"]]
     figure = Figure(figsize=(5, 3.4), layout="constrained")
     axes = figure.subplots()
     for other, group in cells.groupby(others):
-        _line(axes, str(other) or "measured", group)
+        workers = [cell["workers"] for cell in group["cell"]]
+        by_count = dict(zip(workers, group["pairs_per_second"], strict=True))
+        counts = sorted(count for count in by_count if isinstance(count, int))
+        if len(counts) > 1:
+            perfect = by_count[counts[0]] / counts[0]
+            speeds, name = [by_count[count] for count in counts], str(other) or "measured"
+            axes.plot(counts, speeds, marker="o", label=name)
+            axes.plot(counts, [perfect * count for count in counts], linestyle=":", color="grey")
+            axes.set_xticks(counts)
     axes.set(xlabel="workers (dotted: perfect scaling)", ylabel="pairs/s in bulk", ylim=(0, None))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     return figure
-
-
-def _line(axes: Axes, name: str, cells: pd.DataFrame) -> None:
-    speeds = {
-        cell["workers"]: speed for cell, speed in zip(cells["cell"], cells["pairs_per_second"], strict=True)
-    }
-    counts = sorted(count for count in speeds if isinstance(count, int))
-    if len(counts) < 2:
-        return
-    axes.plot(counts, [speeds[count] for count in counts], marker="o", label=name)
-    axes.plot(
-        counts, [speeds[counts[0]] * count / counts[0] for count in counts], linestyle=":", color="grey"
-    )
-    axes.set_xticks(counts)
 
 
 def write_report(folder: Path, experiments: Sequence[Experiment], results: Sequence[CellResult]) -> Path:

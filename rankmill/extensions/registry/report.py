@@ -26,20 +26,14 @@ def write_report(comparison: ModelComparison, folder: Path) -> Path:
     ranks = two.measured.agreement
     figures = [name.replace("Spearman", "Spearman within queries (95% interval)") for name in one.figures]
     differences = [
-        [
-            _cell(difference.query),
-            f"{difference.spearman:.3f}",
-            _cell(difference.first),
-            _cell(difference.second),
-        ]
-        for difference in comparison.differences
+        [_cell(each.query), f"{each.spearman:.3f}", _cell(each.first), _cell(each.second)]
+        for each in comparison.differences
     ]
+    models = [[side.model, *side.figures.values()] for side in comparison.sides]
     parts = [
         f"# {two.model} beside {one.model}",
         f"{ranks.rows:,} rows of {ranks.queries:,} queries.",
-        markdown_table(
-            ["model", *figures], ([side.model, *side.figures.values()] for side in comparison.sides)
-        ),
+        markdown_table(["model", *figures], models),
         "The speeds are those of one run after the other, with whatever else the workers did.",
         "![Scores of both, and the rank correlation of each query](scores.svg)",
         "## Queries that differ most",

@@ -101,14 +101,9 @@ def tune(file: str, asked: TuneOptions, model: str | None, config: str | None, q
     budget = parse_seconds(asked.budget)
     with Trials(settings, pairs, asked.objective, budget) as trials:
         tuner = Tuner(
-            settings,
-            trials,
-            asked.objective,
-            records,
-            budget=budget,
-            min_spearman=asked.min_spearman,
+            settings, trials, asked.objective, records, budget=budget, min_spearman=asked.min_spearman,
             say=lambda line: None if quiet else click.echo(mask_passwords(line), err=True),
-        )
+        )  # fmt: skip
         tuned = tuner.tune()
     text = _config(tuned, settings, asked.objective, file, config, asked.output)
     with whole_file(asked.output) as partial:

@@ -31,14 +31,9 @@ _SHOWN = 10
 @options.settings("registry", "precision", "queue", "device", "backend", redis_url=options.REDIS_OR_EMBEDDED)
 @options.as_json
 def compare(
-    first: str,
-    second: str,
-    inputs: tuple[str, ...],
-    pairs: options.SampleOptions,
-    report: Path | None,
-    settings: Settings,
-    as_json: bool,
-) -> None:
+    first: str, second: str, inputs: tuple[str, ...], pairs: options.SampleOptions, report: Path | None,
+    settings: Settings, as_json: bool,
+) -> None:  # fmt: skip
     """Compare two versions on FILE.
 
     The command scores a sample of FILE with both versions. It compares how they rank the passages of each
