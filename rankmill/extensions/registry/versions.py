@@ -35,11 +35,6 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 logger = logging.getLogger(__name__)
 
 
-def version_folder(cache: Path, name: str, version: str) -> Path:
-    """The folder of a version in the cache folder."""
-    return cache / REGISTRY / name / version
-
-
 def version_lock(cache: Path, name: str, version: str) -> Path:
     """The file that a process locks while it uses a version. The file stays when the version is removed."""
     return cache / REGISTRY / _LOCKS / f"{name}@{version}"
@@ -92,7 +87,7 @@ class VersionStore:
             - Other users can write to the copy.
         """
         name, version = reference
-        folder, file = version_folder(self._cache, name, version), version_lock(self._cache, name, version)
+        folder, file = self._cache / REGISTRY / name / version, version_lock(self._cache, name, version)
         with ExitStack() as stack:
             try:
                 wanted = self._wanted(reference, folder, file, content)
@@ -179,7 +174,11 @@ class VersionStore:
         started = system.monotonic()
         try:
             manifest = self._registry.manifest(reference)
-            self._reserve(manifest, folder)
+            if lacking := self._room.make_room(manifest.bytes, keep=folder):
+                raise WorkerError(
+                    f"{manifest} has {_gib(manifest.bytes)} and cache_gib leaves "
+                    f"{_gib(manifest.bytes - lacking)} for it on host {socket.gethostname()}; raise cache_gib"
+                )
             make_folder(folder / _MODEL)
             for path in _foreign(manifest, folder):
                 (folder / _MODEL / path).unlink()
@@ -195,13 +194,6 @@ class VersionStore:
         shutil.rmtree(folder / _FETCHING, ignore_errors=True)
         logger.info("fetched %s in %.1f s", reference, system.monotonic() - started)
         return manifest
-
-    def _reserve(self, manifest: Manifest, folder: Path) -> None:
-        if lacking := self._room.make_room(manifest.bytes, keep=folder):
-            raise WorkerError(
-                f"{manifest} has {_gib(manifest.bytes)} and cache_gib leaves "
-                f"{_gib(manifest.bytes - lacking)} for it on host {socket.gethostname()}; raise cache_gib"
-            )
 
     def _cannot_keep(self, reference: Reference, error: OSError) -> str:
         why = "is full" if error.errno in _FULL else f"cannot be used ({error.strerror or error})"
