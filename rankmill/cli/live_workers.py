@@ -36,10 +36,12 @@ def workers(client: redis.Redis, **shown_as: bool) -> None:
     and the share of chunks whose model was already loaded (hits). Of the worker's GPU, the list shows the
     load, the used memory (both for all processes together), and the temperature.
     """
-    watch.View(
+    watch.show_cluster(
+        client,
         lambda cluster: tables.live_table(cluster.workers),
         lambda cluster: json.dumps([worker.model_dump() for worker in cluster.workers]),
-    ).show(client, **shown_as)
+        **shown_as,
+    )
 
 
 workers.add_command(score_workers, "start")

@@ -6,8 +6,7 @@ from importlib.metadata import EntryPoint
 
 import click
 
-from rankmill.cli.common import CONTEXT, version
-from rankmill.cli.exits import OneKindOfLine
+from rankmill.cli.exits import CONTEXT, OneKindOfLine, version
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.plugins import load_each
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from rankmill.cli import options
-from rankmill.cli.common import version
+from rankmill.cli.exits import version
 from rankmill.cli.request import GROUPS, SETTINGS, file_options, refuse_stride
 from rankmill.cli.show import echo, json_of
 from rankmill.cli.standard_output import in_temporary_folder, pass_on

@@ -8,7 +8,6 @@ import click
 
 from rankmill.cli import options, watch
 from rankmill.cli.show import console, echo, json_of
-from rankmill.cli.watch import View
 from rankmill.cluster import tables
 from rankmill.cluster.runs import cancel_run, find_run
 from rankmill.cluster.snapshot import PAGE_RUNS, read_cluster
@@ -49,11 +48,12 @@ def status(run_id: str | None, settings: Settings, **shown_as: bool) -> None:
         echo(json_of(state.data) if shown_as["as_json"] else state.text)
         return
     durability = {"durability": read_durability(client)}
-    view = View(
+    watch.show_cluster(
+        client,
         lambda cluster: tables.Overview(cluster.model_copy(update=durability), _STATUS_RUNS),
         lambda cluster: json_of(with_verdict(cluster.model_copy(update=durability))),
+        **shown_as,
     )
-    view.show(client, **shown_as)
 
 
 @options.command("runs")

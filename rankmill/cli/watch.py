@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 import click
 import redis
@@ -26,41 +25,40 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON; with
 watching = click.option("--watch", is_flag=True, help=f"Refresh every {LOOK_SECONDS:.0f} s, until Ctrl-C.")
 
 
-@dataclass(frozen=True)
-class View:
-    """Prints the state of a cluster: `table` makes a table of it, and `text` makes JSON of it."""
+def show_cluster(
+    client: redis.Redis,
+    table: Callable[[Snapshot], RenderableType],
+    text: Callable[[Snapshot], str],
+    *,
+    as_json: bool,
+    watch: bool,
+) -> None:
+    """Print the state of a cluster: `table` makes a table of it, and `text` makes JSON of it.
 
-    table: Callable[[Snapshot], RenderableType]
-    text: Callable[[Snapshot], str]
+    With `watch`, it is printed every 2 s until Ctrl-C, even while the server does not answer.
+    """
 
-    def show(self, client: redis.Redis, *, as_json: bool, watch: bool) -> None:
-        """Show the cluster; with `watch`, every 2 s until Ctrl-C, even while the server does not answer."""
-        if not watch:
-            self._print(read_cluster(client), as_json)
-            return
-        with suppress(KeyboardInterrupt):
-            self._watch(client, as_json)
+    def shown(cluster: Snapshot | str) -> RenderableType:
+        return Text(cluster, style="bold red") if isinstance(cluster, str) else table(cluster)
 
-    def _watch(self, client: redis.Redis, as_json: bool) -> None:
+    def show(cluster: Snapshot | str) -> None:
+        if not as_json:
+            console().print(shown(cluster))
+        else:
+            click.echo(json.dumps({"error": cluster}) if isinstance(cluster, str) else text(cluster))
+
+    if not watch:
+        show(read_cluster(client))
+        return
+    with suppress(KeyboardInterrupt):
         if as_json or not sys.stdout.isatty():
             while True:
-                self._print(_look(client), as_json)
+                show(_look(client))
                 system.sleep(LOOK_SECONDS)
         with Live(console=console(), screen=True, auto_refresh=False) as live:
             while True:
-                live.update(self._shown(_look(client)), refresh=True)
+                live.update(shown(_look(client)), refresh=True)
                 system.sleep(LOOK_SECONDS)
-
-    def _shown(self, cluster: Snapshot | str) -> RenderableType:
-        return Text(cluster, style="bold red") if isinstance(cluster, str) else self.table(cluster)
-
-    def _print(self, cluster: Snapshot | str, as_json: bool) -> None:
-        if not as_json:
-            console().print(self._shown(cluster))
-        elif isinstance(cluster, str):
-            click.echo(json.dumps({"error": cluster}))
-        else:
-            click.echo(self.text(cluster))
 
 
 def _look(client: redis.Redis) -> Snapshot | str:
