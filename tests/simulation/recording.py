@@ -92,7 +92,7 @@ def by_hand() -> None:
         if claim := store.claim(15):
             store.end(claim)
         store.recover(15, expired=bool(number))
-        store.cancel(runs[2], 15)
+        store.cancel(runs[2])
         store.take_webhook()
         store.withdraw("runner 0")
     leases.release("holder 0")

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import redis
 
-from rankmill.extensions.runners import scripts
+from rankmill.extensions.runners import store
 from rankmill.jobs.contract import keys
 from rankmill.jobs.protocol import leases, ordered_queue, runs
 from rankmill.jobs.protocol.script import Script
@@ -233,7 +233,7 @@ def compare(valkey: Server, shapes: list[list[Commands]], seed: int, commands: i
 
 def all_scripts() -> set[bytes]:
     """The scripts of the protocol that are run by themselves."""
-    modules = (leases, ordered_queue, runs, scripts, job)
+    modules = (leases, ordered_queue, runs, store, job)
     found = {each for module in modules for each in vars(module).values() if isinstance(each, Script)}
     used = {each for script in found for each in script.uses}
     return {each.text.encode() for each in found - used}

@@ -45,7 +45,6 @@ from rankmill.jobs.system import system
 
 _ENDINGS = (".parquet", ".csv", ".tsv", ".jsonl", ".csv.gz", ".csv.zst", ".tsv.gz", ".tsv.zst")
 
-_CANCEL_SECONDS = 60
 _SWEEP_SECONDS = 3600.0
 
 _OF_PAIRS = (
@@ -265,7 +264,7 @@ class Batches:
         try:
             run = self._runs.load(batch.run)
             if not run.is_ended:
-                self._runs.cancel(run, _CANCEL_SECONDS)
+                self._runs.cancel(run)
         except RunExpired:
             pass
         return self.view(batch)

@@ -29,7 +29,7 @@ class FakeFileStore(FileRunStore):
     def find(self, prefix: str) -> list[str]:
         return sorted(run_id for run_id in self._runs if run_id.startswith(prefix))
 
-    def cancel(self, run: FileRun, lease_seconds: int) -> FileRun:
+    def cancel(self, run: FileRun) -> FileRun:
         self._runs[run.id] = run.end("cancelled")
         return self._runs[run.id]
 

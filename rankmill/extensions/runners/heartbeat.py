@@ -38,7 +38,6 @@ class RunnerHeartbeat:
         self._interrupt = interrupt
         self._claim: RunLease | None = None
         self._lock = system.Lock()
-        self._writing = system.Lock()
         self._renewals = Renewals(settings.heartbeat_seconds, settings.lease_seconds)
         self._periodic = Periodic("heartbeat", self._beat, settings.heartbeat_seconds)
         self.held: LeaseState = "held"
@@ -71,15 +70,15 @@ class RunnerHeartbeat:
             return self._claim.run
 
     def write(self) -> LeaseState:
-        with self._writing:  # so that an older record is never written after a newer one
-            claim = self._claim
-            if claim is None:  # another thread has released the run meanwhile
+        """Renew the lease, and write the record of the runner's run to Redis. Returns the state of the lease,
+        which is ``held`` if there is no run.
+        """
+        with self._lock:  # so that an older record is never written after a newer one
+            if self._claim is None:
                 return "held"
-            held = self._store.renew(claim, self._lease)
-            with self._lock:
-                if self._claim and self._claim.entry == claim.entry:
-                    self.held = "held" if held == "forgotten" else held
-        return self.held
+            held = self._store.renew(self._claim, self._lease)
+            self.held = "held" if held == "forgotten" else held
+            return self.held
 
     def release(self) -> RunLease:
         """Stop renewing the lease of the run in progress; returns the lease and the run."""
@@ -89,9 +88,7 @@ class RunnerHeartbeat:
 
     def _beat(self) -> None:
         self._store.runners(self._name, self._lease)
-        with self._lock:
-            claim = self._claim
-        if claim and self.write() != "held" and self._claim:
+        if self.write() != "held" and self._claim:
             self._interrupt()
         self._renewals.renewed(server_time(self._store.redis))
         self._store.recover(self._lease, expired=self._renewals.others_have_lapsed)

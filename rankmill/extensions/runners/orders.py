@@ -6,42 +6,24 @@ The runner itself knows how to score files. Entry points of ``rankmill.orders`` 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol, cast
 
 from rankmill.extensions.runners.record import FileRun
 from rankmill.jobs.contract.errors import ConfigError, RunnerError
-from rankmill.jobs.contract.file_request import FileOrder, FileRequest
-from rankmill.jobs.contract.file_run import RunOutcome
+from rankmill.jobs.contract.file_request import FileOrder
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.plugins import load
-from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.workspace import OutputFile
-from rankmill.score.score_file import Confirm
 
+Score = Callable[..., None]
+"""A function that scores files like score-file. It gets a `FileRequest`, a `Confirm`, the name of a column
+for numbers of tokens or ``None``, and a function that returns whether another runner has made the scores.
+"""
 
-class Score(Protocol):
-    """A function that scores files like score-file. It stops if `step_made` says that another runner has made
-    the scores.
-    """
-
-    def __call__(
-        self,
-        request: FileRequest,
-        confirm: Confirm,
-        tokens_column: str | None = None,
-        step_made: Callable[[], bool] = lambda: False,
-    ) -> None: ...
-
-
-class Keep(Protocol):
-    """A function that notes a run's outcome. If the output is complete, the call comes just before it is
-    moved from `file` to `path`. An exception prevents the move.
-    """
-
-    def __call__(
-        self, outcome: RunOutcome, file: Path | None = None, path: AnyPath | None = None
-    ) -> None: ...
+Keep = Callable[..., None]
+"""A function that notes the `RunOutcome` of a run. If the output is complete, it also gets the finished file
+and the path to which the file is moved next. An exception prevents the move.
+"""
 
 
 class OrderKind(Protocol):

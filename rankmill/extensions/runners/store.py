@@ -1,4 +1,9 @@
-"""Keeps submitted runs of files in Redis. At most one runner at a time holds a run."""
+"""Keeps submitted runs of files in Redis. At most one runner at a time holds a run.
+
+A runner holds a run as long as it has an entry in RQ's registry of started jobs. The entry is
+``<run>:<claim>``; its score is the time at which it expires, by the server's clock. While a run is held, only
+its holder writes its record. Each change of a run's state is one Lua script.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +18,22 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from rankmill.extensions.runners import redis_keys as keys
-from rankmill.extensions.runners import scripts
 from rankmill.extensions.runners.record import FileRun, new_file_run
 from rankmill.extensions.runners.settings import RunnerSettings
 from rankmill.jobs.contract.errors import FormatError, RunExpired, WireError, WrongWorkerError
 from rankmill.jobs.contract.file_request import FileOrder
-from rankmill.jobs.protocol.leases import Leases, hold, server_time
+from rankmill.jobs.protocol.leases import BOUND, Leases, hold, server_time
+from rankmill.jobs.protocol.script import Script
 from rankmill.jobs.protocol.set_aside import DamagedJob, read_job, set_aside
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
+
+CLAIM = Script("extensions/runners/lua/claim.lua")
+RENEW = Script("extensions/runners/lua/renew.lua")
+END = Script("extensions/runners/lua/end.lua")
+HAND_BACK = Script("extensions/runners/lua/hand_back.lua")
+RECOVER = Script("extensions/runners/lua/recover.lua", BOUND)
+TAKE_WEBHOOK = Script("extensions/runners/lua/take_webhook.lua")
 
 JOB_FUNCTION = "rankmill.score_file"
 
@@ -124,26 +136,15 @@ class FileRunStore:
         entries = self.redis.zscan_iter(keys.file_runs(), match=f"{prefix}*", count=1000)
         return sorted({run_id.decode() for run_id, _ in entries})
 
-    def cancel(self, run: FileRun, lease_seconds: int) -> FileRun:
+    def cancel(self, run: FileRun) -> FileRun:
         """Cancel a submitted run, and return it.
 
-        - If the run waits and no runner has begun it, it is cancelled at once.
-        - If the run waits and a runner has begun it before, it is cancelled at once, but stays in the queue.
-          The next runner that takes it deletes what is left of it in Redis.
-        - If a runner holds the run, the run ends with that runner's next heartbeat.
+        If the run waits, it is cancelled at once. But if a runner has begun it before, it stays in the queue:
+        the next runner deletes what is left of it in Redis. If a runner holds the run, the run ends with that
+        runner's next heartbeat.
         """
-        claim = system.unique_id()
-        places = [keys.file_run_cancelled(run.id), self.queue.key, self._leases]
-        taken = scripts.CANCEL.run(self.redis, places, run.id, self.ttl, lease_seconds, claim)
-        if not taken:
-            return self.load(run.id)
-        ended = RunLease(run.end("cancelled"), f"{run.id}:{claim}")
-        if run.started:
-            self.redis.delete(Job.key_for(run.id))  # else the run would count as enqueued again
-            self.hand_back(ended, first=True)
-        else:
-            self.end(ended)
-        return ended.run
+        ended = run.end("cancelled")
+        return ended if self._end(ended, "") else self.load(run.id)
 
     def leave(self, run_id: str, seconds: float = _LEFT_SECONDS) -> None:
         """Make `claim` pass over a run for `seconds`, so that other runners can take it."""
@@ -163,7 +164,7 @@ class FileRunStore:
         token = system.unique_id()
         numbers, now = [lease_seconds, token, _LOOK_AT], system.monotonic()
         leave = [run_id for run_id, until in self._left.items() if until > now]
-        raw = scripts.CLAIM.run(self.redis, [self.queue.key, self._leases], *numbers, *leave)
+        raw = CLAIM.run(self.redis, [self.queue.key, self._leases], *numbers, *leave)
         if raw is None:
             return None
         run_id = cast("bytes", raw).decode(errors="replace")
@@ -195,7 +196,7 @@ class FileRunStore:
         """
         run = claim.run
         places = [self._leases, keys.file_run(run.id), keys.file_run_cancelled(run.id), Job.key_for(run.id)]
-        state = scripts.RENEW.run(self.redis, places, claim.entry, lease_seconds, run.written(), self.ttl)
+        state = RENEW.run(self.redis, places, claim.entry, lease_seconds, run.written(), self.ttl)
         held = cast("LeaseState", state.decode())
         if held == "lost":
             return held
@@ -209,13 +210,16 @@ class FileRunStore:
 
     def end(self, claim: RunLease) -> bool:
         """Write the end of a run, if its runner's lease is still held; returns whether the lease was held."""
-        run = claim.run
+        return self._end(claim.run, claim.entry)
+
+    def _end(self, run: FileRun, entry: str) -> bool:
         places = [
             self._leases, keys.file_run(run.id), Job.key_for(run.id), keys.file_run_cancelled(run.id),
-            keys.file_run_refusals(run.id), keys.webhooks(self.queue.name),
+            keys.file_run_refusals(run.id), keys.webhooks(self.queue.name), self.queue.key,
         ]  # fmt: skip
-        values = [claim.entry, run.written(), self.ttl, run.id, int(run.notice is not None)]
-        ended = bool(scripts.END.run(self.redis, places, *values))
+        left = not entry and run.started  # a waiting run that a runner has begun
+        values = [entry, run.written(), self.ttl, run.id, int(run.notice is not None), int(bool(left))]
+        ended = bool(END.run(self.redis, places, *values))
         self._list(self.redis, run.id)
         return ended
 
@@ -226,7 +230,7 @@ class FileRunStore:
         run = claim.run
         places = [self._leases, keys.file_run(run.id), self.queue.key]
         values = [claim.entry, run.written(), self.ttl, run.id, "LPUSH" if first else "RPUSH"]
-        return bool(scripts.HAND_BACK.run(self.redis, places, *values))
+        return bool(HAND_BACK.run(self.redis, places, *values))
 
     def recover(self, lease_seconds: float, *, expired: bool) -> None:
         """Put runs with lapsed leases back into the queue, and shorten leases that end too late.
@@ -240,7 +244,7 @@ class FileRunStore:
         expired
             Whether to put runs with lapsed leases back.
         """
-        scripts.RECOVER.run(self.redis, [self._leases, self.queue.key], int(expired), lease_seconds)
+        RECOVER.run(self.redis, [self._leases, self.queue.key], int(expired), lease_seconds)
 
     def was_cancelled(self, run_id: str) -> bool:
         return bool(self.redis.exists(keys.file_run_cancelled(run_id)))
@@ -249,13 +253,9 @@ class FileRunStore:
         """Return the names of the queue's live runners. If `name` is given, the runner of this name counts as
         live for `lease_seconds` from now on.
         """
-        if name:
-            with self.redis.pipeline() as pipe:
-                pipe.zadd(keys.file_queues(), {self.queue.name: system.now()})
-                pipe.expire(keys.file_queues(), self.ttl)
-                pipe.execute()
         live = Leases(self.redis, self._runners, lease_seconds)
         if name:
+            self._list_queue(self.redis)
             live.take(name)
         return live.holders()
 
@@ -282,7 +282,7 @@ class FileRunStore:
         that of a new run with the same id.
         """
         key = keys.webhooks(self.queue.name)
-        raw = scripts.TAKE_WEBHOOK.run(self.redis, [key], WEBHOOK_SECONDS)
+        raw = TAKE_WEBHOOK.run(self.redis, [key], WEBHOOK_SECONDS)
         if raw is None:
             return None
         try:
@@ -360,11 +360,14 @@ class FileRunStore:
 
     def _list(self, pipe: Any, run_id: str) -> None:
         now = system.now()
-        pipe.zadd(keys.file_queues(), {self.queue.name: now})
-        pipe.expire(keys.file_queues(), self.ttl)
+        self._list_queue(pipe)
         pipe.zremrangebyscore(keys.file_runs(), 0, now - self.ttl)
         pipe.zadd(keys.file_runs(), {run_id: now})
         pipe.expire(keys.file_runs(), self.ttl)
+
+    def _list_queue(self, pipe: Any) -> None:
+        pipe.zadd(keys.file_queues(), {self.queue.name: system.now()})
+        pipe.expire(keys.file_queues(), self.ttl)
 
 
 def open_store(client: redis.Redis, settings: Settings) -> FileRunStore:

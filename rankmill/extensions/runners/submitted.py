@@ -23,11 +23,6 @@ from rankmill.producer.client.aio import bridge
 
 _LOOK_SECONDS = 0.3
 
-_CANCEL_SECONDS = 60
-"""A process that cancels a waiting run holds the run for this number of seconds. Within this time, the
-process must write the run's end.
-"""
-
 
 class SubmittedFile:
     """Handle of a submitted run of files. Runners score the files even if this process ends.
@@ -58,44 +53,32 @@ class SubmittedFile:
         RunFailed, RunCancelled
             The run has ended without an output.
         """
-        deadline = _deadline(timeout)
-        while (ended := self.outcome(on_look, deadline)) is None:
-            system.sleep(_pause(deadline))
-        return ended
-
-    def outcome(
-        self, on_look: Callable[[FileRun], None] = lambda run: None, deadline: float = math.inf
-    ) -> FileRun | None:
-        """Return the run if it is done. If the run has not ended, call `on_look` with the run and return
-        ``None``.
-
-        Raises
-        ------
-        RunTimeout
-            The run has not ended, and `deadline` (`time.monotonic` seconds) has passed.
-        RunFailed, RunCancelled
-            The run has ended without an output.
-        """
+        deadline = math.inf if timeout is None else system.monotonic() + timeout
 
         def check_time() -> None:
             if system.monotonic() >= deadline:
                 raise RunTimeout(f"submitted run {self.id} has not ended", "it goes on")
 
-        with waiting(look=check_time, until=deadline):
-            run = self.status()
-        if not run.is_ended:
+        while True:
+            with waiting(look=check_time, until=deadline):
+                run = self.status()
+            if run.is_ended:
+                break
             on_look(run)
             check_time()
-            return None
+            self._pause(min(max(deadline - system.monotonic(), 0), _LOOK_SECONDS))
         if run.state == "failed":
             raise RunFailed(f"submitted run {self.id} has failed: {run.reason}")
         if run.state == "cancelled":
             raise RunCancelled(f"submitted run {self.id} was cancelled")
         return run
 
+    def _pause(self, seconds: float) -> None:
+        system.sleep(seconds)
+
     def awaited(self) -> AsyncSubmittedFile:
         """A handle of the same run, for asyncio."""
-        return AsyncSubmittedFile(self)
+        return AsyncSubmittedFile(_LoopFile(self._store, self.id))
 
     def cancel(self) -> FileRun:
         """Cancel the run. If a runner holds the run, the run ends with the runner's next heartbeat. Rows that
@@ -103,16 +86,14 @@ class SubmittedFile:
         """
         with redis_errors():
             run = self._store.load(self.id)
-            return run if run.is_ended else self._store.cancel(run, _CANCEL_SECONDS)
+            return run if run.is_ended else self._store.cancel(run)
 
 
-def _deadline(timeout: float | None) -> float:
-    return math.inf if timeout is None else system.monotonic() + timeout
+class _LoopFile(SubmittedFile):
+    """For code that `bridge.run` calls: a wait lets the event loop go on."""
 
-
-def _pause(deadline: float) -> float:
-    """Return the seconds until a run's state is read again."""
-    return min(max(deadline - system.monotonic(), 0), _LOOK_SECONDS)
+    def _pause(self, seconds: float) -> None:
+        bridge.wait(asyncio.sleep(seconds))
 
 
 class AsyncSubmittedFile:
@@ -134,10 +115,7 @@ class AsyncSubmittedFile:
 
     async def wait(self, timeout: float | None = None) -> FileRun:
         """Wait for the end of the run, as `SubmittedFile.wait` does."""
-        deadline = _deadline(timeout)
-        while (run := await bridge.run(self._run.outcome, deadline=deadline)) is None:
-            await asyncio.sleep(_pause(deadline))
-        return run
+        return await bridge.run(self._run.wait, timeout)
 
     async def cancel(self) -> FileRun:
         """Cancel the run, as `SubmittedFile.cancel` does."""

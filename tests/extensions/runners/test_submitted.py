@@ -9,7 +9,6 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -163,24 +162,10 @@ def test_a_job_that_is_enqueued_again_under_its_id_is_a_new_run(shared_server: S
         assert store.claim(15) is None
     claim = claimed()
     assert store.hand_back(RunLease(claim.run.changed(started=1.0), claim.entry))
-    assert store.cancel(store.load("nightly"), 60).state == "cancelled"
+    assert store.cancel(store.load("nightly")).state == "cancelled"
     last = store.claim(15)
     assert last
     assert last.run.state == "cancelled"  # it is not taken for a new one
-
-
-def test_a_run_whose_canceller_dies_is_not_lost(
-    shared_server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only its job says what it is, if plain RQ has enqueued it."""
-    store = FileRunStore(shared_server.client, "files cancelled", 600)
-    order = {"request": {"inputs": ["/a.csv"], "output": "/b.csv"}, "spec": {"model": "m"}}
-    run_id = store.queue.enqueue("rankmill.score_file", order).id
-    monkeypatch.setattr(store, "end", Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        store.cancel(store.load(run_id), 60)
-    assert store.load(run_id).state == "waiting"
-    assert store.was_cancelled(run_id)
 
 
 def test_a_run_that_a_runner_takes_meanwhile_is_found(
