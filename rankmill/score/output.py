@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.jobs.contract.file_request import DATASET, FileRequest
+from rankmill.jobs.contract.file_request import DATASET, STANDARD_STREAM, FileRequest
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.files.formats.delimited import CSV, TSV
 from rankmill.producer.files.formats.table import stem
@@ -198,29 +197,21 @@ def find_target(request: FileRequest, files: Sequence[InputFile]) -> OutputTarge
     Raises
     ------
     InputError
-        The request does not name the output, and an input such as several files has no default.
+        The request does not name the output, and its input, such as several files, gives no default.
     """
     if request.output:
         path = as_path(request.output)
         return OutputTarget(request, resolved(path) if request.rows_per_part else path)
-    if any(is_url(name) for name in (*request.inputs, request.run or "")):
-        raise InputError("the input is in an object store; name the output with -o")
-    if request.run and request.run.startswith(DATASET):
-        raise InputError("the run is a dataset's; name the output with -o")
-    if request.shard:
-        raise InputError("--shard makes one output of several; name it with -o")
+    name = request.run or (request.inputs[0] if len(request.inputs) == 1 else STANDARD_STREAM)
+    is_elsewhere = name == STANDARD_STREAM or is_url(name) or name.startswith(DATASET)
+    if is_elsewhere or request.shard or not (request.run or len(files) == 1 or as_path(name).is_dir()):
+        raise InputError("this output has no default: name it with -o")
+    source = as_path(name)
+    folder = source.is_dir()
+    source = source if request.run or folder else files[0].path  # a pattern may match one file
     ending = "" if request.rows_per_part else OutputFormat(request.output_format).ending
-    if request.run:
-        path = resolved(as_path(request.run))
-        return OutputTarget(request, path.with_name(f"{stem(path)}.scored{ending}"))
-    if request.reads_stdin:
-        raise InputError("standard input (-) has no name; name the output with -o")
-    whole = as_path(request.inputs[0])
-    if len(request.inputs) > 1 or (len(files) > 1 and not whole.is_dir()):
-        raise InputError("several inputs make one output; name it with -o")
-    name = resolved(whole).name if whole.is_dir() else stem(files[0].path)
-    folder = resolved(whole if whole.is_dir() else files[0].path).parent
-    return OutputTarget(request, folder / f"{name}.scored{ending}")
+    named = resolved(source).name if folder else stem(source)
+    return OutputTarget(request, resolved(source).parent / f"{named}.scored{ending}")
 
 
 def named_columns(request: FileRequest) -> dict[str, str]:
@@ -239,26 +230,14 @@ def row_options(request: FileRequest, settings: Settings) -> dict[str, object]:
     """
     named = [name for name in FileRequest.model_fields if name not in _OF_THE_PLACE]
     given = {name: getattr(request, name) for name in named if name in _ALWAYS or request.is_given(name)}
-    own = {name: _WRITTEN[name](value) if name in _WRITTEN else value for name, value in given.items()}
+    own = {name: _written(name, value) for name, value in given.items()}
     spec = settings.spec().model_dump(exclude={"inputs"})
     return {**spec, "model": ", ".join(request.models or [settings.model]), **own}
 
 
-def _file_state(name: str) -> str:
-    path = as_path(name)
-    return f"{resolved(path)}, {fingerprint(path)}"
-
-
-_WRITTEN: dict[str, Callable[[Any], str]] = {
-    "text_columns": lambda names: ", ".join(sorted(names)),
-    "list_columns": ",".join,
-    "columns": ",".join,
-    "queries_text": ",".join,
-    "corpus_text": ",".join,
-    "messages_column": ",".join,
-    "shard": lambda shard: "{}/{}".format(*shard),
-    "reuse": _file_state,
-}
-"""Functions that turn an option's value into text for an output's manifest, by the option's name. Values of
-other options are written as they are.
-"""
+def _written(name: str, value: object) -> object:
+    """Return the value of an option as an output's manifest has it."""
+    if name == "reuse":
+        path = as_path(str(value))
+        return f"{resolved(path)}, {fingerprint(path)}"
+    return ",".join(map(str, value)) if isinstance(value, tuple) else value

@@ -6,15 +6,15 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from datetime import timedelta
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
 from rankmill.jobs.contract.run import Progress
 from rankmill.jobs.system import system
+from rankmill.producer.client.show import as_text
 
 _LOG_SECONDS = 30.0
 
@@ -37,23 +37,18 @@ def progress_view(total: int, *, quiet: bool = False) -> AbstractContextManager[
     return _in_log(total) if quiet or not sys.stderr.isatty() else _in_terminal(total)
 
 
+def _text(progress: Progress, total: int, workers: int, doing: str) -> str:
+    return ", ".join(filter(None, (as_text(progress, total), doing, f"workers: {workers}")))
+
+
 @contextmanager
 def _in_terminal(total: int) -> Iterator[Show]:
-    what_column, workers_column = (
-        TextColumn("{task.fields[what]}"),
-        TextColumn("workers: {task.fields[workers]}"),
-    )
-    scores = (BarColumn(), MofNCompleteColumn(), what_column, workers_column)
-    wrapped = TextColumn(
-        "{task.completed}/{task.total} rows, {task.fields[what]}", markup=False, table_column=Column()
-    )
-    bar = Bar(*scores, console=Console(stderr=True), transient=True)
-    task = bar.add_task("scoring", total=total, what="rows", workers=0)
+    text = TextColumn("{task.description}", markup=False, table_column=Column())  # a long name goes on below
+    bar = Bar(BarColumn(12), text, console=Console(stderr=True), transient=True)
+    task = bar.add_task("", total=total)
 
     def show(progress: Progress, workers: int, doing: str) -> None:
-        bar.columns = (wrapped, workers_column) if doing else scores  # no bar, so that a long name has room
-        text = doing or f"rows, {_speed(progress)}, left {_left(progress, total)}"
-        bar.update(task, completed=progress.rows, what=text, workers=workers)
+        bar.update(task, completed=progress.rows, description=_text(progress, total, workers, doing))
 
     with suppress(OSError):  # the terminal may be closed, and the run goes on
         bar.start()
@@ -70,21 +65,8 @@ def _in_log(total: int) -> Iterator[Show]:
 
     def show(progress: Progress, workers: int, doing: str) -> None:
         nonlocal logged
-        if system.monotonic() - logged < _LOG_SECONDS:
-            return
-        logged = system.monotonic()
-        share = progress.rows / max(total, 1)
-        text = doing or f"{_speed(progress)}, time left: {_left(progress, total)}"
-        logger.info(f"{progress.rows:,} of {total:,} rows ({share:.0%}), {text}, workers: {workers}")
+        if system.monotonic() - logged >= _LOG_SECONDS:
+            logged = system.monotonic()
+            logger.info(_text(progress, total, workers, doing))
 
     yield show
-
-
-def _speed(progress: Progress) -> str:
-    speed = progress.rows_per_second(system.now())
-    return "? pairs/s" if speed is None else f"{speed:,.0f} pairs/s"
-
-
-def _left(progress: Progress, total: int) -> str:
-    seconds = progress.seconds_left(total, system.now())
-    return "?" if seconds is None else str(timedelta(seconds=round(seconds)))

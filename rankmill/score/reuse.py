@@ -16,7 +16,7 @@ from rankmill.producer.collect.repeats import EarlierScores, read_earlier
 from rankmill.producer.files.formats.parquet import metadata_of, scored_rows
 from rankmill.producer.files.manifest import content_here
 from rankmill.producer.files.outputs import bound_of, option_of
-from rankmill.producer.files.stores.paths import as_path
+from rankmill.producer.files.stores.paths import AnyPath, as_path
 from rankmill.score.input import text_columns
 from rankmill.score.output import named_columns
 from rankmill.score.summary import Tally, metadata
@@ -50,13 +50,7 @@ def earlier_scores(request: FileRequest, settings: Settings) -> tuple[Settings, 
     """
     if request.reuse is None:
         return settings, None
-    path = as_path(request.reuse)
-    if not path.is_file():
-        raise InputError(f"{path}: no such file (--reuse)")
-    try:
-        made = metadata_of(path)
-    except InputError as error:
-        raise InputError(f"{path}: --reuse needs Parquet: {str(error).removeprefix(f'{path}: ')}") from None
+    path, made = made_earlier(request.reuse, "--reuse")
     # the model that a name such as NAME@ALIAS stands for now
     pinned = ModelNames(settings).pinned(settings.spec())
     named = settings.model_copy(update={"model": pinned.model, "revision": pinned.revision})
@@ -80,6 +74,31 @@ def earlier_scores(request: FileRequest, settings: Settings) -> tuple[Settings, 
     return settings, read_earlier(scored.batches, texts, score, made)
 
 
+def made_earlier(name: str, option: str) -> tuple[AnyPath, dict[str, str]]:
+    """Return the path of an earlier output, and its metadata, which say how its scores were made.
+
+    Parameters
+    ----------
+    name, option
+        The output, and the option that names it, for messages.
+
+    Raises
+    ------
+    InputError
+        The file does not exist, or it is not a Parquet output of score-file.
+    """
+    path = as_path(name)
+    if not path.is_file():
+        raise InputError(f"{path}: no such file ({option})")
+    try:
+        made = metadata_of(path)
+    except InputError as error:
+        raise InputError(f"{path}: {option} needs Parquet: {str(error).removeprefix(f'{path}: ')}") from None
+    if "rankmill.version" not in made:
+        raise InputError(f"{path}: {option} needs an output of score-file, which says how it was made")
+    return path, made
+
+
 def _check_same(made: Mapping[str, str], wanted: Mapping[str, str], name: str) -> None:
     """Check that this run would score the same texts in the same way as the earlier run (``--reuse``).
 
@@ -95,11 +114,8 @@ def _check_same(made: Mapping[str, str], wanted: Mapping[str, str], name: str) -
     Raises
     ------
     InputError
-        An entry of `_COMPARED` differs. Or `made` does not say which release or which content of a model made
-        the scores.
+        An entry of `_COMPARED` differs. Or `made` does not say which content of a model made the scores.
     """
-    if "rankmill.version" not in made:
-        raise InputError(f"{name}: --reuse needs an output of score-file, which says how it was made")
     revision = made.get("rankmill.revision", "")
     if not revision and made.get("rankmill.model") != "demo":
         raise InputError(
@@ -113,9 +129,10 @@ def _check_same(made: Mapping[str, str], wanted: Mapping[str, str], name: str) -
         if given != expected and (expected or option not in _OPEN):
             raise InputError(
                 f"{name}: its scores cannot be used, because they are of another {option.replace('_', ' ')}: "
-                f"{_shown(given)}, not {_shown(expected)}; leave out --reuse"
+                f"{shown_value(given)}, not {shown_value(expected)}; leave out --reuse"
             )
 
 
-def _shown(value: str | None) -> str:
-    return "none" if value is None else value or "''"
+def shown_value(value: object) -> object:
+    """Return the value of an option as messages show it."""
+    return "none" if value is None else "''" if value == "" else value

@@ -124,10 +124,8 @@ class Tally:
         """
         for own, other in zip(self.each, part.parts, strict=False):
             own.add(other)
-        for other in part.parts:
-            self._count(other)
-        if not part.parts:
-            self._count(part)
+        for each in part.parts or (part,):
+            self._count(each)
 
     def _count(self, part: ScoredTable) -> None:
         stats = part.stats

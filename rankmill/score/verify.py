@@ -19,11 +19,12 @@ from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 from rankmill.producer.client.runs import as_array
 from rankmill.producer.collect.pairs import USUAL_COLUMNS
-from rankmill.producer.files.formats.parquet import metadata_of, scored_rows
+from rankmill.producer.files.formats.parquet import scored_rows
 from rankmill.producer.files.manifest import content_here
 from rankmill.producer.files.outputs import bound_of, option_of
-from rankmill.producer.files.stores.paths import AnyPath, as_path
+from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.local.embedded import EmbeddedCluster
+from rankmill.score.reuse import made_earlier, shown_value
 from rankmill.score.session import Session
 
 
@@ -122,12 +123,7 @@ def read_scored(name: str, settings: Settings, given: Mapping[str, Any]) -> Scor
         another value of an option in `given`. Or the files of its model have changed, or its metadata do not
         say how exact its scores are.
     """
-    path = as_path(name)
-    if not path.is_file():
-        raise InputError(f"{path}: no such file (--verify)")
-    metadata = metadata_of(path)
-    if "rankmill.version" not in metadata:
-        raise InputError(f"{path}: --verify needs an output of score-file, which says how it was made")
+    path, metadata = made_earlier(name, "--verify")
     if "rankmill.columns" in metadata or metadata.get("rankmill.all_labels") == "True":
         raise InputError(f"{path}: its rows have several scores, and --verify compares one")
     spec, wanted = _spec(path, metadata), settings.spec()
@@ -135,7 +131,7 @@ def read_scored(name: str, settings: Settings, given: Mapping[str, Any]) -> Scor
         made = getattr(spec, option)
         if given.get(option) is not None and made != getattr(wanted, option):
             raise InputError(
-                f"{path}: it was scored with {option} {_shown(made)}, not {given[option]}: leave out "
+                f"{path}: it was scored with {option} {shown_value(made)}, not {given[option]}: leave out "
                 f"--{option.replace('_', '-')}, or verify another file"
             )
     content = content_here(spec.model, cache_folder(settings.cache_dir))
@@ -151,10 +147,6 @@ def read_scored(name: str, settings: Settings, given: Mapping[str, Any]) -> Scor
             "with --deterministic"
         )
     return before
-
-
-def _shown(value: object) -> object:
-    return "none" if value is None else value
 
 
 def _spec(path: AnyPath, metadata: Mapping[str, str]) -> ScoreSpec:

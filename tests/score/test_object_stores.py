@@ -253,7 +253,7 @@ def test_no_permission_and_no_bucket_are_one_line(place: Place, pairs: Path, tmp
             [pairs, "-o", "s3://there-is-none/out/", "--rows-per-part", 5],
             "s3://there-is-none: no such bucket",
         ),
-        ([f"{place.url}/in/pairs.parquet"], "the input is in an object store; name the output with -o"),
+        ([f"{place.url}/in/pairs.parquet"], "this output has no default: name it with -o"),
         ([f"{place.url}/no.csv", "-o", "out.csv"], f"{place.url}/no.csv: no such object"),
     ):
         refused = place.score(*other)

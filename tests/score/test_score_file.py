@@ -123,7 +123,7 @@ def test_a_model_s_first_proof_is_shown_with_model_device_and_time(
         env={**ENVIRON, "COLUMNS": "200", "TERM": "xterm"},
     )
     os.close(theirs)
-    line, shown = rb"0/200 rows, proving \S+/model on cpu, once on each host: at least \d+ s", b""
+    line, shown = rb"0 of 200 pairs, proving \S+/model on cpu, once on each host: at least \d+ s", b""
     while not re.search(line, shown):
         shown += os.read(ours, 10_000)
     (tmp_path / "go").touch()
@@ -143,7 +143,7 @@ def test_a_run_goes_on_when_its_terminal_is_closed(
     process = PreloadedProcess[bytes](words, stdin=DEVNULL, stdout=DEVNULL, stderr=theirs, env=environ)
     os.close(theirs)
     shown = b""
-    while b"0/200 rows" not in shown:
+    while b"0 of 200 pairs" not in shown:
         shown += os.read(ours, 10_000)
     os.close(ours)
     workers()

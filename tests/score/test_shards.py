@@ -204,7 +204,7 @@ def test_what_cannot_be_merged(parts: Path, tmp_path: Path, names: list[str], me
     ("arguments", "message"),
     [
         (["--shard", "3/2", "-o", "o.parquet"], "'3/2' is not a part of a whole"),
-        (["--shard", "1/2"], "--shard makes one output of several; name it with -o"),
+        (["--shard", "1/2"], "this output has no default: name it with -o"),
         (["--shard", "1/2", "-o", "o.csv"], "o.csv: a shard is Parquet"),
         (["--shard", "1/2", "-o", "o.parquet", "--top-k", 3], "its rows are not ranked"),
     ],

@@ -101,7 +101,7 @@ def test_standard_input_is_scored_in_any_format(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "standard input (-) has no name; name the output with -o"),
+        ([], "this output has no default: name it with -o"),
         (["more.csv", "-o", "o.parquet"], "standard input (-) must be the only input"),
         (["-o", "o.jsonl"], "standard input (-) is empty: nothing came from the command before it"),
     ],

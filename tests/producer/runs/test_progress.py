@@ -91,9 +91,9 @@ def test_a_log_has_no_time_left_that_is_not_known(
         show(Progress(rows=100), 2, "")
         show(Progress(rows=150, since_rows=100, since=now - 10, at=now), 2, "")
     assert [record.getMessage() for record in caplog.records] == [
-        "0 of 200 rows (0%), loading the model, workers: 1",
-        "100 of 200 rows (50%), ? pairs/s, time left: ?, workers: 2",
-        "150 of 200 rows (75%), 5 pairs/s, time left: 0:00:10, workers: 2",
+        "0 of 200 pairs, loading the model, workers: 1",
+        "100 of 200 pairs, workers: 2",
+        "150 of 200 pairs, 5 pairs/s, 0:00:10 left, workers: 2",
     ]
 
 
@@ -105,7 +105,7 @@ def test_a_terminal_shows_done_speed_and_time_left(monkeypatch: pytest.MonkeyPat
     )
     with progress_view(200, quiet=False) as show:
         show(Progress(rows=150, since_rows=100, since=now - 10, at=now), 2, "")
-    assert "150/200 rows, 5 pairs/s, left 0:00:10 workers: 2" in out.getvalue()
+    assert "150 of 200 pairs, 5 pairs/s, 0:00:10 left, workers: 2" in out.getvalue()
     with progress_view(200, quiet=False) as show:
         show(Progress(), 1, "proving the model")
-    assert "0/200 rows, proving the model workers: 1" in out.getvalue()
+    assert "0 of 200 pairs, proving the model, workers: 1" in out.getvalue()
