@@ -33,6 +33,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeAlias, Unpack
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
@@ -154,7 +155,6 @@ class FakeWorkers:
         self._known: dict[str, FakeRun] = {}
         self._told: set[str] = set()
         """Ids of cancelled runs whose clients must learn of that (`RunStore.was_cancelled`)."""
-        self._words: dict[int, str] = {}
         self._lock = system.RLock()
 
     @contextmanager
@@ -171,24 +171,14 @@ class FakeWorkers:
         def shared(kind: type[Client], settings: Settings) -> Client:
             return alone(kind, settings=settings)
 
-        own: list[tuple[type, str, Any]] = [
-            (Client, "_store_at", lambda *_: _Store(self)),
-            (LoopClient, "_store_at", lambda *_: _LoopStore(self)),
-            (Client, "embedded", classmethod(alone)),
-            (Client, "_shared", classmethod(shared)),
-        ]
-        before = [(kind, name, vars(kind)[name]) for kind, name, _ in own]
-        names_server = "REDIS_URL" in os.environ
-        os.environ.setdefault("REDIS_URL", URL)
-        for patch in own:
-            setattr(*patch)
-        try:
+        with (
+            patch.object(Client, "_store_at", lambda *_: _Store(self)),
+            patch.object(LoopClient, "_store_at", lambda *_: _LoopStore(self)),
+            patch.object(Client, "embedded", classmethod(alone)),
+            patch.object(Client, "_shared", classmethod(shared)),
+            patch.dict(os.environ, {"REDIS_URL": os.environ.get("REDIS_URL", URL)}),
+        ):
             yield self
-        finally:
-            for patch in before:
-                setattr(*patch)
-            if not names_server:
-                os.environ.pop("REDIS_URL", None)
 
     def end_file(self, run_id: str, reason: str = "", *, rows: int = 0, row_errors: int = 0) -> None:
         """End a submitted run of files. With a `reason`, the run has failed; without one, it is done."""
@@ -324,18 +314,12 @@ class FakeWorkers:
         return self.score(*texts)
 
     def _found(self, row: str) -> TokensFound:
-        """Answer a request for tokens. A token is a word, and its id is the word's checksum."""
-        wanted = TokensAsked.read_json(row, "what is asked for")
-        if wanted.ids is not None:
-            text = " ".join(self._words.get(number, "[UNK]") for number in wanted.ids)
-            return TokensFound(text=text, ids=(), words=(), special=(), spans=(), most=_MOST_TOKENS)
-        places = list(_WORD.finditer(wanted.text or ""))
-        ids = [zlib.crc32(match[0].encode(errors="replace")) % 2**31 for match in places]
-        self._words |= {number: match[0] for number, match in zip(ids, places, strict=True)}
+        """Answer a request for the model's limit and labels. Raises `RunFailed` if tokens are asked for."""
+        if not TokensAsked.read_json(row, "what is asked for").about:
+            raise RunFailed("fake workers do not answer what tokens a text has")
         return TokensFound(
-            text="", ids=tuple(ids), words=tuple(match[0] for match in places), special=(False,) * len(ids),
-            spans=tuple(match.span() for match in places), most=_MOST_TOKENS,
-            labels=(self.labels or ("LABEL_0",)) if wanted.about else (),
+            text="", ids=(), words=(), special=(), spans=(), most=_MOST_TOKENS,
+            labels=self.labels or ("LABEL_0",),
         )  # fmt: skip
 
 
