@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import from_json
 
 from rankmill.extensions.gateway.dialects.base import Body, ScorePath, read_as
 from rankmill.extensions.gateway.dialects.routes import dialects, score_paths
-from rankmill.extensions.gateway.json_text import read_json
 from rankmill.extensions.gateway.refusals import Refusal, WrongFile
 from rankmill.extensions.gateway.score_request import RequestScores, ScoreRequest
 from rankmill.producer.files.stores.paths import AnyPath
@@ -181,7 +181,7 @@ def _lines(path: AnyPath) -> Iterator[tuple[int, bytes]]:
 
 def _object(number: int, raw: bytes) -> dict[str, Any]:
     try:
-        value = read_json(raw)
+        value = from_json(raw, allow_inf_nan=False)
     except ValueError as error:
         why = str(error).replace("at line 1 column", "at column")
         raise WrongFile(f"line {number}: not JSON that can be read: {why:.200}") from None
@@ -193,12 +193,10 @@ def _object(number: int, raw: bytes) -> dict[str, Any]:
 def _line(number: int, raw: bytes) -> RequestLine:
     value = _object(number, raw)
     try:
-        return RequestLine.model_validate(value)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
+        return read_as(RequestLine, value)
+    except Refusal as refusal:
         raise WrongFile(
-            f"line {number}: {place[:200]}: {first['msg']}; a line has custom_id, method, url and body"
+            f"line {number}: {refusal.message}; a line has custom_id, method, url and body"
         ) from None
 
 
@@ -210,7 +208,6 @@ def _request(number: int, line: RequestLine, path: ScorePath) -> BatchRequest:
         wanted = path.score_request(body, line.body)
         if not wanted.passages:
             raise Refusal("empty", "there is nothing to score: the list of texts is empty")
-        wanted.rows()
     except Refusal as refusal:
         return BatchRequest(number, line, form, None, None, refusal)
     return BatchRequest(number, line, form, body, wanted)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
+from pydantic_core import from_json
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -13,7 +14,6 @@ from starlette.types import Message
 
 from rankmill.extensions.gateway import metrics
 from rankmill.extensions.gateway.dialects.base import JsonObject
-from rankmill.extensions.gateway.json_text import read_json
 from rankmill.extensions.gateway.refusals import Refusal, wrong
 from rankmill.jobs.contract.errors import OutputError
 from rankmill.jobs.system import system
@@ -114,9 +114,12 @@ class RequestBody:
 
 
 def parse(raw: bytes) -> JsonObject:
-    """Return the JSON object in a request's body. Raises `Refusal` if the body is not a JSON object."""
+    """Return the JSON object in a request's body. Raises `Refusal` if the body is not a JSON object.
+
+    A number that is too large for a float becomes infinite. Fields that are sent back must refuse it.
+    """
     try:
-        value = read_json(raw)
+        value = from_json(raw, allow_inf_nan=False)
     except ValueError as error:
         raise Refusal("invalid", f"the body is not JSON that can be read: {error!s:.200}") from None
     if not isinstance(value, dict):

@@ -328,7 +328,6 @@ def test_a_batch_that_fails_says_nothing_of_where_its_files_lie(
         ("in.jsonl", lines({"custom_id": "a", "body": request(1)["body"]}), "line 1: url: Field required"),
         ("in.jsonl", lines({"custom_id": "a", "method": "POST", "url": "/v1/score"}), "line 1: body: "),
         ("in.jsonl", lines({"body": request(1)["body"]}), "line 1: custom_id: Field required"),
-        ("in.jsonl", b'{"custom_id": "b", "x": 1e999}', "line 1: not JSON that can be read: it has a number"),
         ("in.jsonl", b'{"custom_id": "b", "x": NaN}', "line 1: not JSON that can be read: "),
     ],
 )

@@ -419,9 +419,6 @@ def test_what_is_too_long_is_told_as_each_service_tells_it() -> None:
         (b"[]", "not a JSON object"),
         (b"null", "not a JSON object"),
         (b'{"a": NaN}', "not JSON"),
-        (b'{"a": [{"b": -1e999}]}', "too large"),
-        (b'{"a": 1' + b"0" * 400 + b".5}", "too large"),
-        (b'{"a": 2' + b"0" * 209 + b"e99}", "too large"),
         (b'{"a": "\\ud800"}', "not JSON"),
         (b'{"a": "\xff"}', "not JSON"),
         (b'{"a":' * 100_000, "not JSON"),
@@ -436,6 +433,14 @@ def test_a_hostile_body_is_one_clear_line(raw: bytes, reason: str) -> None:
 
 def test_a_large_number_in_a_text_is_a_text() -> None:
     assert parse(b'{"a": "1e999", "b": 1e308}') == {"a": "1e999", "b": 1e308}
+
+
+def test_a_number_that_no_answer_could_show_is_refused() -> None:
+    body = parse(
+        b'{"query": "q", "documents": ["a", {"text": "b", "year": -1e999}], "return_documents": true}'
+    )
+    with pytest.raises(Refusal, match=r"^documents\.1\.year: Input should be"):
+        read("/cohere/v1/rerank", **body)
 
 
 @pytest.mark.parametrize(

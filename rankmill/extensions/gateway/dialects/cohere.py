@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, FiniteFloat
 
 from rankmill.extensions.gateway.dialects.base import (
     Body,
@@ -60,7 +60,7 @@ class CohereRerankV2(RerankBody):
         return {"results": ranking(scores, self.top_n), **envelope(scores, "2")}
 
 
-Value = str | int | float | bool | None
+Value = str | int | FiniteFloat | bool | None
 
 
 def _until_wrong(document: object) -> object:
