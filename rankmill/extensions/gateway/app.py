@@ -53,6 +53,7 @@ def make_app(gateway: Gateway, *, is_loopback: bool = False) -> FastAPI:
             for work in (
                 gateway.load.watch(),
                 gateway.admission.watch(),
+                gateway.admission.renew(),
                 gateway.warm(),
                 *map(gateway.work, gateway.additions),
             )

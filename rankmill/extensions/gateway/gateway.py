@@ -301,6 +301,5 @@ class Gateway:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        await self.admission.close()
         await self.scoring.client.close()
         await self.redis.loop_client.aclose()

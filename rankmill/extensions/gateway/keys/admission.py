@@ -12,7 +12,7 @@ from typing import Literal, ParamSpec, TypeVar
 import redis
 
 from rankmill.extensions.gateway.keys.api_keys import ApiKey, KeyStore, fixed_key, is_of, is_same
-from rankmill.extensions.gateway.keys.limits import CountedRequest, Limits
+from rankmill.extensions.gateway.keys.limits import Limits
 from rankmill.extensions.gateway.refusals import Refusal
 from rankmill.jobs.contract.errors import RankmillError
 from rankmill.jobs.protocol.leases import UNRENEWED_SECONDS
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class Admission:
-    """Admits requests by their API keys. Use an `Admission` in one event loop only, and close it (`close`).
+    """Admits requests by their API keys. Use an `Admission` in one event loop only.
 
     `identify`, `admitted`, `take`, `identify_scraper` and `look` raise `RedisUnavailable` if the Redis server
     does not answer within a few seconds.
@@ -67,7 +67,6 @@ class Admission:
         self._limits = Limits(client, lease_seconds)
         self._seconds = min(lease_seconds, UNRENEWED_SECONDS) / 3
         self._needed = needed
-        self._renewing: asyncio.Task[None] | None = None
         self._known: list[ApiKey] | None = None
         """All API keys on the Redis server, as `look` has last read them; ``None`` before the first read."""
         self._looked = -math.inf
@@ -82,9 +81,7 @@ class Admission:
         Refusal
             There is no such key, and requests need one.
         """
-        if text and self._fixed and is_same(text, self._fixed):
-            return fixed_key(self._fixed)
-        key = await _asked(self._keys.find, text) if text else None
+        key = self._fixed_key(text) or (await _asked(self._keys.find, text) if text else None)
         if key or self._needed == "never":
             return key
         if self._needed != "always" and not self._fixed and not await _asked(self._keys.any):
@@ -105,18 +102,16 @@ class Admission:
         if key is None or key.requests_at_once is None:
             yield
             return
-        request = CountedRequest(key.name, system.unique_id())
+        request = system.unique_id()
         try:
-            await _asked(self._limits.begin, request, key.requests_at_once)
+            await _asked(self._limits.begin, key.name, request, key.requests_at_once)
         except asyncio.CancelledError:  # the server may have counted it
-            await asyncio.shield(self._end(request))
+            await asyncio.shield(self._end(key.name, request))
             raise
-        if self._renewing is None or self._renewing.done():
-            self._renewing = asyncio.create_task(self._renew())
         try:
             yield
         finally:
-            await asyncio.shield(self._end(request))
+            await asyncio.shield(self._end(key.name, request))
 
     async def take(self, key: ApiKey | None, model: tuple[str, ...], pairs: int) -> None:
         """Check that a key may use a model, and subtract a request's pairs from the key's pairs a minute.
@@ -172,9 +167,11 @@ class Admission:
         return key is not None or not needs_fixed
 
     def _find(self, text: str | None) -> ApiKey | None:
-        if text and self._fixed and is_same(text, self._fixed):
-            return fixed_key(self._fixed)
-        return next((key for key in self._known or () if text and is_of(key, text)), None)
+        known = (key for key in self._known or () if text and is_of(key, text))
+        return self._fixed_key(text) or next(known, None)
+
+    def _fixed_key(self, text: str | None) -> ApiKey | None:
+        return fixed_key(text) if text and self._fixed and is_same(text, self._fixed) else None
 
     async def look(self) -> None:
         self._looked = system.monotonic()
@@ -188,19 +185,15 @@ class Admission:
                 logger.debug("the keys cannot be looked at: %s", error)
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def close(self) -> None:
-        if self._renewing:
-            self._renewing.cancel()
-            await asyncio.wait([self._renewing])
-
-    async def _end(self, request: CountedRequest) -> None:
+    async def _end(self, name: str, request: str) -> None:
         try:
-            await _asked(self._limits.end, request)
+            await _asked(self._limits.end, name, request)
         except Exception as error:
             # The request's lease expires by itself.
-            logger.warning("a request of key %s counts for a while longer: %s", request.name, error)
+            logger.warning("a request of key %s counts for a while longer: %s", name, error)
 
-    async def _renew(self) -> None:
+    async def renew(self) -> None:
+        """Renew the leases of this gateway's requests in progress, again and again. Never returns."""
         while True:
             await asyncio.sleep(self._seconds)
             try:

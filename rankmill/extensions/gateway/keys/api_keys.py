@@ -120,7 +120,8 @@ class KeyStore:
             The key's record is damaged, or has another format.
         """
         key_id = _id_in(text)
-        key = self._load(key_id) if key_id else None
+        raw = key_id and self.redis.get(keys.api_key(key_id))
+        key = ApiKey.read_json(raw, f"API key {key_id}") if raw else None
         return key if key and is_of(key, text) else None
 
     def all(self) -> list[ApiKey]:
@@ -168,10 +169,6 @@ class KeyStore:
 
     def any(self) -> bool:
         return bool(self.redis.zcount(keys.api_keys(), system.now(), "+inf"))
-
-    def _load(self, key_id: str) -> ApiKey | None:
-        raw = self.redis.get(keys.api_key(key_id))
-        return ApiKey.read_json(raw, f"API key {key_id}") if raw else None
 
 
 FIXED = "gateway_api_key"

@@ -5,7 +5,6 @@ count together.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 
 import redis
 
@@ -16,14 +15,6 @@ from rankmill.jobs.protocol.leases import Leases
 from rankmill.jobs.protocol.script import Script
 
 _TAKE = Script("extensions/gateway/keys/lua/take_pairs.lua")
-
-
-@dataclass(frozen=True)
-class CountedRequest:
-    """A request in progress, with the name of its API key."""
-
-    name: str
-    id: str
 
 
 class Limits:
@@ -44,37 +35,36 @@ class Limits:
     def __init__(self, client: redis.Redis, lease_seconds: int) -> None:
         self._client = client
         self._lease_seconds = lease_seconds
-        self._counted: set[CountedRequest] = set()
+        self._counted: defaultdict[str, set[str]] = defaultdict(set)
+        """Ids of this gateway's requests in progress, by the name of their API keys."""
 
-    def begin(self, request: CountedRequest, most: int) -> None:
-        """Count a request as in progress until `end`.
+    def begin(self, name: str, request: str, most: int) -> None:
+        """Count a request of the API keys called `name` as in progress until `end`. Its id is `request`.
 
         Raises
         ------
         Refusal
             Already `most` requests with keys of this name are in progress.
         """
-        if not self._leases(request.name).take(request.id, most):
+        if not self._leases(name).take(request, most):
             raise Refusal(
                 "busy",
-                f"API key {request.name!r} may have {most:,} requests at once; try again later",
+                f"API key {name!r} may have {most:,} requests at once; try again later",
                 retry_after=1,
             )
-        self._counted.add(request)
+        self._counted[name].add(request)
 
-    def end(self, request: CountedRequest) -> None:
-        self._counted.discard(request)
-        self._leases(request.name).release(request.id)
+    def end(self, name: str, request: str) -> None:
+        self._counted[name].discard(request)
+        self._leases(name).release(request)
 
     def renew(self) -> None:
         """Renew the leases of this gateway's requests in progress; call this at shorter intervals than
         ``lease_seconds``.
         """
-        names: defaultdict[str, list[str]] = defaultdict(list)
-        for request in self._counted:
-            names[request.name].append(request.id)
-        for name, requests in names.items():
-            self._leases(name).renew(requests)
+        for name, requests in list(self._counted.items()):
+            if requests:
+                self._leases(name).renew(list(requests))
 
     def _leases(self, name: str) -> Leases:
         return Leases(self._client, keys.api_key_requests(name), self._lease_seconds)

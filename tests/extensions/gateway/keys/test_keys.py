@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rankmill.cli.main import rankmill
 from rankmill.extensions.gateway.keys.admission import Admission, KeysNeeded, key_text
 from rankmill.extensions.gateway.keys.api_keys import ApiKey, KeyStore
-from rankmill.extensions.gateway.keys.limits import CountedRequest, Limits
+from rankmill.extensions.gateway.keys.limits import Limits
 from rankmill.extensions.gateway.refusals import Kind, Refusal
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.passwords import mask_passwords
@@ -178,28 +178,27 @@ def test_what_is_tried_again_when_it_is_told_is_let_in(
 
 def test_requests_at_once_are_those_of_live_gateways(store: KeyStore) -> None:
     alive, dies = (Limits(store.redis, 1) for _ in range(2))
-    held, died, other, next_ = (CountedRequest("shop", name) for name in "abcd")
-    alive.begin(held, 2)
-    dies.begin(died, 2)
+    alive.begin("shop", "held", 2)
+    dies.begin("shop", "died", 2)
 
     def is_refused() -> bool:
         alive.renew()
         try:
-            alive.begin(next_, 2)
+            alive.begin("shop", "next", 2)
         except Refusal:
             return True
-        alive.end(next_)
+        alive.end("shop", "next")
         return False
 
     assert is_refused()
     wait_for(lambda: not is_refused())  # the lease of the gateway that died is over
-    alive.begin(other, 2)
+    alive.begin("shop", "other", 2)
     until = time.monotonic() + 1.2
     while time.monotonic() < until:
         assert is_refused()
-    alive.end(held)
+    alive.end("shop", "held")
     assert not is_refused()
-    alive.end(other)
+    alive.end("shop", "other")
     assert not store.redis.exists("rankmill:api-key-requests:shop")
 
 
@@ -247,7 +246,6 @@ def test_a_request_counts_until_it_ends_however_it_ends(redis_server: Server, st
         await asyncio.wait([first])
         async with gate.admitted(key):
             await gate.take(key, ("demo@production",), 1)
-        await gate.close()
 
     asyncio.run(requests())
     assert not redis_server.client.exists("rankmill:api-key-requests:shop")
@@ -273,7 +271,6 @@ def test_a_request_that_ends_while_it_is_counted_counts_no_more(
         await asyncio.wait([gone])
         assert gone.cancelled()
         await begin()
-        await gate.close()
 
     asyncio.run(requests())
 
