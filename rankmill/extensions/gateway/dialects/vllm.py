@@ -150,6 +150,16 @@ class _VllmBody(Body):
     request_id: Annotated[str | None, Field(max_length=200)] = None
     priority: Annotated[int, Field(description="Has no effect.")] = 0
 
+    def _list(self, kind: str, scores: RequestScores, data: list[JsonObject]) -> JsonObject:
+        return {
+            "id": f"{kind}-{self.request_id or scores.id}",
+            "object": "list",
+            "created": scores.created,
+            "model": scores.model,
+            "data": [{"index": place, **each} for place, each in enumerate(data)],
+            "usage": usage(scores),
+        }
+
 
 class VllmRerank(VllmOptions, _VllmBody):
     """The body of vLLM's ``POST /rerank``, ``/v1/rerank`` and ``/v2/rerank``."""
@@ -204,17 +214,7 @@ class VllmScore(VllmOptions, _VllmBody):
         return ScoreRequest(queries, passages, self.model, self.spec(owner))
 
     def answer(self, scores: RequestScores) -> JsonObject:
-        return {
-            "id": f"score-{self.request_id or scores.id}",
-            "object": "list",
-            "created": scores.created,
-            "model": scores.model,
-            "data": [
-                {"index": place, "object": "score", "score": score}
-                for place, score in enumerate(scores.scores)
-            ],
-            "usage": usage(scores),
-        }
+        return self._list("score", scores, [{"object": "score", "score": score} for score in scores.scores])
 
     def _sides(self) -> tuple[Some, Some]:
         for names in _SIDES:
@@ -269,23 +269,15 @@ class VllmClassify(VllmTextOptions, _VllmBody):
                 raise wrong(name, "the model's own template is filled with the messages only: leave it out")
 
     def answer(self, scores: RequestScores) -> JsonObject:
-        predictions = scores.predictions()
-        return {
-            "id": f"classify-{self.request_id or scores.id}",
-            "object": "list",
-            "created": scores.created,
-            "model": scores.model,
-            "data": [
-                {
-                    "index": place,
-                    "label": best_first(row)[0][0],
-                    "probs": [score for _, score in row],
-                    "num_classes": len(row),
-                }
-                for place, row in enumerate(predictions)
-            ],
-            "usage": usage(scores),
-        }
+        labels = [
+            {
+                "label": best_first(row)[0][0],
+                "probs": [score for _, score in row],
+                "num_classes": len(row),
+            }
+            for row in scores.predictions()
+        ]
+        return self._list("classify", scores, labels)
 
 
 def _conversation(messages: list[JsonObject]) -> str:
@@ -321,17 +313,8 @@ class VllmPooling(VllmClassify):
 
     def answer(self, scores: RequestScores) -> JsonObject:
         vectors = [[score for _, score in row] for row in scores.predictions()]
-        return {
-            "id": f"pooling-{self.request_id or scores.id}",
-            "object": "list",
-            "created": scores.created,
-            "model": scores.model,
-            "data": [
-                {"index": place, "object": "pooling", "data": self._encoded(vector)}
-                for place, vector in enumerate(vectors)
-            ],
-            "usage": usage(scores),
-        }
+        data = [{"object": "pooling", "data": self._encoded(vector)} for vector in vectors]
+        return self._list("pooling", scores, data)
 
     def _encoded(self, vector: list[float]) -> list[float] | str:
         if self.encoding_format == "float":
