@@ -154,10 +154,6 @@ def create_batch(
     gateway: TheGateway, key: Caller, batches: TheBatches, wanted: Annotated[NewBatch, from_json(NewBatch)]
 ) -> dict[str, Any]:
     """Submit a batch, which a runner then scores."""
-    if wanted.model:
-        # Refuse a model that the gateway does not serve, even if the batch's file has requests. Such requests
-        # name their own models, and `wanted.model` is not used.
-        gateway.served.resolve(wanted.model)
     return batches.create(key, wanted, gateway.served.resolve)
 
 

@@ -41,8 +41,8 @@ request that would exceed this number is refused, unless no other request is in 
 _ENOUGH_TOKENS = 10_000
 """Tokens that a worker must have computed before its speed counts, because its first batches are slow."""
 
-_TOKENS_PER_CHAR, _TOKENS_PER_PAIR = 0.25, 100.0
-"""First guesses of the tokens for each character, as in English text, and of the tokens of a pair. Scored
+_TOKENS_PER_CHAR, _TOKENS_PER_JOB = 0.25, 100.0
+"""First guesses of the tokens for each character, as in English text, and of the tokens of a job. Scored
 requests correct them.
 """
 
@@ -53,7 +53,7 @@ English.
 """
 
 _SHARE = 0.05
-"""Least weight of the latest scored request in running means, such as the mean tokens of a pair."""
+"""Least weight of the latest scored request in running means, such as the mean tokens of a job."""
 
 _REPORT_SECONDS = 60.0
 """Seconds for which the gateway's model counts as loaded after it has scored a request. A worker reports only
@@ -109,11 +109,10 @@ class LoadShedder:
         self._model = _without_version(model_of_run(settings.model))
         self._redis: Any = client
         self.requests = 0
-        self._pairs_per_job = 1.0
         self._speed: float | None = None
         """Tokens that all workers together compute in a second; ``None`` until this is known."""
         self._tokens_per_char = _TOKENS_PER_CHAR
-        self._tokens_per_pair = _TOKENS_PER_PAIR
+        self._tokens_per_job = _TOKENS_PER_JOB
         self._reported: float | None = None
         """Mean tokens of a pair in the workers' reports. ``None`` before the first report, and again as soon
         as this gateway has scored a request.
@@ -228,13 +227,13 @@ class LoadShedder:
             )
             raise Refusal("overloaded", reason, retry_after=min(math.ceil(min(late, taken)), _MOST_RETRY))
 
-    def note(self, chars: int, pairs: int, tokens: int, jobs: int, model: str) -> None:
-        """Update the running means, such as the mean tokens of a pair, with a scored request.
+    def note(self, chars: int, tokens: int, jobs: int, model: str) -> None:
+        """Update the running means, such as the mean tokens of a job, with a scored request.
 
         Parameters
         ----------
-        chars, pairs, tokens, jobs
-            The request's numbers of characters, pairs, tokens and jobs.
+        chars, tokens, jobs
+            The request's numbers of characters, tokens and jobs.
         model
             The name by which workers know the request's model.
         """
@@ -245,10 +244,9 @@ class LoadShedder:
             # been cut.
             share = min(chars / _TELLING_CHARS, 1.0) if more > 0 else 0.0
             self._tokens_per_char += max(share, _SHARE) * more
-            self._tokens_per_pair += _SHARE * (tokens / pairs - self._tokens_per_pair)
+            self._tokens_per_job += _SHARE * (tokens / max(jobs, 1) - self._tokens_per_job)
         if _without_version(model) == self._model:
             self._scored, self.unready = system.monotonic(), None
-        self._pairs_per_job += _SHARE * (pairs / max(jobs, 1) - self._pairs_per_job)
 
     async def watch(self) -> None:
         while True:
@@ -279,8 +277,7 @@ class LoadShedder:
             if counts:
                 tell(self._redis, counts)
             self._counts, self._counts_since = self._counts - counts, system.monotonic()
-        tokens = waiting_jobs * self._pairs_per_job * self._tokens_per_pair
-        self.backlog_seconds = tokens / self._speed if self._speed else 0.0
+        self.backlog_seconds = waiting_jobs * self._tokens_per_job / self._speed if self._speed else 0.0
         metrics.backlog.set(self.backlog_seconds)
 
     def _why_unready(self, reports: Mapping[str, WorkerReport | None]) -> str | None:

@@ -237,7 +237,7 @@ class Scoring:
         If the ``with`` block fails, the run is cancelled. The errors are those of `score`.
         """
         served = self.served.resolve(request.model)
-        spec = within(self.settings, served.model, request.spec)
+        spec: dict[str, Any] = within(self.settings, served.model, request.spec)
         rows = request.rows()
         chars = self._check(rows)
         given = rows if request.queries is not None else request.passages
@@ -248,7 +248,8 @@ class Scoring:
             with self.load.work(chars, len(rows), priority, group_of(tenant.name)):
                 await self.admission.take(key, served, len(rows))
                 began = time.perf_counter()
-                run = await self._submitted(given, priority=priority, tenant=tenant, **spec)
+                with waiting(most=MOST_WAIT):  # for a Redis server that cannot serve
+                    run = await self.client.begin(given, priority=priority, tenant=tenant, **spec)
                 try:
                     shown = served.name if served.name != served.model else None
                     yield SubmittedRequest(
@@ -260,7 +261,7 @@ class Scoring:
                     if isinstance(error, StillWaiting):
                         raise error.of_a_cancelled_run() from None
                     raise
-            self.load.note(chars, len(rows), run.stats.tokens, run.stats.chunks, served.model)
+            self.load.note(chars, run.stats.tokens, run.stats.chunks, served.model)
         except RunFailed as error:
             named = {name for name in _OF_THE_CALLER if spec.get(name) is not None}
             if error.option not in {"inputs", *named}:
@@ -269,13 +270,6 @@ class Scoring:
             refusal = refusal_of(asks, {served.model: served.name} if "/" in served.model else {})
             param = None if error.option == "inputs" else error.option
             raise Refusal("invalid", refusal.message, param=param) from None
-
-    async def _submitted(self, rows: Sequence[Any], **options: Any) -> AsyncScoringRun:
-        """Submit a request's rows as a run. If the Redis server cannot serve, wait at most `MOST_WAIT`
-        seconds for it.
-        """
-        with waiting(most=MOST_WAIT):
-            return await self.client.begin(rows, **options)
 
     def _check(self, rows: Sequence[tuple[str, ...]]) -> int:
         """Return the number of characters of a request's rows. Raises `Refusal` if the request has no rows,

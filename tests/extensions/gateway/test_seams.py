@@ -16,12 +16,12 @@ from rankmill.cli.main import rankmill
 from rankmill.extensions.gateway.dialects import routes
 from rankmill.extensions.gateway.dialects.base import Dialect, RerankBody
 from rankmill.extensions.gateway.dialects.routes import score_paths
-from rankmill.extensions.gateway.dialects.tei import TEI, TeiRerank
+from rankmill.extensions.gateway.dialects.tei import TEI
 from rankmill.extensions.gateway.gateway import Addition, Gateway
 from rankmill.extensions.gateway.http.dependencies import TheGateway, new_router
 from rankmill.extensions.gateway.score_request import RequestScores, ScoreRequest
 from rankmill.extensions.gateway.testing import gateway_app
-from rankmill.jobs.contract.errors import ConfigError, EmbeddedError, InputError
+from rankmill.jobs.contract.errors import EmbeddedError, InputError
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.testing import FakeWorkers
 
@@ -156,12 +156,6 @@ def test_an_addition_that_fails_is_logged_and_the_others_are_ended(
     assert Counter.ended == ["requests", "work"]
     logged = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
     assert sorted(logged) == ["close", "stop", "work"]
-
-
-def test_a_dialect_under_another_name_is_refused(installed: Installed) -> None:
-    installed["rankmill.dialects"]["mine"] = (TeiRerank,)
-    with pytest.raises(ConfigError, match=r"^the dialect 'mine' has a body of another dialect: TeiRerank is"):
-        gateway_app(FakeWorkers())
 
 
 @pytest.mark.parametrize("package", ["fastapi", "fastapi_offline", "python_multipart"])

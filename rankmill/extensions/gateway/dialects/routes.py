@@ -19,20 +19,9 @@ def bodies() -> tuple[type[Body], ...]:
     Raises
     ------
     ConfigError
-        A dialect cannot be imported, or has another name than its entry point.
+        A dialect cannot be imported.
     """
-    return tuple(body for name in plugins.names("rankmill.dialects") for body in _bodies_of(name))
-
-
-def _bodies_of(name: str) -> tuple[type[Body], ...]:
-    bodies: tuple[type[Body], ...] = plugins.load("rankmill.dialects", name)
-    for body in bodies:
-        if body.dialect.name != name:
-            raise ConfigError(
-                f"the dialect {name!r} has a body of another dialect: {body.__name__} is of "
-                f"{body.dialect.name!r}; correct its package or uninstall it"
-            )
-    return bodies
+    return tuple(body for of_dialect in plugins.load_all("rankmill.dialects") for body in of_dialect)
 
 
 def dialects() -> dict[str, Dialect]:
