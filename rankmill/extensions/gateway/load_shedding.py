@@ -55,20 +55,10 @@ English.
 _SHARE = 0.05
 """Least weight of the latest scored request in running means, such as the mean tokens of a job."""
 
-_REPORT_SECONDS = 60.0
-"""Seconds for which the gateway's model counts as loaded after it has scored a request. A worker reports only
-later that it has loaded the model.
-"""
-
 _OUTCOMES: dict[Kind, Outcome] = {
     "overloaded": "overloaded", "backend": "failed", "unavailable": "failed", "timeout": "failed",
 }  # fmt: skip
 """The outcome to count for a kind of refusal; kinds that are missing here are the caller's fault."""
-
-_COUNTS_SECONDS = 60.0
-"""Counts of requests by outcome are dropped if they could not be written to Redis for this number of seconds,
-because only the counts of the last minute are shown.
-"""
 
 _FORWARD = STAGES.index("forward")
 
@@ -96,11 +86,8 @@ class LoadShedder:
     workers
         Number of workers of the queue that take work.
     unready
-        Why a request for the gateway's model would have to wait, such as ``there is no worker``. ``None`` in
-        two cases:
-
-        - A live worker has the model, or has had it.
-        - There is a worker, and this gateway has scored a request with the model in the last minute.
+        Why a request for the gateway's model would have to wait, such as ``there is no worker``. ``None`` if
+        a live worker has the model, or has had it.
     """
 
     def __init__(self, settings: Settings, client: redis.Redis) -> None:
@@ -130,12 +117,8 @@ class LoadShedder:
         self._able: set[str] = set()
         """Names of live workers that have the gateway's model, or have had the model and can load it again.
         """
-        self._scored = -math.inf
-        """The time (monotonic) when this gateway last scored a request with its own model."""
-        self._counts, self._counts_since = Counter[Outcome](), system.monotonic()
-        """Outcomes that are counted but not yet written to Redis, and the time (monotonic) of the
-        last write.
-        """
+        self._counts = Counter[Outcome]()
+        """Outcomes that are counted but not yet written to Redis."""
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -227,15 +210,9 @@ class LoadShedder:
             )
             raise Refusal("overloaded", reason, retry_after=min(math.ceil(min(late, taken)), _MOST_RETRY))
 
-    def note(self, chars: int, tokens: int, jobs: int, model: str) -> None:
-        """Update the running means, such as the mean tokens of a job, with a scored request.
-
-        Parameters
-        ----------
-        chars, tokens, jobs
-            The request's numbers of characters, tokens and jobs.
-        model
-            The name by which workers know the request's model.
+    def note(self, chars: int, tokens: int, jobs: int) -> None:
+        """Update the running means, such as the mean tokens of a job, with a scored request's numbers of
+        characters, tokens and jobs.
         """
         if tokens and chars:
             self._has_scored, self._reported = True, None
@@ -245,8 +222,6 @@ class LoadShedder:
             share = min(chars / _TELLING_CHARS, 1.0) if more > 0 else 0.0
             self._tokens_per_char += max(share, _SHARE) * more
             self._tokens_per_job += _SHARE * (tokens / max(jobs, 1) - self._tokens_per_job)
-        if _without_version(model) == self._model:
-            self._scored, self.unready = system.monotonic(), None
 
     async def watch(self) -> None:
         while True:
@@ -260,8 +235,6 @@ class LoadShedder:
         """Estimate how long the workers need for the waiting requests. Also adds this gateway's new requests
         to the counts in Redis.
         """
-        if system.monotonic() - self._counts_since > _COUNTS_SECONDS:
-            self._counts, self._counts_since = Counter(), system.monotonic()
         with redis_errors(), waiting(most=_LOOK_SECONDS):
             waiting_jobs, self._tenants = RunStore(self._redis).queue(self._settings.queue).count_waiting()
             if system.monotonic() - self._read > _SPEED_SECONDS:
@@ -276,7 +249,7 @@ class LoadShedder:
             counts = self._counts.copy()
             if counts:
                 tell(self._redis, counts)
-            self._counts, self._counts_since = self._counts - counts, system.monotonic()
+            self._counts -= counts
         self.backlog_seconds = waiting_jobs * self._tokens_per_job / self._speed if self._speed else 0.0
         metrics.backlog.set(self.backlog_seconds)
 
@@ -288,8 +261,7 @@ class LoadShedder:
         models = {name: report.models if report else () for name, report in live.items()}
         having = {name for name, loaded in models.items() if self._model in map(_without_version, loaded)}
         self._able = (self._able & live.keys()) | having
-        is_known = self._able or system.monotonic() - self._scored < _REPORT_SECONDS
-        return None if is_known else "no worker has loaded the model"
+        return None if self._able else "no worker has loaded the model"
 
 
 def _without_version(model: str) -> str:

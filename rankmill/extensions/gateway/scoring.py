@@ -261,7 +261,7 @@ class Scoring:
                     if isinstance(error, StillWaiting):
                         raise error.of_a_cancelled_run() from None
                     raise
-            self.load.note(chars, run.stats.tokens, run.stats.chunks, served.model)
+            self.load.note(chars, run.stats.tokens, run.stats.chunks)
         except RunFailed as error:
             named = {name for name in _OF_THE_CALLER if spec.get(name) is not None}
             if error.option not in {"inputs", *named}:
