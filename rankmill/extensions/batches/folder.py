@@ -19,25 +19,27 @@ from rankmill.producer.files.stores.writing import sync, whole_file
 _BLOCK_BYTES = 1 << 20
 
 
-def files_folder(name: str) -> FilesFolder:
-    """Open the folder or object store that the setting ``gateway_files`` names. Raises `ConfigError` if a
-    local folder does not exist.
-    """
-    path = as_path(name)
-    if not isinstance(path, Path):
-        return FilesFolder(path)
-    if not path.is_dir():
-        raise ConfigError(f"gateway_files: {name} is not a folder; make it where runners see it")
-    return LocalFolder(path.resolve())
-
-
 class FilesFolder:
-    """Keeps files in an object store. The store needs no folders and deletes old files by its own rules, so
-    `make`, `expire_early` and `sweep` do nothing.
+    """Keeps files in a folder that all gateways and runners see, or in an object store. An object store needs
+    no folders and deletes old files by its own rules.
+
+    Parameters
+    ----------
+    name
+        The path or URL (the setting ``gateway_files``).
+
+    Raises
+    ------
+    ConfigError
+        The folder does not exist.
     """
 
-    def __init__(self, path: AnyPath) -> None:
-        self.path = path
+    def __init__(self, name: str) -> None:
+        path = as_path(name)
+        self._local = path.resolve() if isinstance(path, Path) else None
+        if self._local and not self._local.is_dir():
+            raise ConfigError(f"gateway_files: {name} is not a folder; make it where runners see it")
+        self.path: AnyPath = self._local or path
 
     def at(self, place: str) -> AnyPath:
         return self.path.joinpath(*place.split("/"))
@@ -46,6 +48,13 @@ class FilesFolder:
         """Make the folder `name` inside this folder, and sync the new entry to the disk. Raises `OutputError`
         if the folder cannot be made or synced.
         """
+        if self._local is None:
+            return
+        try:
+            (self._local / name).mkdir(exist_ok=True)
+            sync(self._local)  # otherwise a power failure may lose the new folder
+        except OSError as error:
+            raise OutputError(f"the file cannot be kept: {error.strerror}") from None
 
     def save(self, source: BinaryIO, place: str) -> None:
         """Write the bytes of `source` to the file at `place`. The file appears only when it is complete and
@@ -67,6 +76,9 @@ class FilesFolder:
 
     def expire_early(self, name: str, seconds: float) -> None:
         """Let `sweep` delete the folder `name` as if it had been made this many seconds ago."""
+        made = system.now() - seconds
+        if self._local:
+            os.utime(self._local / name, (made, made))
 
     def read(self, place: str) -> Iterator[bytes]:
         """Return the bytes of the file at `place`, in blocks. Raises `FileNotFoundError` if the file does not
@@ -81,36 +93,15 @@ class FilesFolder:
         target = self.at(place)
         target.unlink(missing_ok=True)
         record_of(target).unlink(missing_ok=True)
+        if self._local:
+            with suppress(OSError):  # raised if the folder has other files
+                (self._local / place).parent.rmdir()
 
     def sweep(self, is_known: Callable[[str], bool], seconds: float) -> None:
         """Delete the folders of files and batches that are older than `seconds`. A folder is kept if
         `is_known` is true for the folder's name.
         """
-
-
-class LocalFolder(FilesFolder):
-    """Keeps files in a folder that all gateways and runners see."""
-
-    path: Path
-
-    def make(self, name: str) -> None:
-        try:
-            (self.path / name).mkdir(exist_ok=True)
-            sync(self.path)  # otherwise a power failure may lose the new folder
-        except OSError as error:
-            raise OutputError(f"the file cannot be kept: {error.strerror}") from None
-
-    def expire_early(self, name: str, seconds: float) -> None:
-        made = system.now() - seconds
-        os.utime(self.path / name, (made, made))
-
-    def delete(self, place: str) -> None:
-        super().delete(place)
-        with suppress(OSError):  # raised if the folder has other files
-            (self.path / place).parent.rmdir()
-
-    def sweep(self, is_known: Callable[[str], bool], seconds: float) -> None:
-        for folder in self.path.iterdir():
+        for folder in self._local.iterdir() if self._local else ():
             with suppress(OSError):
                 ours = folder.name.startswith(("file-", "batch_"))
                 if ours and folder.stat().st_mtime < system.now() - seconds and not is_known(folder.name):

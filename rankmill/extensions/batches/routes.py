@@ -14,7 +14,7 @@ from fastapi import Depends, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rankmill.extensions.batches.folder import files_folder
+from rankmill.extensions.batches.folder import FilesFolder
 from rankmill.extensions.batches.records import BatchRecord, FileRecord
 from rankmill.extensions.batches.service import Batches, NewBatch, NewFile
 from rankmill.extensions.batches.settings import BatchSettings
@@ -57,7 +57,7 @@ class BatchPaths(Addition):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         files = settings.of(BatchSettings).gateway_files
-        self._folder = files_folder(files) if files else None
+        self._folder = FilesFolder(files) if files else None
         self.keeps_data = self._folder is not None
         self.batches: Batches | None = None
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, BinaryIO, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from rankmill.extensions.batches.folder import files_folder
+from rankmill.extensions.batches.folder import FilesFolder
 from rankmill.extensions.batches.lines import endpoints, first_request, holds_requests
 from rankmill.extensions.batches.order import BatchOrder, with_fields
 from rankmill.extensions.batches.records import (
@@ -112,7 +112,7 @@ class Batches:
         self._settings = settings
         self._own = settings.of(BatchSettings)
         assert self._own.gateway_files
-        self._folder = files_folder(self._own.gateway_files)
+        self._folder = FilesFolder(self._own.gateway_files)
         client = client_for(redis_url, settings.redis_wait_seconds)
         self._runs = open_store(client, settings)
         self._store = BatchStore(client, self._runs.ttl)

@@ -273,7 +273,11 @@ class BatchOrders:
         return None if of_pairs else _scored_place(as_path(order.request.output or ""))
 
     def clear(self, order: FileOrder) -> None:
-        _clear_batch(as_path(order.request.output or ""))
+        output = as_path(order.request.output or "")
+        pairs, scored = _steps(output)
+        clear_workspace(_scored_place(output))
+        clear_unfinished(output.parent)
+        delete((pairs, scored, _errors_of(scored), record_of(scored)), output.parent)
 
 
 BATCHES = BatchOrders()
@@ -288,13 +292,6 @@ def _write_for_callers(errors: Path) -> None:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
     sync(shown)
     shown.replace(errors)
-
-
-def _clear_batch(output: AnyPath) -> None:
-    pairs, scored = _steps(output)
-    clear_workspace(_scored_place(output))
-    clear_unfinished(output.parent)
-    delete((pairs, scored, _errors_of(scored), record_of(scored)), output.parent)
 
 
 def _scored_place(output: AnyPath) -> OutputFile:

@@ -13,7 +13,7 @@ from fastapi import APIRouter
 
 from rankmill import plugins
 from rankmill.cluster.orders import order_workers, reachable
-from rankmill.cluster.snapshot import read_cluster
+from rankmill.cluster.snapshot import WorkerState, read_cluster
 from rankmill.extensions.gateway import metrics
 from rankmill.extensions.gateway.bodies import BodyMemory
 from rankmill.extensions.gateway.keys.admission import FOR_ADMINS, Admission, KeysNeeded, key_text
@@ -273,13 +273,13 @@ class Gateway:
             await asyncio.sleep(_WARM_SECONDS if self.load.workers else _WARM_FIRST_SECONDS)
 
     def _order_warm(self) -> None:
-        workers = reachable(
-            worker
-            for worker in read_cluster(self.plain_redis).workers
-            if self.settings.queue in worker.queues
-        )
-        if workers:
-            order_workers(self.plain_redis, workers[:1], "warm", self.served.default.model, wait_seconds=0)
+        workers = reachable(self.workers())[:1]
+        order_workers(self.plain_redis, workers, "warm", self.served.default.model, wait_seconds=0)
+
+    def workers(self) -> list[WorkerState]:
+        """Read the workers of the gateway's queue from Redis."""
+        workers = read_cluster(self.plain_redis).workers
+        return [worker for worker in workers if self.settings.queue in worker.queues]
 
     def stop(self) -> None:
         self.is_stopping = True

@@ -15,7 +15,7 @@ from rankmill.extensions.gateway import metrics
 from rankmill.extensions.gateway.keys.admission import MOST_WAIT, Admission
 from rankmill.extensions.gateway.keys.api_keys import ApiKey
 from rankmill.extensions.gateway.load_shedding import LoadShedder
-from rankmill.extensions.gateway.refusals import Refusal, refusal_of, unscorable
+from rankmill.extensions.gateway.refusals import Refusal, refusal_of, row_reason, unscorable
 from rankmill.extensions.gateway.score_request import RequestScores, ScoreRequest, encoding, within
 from rankmill.extensions.gateway.settings import GatewaySettings, name_and_model
 from rankmill.jobs.contract.encodings import TokensAsked, TokensFound
@@ -294,28 +294,10 @@ class Scoring:
 
 
 @dataclass(frozen=True)
-class RowScores:
-    """Scores of consecutive rows of a request.
-
-    Attributes
-    ----------
-    first
-        Number of the first of these rows in the request.
-    scores
-        The score of each row; NaN for a row without a score.
-    errors
-        Why rows have no score, by their numbers in the request. It may also have rows before `first`.
-    """
-
-    first: int
-    scores: Sequence[Any]
-    errors: Mapping[int, str]
-
-
 class SubmittedRequest:
     """Waits for the scores of a submitted request.
 
-    Parameters
+    Attributes
     ----------
     run, priority
         The run of the request, and its priority.
@@ -330,23 +312,18 @@ class SubmittedRequest:
         Whether the request asks for tokens, not for scores.
     """
 
-    def __init__(
-        self,
-        run: AsyncScoringRun,
-        priority: Priority,
-        seconds: float,
-        name: str | None,
-        began: float,
-        *,
-        encodes: bool = False,
-    ) -> None:
-        self._run, self._name, self._encodes = run, name, encodes
-        self._priority = priority
-        self._seconds = seconds
-        self._began = began
+    run: AsyncScoringRun
+    priority: Priority
+    seconds: float
+    name: str | None
+    began: float
+    encodes: bool = False
 
-    async def chunks(self) -> AsyncIterator[RowScores]:
+    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the scores of the rows in order, a chunk at a time, as soon as they arrive.
+
+        A chunk is a JSON object: the number of its ``first`` row, its ``scores`` (null for a row without
+        one), and ``errors``, which say by the rows' numbers why rows have no score.
 
         Raises
         ------
@@ -357,24 +334,27 @@ class SubmittedRequest:
         """
         values: list[Any] = []
         first = 0
-        scores = aiter(self._run)
-        end = asyncio.get_running_loop().time() + self._seconds
+        scores = aiter(self.run)
+        end = asyncio.get_running_loop().time() + self.seconds
         try:
             while True:
                 # Not around the yield: a timeout would cancel the caller, which may be sending to a client.
                 async with asyncio.timeout_at(end):
                     async for score in scores:
                         values.append(score)
-                        if first + len(values) == self._run.stats.rows:
+                        if first + len(values) == self.run.stats.rows:
                             break
                 if not values:
                     break
-                yield RowScores(first, values, dict(self._run.errors))
+                reasons = self.run.errors.items()
+                errors = {str(row): row_reason(reason) for row, reason in reasons if row >= first}
+                known = [None if str(row) in errors else score for row, score in enumerate(values, first)]
+                yield {"first": first, "scores": known, "errors": errors}
                 first, values = first + len(values), []
         except TimeoutError:
             raise Refusal(
                 "timeout",
-                f"{first + len(values)} texts were scored after {self._seconds:g} s, the most of a request; "
+                f"{first + len(values)} texts were scored after {self.seconds:g} s, the most of a request; "
                 "the run is cancelled: send fewer texts at a time",
             ) from None
 
@@ -387,25 +367,25 @@ class SubmittedRequest:
         Refusal
             A row has no score, or lacks the tokens that were asked for.
         """
-        for row, reason in self._run.errors.items():
+        for row, reason in self.run.errors.items():
             raise unscorable(row, reason)
-        stats, seconds = self._run.stats, time.perf_counter() - self._began
-        labels, array = self._run.labels, np.array(scores, np.float32)
-        versions = self._run.versions
-        for model, revision, rows in [] if self._encodes else versions:
+        stats, seconds = self.run.stats, time.perf_counter() - self.began
+        labels, array = self.run.labels, np.array(scores, np.float32)
+        versions = self.run.versions
+        for model, revision, rows in [] if self.encodes else versions:
             version = model, revision or ""
-            metrics.by_model.count(version, self._priority, array[rows], seconds, max(len(labels), 1))
+            metrics.by_model.count(version, self.priority, array[rows], seconds, max(len(labels), 1))
         revisions = [revision for _, revision, _ in versions if revision]
         contract = {**stats.contract(), **({"revision": ",".join(revisions)} if revisions else {})}
         return RequestScores(
-            scores, self._name or self._run.model, stats.tokens, seconds, stats.seconds,
-            stats.tokenize_seconds, stats.forward_seconds, contract, labels, self._found(), self._run.id,
+            scores, self.name or self.run.model, stats.tokens, seconds, stats.seconds,
+            stats.tokenize_seconds, stats.forward_seconds, contract, labels, self._found(), self.run.id,
         )  # fmt: skip
 
     def _found(self) -> list[TokensFound]:
         """Return the workers' answers to rows that ask for tokens; empty if the request asks for scores."""
-        rows = [row for row in self._run.found if row is not None]
-        if self._encodes and len(rows) != self._run.stats.rows:
+        rows = [row for row in self.run.found if row is not None]
+        if self.encodes and len(rows) != self.run.stats.rows:
             raise Refusal("backend", "a worker has answered without the tokens that were asked for")
         return [TokensFound.read_json(raw, f"what was found of text {row}") for row, raw in enumerate(rows)]
 
@@ -420,5 +400,5 @@ class SubmittedRequest:
             The run fails, the scores do not arrive in time, or the workers or the server are away for too
             long.
         """
-        result = await self._run.scores(timeout=self._seconds)
+        result = await self.run.scores(timeout=self.seconds)
         return self.result(result.tolist())

@@ -144,11 +144,7 @@ class TeiServices:
         tokens: list[TokensFound] = []
         for piece in _pieces(texts):
             wanted = encoding(piece)
-            with self._gateway.bodies.body() as body:
-                body.count(sum(map(len, wanted.passages)))
-                scored = await self._gateway.scoring.score(wanted, call.key)
-            self._gateway.count(call.note, scored)
-            tokens += scored.found
+            tokens += (await self._submit(wanted, sum(map(len, wanted.passages)), call)).found
         return tokens
 
     async def _predict(self, requests: Sequence[_Predict], call: Call) -> list[tei.PredictResponse]:
@@ -175,12 +171,16 @@ class TeiServices:
         self, rows: Sequence[_Row], spec: SpecFields, messages: Sequence[Message], call: Call
     ) -> RequestScores:
         """Score `rows`, which are those of `messages`."""
+        if rows and len(rows[0]) == 1:
+            wanted = alone([row[0] for row in rows], None, spec)
+        else:
+            wanted = ScoreRequest([row[0] for row in rows], [row[1] for row in rows], spec=spec)
+        return await self._submit(wanted, sum(message.ByteSize() for message in messages), call)
+
+    async def _submit(self, wanted: ScoreRequest, size: int, call: Call) -> RequestScores:
+        """Score a request whose messages have this number of bytes."""
         with self._gateway.bodies.body() as body:
-            body.count(sum(message.ByteSize() for message in messages))
-            if rows and len(rows[0]) == 1:
-                wanted = alone([row[0] for row in rows], None, spec)
-            else:
-                wanted = ScoreRequest([row[0] for row in rows], [row[1] for row in rows], spec=spec)
+            body.count(size)
             scored = await self._gateway.scoring.score(wanted, call.key)
         self._gateway.count(call.note, scored)
         return scored

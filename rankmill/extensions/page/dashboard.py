@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
 from http import HTTPStatus
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import numpy as np
+import numpy.typing as npt
 import redis
 from pydantic import BaseModel, ConfigDict
 
@@ -114,29 +113,20 @@ class History:
             seen.popleft()
 
 
-def quantile(counts: Sequence[int], share: float) -> float | None:
-    """Estimate a quantile of a histogram with the buckets `LATENCY_BUCKETS`, such as the median for the
-    `share` 0.5. Interpolates within a bucket. Returns ``None`` if the histogram is empty.
+def quantiles(counts: Sequence[int] | npt.NDArray[np.int64]) -> tuple[float, float, float] | None:
+    """Estimate the quantiles 0.5, 0.95 and 0.99 of a histogram with the buckets `LATENCY_BUCKETS`.
+    Interpolates within a bucket; values above all bounds count as the highest bound. Returns ``None`` if the
+    histogram is empty.
 
-    >>> quantile([10, *[0] * 44], 0.5)
-    0.005
+    >>> quantiles([10, *[0] * 44])
+    (0.005, 0.0095, 0.0099)
     """
-    total = sum(counts)
-    if not total:
+    sums = np.cumsum([0, *counts])
+    if not sums[-1]:
         return None
-    wanted = share * total
-    sums = list(accumulate(counts))
-    place = bisect_left(sums, wanted)
-    if place == len(LATENCY_BUCKETS):
-        return float(LATENCY_BUCKETS[-1])  # values above all bounds count as the highest bound
-    lower = LATENCY_BUCKETS[place - 1] if place else 0.0
-    within = (wanted - (sums[place] - counts[place])) / counts[place]
-    return lower + within * (LATENCY_BUCKETS[place] - lower)
-
-
-def _quantiles(counts: Sequence[int]) -> tuple[float, float, float] | None:
-    p50, p95, p99 = (quantile(counts, share) for share in (0.5, 0.95, 0.99))
-    return None if p50 is None or p95 is None or p99 is None else (p50, p95, p99)
+    bounds = [0.0, *LATENCY_BUCKETS, LATENCY_BUCKETS[-1]]
+    p50, p95, p99 = np.interp(sums[-1] * np.array([0.5, 0.95, 0.99]), sums, bounds).tolist()
+    return p50, p95, p99
 
 
 def _rates(spans: dict[str, tuple[WorkerReport, WorkerReport]]) -> Rates:
@@ -167,8 +157,8 @@ def _rates(spans: dict[str, tuple[WorkerReport, WorkerReport]]) -> Rates:
         retried_chunks=growth("retried_chunks"),
         padding=1 - real / padded if padded else None,
         stages={name: part / busy for name, part in zip(STAGES, seconds, strict=True)} if busy > 0 else None,
-        request_latency=_quantiles(requests.tolist()),
-        bulk_latency=_quantiles((counts - requests).tolist()),
+        request_latency=quantiles(requests),
+        bulk_latency=quantiles(counts - requests),
         speeds=speeds,
     )
 

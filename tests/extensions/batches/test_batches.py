@@ -28,7 +28,7 @@ from openai import BadRequestError, OpenAI
 
 from rankmill import Client
 from rankmill.extensions.batches import work
-from rankmill.extensions.batches.folder import files_folder
+from rankmill.extensions.batches.folder import FilesFolder
 from rankmill.extensions.batches.lines import read_requests
 from rankmill.extensions.batches.order import BatchOrder
 from rankmill.extensions.batches.records import BatchRecord
@@ -699,7 +699,7 @@ def test_only_what_is_old_and_forgotten_is_swept_away(tmp_path: Path) -> None:
         (tmp_path / name / "content.csv").write_text("a,b\n")
         if "new" not in name:
             os.utime(tmp_path / name, (0, 0))
-    files_folder(str(tmp_path)).sweep(lambda name: name == "file-known", seconds=3600)
+    FilesFolder(str(tmp_path)).sweep(lambda name: name == "file-known", seconds=3600)
     assert {path.name for path in tmp_path.iterdir()} == {"file-known", "file-new", "somebody-else's"}
 
 
@@ -718,7 +718,7 @@ def test_an_upload_for_which_there_is_no_room_is_refused(server: Server, tmp_pat
 def test_a_file_for_which_no_folder_can_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file-1").touch()
     with pytest.raises(OutputError, match=r"^the file cannot be kept: File exists$"):
-        files_folder(str(tmp_path)).save(io.BytesIO(b"x"), "file-1/content.csv")
+        FilesFolder(str(tmp_path)).save(io.BytesIO(b"x"), "file-1/content.csv")
 
 
 def test_the_files_of_a_name_have_a_limit(server: Server, tmp_path: Path) -> None:

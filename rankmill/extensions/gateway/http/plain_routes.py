@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from rankmill.cluster.orders import OrderOutcome, order_workers, reachable
-from rankmill.cluster.snapshot import WorkerState, read_cluster
 from rankmill.cluster.usage import listed
 from rankmill.extensions.gateway import metrics
 from rankmill.extensions.gateway.dialects.routes import dialects
@@ -188,7 +187,7 @@ def loaded_models(gateway: TheGateway, key: Admin) -> dict[str, Any]:
             "loads": worker.report.model_loads,
             "resident_bytes": worker.report.resident_bytes,
         }
-        for worker in _workers(gateway)
+        for worker in gateway.workers()
         if worker.report
     ]
     return {"object": "list", "data": data}
@@ -205,7 +204,7 @@ def _warm(gateway: Gateway, order: ModelOrder) -> list[OrderOutcome]:
     if order.model is None:
         raise wrong("model", "name the model to load")
     model = gateway.served.resolve(order.model).model
-    workers = reachable(_workers(gateway))
+    workers = reachable(gateway.workers())
     if not workers:
         raise NoWorkers(
             f"queue {gateway.settings.queue!r} has no worker that takes orders",
@@ -221,7 +220,7 @@ async def clear_models(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[
     """Let the workers of the gateway's queue unload a model, or all models; returns the outcome at each
     worker.
     """
-    workers = reachable(await in_own_thread(_workers, gateway))
+    workers = reachable(await in_own_thread(gateway.workers))
     loaded = {name for worker in workers if worker.report for name in worker.report.models}
 
     def unload(name: str) -> list[OrderOutcome]:
@@ -233,8 +232,3 @@ async def clear_models(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[
     # Unload all models at the same time, because each call waits for the workers' heartbeats.
     unloaded = await asyncio.gather(*(in_own_thread(unload, name) for name in names))
     return {"object": "list", "data": [outcome.model_dump() for outcomes in unloaded for outcome in outcomes]}
-
-
-def _workers(gateway: Gateway) -> list[WorkerState]:
-    workers = read_cluster(gateway.plain_redis).workers
-    return [worker for worker in workers if gateway.settings.queue in worker.queues]

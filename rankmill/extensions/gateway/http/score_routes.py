@@ -15,15 +15,15 @@ from starlette.responses import JSONResponse, Response
 
 from rankmill.extensions.gateway import metrics
 from rankmill.extensions.gateway.bodies import parse
-from rankmill.extensions.gateway.dialects.base import Body, JsonObject, ScorePath, read_as
+from rankmill.extensions.gateway.dialects.base import Body, ScorePath, read_as
 from rankmill.extensions.gateway.dialects.routes import score_paths
 from rankmill.extensions.gateway.gateway import Gateway
 from rankmill.extensions.gateway.http.document import REFUSALS, json_body
 from rankmill.extensions.gateway.http.responses import event, event_stream
 from rankmill.extensions.gateway.observation import Observation, observation
-from rankmill.extensions.gateway.refusals import EXPECTED, Refusal, refusal_of, row_reason
+from rankmill.extensions.gateway.refusals import EXPECTED, Refusal, refusal_of
 from rankmill.extensions.gateway.score_request import RequestScores
-from rankmill.extensions.gateway.scoring import RowScores, SubmittedRequest
+from rankmill.extensions.gateway.scoring import SubmittedRequest
 
 _PLAIN = " ()=,:/+;"
 """Characters that stay as they are in a header's value, besides letters, digits and ``_.-~``. All others are
@@ -104,8 +104,8 @@ async def _events(
     try:
         async with ends:
             async for chunk in run.chunks():
-                values += chunk.scores
-                yield event("scores", _shown(chunk))
+                values += chunk["scores"]
+                yield event("scores", chunk)
             scores = run.result(values)
             gateway.count(note, scores)
             result = event("result", body.answer(scores))
@@ -113,16 +113,6 @@ async def _events(
     except EXPECTED as error:
         refusal = refusal_of(error, gateway.names)
         yield event("error", body.dialect.error(refusal, body.dialect.status(refusal)))
-
-
-def _shown(chunk: RowScores) -> JsonObject:
-    here = range(chunk.first, chunk.first + len(chunk.scores))
-    scores = [None if row in chunk.errors else score for row, score in zip(here, chunk.scores, strict=True)]
-    return {
-        "first": chunk.first,
-        "scores": scores,
-        "errors": {str(row): row_reason(reason) for row, reason in chunk.errors.items() if row in here},
-    }
 
 
 def _timing(scores: RequestScores) -> dict[str, str]:

@@ -15,7 +15,7 @@ from starlette.types import Message
 from rankmill.extensions.gateway.http import responses, score_routes
 from rankmill.extensions.gateway.http.responses import event, event_stream
 from rankmill.extensions.gateway.refusals import Refusal
-from rankmill.extensions.gateway.scoring import RowScores, SubmittedRequest
+from rankmill.extensions.gateway.scoring import SubmittedRequest
 from rankmill.producer.client.async_client import AsyncScoringRun
 
 
@@ -87,7 +87,7 @@ def test_scores_that_stop_coming_end_the_stream_in_time() -> None:
         request = SubmittedRequest(cast("AsyncScoringRun", run), "request", 0.1, None, 0.0)
         try:
             async for chunk in request.chunks():
-                yield event("scores", chunk.scores)
+                yield event("scores", chunk["scores"])
         except Refusal as refusal:
             yield event(refusal.kind, refusal.message)
 
@@ -112,7 +112,7 @@ def test_a_client_that_reads_slowly_gets_all_scores_that_came_in_time() -> None:
         run: Any = Quick()
         request = SubmittedRequest(cast("AsyncScoringRun", run), "request", 0.1, None, 0.0)
         async for chunk in request.chunks():
-            yield event("scores", chunk.first)
+            yield event("scores", chunk["first"])
         yield event("result", "all")
 
     *scores, last = asyncio.run(sent(events(), AsyncExitStack(), pause=0.05))
@@ -124,8 +124,8 @@ def test_a_streamed_request_has_ended_when_its_result_is_sent() -> None:
     """A client with one request at once may then send its next request."""
     seen: list[str] = []
 
-    async def chunks() -> AsyncIterator[RowScores]:
-        yield RowScores(0, [0.5], {})
+    async def chunks() -> AsyncIterator[dict[str, Any]]:
+        yield {"first": 0, "scores": [0.5], "errors": {}}
 
     async def read() -> None:
         ends = AsyncExitStack()

@@ -263,7 +263,7 @@ def test_once_nothing_waits_any_request_is_taken(server: Server) -> None:
                 each.close()
             with load.work(*large):
                 pass
-            load.note(397 * 40, 4001 + rounds, 1, "demo")
+            load.note(397 * 40, 4001 + rounds, 1)
         await client.loop_client.aclose()
 
     asyncio.run(main())
@@ -291,9 +291,6 @@ def test_a_gateway_is_ready_while_a_worker_has_its_model(
         assert await seen(old=("shop@v1",)) is None
         assert await seen(old=(), new=()) is None  # unloaded as it was idle
         assert await seen(new=()) == "no worker has loaded the model"  # as of a rollout that cannot load it
-        load.note(100, 25, 1, "shop@v2")
-        assert load.unready is None
-        assert await seen(new=()) is None
         server.client.set(keys.worker("odd"), "{}")  # of another format, say: the others are seen
         server.client.sadd("rq:workers:rankmill", "rq:worker:odd")
         load = LoadShedder(load_settings({"model": "shop@live"}), client)
@@ -338,8 +335,8 @@ def test_how_many_tokens_texts_have_is_known_from_the_first_on(server: Server, k
         server.client.sadd("rq:workers:rankmill", "rq:worker:w")
         await bridge.run(load.look)
         if not pairs:
-            load.note(200_000, 200_000, 10, "demo")
-            load.note(10_000_000, 500_000, 10, "demo")  # of texts that were cut
+            load.note(200_000, 200_000, 10)
+            load.note(10_000_000, 500_000, 10)  # of texts that were cut
         with ExitStack() as stack:
             for _ in range(3):
                 stack.enter_context(load.work(200_000, 1000, "bulk", "me"))  # ten seconds each
