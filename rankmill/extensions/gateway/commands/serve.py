@@ -80,7 +80,6 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
     set_up(settings.log_level, settings.log_format)
     require_packages(_PACKAGES, "gateway", "serving")
     from rankmill.extensions.gateway.app import make_app
-    from rankmill.extensions.gateway.dialects.routes import check_owner
     from rankmill.extensions.gateway.gateway import Gateway, load_additions
     from rankmill.extensions.gateway.keys.api_keys import KeyStore
     from rankmill.extensions.gateway.serve import PORT, keys_needed
@@ -88,7 +87,6 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
 
     host, usual = split_address("gateway_address", own.gateway_address, PORT)
     at = (host, usual if asked.port is None else asked.port)
-    check_owner(own.gateway_dialect)
     additions = load_additions(settings)
     with ExitStack() as stack:
         url = settings.redis_url

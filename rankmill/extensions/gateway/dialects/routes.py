@@ -29,14 +29,6 @@ def dialects() -> dict[str, Dialect]:
     return {body.dialect.name: body.dialect for body in bodies()}
 
 
-def check_owner(owner: str | None) -> None:
-    """Raise `ConfigError` if the setting ``gateway_dialect`` names a dialect that is not installed."""
-    if owner is not None and owner not in dialects():
-        raise ConfigError(
-            f"gateway_dialect: no dialect {owner!r:.100} is installed; installed are {', '.join(dialects())}"
-        )
-
-
 def score_paths(owner: str | None = None) -> tuple[ScorePath, ...]:
     """Return all paths of the gateway that take texts to score or to tokenize.
 
@@ -51,7 +43,16 @@ def score_paths(owner: str | None = None) -> tuple[ScorePath, ...]:
     ----------
     owner
         Name of the dialect whose paths come first (the setting ``gateway_dialect``).
+
+    Raises
+    ------
+    ConfigError
+        The dialect `owner` is not installed.
     """
+    if owner is not None and owner not in dialects():
+        raise ConfigError(
+            f"gateway_dialect: no dialect {owner!r:.100} is installed; installed are {', '.join(dialects())}"
+        )
     paths = dict(SHARED_PATHS)
     for body in bodies():
         dialect = body.dialect
