@@ -86,10 +86,8 @@ def read_requests(path: AnyPath, endpoint: str) -> Iterator[BatchRequest]:
     for number, raw in _lines(path):
         line = _line(number, raw)
         if line.method.upper() != "POST" or line.url not in named:
-            raise WrongFile(
-                f"line {number}: the batch is for POST {endpoint}, and the line for "
-                f"{line.method:.20} {line.url:.200}"
-            )
+            asked = f"{line.method:.20} {line.url:.200}"
+            raise WrongFile(f"line {number}: the batch is for POST {endpoint}, and the line for {asked}")
         if before := seen.get(line.custom_id):
             raise WrongFile(f"line {number}: its custom_id is that of line {before}: {line.custom_id:.80}")
         seen[line.custom_id] = number

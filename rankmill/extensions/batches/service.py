@@ -142,11 +142,7 @@ class Batches:
         seconds = self._seconds("expires_after[seconds]", after)
         ending = next((suffix for suffix in _ENDINGS if name.lower().endswith(suffix)), None)
         if ending is None:
-            raise Refusal(
-                "invalid",
-                f"file: its name must end in {', '.join(_ENDINGS)}, which says the format",
-                param="file",
-            )
+            raise wrong("file", f"its name must end in {', '.join(_ENDINGS)}, which says the format")
         owner, most = _owner(key), self._own.gateway_files_gib * 2**30
         if sum(file.bytes for file in self._store.all(FileRecord, owner)) + size > most:
             raise Refusal(
@@ -214,7 +210,7 @@ class Batches:
             The batch is not accepted.
         """
         if new_batch.endpoint not in endpoints():
-            raise Refusal("invalid", f"endpoint: must be one of {', '.join(endpoints())}", param="endpoint")
+            raise wrong("endpoint", f"must be one of {', '.join(endpoints())}")
         endpoint = certain(new_batch.endpoint, self._settings.of(GatewaySettings).gateway_dialect)
         file = self.find(FileRecord, key, new_batch.input_file_id)
         if not file.bytes:

@@ -201,6 +201,7 @@ class BatchWork:
         row has a refusal.
         """
         reasons = _reasons(_errors_of(scored))
+        changed = WrongFile("the file of the batch has changed since its pairs were taken; make a new batch")
         row, results = 0, _scores(scored)
         for request in read_requests(self._input, endpoint):
             scores: list[object] = []
@@ -208,9 +209,7 @@ class BatchWork:
             refused = request
             for place in range(len(request.rows)):
                 if (result := next(results, None)) is None:
-                    raise WrongFile(
-                        "the file of the batch has changed since its pairs were taken; make a new batch"
-                    )
+                    raise changed
                 score, tokens_of_row = result
                 tokens += tokens_of_row or 0
                 if score is None and refused.refusal is None:
@@ -219,22 +218,15 @@ class BatchWork:
                 row += 1
             yield refused, scores, tokens
         if next(results, None) is not None:
-            raise WrongFile("the file of the batch has changed since its pairs were taken; make a new batch")
+            raise changed
 
     def _record(self, file_id: str, partial: Path, path: AnyPath) -> None:
-        now = system.now()
-        self._store.add(
-            FileRecord(
-                id=file_id,
-                owner=self._batch.owner,
-                name=f"{self._batch.id}_{path.name}",
-                place=f"{self._batch.id}/{path.name}",
-                bytes=partial.stat().st_size,
-                created=now,
-                expires=now + self._batch.kept,
-                purpose="batch_output",
-            )
-        )
+        batch, now = self._batch, system.now()
+        file = FileRecord(
+            id=file_id, owner=batch.owner, name=f"{batch.id}_{path.name}", place=f"{batch.id}/{path.name}",
+            bytes=partial.stat().st_size, created=now, expires=now + batch.kept, purpose="batch_output",
+        )  # fmt: skip
+        self._store.add(file)
 
     @property
     def _input(self) -> AnyPath:

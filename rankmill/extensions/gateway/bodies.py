@@ -14,7 +14,7 @@ from starlette.types import Message
 
 from rankmill.extensions.gateway import metrics
 from rankmill.extensions.gateway.dialects.base import JsonObject
-from rankmill.extensions.gateway.refusals import Refusal, wrong
+from rankmill.extensions.gateway.refusals import Refusal, overloaded, wrong
 from rankmill.jobs.contract.errors import OutputError
 from rankmill.jobs.system import system
 
@@ -100,9 +100,7 @@ class RequestBody:
 
     def count(self, size: int) -> None:
         if self._memory.taken + size > _BODIES * self._memory.most:
-            raise Refusal(
-                "overloaded", "too many large requests are in progress; send it again later", retry_after=1
-            )
+            raise overloaded("too many large requests are in progress")
         self.size += size
         self._memory.taken += size
         metrics.body_bytes.set(self._memory.taken)

@@ -13,7 +13,7 @@ from typing import Any
 import redis
 
 from rankmill.extensions.gateway import metrics
-from rankmill.extensions.gateway.refusals import Kind, Refusal, kind_of
+from rankmill.extensions.gateway.refusals import Kind, kind_of, overloaded
 from rankmill.extensions.gateway.settings import GatewaySettings
 from rankmill.extensions.gateway.watch import Outcome, tell
 from rankmill.jobs.contract.errors import RankmillError
@@ -148,18 +148,12 @@ class LoadShedder:
 
     def _check_room(self) -> None:
         if self.requests >= self._own.gateway_requests:
-            raise Refusal(
-                "overloaded",
-                f"{self.requests:,} requests are in progress; send it again later",
-                retry_after=1,
-            )
+            raise overloaded(f"{self.requests:,} requests are in progress")
         late = self.backlog_seconds - self._own.gateway_backlog_seconds
         if late > 0:
-            reason = (
-                f"the workers need {math.ceil(self.backlog_seconds):,} s for the requests that wait already; "
-                "send it again later"
-            )
-            raise Refusal("overloaded", reason, retry_after=min(math.ceil(late), _MOST_RETRY))
+            need = math.ceil(self.backlog_seconds)
+            why = f"the workers need {need:,} s for the requests that wait already"
+            raise overloaded(why, seconds=min(math.ceil(late), _MOST_RETRY))
 
     @contextmanager
     def work(self, chars: int, pairs: int, priority: Priority, tenant: str) -> Iterator[None]:
@@ -194,21 +188,16 @@ class LoadShedder:
         """
         if self._speed is None:
             if self._pairs_taken and self._pairs_taken + pairs > _AT_FIRST:
-                raise Refusal(
-                    "overloaded",
-                    "it is not known yet how fast the workers are; send it again later",
-                    retry_after=1,
-                )
+                raise overloaded("it is not known yet how fast the workers are")
             return
         taken = max(self._taken / self._speed, self.backlog_seconds)
         own = tokens / self._speed
         late = taken + own - self._own.gateway_backlog_seconds
         if taken and late > 0:
-            reason = (
-                f"the workers need {math.ceil(taken):,} s for the requests that wait already, and "
-                f"{math.ceil(own):,} s for this one; send it again later, or in smaller parts"
-            )
-            raise Refusal("overloaded", reason, retry_after=min(math.ceil(min(late, taken)), _MOST_RETRY))
+            need = f"{math.ceil(taken):,} s for the requests that wait already"
+            why = f"the workers need {need}, and {math.ceil(own):,} s for this one"
+            seconds = min(math.ceil(min(late, taken)), _MOST_RETRY)
+            raise overloaded(why, "send it again later, or in smaller parts", seconds=seconds)
 
     def note(self, chars: int, tokens: int, jobs: int) -> None:
         """Update the running means, such as the mean tokens of a job, with a scored request's numbers of

@@ -125,6 +125,11 @@ def wrong(param: str, why: str) -> Refusal:
     return Refusal("invalid", f"{param}: {why}", param=param)
 
 
+def overloaded(why: str, way_out: str = "send it again later", *, seconds: float = 1) -> Refusal:
+    """Make the refusal of a request that the gateway may take after this number of seconds."""
+    return Refusal("overloaded", f"{why}; {way_out}", retry_after=seconds)
+
+
 class WrongFile(InputError):
     """Raised if a file that a caller has uploaded is wrong. The caller gets the message as it is."""
 

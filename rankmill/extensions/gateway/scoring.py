@@ -103,11 +103,8 @@ class ServedModels:
             return self.default
         model = self._find(name)
         if model is None and not self._any:
-            raise Refusal(
-                "no_model",
-                f"there is no model {name!r:.200}; this gateway serves {', '.join(self._named)}",
-                param="model",
-            )
+            why = f"there is no model {name!r:.200}; this gateway serves {', '.join(self._named)}"
+            raise Refusal("no_model", why, param="model")
         return model or ServedModel(name, model_of_run(name))
 
     def public(self, model: str) -> str:
@@ -279,10 +276,8 @@ class Scoring:
         if not rows:
             raise Refusal("empty", "there is nothing to score: the list of texts is empty")
         if len(rows) > most:
-            raise Refusal(
-                "too_large",
-                f"{len(rows):,} pairs are more than the {most:,} of one request: send fewer at a time",
-            )
+            why = f"{len(rows):,} pairs are more than the {most:,} of one request: send fewer at a time"
+            raise Refusal("too_large", why)
         length = sum(len(text) for row in rows for text in row)
         if length > (limit := 8 * self._own.gateway_body_mib << 20):
             raise Refusal(

@@ -206,11 +206,8 @@ class VllmScore(VllmOptions, _VllmBody):
         if len(queries) == 1:
             return ScoreRequest(queries[0], passages, self.model, self.spec(owner))
         if len(queries) != len(passages):
-            raise Refusal(
-                "invalid",
-                f"the first list has {len(queries)} texts, and the second {len(passages)}: give 1 text first,"
-                " or two lists of equal length",
-            )
+            counts = f"the first list has {len(queries)} texts, and the second {len(passages)}"
+            raise Refusal("invalid", f"{counts}: give 1 text first, or two lists of equal length")
         return ScoreRequest(queries, passages, self.model, self.spec(owner))
 
     def answer(self, scores: RequestScores) -> JsonObject:

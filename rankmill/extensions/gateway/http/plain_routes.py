@@ -206,10 +206,8 @@ def _warm(gateway: Gateway, order: ModelOrder) -> list[OrderOutcome]:
     model = gateway.served.resolve(order.model).model
     workers = reachable(gateway.workers())
     if not workers:
-        raise NoWorkers(
-            f"queue {gateway.settings.queue!r} has no worker that takes orders",
-            "start one: rankmill score-workers",
-        )
+        why = f"queue {gateway.settings.queue!r} has no worker that takes orders"
+        raise NoWorkers(why, "start one: rankmill score-workers")
     return order_workers(gateway.plain_redis, workers, "warm", model, wait_seconds=_WAIT_SECONDS)
 
 

@@ -216,10 +216,8 @@ def check_model(key: ApiKey | None, names: tuple[str, ...]) -> None:
     """Raise `Refusal` if the key may not use the model that has these names."""
     if key and not key.may_use(*names):
         allowed = ", ".join(key.models or ())
-        raise Refusal(
-            "forbidden",
-            f"API key {key.name!r} may not use the model {names[0]!r:.100}; it may use {allowed}",
-        )
+        why = f"may not use the model {names[0]!r:.100}; it may use {allowed}"
+        raise Refusal("forbidden", f"API key {key.name!r} {why}")
 
 
 def key_text(headers: Mapping[str, str]) -> str | None:

@@ -47,11 +47,8 @@ class Limits:
             Already `most` requests with keys of this name are in progress.
         """
         if not self._leases(name).take(request, most):
-            raise Refusal(
-                "busy",
-                f"API key {name!r} may have {most:,} requests at once; try again later",
-                retry_after=1,
-            )
+            why = f"API key {name!r} may have {most:,} requests at once; try again later"
+            raise Refusal("busy", why, retry_after=1)
         self._counted[name].add(request)
 
     def end(self, name: str, request: str) -> None:
@@ -81,16 +78,10 @@ class Limits:
         most = key.pairs_per_minute
         if most is None:
             return
+        limit = f"API key {key.name!r} may score {most:,} pairs a minute"
         if pairs > most:
-            raise Refusal(
-                "too_large",
-                f"API key {key.name!r} may score {most:,} pairs a minute, and the request has {pairs:,}; "
-                "send it in parts, or as a batch",
-            )
+            why = f"{limit}, and the request has {pairs:,}; send it in parts, or as a batch"
+            raise Refusal("too_large", why)
         seconds = _TAKE.run(self._client, [keys.api_key_pairs(key.name)], most, pairs)
         if seconds:
-            raise Refusal(
-                "busy",
-                f"API key {key.name!r} may score {most:,} pairs a minute; try again in {seconds} s",
-                retry_after=seconds,
-            )
+            raise Refusal("busy", f"{limit}; try again in {seconds} s", retry_after=seconds)
