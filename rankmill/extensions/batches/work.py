@@ -49,7 +49,7 @@ _CHARS = 64 << 20
 passages, and Arrow's columns of text have at most 2 GiB.
 """
 
-_PAIRS = pa.schema([("line", pa.int64()), ("query", pa.string()), ("passage", pa.string())])
+_PAIRS = pa.schema([("query", pa.string()), ("passage", pa.string())])
 _ALONE = {"texts": "text", "conversations": "messages"}
 """Column with the rows of a batch of texts or conversations, by the spec's field ``inputs``. Other batches
 have pairs.
@@ -101,7 +101,7 @@ class BatchWork:
 
         if not is_scored():
             self._write_pairs(pairs, self._batch.endpoint)
-            column = self._schema.names[1]
+            column = self._schema.names[0]
             alone = {"text": {"text_column": column}, "messages": {"messages_column": (column,)}}
             given = {"inputs": (str(pairs),), "output": str(scored), "force": True}
             wanted = self._request.model_copy(update=given | alone.get(column, {}))
@@ -126,9 +126,7 @@ class BatchWork:
     @property
     def _schema(self) -> pa.Schema:
         column = _ALONE.get(str(self._batch.asked.get("inputs")))
-        if column is None:
-            return _PAIRS
-        return pa.schema([("line", pa.int64()), (column, pa.string())])
+        return pa.schema([(column, pa.string())]) if column else _PAIRS
 
     def _write_pairs(self, target: AnyPath, endpoint: str) -> None:
         if target.exists():
@@ -136,13 +134,13 @@ class BatchWork:
         lines = 0
         with whole_file(target) as partial:
             with pq.ParquetWriter(partial, self._schema, write_page_checksum=True) as writer:
-                rows: list[tuple[int | str, ...]] = []
+                rows: list[tuple[str, ...]] = []
                 chars = 0
                 for request in read_requests(self._input, endpoint):
                     self._check(request)
                     lines += 1
                     for row in request.rows:
-                        rows.append((request.number, *row))
+                        rows.append(row)
                         chars += sum(map(len, row))
                         if len(rows) >= _ROWS or chars >= _CHARS:
                             writer.write_batch(_batch(rows, self._schema))
@@ -332,8 +330,6 @@ def _errors_of(scored: AnyPath) -> AnyPath:
     return scored.with_name(f"{scored.name}.errors.jsonl")
 
 
-def _batch(rows: list[tuple[int | str, ...]], schema: pa.Schema) -> pa.RecordBatch:
+def _batch(rows: list[tuple[str, ...]], schema: pa.Schema) -> pa.RecordBatch:
     columns = list(zip(*rows, strict=True)) or [()] * len(schema)
-    return pa.RecordBatch.from_arrays(
-        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
-    )
+    return pa.record_batch([pa.array(column, pa.string()) for column in columns], schema=schema)

@@ -178,16 +178,10 @@ def serve(
     except OSError as error:
         raise cannot_listen("gateway_address", shown_address(host, port), error) from None
     config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=max(round(gateway.own.gateway_stop_seconds), 1),
-        timeout_keep_alive=75,
-        http=_LimitedHttp,
+        app, http=_LimitedHttp, ws="none", log_config=None, access_log=False, server_header=False,
+        timeout_graceful_shutdown=max(round(gateway.own.gateway_stop_seconds), 1), timeout_keep_alive=75,
         h11_max_incomplete_event_size=_MOST_HEAD_BYTES,
-        ws="none",
-    )
+    )  # fmt: skip
 
     async def begin() -> None:
         for addition in gateway.additions:

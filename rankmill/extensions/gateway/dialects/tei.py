@@ -224,11 +224,9 @@ def simple_tokens(text: str, tokens: TokensFound) -> list[JsonObject]:
     for number, word, special, (first, end) in zip(
         tokens.ids, tokens.words, tokens.special, tokens.spans, strict=True
     ):
-        if special:
-            shown.append({"id": number, "text": word, "special": True, "start": None, "stop": None})
-        else:
-            span = {"start": places[first], "stop": places[end]}
-            shown.append({"id": number, "text": text[first:end], "special": False, **span})
+        start, stop = (None, None) if special else (places[first], places[end])
+        token = word if special else text[first:end]
+        shown.append({"id": number, "text": token, "special": special, "start": start, "stop": stop})
     return shown
 
 

@@ -126,15 +126,14 @@ async def info(gateway: TheGateway, key: Caller) -> dict[str, Any]:
     """
     facts = await gateway.scoring.about_model()
     scored = gateway.scoring.contracts[gateway.served.default.model]
-    labels = dict(enumerate(facts.labels))
     return {
         **known_info(gateway.settings, gateway.served.default.name, facts, scored, gateway.load.workers),
         "sha": None,
         "docker_label": None,
         "model_type": {
             "reranker": {
-                "id2label": {str(number): label for number, label in labels.items()},
-                "label2id": {label: number for number, label in labels.items()},
+                "id2label": {str(number): label for number, label in enumerate(facts.labels)},
+                "label2id": {label: number for number, label in enumerate(facts.labels)},
             }
         },
         "max_batch_requests": None,

@@ -45,18 +45,13 @@ def score_router(owner: str | None) -> APIRouter:
     router = APIRouter()
     scores = {"description": "The scores", "content": {"application/json": {}, "text/event-stream": {}}}
     for path in score_paths(owner):
+        has_prefix = path.path.startswith(f"/{path.dialect.name}/")
+        owners = [path.dialect] if has_prefix else [body.dialect for body in path.bodies]
         router.add_api_route(
-            path.path,
-            _endpoint(path),
-            methods=["POST"],
-            summary=path.summary,
-            responses={200: scores, **REFUSALS},
-            response_class=Response,
-            openapi_extra=json_body(*path.bodies),
-            tags=[path.dialect.name]
-            if path.path.startswith(f"/{path.dialect.name}/")
-            else [*dict.fromkeys(body.dialect.name for body in path.bodies)],
-        )
+            path.path, _endpoint(path), methods=["POST"], summary=path.summary, response_class=Response,
+            responses={200: scores, **REFUSALS}, openapi_extra=json_body(*path.bodies),
+            tags=[*dict.fromkeys(dialect.name for dialect in owners)],
+        )  # fmt: skip
     return router
 
 
