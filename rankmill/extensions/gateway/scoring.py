@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -140,10 +140,11 @@ def _served(entry: str) -> ServedModel:
     return ServedModel(name or own, model_of_run(model), model)
 
 
+@dataclass(eq=False)
 class Scoring:
     """Scores requests with the workers of a queue. Use a `Scoring` in one event loop only.
 
-    Parameters
+    Attributes
     ----------
     settings
         The gateway's settings, such as the queue and the defaults of requests.
@@ -155,6 +156,9 @@ class Scoring:
         The limits of API keys.
     load
         The limits on the work that waits.
+    contracts
+        How the latest scores of each served model were made, such as their precision. The keys are the
+        models' names for workers. Only `score` updates this.
 
     Raises
     ------
@@ -162,30 +166,23 @@ class Scoring:
         The setting ``all_labels`` is true; only a request can ask for all labels.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        redis_url: str,
-        served: ServedModels,
-        admission: Admission,
-        load: LoadShedder,
-    ) -> None:
-        if settings.all_labels:
-            raise ConfigError(
-                "all_labels: the gateway gives one score for each text; name an output as label"
-            )
-        self.settings = settings
-        self._own = settings.of(GatewaySettings)
-        self.served = served
-        self.admission = admission
-        self.load = load
-        self.contracts: dict[str, Mapping[str, str]] = {}
-        """How the latest scores of each served model were made, such as their precision. The keys are the
-        models' names for workers. Only `score` updates this.
-        """
+    settings: Settings
+    redis_url: str
+    served: ServedModels
+    admission: Admission
+    load: LoadShedder
+    contracts: dict[str, Mapping[str, str]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        if self.settings.all_labels:
+            why = "all_labels: the gateway gives one score for each text; name an output as label"
+            raise ConfigError(why)
+        self._own = self.settings.of(GatewaySettings)
         self._about: asyncio.Task[TokensFound] | None = None
         self._asked = 0.0
-        self.client = AsyncClient(redis_url, no_workers_seconds=_NO_WORKERS_SECONDS, settings=settings)
+        self.client = AsyncClient(
+            self.redis_url, no_workers_seconds=_NO_WORKERS_SECONDS, settings=self.settings
+        )
 
     async def about_model(self) -> TokensFound:
         """Ask a worker about the gateway's model: its labels, and how many tokens a row may have.

@@ -59,7 +59,7 @@ and show the page in no frame of another page.
 class Rates(BaseModel):
     """Rates of all workers together over the last `WINDOW_SECONDS`; a rate without data is ``None``.
 
-    ``row_errors`` and ``retried_chunks`` are counts. ``padding`` is the share of the computed tokens that was
+    ``row_errors`` is a count. ``padding`` is the share of the computed tokens that was
     padding. ``stages`` has each stage's share of the workers' time. ``request_latency`` and ``bulk_latency``
     are the percentiles 50, 95 and 99 of the seconds from a chunk's submission to its result. ``speeds`` has
     the pairs per second of each worker.
@@ -69,7 +69,6 @@ class Rates(BaseModel):
 
     pairs_per_second: float | None = None
     row_errors: int = 0
-    retried_chunks: int = 0
     padding: float | None = None
     stages: dict[str, float] | None = None
     request_latency: tuple[float, float, float] | None = None
@@ -154,7 +153,6 @@ def _rates(spans: dict[str, tuple[WorkerReport, WorkerReport]]) -> Rates:
     return Rates(
         pairs_per_second=sum(speeds.values()),
         row_errors=growth("row_errors"),
-        retried_chunks=growth("retried_chunks"),
         padding=1 - real / padded if padded else None,
         stages={name: part / busy for name, part in zip(STAGES, seconds, strict=True)} if busy > 0 else None,
         request_latency=quantiles(requests),
