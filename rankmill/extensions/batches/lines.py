@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -67,9 +67,6 @@ class BatchRequest:
     @property
     def rows(self) -> list[tuple[str, ...]]:
         return self.asked.rows() if self.asked else []
-
-    def refused(self, refusal: Refusal) -> BatchRequest:
-        return replace(self, refusal=refusal)
 
 
 def read_requests(path: AnyPath, endpoint: str) -> Iterator[BatchRequest]:

@@ -274,10 +274,8 @@ class Batches:
             return batch_view(batch, None, self._store.counts(batch.id))
         files = (output_id(batch.id), errors_id(batch.id)) if run.state == "done" else ()
         kept = [file_id if self._store.find(FileRecord, file_id) else None for file_id in files]
-        return batch_view(
-            batch, run, self._store.counts(batch.id), (kept[0], kept[1]) if kept else (None, None),
-            cancelling=was_cancelled,
-        )  # fmt: skip
+        counts = self._store.counts(batch.id)
+        return batch_view(batch, run, counts, kept or (None, None), cancelling=was_cancelled)
 
     def sweep(self) -> None:
         """Delete the bytes of expired files and batches. Batches in progress, and their input files, are

@@ -35,7 +35,7 @@ def batch_view(
     batch: BatchRecord,
     run: FileRun | None,
     counts: BatchCounts | None,
-    files: tuple[str | None, str | None] = (None, None),
+    files: Sequence[str | None] = (None, None),
     *,
     cancelling: bool = False,
 ) -> dict[str, Any]:

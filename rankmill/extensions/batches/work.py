@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -151,16 +152,12 @@ class BatchWork:
     def _check(self, request: BatchRequest) -> None:
         if request.asked is None:
             return
-        model = request.asked.model or self._batch.default
+        line, model = f"line {request.number}", request.asked.model or self._batch.default
         if model != self._batch.model:
-            raise WrongFile(
-                f"line {request.number}: asks for the model {model}, and the first line for "
-                f"{self._batch.model}: a batch has one model"
-            )
+            asks = f"asks for the model {model}, and the first line for {self._batch.model}"
+            raise WrongFile(f"{line}: {asks}: a batch has one model")
         if request.asked.spec != self._batch.asked:
-            raise WrongFile(
-                f"line {request.number}: its options are not those of the first line, which all share"
-            )
+            raise WrongFile(f"{line}: its options are not those of the first line, which all share")
 
     def _write_answers(self, scored: AnyPath, endpoint: str) -> None:
         errors_path = self._output.with_name("errors.jsonl")
@@ -211,7 +208,8 @@ class BatchWork:
                 score, tokens_of_row = result
                 tokens += tokens_of_row or 0
                 if score is None and refused.refusal is None:
-                    refused = request.refused(unscorable(place, reasons.get(row, "no reason is known")))
+                    refusal = unscorable(place, reasons.get(row, "no reason is known"))
+                    refused = replace(request, refusal=refusal)
                 scores.append(float("nan") if score is None else score)
                 row += 1
             yield refused, scores, tokens

@@ -77,10 +77,8 @@ class ServedModels:
         for model in models:
             other = self._named.setdefault(model.name, model)
             if other.model != model.model:
-                raise ConfigError(
-                    f"gateway_models: {other.model} and {model.model} would both be called {model.name}; "
-                    "give one another name: NAME=MODEL"
-                )
+                both = f"{other.model} and {model.model} would both be called {model.name}"
+                raise ConfigError(f"gateway_models: {both}; give one another name: NAME=MODEL")
         self._by_model = {
             key: self._named[model.name] for model in reversed(models) for key in (model.given, model.model)
         }
@@ -234,7 +232,7 @@ class Scoring:
         spec: dict[str, Any] = within(self.settings, served.model, request.spec)
         rows = request.rows()
         chars = self._check(rows)
-        given = rows if request.queries is not None else request.passages
+        given: Sequence[Any] = rows if request.queries is not None else request.passages
         own = self.settings.tenant, self.settings.weight
         tenant = Tenant(key.name, key.weight) if key else Tenant(*own)
         priority = choose_priority(key.priority if key else None, len(rows))

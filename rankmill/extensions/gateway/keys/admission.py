@@ -11,7 +11,7 @@ from typing import Literal, ParamSpec, TypeVar
 
 import redis
 
-from rankmill.extensions.gateway.keys.api_keys import ApiKey, KeyStore, fixed_key, is_of, is_same
+from rankmill.extensions.gateway.keys.api_keys import ApiKey, KeyStore, fixed_key, is_of
 from rankmill.extensions.gateway.keys.limits import Limits
 from rankmill.extensions.gateway.refusals import Refusal
 from rankmill.jobs.contract.errors import RankmillError
@@ -171,7 +171,7 @@ class Admission:
         return self._fixed_key(text) or next(known, None)
 
     def _fixed_key(self, text: str | None) -> ApiKey | None:
-        return fixed_key(text) if text and self._fixed and is_same(text, self._fixed) else None
+        return fixed_key(text, self._fixed) if text and self._fixed else None
 
     async def look(self) -> None:
         self._looked = system.monotonic()

@@ -175,18 +175,15 @@ FIXED = "gateway_api_key"
 """The name of the key whose text is the setting ``gateway_api_key``."""
 
 
-def fixed_key(text: str) -> ApiKey:
-    """Make the API key whose `text` is the setting ``gateway_api_key``. This key may score with all models,
-    and has no other right.
+def fixed_key(given: str, text: str) -> ApiKey | None:
+    """Return the API key whose `text` is the setting ``gateway_api_key``, or ``None`` if the `given` text is
+    another one. This key may score with all models, and has no other right.
+
+    The time that the comparison takes does not tell an attacker where a wrong text differs.
     """
+    if not hmac.compare_digest(given.encode(), text.encode()):
+        return None
     return ApiKey(id="0" * 12, name=FIXED, digest=_digest(text), created=0.0, expires=_NEVER)
-
-
-def is_same(given: str, text: str) -> bool:
-    """Return whether two texts are equal. The time that the comparison takes does not tell an attacker where
-    they differ.
-    """
-    return hmac.compare_digest(given.encode(), text.encode())
 
 
 def is_of(key: ApiKey, text: str) -> bool:
