@@ -60,7 +60,7 @@ _HEARTBEAT, _ORDER, _RECOVERY, _RUNS = (
 )  # fmt: skip
 _JOB, _WORKER = "workers/rq/job.py", "workers/rq/worker.py"
 _BEGIN = "workers/rq/lua/begin.lua"
-_TAKE, _TAKING = "jobs/protocol/lua/take.lua", "jobs/protocol/lua/taking.lua"
+_TAKE, _WAITING = "jobs/protocol/lua/take.lua", "jobs/protocol/lua/waiting.lua"
 _QUEUE = "jobs/protocol/ordered_queue.py"
 
 
@@ -183,7 +183,7 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
                ""),
     ),
     OneWorkerHasAChunk: (
-        Mutant("a chunk that an idle worker was to get is dropped", _TAKING,
+        Mutant("a chunk that an idle worker was to get is dropped", _TAKE,
                "    push(id, true)\n", ""),
         Mutant("a job that has ended keeps its lease", _JOB,
                "            worker.cleanup_execution(job, pipe, self._execution)\n            pipe.delete",
@@ -272,19 +272,19 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
                "self._retry({each: \"it was lost\" for each in missing if isinstance(each, int)}, failed)"),
     ),
     RequestsAreHeard: (
-        Mutant("the bell is not rung", "jobs/protocol/lua/pushing.lua",
+        Mutant("the bell is not rung", _WAITING,
                "if scopes[1][1] == 'request' then", "if false then"),
-        Mutant("the bell is silent while requests wait", "jobs/protocol/lua/pushing.lua",
+        Mutant("the bell is silent while requests wait", _WAITING,
                "    redis.call('LTRIM', base .. 'bell', 0, 63)\n",
                "    redis.call('LTRIM', base .. 'bell', 1, 63)\n"),
         Mutant("who hears a ring that is for others keeps it", "workers/queue/intake.py",
                "                        self._pass_on(ring[0])\n", "                        pass\n",
                kept=True),
-        Mutant("a request rings once for all its chunks", "jobs/protocol/lua/pushing.lua",
+        Mutant("a request rings once for all its chunks", _WAITING,
                "    redis.call('LPUSH', base .. 'bell', 1)\n",
                "    if redis.call('LLEN', list) == 1 then redis.call('LPUSH', base .. 'bell', 1) end\n",
                test=f"{_LISTS}a_request_rings_for_workers_that_are_full_of_bulk_work"),
-        Mutant("a worker that waits is not called", "jobs/protocol/lua/pushing.lua",
+        Mutant("a worker that waits is not called", _WAITING,
                "while list ~= rq and lacking > 0 do", "while false do"),
     ),
     RequestsComeFirst: (
@@ -303,21 +303,21 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
                "        return self._ahead > 0\n", "        return False\n"),
     ),
     TenantsGetTheirShare: (
-        Mutant("weights are ignored", "jobs/protocol/lua/turns.lua",
+        Mutant("weights are ignored", _WAITING,
                "rows / (weight > 0 and weight or 1)",
                "rows"),
-        Mutant("who sends more has had nothing", "jobs/protocol/lua/waiting.lua",
+        Mutant("who sends more has had nothing", _WAITING,
                "'NX', level(scope[1])", "level(scope[1])",
                test=f"{_LISTS}who_sends_a_chunk_at_a_time_gets_no_more"),
-        Mutant("the run that had most is next", _TAKING,
+        Mutant("the run that had most is next", _TAKE,
                "redis.call('ZRANGE', turns, skipped, skipped, 'WITHSCORES')",
                "redis.call('ZREVRANGE', turns, skipped, skipped, 'WITHSCORES')"),
-        Mutant("the level of turns is not raised", "jobs/protocol/lua/turns.lua",
+        Mutant("the level of turns is not raised", _WAITING,
                "  had = math.max(had, level(scope))  -- who", "  -- who", test=_ALONE),
         Mutant("a chunk that is handed back has had its turn", "jobs/protocol/lua/put.lua",
                "  if ARGV[2] == '1' then give_back(ARGV[at]) end\n", "",
                test=f"{_LISTS}a_chunk_that_is_handed_back_is_next_and_costs_no_turn"),
-        Mutant("turns are not counted", _TAKING,
+        Mutant("turns are not counted", _TAKE,
                "      charge(scope, name, tonumber(had), costs[string.find(scope, ':') and 2 or 1])\n", ""),
     ),
     WindowIsKept: (
@@ -325,22 +325,22 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
                "        return enough or load.payload >= self._payload_bytes", "        return False"),
     ),
     WorkGoesOn: (
-        Mutant("a list whose turn is lost waits for ever", _QUEUE,
-               "        _MEND.run(self.connection, self._places, job_ids[0])\n", ""),
+        Mutant("a list whose turn is lost waits for ever", "jobs/protocol/lua/put_back.lua",
+               "  enter(ARGV[1])\n", ""),
         Mutant("a list that is lost is not put back", "jobs/protocol/lua/put_back.lua",
                "    push(id, false)\n",
                ""),
-        Mutant("what is sent takes no part in the turns", "jobs/protocol/lua/pushing.lua",
+        Mutant("what is sent takes no part in the turns", _WAITING,
                "  if list ~= rq then more(1) end\n  enter(id)\n",
                "  if list ~= rq then more(1) end\n"),
-        Mutant("a run with a short expiry shortens its list's", "jobs/protocol/lua/waiting.lua",
+        Mutant("a run with a short expiry shortens its list's", _WAITING,
                "  if redis.call('TTL', key) < seconds then redis.call('EXPIRE', key, seconds) end\n",
                "  redis.call('EXPIRE', key, seconds)\n",
                test=f"{_LISTS}every_key_of_a_queue_expires_and_none_before_the_jobs"),
-        Mutant("a run that one worker leaves alone loses its turn", "jobs/protocol/lua/taking.lua",
+        Mutant("a run that one worker leaves alone loses its turn", _TAKE,
                "    if waits then skipped = skipped + 1 else redis",
                "    if false then skipped = skipped + 1 else redis"),
-        Mutant("nobody looks behind a run that is left alone", _TAKING,
+        Mutant("nobody looks behind a run that is left alone", _TAKE,
                "    if waits then skipped = skipped + 1 else redis",
                "    if waits then return else redis", test=_ALONE),
         Mutant("of requests only the first is looked at", _TAKE,
@@ -374,7 +374,7 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
                "        if not at_front:\n            _PUT.run(client, self._places, int(front), 0, job_id)\n"
         ),
         Mutant("what an idle worker was to get stays there", _TAKE,
-               "bring_strays()\n", ""),
+               "= true end\nbring_strays()\n", "= true end\n"),
     ),
     NoWorkerIsIdle: (
         Mutant("a worker that is not idle keeps its place", "jobs/protocol/lua/take.lua",
@@ -404,7 +404,7 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
                "except redis.WatchError:  # redis-py", kept=True),
     ),
     NothingIsLeft: (
-        Mutant("a waiting list never expires", "jobs/protocol/lua/waiting.lua",
+        Mutant("a waiting list never expires", _WAITING,
                "  if list ~= rq then keep(list, seconds) end\n",
                ""),
         Mutant("the jobs of a cancelled run stay", "jobs/protocol/lua/remove.lua",

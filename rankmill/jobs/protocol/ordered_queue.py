@@ -21,19 +21,13 @@ from rankmill.jobs.contract.keys import ChunkId
 from rankmill.jobs.contract.priority import Priority, priority_of
 from rankmill.jobs.protocol.rq import RQQueue, workers_of
 from rankmill.jobs.protocol.script import Script
-from rankmill.jobs.runtime.patience import each_reply
 
 IDLE_SECONDS = 5
 """A worker counts as idle, or as waiting at RQ's list, for this many seconds after it last said so."""
 
-_PROBES = 4
-"""The search for lost jobs of a run begins with this many jobs, which the producer needs first. All jobs of
-the run are searched for only if one of these is lost.
-"""
-
-_PUT_BACK_AT_ONCE = 1000
-"""One call of the script `_PUT_BACK` looks for at most this many jobs. The script reads whole lists: 100,000
-jobs take tens of milliseconds.
+_PUT_BACK_FIRST, _PUT_BACK_AT_ONCE = 4, 1000
+"""The first call of the script `_PUT_BACK`, and each further one, look for at most this many jobs. The script
+reads whole lists: 100,000 jobs take tens of milliseconds.
 """
 
 _REMOVE_AT_ONCE = 100
@@ -42,14 +36,10 @@ takes about a millisecond.
 """
 
 _WAITING = Script("jobs/protocol/lua/waiting.lua")
-_TURNS = Script("jobs/protocol/lua/turns.lua", _WAITING)
-_PUSHING = Script("jobs/protocol/lua/pushing.lua", _TURNS)
-_TAKING = Script("jobs/protocol/lua/taking.lua", _PUSHING)
-_PUT = Script("jobs/protocol/lua/put.lua", _PUSHING)
-_TAKE = Script("jobs/protocol/lua/take.lua", _TAKING)
-_RESCUE = Script("jobs/protocol/lua/rescue.lua", _PUSHING)
-_PUT_BACK = Script("jobs/protocol/lua/put_back.lua", _PUSHING)
-_MEND = Script("jobs/protocol/lua/mend.lua", _PUSHING)
+_PUT = Script("jobs/protocol/lua/put.lua", _WAITING)
+_TAKE = Script("jobs/protocol/lua/take.lua", _WAITING)
+_RESCUE = Script("jobs/protocol/lua/rescue.lua", _WAITING)
+_PUT_BACK = Script("jobs/protocol/lua/put_back.lua", _WAITING)
 _REMOVE = Script("jobs/protocol/lua/remove.lua", _WAITING)
 _COUNT = Script("jobs/protocol/lua/count_waiting.lua", _WAITING)
 _CLAIM_IDLE = Script("jobs/protocol/lua/claim_idle.lua", _WAITING)
@@ -143,41 +133,20 @@ class OrderedQueue(RQQueue):
         into the queue twice. If Redis has lost only the lease of a job that a worker is scoring, the job is
         put back, and may be scored twice.
 
-        At first, only the first few of `job_ids` are looked up. If none of these is lost, the other jobs are
-        not looked up. If Redis has lost the entry by which the run takes turns with other runs, the entry is
-        added again.
+        At first, only the first few of `job_ids` are looked up, which the producer needs first. If the lists
+        have all of these, the other jobs are not looked up. If Redis has lost the entry by which the run
+        takes turns with other runs, the entry is added again.
         """
         if not job_ids:
             return 0
-        _MEND.run(self.connection, self._places, job_ids[0])
-        if self._has(job_ids[:_PROBES]):
-            return 0
-        client: Any = self.connection
         places = [*self._places, self.intermediate_queue_key, self.scheduled_job_registry.key]
         places.append(self.started_job_registry.key)
-        with client.pipeline(transaction=False) as pipe:
-            for first in range(0, len(job_ids), _PUT_BACK_AT_ONCE):
-                _PUT_BACK.run(pipe, places, *job_ids[first : first + _PUT_BACK_AT_ONCE])
-            return sum(pipe.execute())
-
-    def _has(self, job_ids: Sequence[str]) -> bool:
-        """Return whether each of these jobs is in some list of the queue.
-
-        A job that moves while the lists are read may not be found.
-        """
-        commands: list[tuple[Any, ...]] = [("zrange", self.started_job_registry.key, 0, -1)]
-        for job_id in job_ids:
-            for key in (self.waiting_list(job_id), self.key, self.intermediate_queue_key):
-                commands.append(("lpos", key, job_id))
-            commands.append(("zscore", self.scheduled_job_registry.key, job_id))
-        leases, *places = each_reply(self.connection, commands)
-        if isinstance(leases, Exception):  # a key has another type, which an operator must repair first
-            return True
-        leased = {entry.rpartition(b":")[0].decode(errors="replace") for entry in leases}
-        return all(
-            job_id in leased or any(place is not None for place in places[4 * at : 4 * at + 4])
-            for at, job_id in enumerate(job_ids)
-        )
+        count, missing = _PUT_BACK.run(self.connection, places, *job_ids[:_PUT_BACK_FIRST])
+        if missing:
+            for first in range(_PUT_BACK_FIRST, len(job_ids), _PUT_BACK_AT_ONCE):
+                some = job_ids[first : first + _PUT_BACK_AT_ONCE]
+                count += _PUT_BACK.run(self.connection, places, *some)[0]
+        return int(count)
 
     def remove_run(self, run_id: str, chunks: Sequence[ChunkId]) -> int:
         """Remove the waiting jobs of a run's chunks, with their hashes and payloads. Returns how many.

@@ -36,3 +36,49 @@ local function enter(id)  -- enters a job's run into the turns, for as long as t
   end
   if list ~= rq then keep(list, seconds) end
 end
+-- What a job's turn costs its tenant, and its run. A job's hash contains the number of its pairs, and its tenant's
+-- weight.
+local function costs_of(id)
+  local said = redis.pcall('HMGET', jobs .. id, 'pairs', 'weight')
+  local rows, weight = tonumber(said[1] or nil) or 0, tonumber(said[2] or nil) or 0
+  if not (rows > 0 and rows < 1e9) then rows = 32 end
+  return {rows / (weight > 0 and weight or 1), rows}
+end
+local function charge(scope, name, had, cost)
+  had = math.max(had, level(scope))  -- whoever could not be served for a while gains no credit
+  redis.call('SET', base .. 'level:' .. scope, had, 'EX', 86400)
+  redis.call('ZADD', base .. 'turns:' .. scope, 'XX', had + cost, name)
+end
+local function give_back(id)  -- gives back the turn of a job that waits again
+  local _, scopes = where(id)
+  for at, scope in ipairs(scopes) do
+    redis.call('ZADD', base .. 'turns:' .. scope[1], 'XX', 'INCR', -costs_of(id)[at], scope[2])
+  end
+end
+-- Puts a job into its waiting list. Each job of a request adds an entry to the list `bell`, which wakes a worker that is
+-- full of bulk work.
+local function push(id, at_front)
+  local list, scopes = where(id)
+  redis.call(at_front and 'LPUSH' or 'RPUSH', list, id)
+  if list ~= rq then more(1) end
+  enter(id)
+  if scopes[1][1] == 'request' then
+    redis.call('LPUSH', base .. 'bell', 1)
+    redis.call('LTRIM', base .. 'bell', 0, 63)
+    redis.call('EXPIRE', base .. 'bell', 60)
+  end
+end
+-- Moves jobs from the waiting list of the job `id` to RQ's list, one for each worker that waits at RQ's list. The pairs
+-- of these jobs are not counted for their tenant and run, because no other jobs waited.
+local function call_workers(id)
+  local list = where(id)
+  local now = redis.call('TIME')[1]
+  local lacking = redis.call('ZCOUNT', base .. 'waiters', now, '+inf') - redis.call('LLEN', rq)
+  while list ~= rq and lacking > 0 do
+    local next_id = redis.call('LPOP', list)
+    if not next_id then break end
+    redis.call('RPUSH', rq, next_id)
+    more(-1)
+    lacking = lacking - 1
+  end
+end
