@@ -35,7 +35,7 @@ from rankmill.jobs.protocol.script import Script
 from rankmill.jobs.protocol.worker_report import QueueWorkers, queue_workers
 from rankmill.jobs.runtime.connection import refuses_writes
 from rankmill.jobs.runtime.durability import Durability, read_durability
-from rankmill.jobs.runtime.patience import blocking, cannot_serve, each_reply, sending
+from rankmill.jobs.runtime.patience import blocking, cannot_serve, sending
 from rankmill.jobs.system import system
 
 _UNDER_WAY = frozenset(
@@ -537,30 +537,17 @@ class RunStore:
             self.redis.unlink(*names)
         # Remove jobs in lists before paused jobs: `remove_run` also ends the run's turns, so that workers
         # take no more of its jobs.
-        waiting, paused = self.queue(run.queue).remove_run(run.id, pending), 0
-        for batch in _batches(pending):
-            states = self._states(run, batch)
-            paused += self._remove_paused(
-                run, [chunk for chunk in batch if states[chunk] == JobStatus.SCHEDULED]
-            )
-        return Deleted(waiting + paused, _text(note))
-
-    def _states(self, run: Run, chunks: Sequence[ChunkId]) -> dict[ChunkId, str]:
-        """Read the status of some chunks' jobs, and renew the jobs' expiry, which RQ removes from some."""
-        jobs = [Job.key_for(keys.job_id(run.id, chunk)) for chunk in chunks]
-        commands = [("hget", job, "status") for job in jobs] + [("expire", job, run.ttl) for job in jobs]
-        replies = each_reply(self.redis, commands)
-        texts = [reply.decode(errors="replace") if isinstance(reply, bytes) else "" for reply in replies]
-        return dict(zip(chunks, texts, strict=False))
-
-    def _remove_paused(self, run: Run, chunks: Sequence[ChunkId]) -> int:
-        jobs = [keys.job_id(run.id, chunk) for chunk in chunks]
-        paused = self.queue(run.queue).scheduled_job_registry.key
-        with self.redis.pipeline(transaction=False) as pipe:
-            for job in jobs:
-                pipe.zrem(paused, job)
-            gone = [Job.key_for(job) for job, removed in zip(jobs, pipe.execute(), strict=True) if removed]
-        return int(self.redis.unlink(*gone)) if gone else 0
+        queue = self.queue(run.queue)
+        removed = queue.remove_run(run.id, pending)
+        for batch in _batches([keys.job_id(run.id, chunk) for chunk in pending]):
+            with self.redis.pipeline(transaction=False) as pipe:
+                for job in batch:
+                    pipe.zrem(queue.scheduled_job_registry.key, job)
+                    pipe.expire(Job.key_for(job), run.ttl)  # RQ removes the expiry of some
+                was_paused = pipe.execute()[::2]
+            paused = [Job.key_for(job) for job, was in zip(batch, was_paused, strict=True) if was]
+            removed += self.redis.unlink(*paused) if paused else 0
+        return Deleted(removed, _text(note))
 
     def chunks(self, run: Run) -> list[ChunkId]:
         """Return the chunks of the run whose pairs are in Redis. This scans all keys of the server."""
