@@ -15,8 +15,7 @@ from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
 
 from rankmill.jobs.contract import keys
-from rankmill.jobs.contract.attempts import attempt
-from rankmill.jobs.contract.job import Payload
+from rankmill.jobs.contract.job import Payload, attempt
 from rankmill.jobs.contract.keys import ChunkId
 from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, ChunkStats
 from rankmill.jobs.contract.run import Progress, Run, Settled

@@ -1,4 +1,9 @@
-"""The RQ job of a chunk, its payload, and the workers that can run it."""
+"""The RQ job of a chunk, its payload, its attempts, and the workers that can run it.
+
+A chunk has one attempt, and up to ``max_retries`` further ones after failures, with growing pauses. After the
+last one, a worker reports the failure (`rankmill.jobs.protocol.recovery`). The producer then splits the chunk
+or gives it up (`rankmill.producer.collect.collector`).
+"""
 
 from __future__ import annotations
 
@@ -8,12 +13,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rq import Queue
-from rq.job import Job
+from rq.job import Job, Retry
 
 from rankmill.jobs.contract import keys
-from rankmill.jobs.contract.attempts import SUSPECT, retries
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.keys import ChunkId, read_chunk_id
+from rankmill.jobs.system import Backoff
 
 if TYPE_CHECKING:
     from rankmill.jobs.contract.run import Run
@@ -22,7 +27,8 @@ JOB_FUNCTION = "rankmill.score_chunk"
 
 _ROW_TOKENS = "row_tokens"
 TRACE = "trace"
-"""Keys in a job's metadata."""
+_SUSPECT = "suspect"
+"""Keys in a job's metadata. The value of `_SUSPECT` is true if the job may kill its worker."""
 
 BASE_TIMEOUT = 900
 """Part of a job's timeout (s) that does not depend on its number of pairs."""
@@ -31,6 +37,11 @@ _SECONDS_PER_PAIR = 2
 """Seconds that a job's timeout allows for each pair, which is more than any known model needs on any known
 device. A dead worker is detected by its missing heartbeat, not by this timeout.
 """
+
+_BACKOFF = Backoff(first=2.0, longest=60.0, jitter=0.5)
+
+LONGEST_PAUSE = 2 * _BACKOFF.longest
+"""No pause between two attempts is longer than this (s), jitter included."""
 
 
 class Payload(NamedTuple):
@@ -69,9 +80,9 @@ def job_data(run: Run, chunk: ChunkId, payload: Payload) -> Any:
         ttl=run.ttl,
         result_ttl=0,
         failure_ttl=run.ttl,
-        retry=retries(0 if payload.suspect and payload.rows > 1 else run.max_retries, payload.failed),
+        retry=_retries(0 if payload.suspect and payload.rows > 1 else run.max_retries, payload.failed),
         meta={
-            SUSPECT: payload.suspect,
+            _SUSPECT: payload.suspect,
             **({TRACE: dict(payload.trace)} if payload.trace else {}),
             **({_ROW_TOKENS: True} if payload.row_tokens else {}),
         },
@@ -95,6 +106,42 @@ def chunk_of(job: Job) -> tuple[str, ChunkId]:
 def asks_for_row_tokens(job: Job) -> bool:
     """Return whether a job asks for the number of tokens of each row in its chunk's result."""
     return bool(job.meta.get(_ROW_TOKENS))
+
+
+def _retries(most: int, failed: int) -> Retry | None:
+    """Make RQ's `Retry` for a job, or return ``None`` if the job is never retried.
+
+    Parameters
+    ----------
+    most
+        Number of retries that the job has in all.
+    failed
+        Number of retries that are used up.
+    """
+    if not most:
+        return None
+    retry = Retry(max=most, interval=[round(_BACKOFF.pause(failures)) for failures in range(1, most + 1)])
+    retry.max -= failed  # the constructor of `Retry` refuses 0
+    return retry
+
+
+def attempt(run: Run, job: Job) -> int:
+    """Return the number of the job's current attempt, counted from 1. RQ stores only how many retries are
+    left.
+    """
+    retries_left = run.max_retries if job.retries_left is None else job.retries_left
+    return 1 + run.max_retries - retries_left
+
+
+def suspect(job: Job) -> None:
+    """Mark a job that may have killed its worker, and let its retry begin without a pause."""
+    job.meta[_SUSPECT] = True
+    job.retry_intervals = None
+
+
+def is_suspect(job: Job) -> bool:
+    """Return whether a worker must score the job by itself, because the job may kill the worker."""
+    return bool(job.meta.get(_SUSPECT))
 
 
 def worker_command(queue: str) -> str:

@@ -17,8 +17,8 @@ from rq.exceptions import AbandonedJobError
 from rq.job import Job, JobStatus
 
 from rankmill.jobs.contract import keys
-from rankmill.jobs.contract.attempts import LONGEST_PAUSE, attempt, suspect
 from rankmill.jobs.contract.errors import RedisUnavailable, WireError
+from rankmill.jobs.contract.job import LONGEST_PAUSE, attempt, suspect
 from rankmill.jobs.contract.results import ChunkFailure
 from rankmill.jobs.protocol.leases import bound_leases, move
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue

@@ -13,7 +13,6 @@ import pyarrow as pa
 import redis
 from opentelemetry.trace import INVALID_SPAN, Span
 
-from rankmill.jobs.contract.attempts import attempt
 from rankmill.jobs.contract.errors import (
     FormatError,
     InputError,
@@ -25,7 +24,7 @@ from rankmill.jobs.contract.errors import (
     WireError,
     WorkerError,
 )
-from rankmill.jobs.contract.job import asks_for_row_tokens
+from rankmill.jobs.contract.job import asks_for_row_tokens, attempt
 from rankmill.jobs.contract.keys import ChunkId
 from rankmill.jobs.contract.priority import Priority, priority_of
 from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats, used_by

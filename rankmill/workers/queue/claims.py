@@ -11,8 +11,8 @@ from functools import partial
 
 import redis
 
-from rankmill.jobs.contract.attempts import is_suspect
 from rankmill.jobs.contract.errors import Fault, RunFailed, SpecError, WorkerError, fault_of
+from rankmill.jobs.contract.job import is_suspect
 from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores
 from rankmill.jobs.contract.run import Run
 from rankmill.jobs.contract.spec import ScoreSpec, WeightsKey, weights_key

@@ -1,4 +1,4 @@
--- Counts failed attempts at chunks of a run; rankmill/jobs/contract/attempts.py says how many there may be.
+-- Counts failed attempts at chunks of a run; rankmill/jobs/contract/job.py says how many there may be.
 -- KEYS: the run, its failed attempts. ARGV: expiry of the failed attempts (s), the attempts. Returns nothing. If the
 -- run is gone, nothing is written, because no one would delete the key.
 if redis.call('EXISTS', KEYS[1]) == 0 then return end
