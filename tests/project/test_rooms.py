@@ -72,7 +72,7 @@ def test_modules_and_names_in_documents_exist(document: str) -> None:
 WHILE_IT_WAITS = {
     f"{name}.py"
     for name in (
-        "jobs/runtime/in_time", "jobs/runtime/limits", "producer/client/sync_client",
+        "jobs/runtime/limits", "producer/client/sync_client",
         "producer/files/stores/own_folder", "producer/files/workspace", "score/session",
     )
 }  # fmt: skip

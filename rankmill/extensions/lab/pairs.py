@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.jobs.contract.shipped import shipped
+from rankmill.jobs.contract.home import shipped
 from rankmill.jobs.contract.wire import is_text
 from rankmill.producer.collect.pairs import COLUMNS
 from rankmill.producer.collect.sizing import Sizing

@@ -1,9 +1,10 @@
-"""Paths that begin with ``~``, and folders of this user."""
+"""Paths that begin with ``~``, folders of this user, and files that come with rankmill."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
+from importlib.resources import files
 from pathlib import Path
 
 from rankmill.jobs.contract.errors import ConfigError
@@ -48,3 +49,8 @@ def of_user(folder: str | Path, remedy: str) -> Path:
         raise ConfigError(
             f"user {os.geteuid()} has no home for {folder}: set {remedy} to a folder of this user, or HOME"
         ) from None
+
+
+def shipped(*names: str) -> Path:
+    """The path of a shipped file or folder, such as ``shipped("configs", "base.yaml")``."""
+    return Path(str(files("rankmill").joinpath(*names)))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from rankmill.jobs.contract.errors import ConfigError
-from rankmill.jobs.contract.home import expanded
-from rankmill.jobs.contract.shipped import shipped
+from rankmill.jobs.contract.home import expanded, shipped
 
 TEXTS_ALONE = "none"
 """The name to give in place of a template if the model should read query and passage without a prompt."""

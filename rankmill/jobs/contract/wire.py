@@ -16,6 +16,7 @@ and requests for tokens ``asked`` (JSON). Scores have ``score`` (float32, or a l
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -59,6 +60,20 @@ messages have about 200.
 """
 
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
+
+
+def leave_out_pandas() -> None:
+    """Make pyarrow believe that pandas is not installed. Other code can still import pandas.
+
+    Without this function, pyarrow imports pandas when it makes its first array. That import takes a third of
+    a second, and workers and score-file seldom need it.
+    """
+    if "pandas" not in sys.modules:
+        sys.modules["pandas"] = None  # type: ignore[assignment]  # makes `import pandas` fail
+        try:
+            pa.array([0])
+        finally:
+            del sys.modules["pandas"]
 
 
 def encode_rows(columns: Sequence[pa.Array], inputs: Inputs) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 from redis.client import Pipeline
 from redis.exceptions import NoScriptError
 
-from rankmill.jobs.contract.shipped import shipped
+from rankmill.jobs.contract.home import shipped
 
 
 class Script:

@@ -16,9 +16,8 @@ from redis.retry import Retry
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import ConfigError, ConnectionFailed, RedisUnavailable
-from rankmill.jobs.runtime.in_time import KINDS
 from rankmill.jobs.runtime.passwords import mask_passwords, mask_url, remember_password, remember_url
-from rankmill.jobs.runtime.patience import Patience, cannot_serve, waiting
+from rankmill.jobs.runtime.patience import InTime, Patience, cannot_serve, waiting
 from rankmill.jobs.runtime.sentinel import names_sentinels, parse_sentinel_url
 
 _PROBE_SECONDS = 2
@@ -28,6 +27,11 @@ _SILENCE_SECONDS = 15
 
 _CONNECTIONS = 256
 """One client opens at most this many connections; further threads wait for a free one."""
+
+_IN_TIME: dict[Any, Any] = {
+    kind: type(kind.__name__, (InTime, kind), {})
+    for kind in (redis.Connection, redis.SSLConnection, redis.UnixDomainSocketConnection)
+}
 
 _WRONG_SCHEME = {
     "redis": ("Connection (reset|closed)", "; if the server expects TLS, the URL begins with rediss://"),
@@ -150,7 +154,7 @@ def pool_for(url: str, patience: Patience) -> WaitingPool:
                 # Do not send the driver's name: Redis before 7.2 may not allow a user that command.
                 "driver_info": None,
                 **options,
-                "connection_class": KINDS.get(kind, kind),
+                "connection_class": _IN_TIME.get(kind, kind),
                 "retry": patience,
             }
         )

@@ -46,6 +46,9 @@ seconds.
 
 _LEAST_SECONDS = 0.01
 
+_GRACE_SECONDS = 0.5
+"""A connection waits for a reply until this many seconds after the caller's deadline."""
+
 _SMALL_BYTES = 2**20
 """Every server accepts values up to this size (bytes), the lowest value that proto-max-bulk-len may have."""
 
@@ -220,11 +223,21 @@ def end_of_command() -> float:
     return min(max(wait.until, now + _LEAST_SECONDS), now + (wait.most or float("inf")))
 
 
-def seconds_left() -> float:
-    """Return the seconds until the caller's deadline, which `waiting` sets. Without a deadline, the result is
-    infinite.
+class InTime:
+    """Base of connections to Redis that stop waiting for a reply soon after the caller's deadline, which
+    `waiting` sets.
     """
-    return max(_WAIT.get().until - system.monotonic(), 0)
+
+    _socket_timeout: Any
+
+    @property
+    def socket_timeout(self) -> float | None:
+        left = max(_WAIT.get().until - system.monotonic(), 0)
+        return float(min(self._socket_timeout, left + _GRACE_SECONDS))
+
+    @socket_timeout.setter
+    def socket_timeout(self, seconds: float | None) -> None:
+        self._socket_timeout = seconds
 
 
 @contextmanager

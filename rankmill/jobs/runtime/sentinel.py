@@ -16,8 +16,8 @@ from redis.backoff import NoBackoff
 from redis.connection import SSLConnection, parse_url
 from redis.retry import Retry
 
-from rankmill.jobs.runtime.in_time import InTime
 from rankmill.jobs.runtime.passwords import mask_passwords
+from rankmill.jobs.runtime.patience import InTime
 from rankmill.jobs.system import system
 
 _SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}

@@ -30,10 +30,9 @@ from pydantic_core.core_schema import ValidationInfo
 
 from rankmill import plugins
 from rankmill.jobs.contract.errors import ConfigError
-from rankmill.jobs.contract.home import expanded, model_of_run
+from rankmill.jobs.contract.home import expanded, model_of_run, shipped
 from rankmill.jobs.contract.prompts import read_template
 from rankmill.jobs.contract.schema import MAX_CHUNK_ROWS, Scored, Weight
-from rankmill.jobs.contract.shipped import shipped
 from rankmill.jobs.contract.spec import (
     Activation,
     Long,

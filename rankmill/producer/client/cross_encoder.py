@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankmill.jobs.contract.errors import ConfigError, InputError, RunFailed
-from rankmill.jobs.contract.shipped import shipped
+from rankmill.jobs.contract.home import shipped
 from rankmill.jobs.runtime.settings import BASE, Settings, merge_settings, validate
 from rankmill.producer.client.runs import check_top_k
 from rankmill.producer.client.sync_client import Client

@@ -25,8 +25,8 @@ from pydantic import BaseModel, ValidationError
 
 from rankmill.jobs.cache import cache_folder, lock, read_json, strangers
 from rankmill.jobs.contract.errors import SpecError, WorkerError
+from rankmill.jobs.contract.home import shipped
 from rankmill.jobs.contract.proof import Proof, Way
-from rankmill.jobs.contract.shipped import shipped
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.runtime.hosts import TOKEN_BUDGETS, cpu_flags
 from rankmill.jobs.runtime.limits import free_memory

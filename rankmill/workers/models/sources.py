@@ -15,8 +15,7 @@ from pathlib import Path
 
 from rankmill.jobs.cache import Facts
 from rankmill.jobs.contract.errors import SpecError, WorkerError
-from rankmill.jobs.contract.home import expanded
-from rankmill.jobs.contract.shipped import shipped
+from rankmill.jobs.contract.home import expanded, shipped
 from rankmill.jobs.contract.spec import CONTENT, ScoreSpec
 from rankmill.jobs.model_files import model_content, model_facts, weight_files
 from rankmill.jobs.model_names import has_tag, unknown_name

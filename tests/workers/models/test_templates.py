@@ -12,8 +12,8 @@ from jinja2 import Template
 from transformers.utils import chat_template_utils
 
 from rankmill.jobs.contract.errors import SpecError
+from rankmill.jobs.contract.home import shipped
 from rankmill.jobs.contract.prompts import shipped_templates
-from rankmill.jobs.contract.shipped import shipped
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.models import templates

@@ -10,7 +10,7 @@ import numpy as np
 
 from rankmill.jobs.cache import temporary_folder
 from rankmill.jobs.contract.errors import SpecError
-from rankmill.jobs.contract.shipped import shipped
+from rankmill.jobs.contract.home import shipped
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import OutOfMemory
 from rankmill.workers.engine.engine import Engine
