@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from itertools import islice
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
-from rankmill.jobs.contract.errors import InputError, WireError
+from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.file_request import FileRequest
 from rankmill.jobs.protocol.worker_report import worker_reports
 from rankmill.jobs.runtime.settings import Settings
@@ -103,9 +103,7 @@ def estimate(
         truncates = settings.long == "truncate"
         first = session.score(table, source.columns.sent, long="refuse" if truncates else settings.long)
         timed = session.score(table, source.columns.sent)
-        reports = {}
-        with suppress(WireError):  # a worker of another release may report in another format
-            reports = worker_reports(session.client.store.redis, timed.workers)
+        reports = worker_reports(session.client.store.redis, timed.workers)
     lost, over = (int(np.isnan(scored.scores).sum()) for scored in (timed, first))
     speed, stats = len(table) / timed.seconds, timed.stats
     gains = [chunk.int8_gain for chunk in stats if chunk.int8_gain is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast
 
@@ -232,31 +233,23 @@ def known_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, Worker
     """Return the reports of the live ScoringWorkers among `names`. A report that cannot be read is
     ``None``.
     """
+    wanted = list(names)
+    raw = cast("list[bytes | None]", client.mget([keys.worker(name) for name in wanted])) if wanted else []
     reports: dict[str, WorkerReport | None] = {}
-    for name, raw in _raw_reports(client, names).items():
-        try:
-            reports[name] = WorkerReport.read_json(raw, f"the report of worker {name}")
-        except WireError:  # the report may have another format
+    for name, report in zip(wanted, raw, strict=True):
+        if report is not None:
             reports[name] = None
+            with suppress(WireError):  # the report may have another format
+                reports[name] = WorkerReport.read_json(report, f"the report of worker {name}")
     return reports
+
+
+def worker_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, WorkerReport]:
+    """Return the reports of those of the ScoringWorkers `names` that live and have one that can be read."""
+    return {name: report for name, report in known_reports(client, names).items() if report}
 
 
 def taking_workers(client: redis.Redis, scoring: Iterable[str]) -> frozenset[str]:
     """Return those of the ScoringWorkers in `scoring` that take new chunks: all except drained ones."""
     reports = known_reports(client, sorted(scoring))
     return frozenset(name for name, report in reports.items() if not (report and report.drained))
-
-
-def worker_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, WorkerReport]:
-    """Return the latest reports of the ScoringWorkers `names`. Workers that are gone are left out.
-
-    Raises `WireError` if a report is damaged or has another format.
-    """
-    reports = _raw_reports(client, names).items()
-    return {name: WorkerReport.read_json(raw, f"the report of worker {name}") for name, raw in reports}
-
-
-def _raw_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, bytes]:
-    wanted = list(names)
-    raw = cast("list[bytes | None]", client.mget([keys.worker(name) for name in wanted])) if wanted else []
-    return {name: report for name, report in zip(wanted, raw, strict=True) if report is not None}
