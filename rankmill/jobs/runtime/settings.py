@@ -6,7 +6,6 @@ same settings from the environment (``RANKMILL_DEVICE=cpu`` and so on).
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -50,8 +49,6 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "human", "json"]
 CountOrAuto = Literal["auto"] | Annotated[int, Field(ge=1)]
 
-MAX_EXTENDS = 20
-
 _PREFIX = "RANKMILL_"
 
 _OPTIONS = "the options given"
@@ -65,8 +62,6 @@ a service named rankmill-….
 """
 
 BASE = shipped("configs", "base.yaml")
-
-logger = logging.getLogger(__name__)
 
 
 def _installed_backend(name: str) -> str:
@@ -359,12 +354,6 @@ def merge_settings(
     if file:
         layers += config_layers(file)
     layers.append(("the environment", _from_environ(environ)))
-    skipped = [
-        (name, key) for name, values in layers[1:] for key in values
-        if key not in Settings.model_fields and key not in extension_settings()
-    ]  # fmt: skip
-    for name, key in skipped:
-        logger.debug("%s, which %s sets, is a setting of an extension that is not installed", key, name)
     layers.append((_OPTIONS, {k: v for k, v in (flags or {}).items() if v is not None}))
     return {key: Sourced(value, source) for source, values in layers for key, value in values.items()}
 
@@ -449,7 +438,7 @@ def config_layers(path: Path) -> list[tuple[str, dict[str, Any]]]:
     Raises
     ------
     ConfigError
-        A file cannot be read or is not YAML, has an unknown key, extends itself, or extends too many files.
+        A file cannot be read or is not YAML, has an unknown key, or extends itself.
     """
     layers: list[tuple[str, dict[str, Any]]] = []
     seen: set[str] = set()
@@ -458,8 +447,6 @@ def config_layers(path: Path) -> list[tuple[str, dict[str, Any]]]:
         place = os.path.realpath(file)
         if place in seen:
             raise ConfigError(f"{file}: config files extend each other in a circle")
-        if len(seen) == MAX_EXTENDS:
-            raise ConfigError(f"{path}: more than {MAX_EXTENDS} config files extend each other")
         seen.add(place)
         values = _read(file)
         parent = values.pop("extends", None)
