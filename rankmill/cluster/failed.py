@@ -13,7 +13,7 @@ from rq.job import Job, JobStatus
 from rq.results import Result
 
 from rankmill.jobs.contract import keys
-from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.contract.errors import InputError, RankmillError
 from rankmill.jobs.contract.job import JOB_FUNCTION
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.runs import RunStore
@@ -140,7 +140,7 @@ def _failed(queue: OrderedQueue, *, is_used: bool) -> Iterator[FailedJob]:
         if not (is_used or (job and str(job.func_name).startswith(_OURS))):
             continue
         if job:
-            reason, at = _failure(queue, job)
+            reason, at = _failure(job)
             # RQ leaves a job in this list if its caller enqueues it again
             is_failed = job.get_status(refresh=False) in {JobStatus.FAILED, JobStatus.STOPPED}
             final = _OF_A_RUN if job.func_name == JOB_FUNCTION else "" if is_failed else _AGAIN
@@ -153,19 +153,16 @@ def _results(job: str) -> str:
     return key
 
 
-def _failure(queue: OrderedQueue, job: Job) -> tuple[str, float | None]:
+def _failure(job: Job) -> tuple[str, float | None]:
     """Return the last line of a job's last error, and when the server got that error (seconds since 1970). If
     the error is missing or damaged, a text that says so replaces the line. Do not take the time from the
     job's end: RQ records none if the worker has died.
     """
-    connection: Any = queue.connection
-    streams = connection.xread({_results(job.id): "0-0"})
-    if not streams:
-        return "it has left no reason", None
-    number, payload = streams[0][1][-1]
-    at = int(number.partition(b"-")[0]) / 1000
     try:
-        text = Result.restore(job.id, number.decode(), payload, connection, job.serializer).exc_string or ""
+        failure = job.latest_result()
+    except (redis.RedisError, RankmillError):
+        raise
     except Exception:  # RQ can raise any type for damaged data
-        return "its reason is damaged", at
-    return (text.strip().splitlines() or ["it has left no reason"])[-1], at
+        return "its reason is damaged", None
+    lines = ((failure and failure.exc_string) or "").strip().splitlines() or ["it has left no reason"]
+    return lines[-1], failure and failure.created_at.timestamp()

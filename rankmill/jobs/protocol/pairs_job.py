@@ -79,8 +79,6 @@ def read_request(job: Job) -> Run:
     except ValidationError as error:
         wrong = complaint(error, {*ScoreSpec.model_fields, "pairs"})
         raise InputError(f"{PAIRS_FUNCTION}: {wrong}") from None
-    except TypeError as error:
-        raise InputError(f"{PAIRS_FUNCTION}: {error}") from None
     if spec.inputs != "pairs":
         raise InputError(f"{PAIRS_FUNCTION} scores pairs; for {spec.inputs}, use rankmill.Client")
     return Run(
