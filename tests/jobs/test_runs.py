@@ -11,12 +11,11 @@ import pyarrow as pa
 import pytest
 from rq import Queue
 from rq.exceptions import AbandonedJobError
-from rq.job import Job, JobStatus
+from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.job import Payload, attempt
-from rankmill.jobs.contract.keys import ChunkId
 from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, ChunkStats
 from rankmill.jobs.contract.run import Progress, Run, Settled
 from rankmill.jobs.protocol.queues import QueueCapacity, write_capacity
@@ -137,24 +136,6 @@ def test_each_fact_is_settled_by_the_first_who_says_it(store: RunStore, run: Run
     store.cancel(run)
     store.settle(run, first)
     assert not store.redis.exists(keys.settled(run.id))
-
-
-def test_a_chunk_sent_again_after_a_lost_reply_gets_no_more_attempts(store: RunStore, run: Run) -> None:
-    chunks: dict[ChunkId, Payload] = {0: Payload(b"a", 5), 1: Payload(b"b", 5), 2: Payload(b"c", 5, failed=1)}
-    for times in range(2):
-        store.enqueue(run, chunks)
-        jobs = [
-            Job.fetch(keys.job_id(run.id, chunk), store.redis, serializer=JSONSerializer) for chunk in chunks
-        ]
-        if not times:
-            assert [job.retries_left for job in jobs] == [2, 2, 1]
-            store.count_attempts(run, {0: 1})
-            pause_after_a_failure(store, run, 0)
-            for failed in (1, 2, 3):
-                store.count_attempts(run, {2: failed})
-    assert [job.retries_left for job in jobs] == [1, 2, 0]
-    assert [job.get_status() for job in jobs] == [JobStatus.QUEUED, JobStatus.QUEUED, JobStatus.FAILED]
-    assert store.queue(run.queue).scheduled_job_registry.count == 0
 
 
 def test_an_attempt_that_a_worker_fails_counts_if_the_chunk_is_sent_anew(store: RunStore, run: Run) -> None:

@@ -252,11 +252,6 @@ KEPT = (
           "e7b6a681", _run(40, 1.0, "submitted parquet"),
           Fault(0.5, "stop_at_write", 20.0, 3, "commit journal.db"), seed=2, chunk_size=4,
           runners=(0.0, 0.0)),
-    _kept("A producer is cut off between the command that sends a chunk and its reply, and sends it again "
-          "when that has killed workers meanwhile. Those attempts were forgotten: it had one more than are "
-          "allowed.",
-          "unknown", _run(_POISON, 1.0, "live"), Fault(0.9, "restart", 1.0),
-          Fault(1.5, "cut_off", 45.0, target=_SENT), workers=(0.05, 0.05), chunk_size=4),
     _kept("The server's clock jumps back, and the only worker dies before a heartbeat has bounded its "
           "leases: that of its successor, which knows of no jump, does so.",
           "unknown", _run(200, 1.0, "live"), Fault(3.0, "server_clock", 2.0), Fault(4.5, "kill"),

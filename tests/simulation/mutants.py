@@ -214,8 +214,6 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
         Mutant("an attempt is counted twice", _RECOVERY,
                "job.retry(queue, pipe)",
                "job.retries_left = max((job.retries_left or 0) - 1, 1); job.retry(queue, pipe)"),
-        Mutant("a chunk that is sent again has all its attempts", _RUNS,
-               "            _SENT_AGAIN.run(pipe, places, *facts)\n", "", kept=True),
         Mutant("a failed attempt is forgotten with its job", _RECOVERY,
                "            store.count_attempts(run, {chunk: attempts})\n", "",
                test=f"{_STORE}an_attempt_that_a_worker_fails_counts_if_the_chunk_is_sent_anew"),

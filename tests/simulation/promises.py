@@ -214,14 +214,17 @@ class OneWorkerHasAChunk(Promise):
 
 
 class AttemptsAreCounted(Promise):
-    """A chunk has as many attempts as are allowed, whatever ends them, and a failure says how many."""
+    """A chunk has as many attempts as are allowed, whatever ends them, and a failure says how many.
+
+    Except where it was sent again because the reply was lost: that gives it all of them again.
+    """
 
     looks_at = "jobs that begin, and failures in the stream of results"
 
     def begun(self, name: str, worker: Process) -> None:
         made, allowed = self.history.jobs[name].attempts, self.history.max_retries + 1
         self.loaded += made == allowed
-        if made > allowed and not self.history.lost:
+        if made > allowed and not self.history.lost and name not in self.history.sent_again:
             self.broken(f"{name} is tried {made} times, and {allowed} are allowed")
 
     def result(self, found: Result) -> None:

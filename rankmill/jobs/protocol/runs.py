@@ -47,8 +47,6 @@ _AT_ONCE = 500
 
 _COUNT_ATTEMPTS = Script("jobs/protocol/lua/count_attempts.lua")
 _SETTLE = Script("jobs/protocol/lua/settle.lua")
-_SENT_AGAIN = Script("jobs/protocol/lua/sent_again.lua")
-
 _CANCEL = Script("jobs/protocol/lua/cancel.lua")
 
 NOTHING_USED: Mapping[str, Usage] = {}
@@ -247,10 +245,8 @@ class RunStore:
             for job, payload in zip(jobs, payloads.values(), strict=True):
                 pipe.hset(Job.key_for(job), mapping={"pairs": payload.rows, "weight": run.weight})
             queue.add(pipe, jobs)
-            places = [keys.failed_attempts(run.id), queue.scheduled_job_registry.key, *map(Job.key_for, jobs)]
-            sent = zip(payloads.items(), jobs, strict=True)
-            facts = [fact for (chunk, payload), job in sent for fact in (str(chunk), payload.failed, job)]
-            _SENT_AGAIN.run(pipe, places, *facts)
+            # if the reply is lost and this is sent again, an attempt may have failed meanwhile
+            pipe.zrem(queue.scheduled_job_registry.key, *jobs)
             again = {name: each.failed for name, each in payloads.items() if each.failed or each.suspect}
             if again:  # here, so that no other process sees the count without the jobs
                 self.count_attempts(run, again, pipe)

@@ -26,7 +26,6 @@ from rankmill import Client
 from rankmill.cli.main import rankmill
 from rankmill.extensions.gateway.keys.api_keys import KeyStore
 from rankmill.jobs.contract.errors import ConnectionFailed
-from rankmill.jobs.contract.job import Payload
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import queue_workers
 from rankmill.jobs.runtime.connection import client_for, connect
@@ -207,19 +206,6 @@ def test_the_gateway_may_do_what_it_must(
     finally:
         worker.kill()
         worker.wait()
-    assert not denied(admin)
-
-
-@pytest.mark.parametrize("user", ["producer", "gateway"])
-def test_a_chunk_that_is_sent_twice_has_its_failed_attempts(acl: tuple[Any, str], user: str) -> None:
-    """A right was missing, and the script went on without it: the chunk got all of its attempts again."""
-    admin, url = acl
-    store = RunStore(connect(url.format(user), 10))
-    run = stored_run(store, max_retries=3)
-    for failed in (1, 2):
-        store.enqueue(run, {0: Payload(b"pairs", 1)})  # the second time as after a lost reply
-        assert int(admin.hget(f"rq:job:{run.id}-0", "retries_left")) == run.max_retries - failed + 1
-        store.count_attempts(run, {0: failed})
     assert not denied(admin)
 
 
