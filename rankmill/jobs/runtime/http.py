@@ -89,7 +89,7 @@ def serve(
             continue
         if port != first:
             logger.warning("%s: port %d is in use, using %d", setting, first, port)
-        server.set_app(_without_traceback(_heads_only(app)))
+        server.set_app(_guarded(app))
         system.Thread(target=server.serve_forever, name=setting, daemon=True).start()
         return host, server.server_port
     raise ConfigError(f"{setting}: no port from {first} to {port} is free on {host}")
@@ -189,29 +189,13 @@ def is_loopback(host: str) -> bool:
     return host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)
 
 
-def _heads_only(app: WSGIApplication) -> WSGIApplication:
-    def answered(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        if environ["REQUEST_METHOD"] != "HEAD":
-            return app(environ, start)
-        begun: list[Any] = []
+def _guarded(app: WSGIApplication) -> WSGIApplication:
+    """Make a WSGI app that logs the errors of `app`, and answers HEAD without a body."""
 
-        def begin(status: str, headers: list[tuple[str, str]], *_: object) -> Callable[[bytes], object]:
-            begun[:] = status, headers
-            return bytes
-
-        size = sum(map(len, app({**environ, "REQUEST_METHOD": "GET"}, begin)))
-        status, headers = begun
-        kept = [(name, value) for name, value in headers if name.lower() != "content-length"]
-        start(status, [*kept, ("Content-Length", str(size))])
-        return []
-
-    return answered
-
-
-def _without_traceback(app: WSGIApplication) -> WSGIApplication:
     def guarded(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         try:
-            return app(environ, start)
+            body = app(environ, start)
+            return [] if environ["REQUEST_METHOD"] == "HEAD" else body
         except Exception:
             logger.exception("the request for %s failed", environ.get("PATH_INFO"))
             return failed(environ, start)
