@@ -8,7 +8,6 @@ restores accounts that the server has lost.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -39,8 +38,6 @@ _COUNT = Script("jobs/protocol/lua/count.lua")
 
 END = "end"
 """Stands for a stream entry's id where usage belongs to no entry: it is known only when a run ends."""
-
-logger = logging.getLogger(__name__)
 
 
 class Entry(NamedTuple):
@@ -77,7 +74,6 @@ class Accountant:
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
-        self._told = False
 
     def know(self, tenant: str) -> None:
         if tenant:
@@ -87,7 +83,7 @@ class Accountant:
 
     def count(
         self, pipe: Any, run: Run, used: Mapping[str, Usage], *, group: str | None = None, stays: bool = False
-    ) -> bool:
+    ) -> None:
         """Add a command to `pipe` that counts the usage of results, and deletes their entries from the
         stream.
 
@@ -103,10 +99,6 @@ class Accountant:
             The digits that stand for the tenant. By default, they are taken from the end of the run's id.
         stays
             Whether the entries stay in the stream. If so, a set records which ids are counted.
-
-        Returns
-        -------
-        Whether a command was added. Its reply is for `heard`, which logs an error in the reply.
         """
         parts: list[object] = []
         for entry, usage in used.items():
@@ -114,24 +106,13 @@ class Accountant:
             for device, amounts in usage.items():
                 parts += [_plain(device), *amounts]
         if not parts:
-            return False
+            return
         where = keys.counted(run.id) if stays else keys.results(run.id)
         group = group or tenant_in(run.id)
         facts = [KEPT_DAYS * _DAY, MOST_ENTRIES, group, self._names.get(group, ""), run.spec.model[:_LONGEST]]
         _COUNT.run(pipe, [where, keys.usage()], "SADD" if stays else "XDEL", *facts, *parts)
         if stays:
             pipe.expire(where, run.ttl)
-        return True
-
-    def heard(self, reply: Any) -> None:
-        """Log that the accounts in Redis are damaged, if the reply to the command of `count` says so.
-
-        Only the first such reply is logged.
-        """
-        if reply and not self._told:
-            self._told = True
-            why = reply.decode(errors="replace")
-            logger.warning("what runs use is not counted: the accounts in Redis are damaged: %s", why)
 
 
 def _plain(device: str) -> str:

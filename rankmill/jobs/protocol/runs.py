@@ -381,7 +381,7 @@ class RunStore:
         `used` to the accounts of the run's tenant.
         """
         with self.redis.pipeline() as pipe:
-            counts = self.accountant.count(pipe, run, used)
+            self.accountant.count(pipe, run, used)
             if done := list(chunks):
                 pipe.unlink(*(keys.pairs(run.id, chunk) for chunk in done))
             pipe.xdel(keys.results(run.id), *entries)
@@ -390,8 +390,7 @@ class RunStore:
                 pipe.rpush(keys.errors(run.id), *(error.written() for error in row_errors))
             pipe.expire(keys.errors(run.id), run.ttl)
             self._touch(pipe, run)
-            heard, *_ = pipe.execute()
-        self.accountant.heard(counts and heard)
+            pipe.execute()
 
     def note(self, run: Run, progress: Progress, used: Mapping[str, Usage] = NOTHING_USED) -> None:
         """Write the run's new progress, and leave its results in Redis.
@@ -399,10 +398,9 @@ class RunStore:
         Also add what the new results have `used` to the accounts of the run's tenant.
         """
         with self.redis.pipeline() as pipe:
-            counts = self.accountant.count(pipe, run, used, stays=True)
+            self.accountant.count(pipe, run, used, stays=True)
             self._note(pipe, run, progress)
-            heard, *_ = pipe.execute()
-        self.accountant.heard(counts and heard)
+            pipe.execute()
 
     def count_request(self, run: Run, which: object, usage: Usage) -> None:
         """Add what a job of pairs has used to the accounts. Its pairs are in the job itself, and belong to no
@@ -520,15 +518,14 @@ class RunStore:
         # Do not use a transaction: a full server refuses it, and deleting runs makes room. Delete the run
         # itself first, so that no worker scores more of it.
         with self.redis.pipeline(transaction=False) as pipe:
-            counts = self.accountant.count(pipe, run, used)
+            self.accountant.count(pipe, run, used)
             if tell:
                 _CANCEL.run(pipe, [keys.cancelled(run.id), *mine[:-1]], run.ttl)
             else:
                 pipe.unlink(*mine)
             pipe.zrem(keys.runs(), run.id)
             pipe.get(keys.wrong(run.id))
-            heard, *_, note = pipe.execute()
-        self.accountant.heard(counts and heard)
+            *_, note = pipe.execute()
         for names in pairs[1:]:  # a full server accepts this, but refuses the script below
             self.redis.unlink(*names)
         # Remove jobs in lists before paused jobs: `remove_run` also ends the run's turns, so that workers

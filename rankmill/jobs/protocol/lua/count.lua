@@ -4,9 +4,8 @@
 -- KEYS: the stream of results or the set of entries, the prefix of the accounts' keys.
 -- ARGV: XDEL or SADD, expiry of the accounts (s), most entries of a day, the tenant's digits, its name, the model;
 --   then for each result its entry, the number of its devices, and for each device its name and five amounts.
--- Returns the error if the accounts are damaged, else nothing.
+-- Returns nothing; what belongs to damaged accounts is not counted.
 local day = KEYS[2] .. ':' .. math.floor(redis.call('TIME')[1] / 86400)
-local trouble
 
 local function add(device, at)
   local entry = ARGV[4] .. '|' .. device .. '|' .. ARGV[6]
@@ -35,11 +34,7 @@ while at < #ARGV do
   end
   at = at + 2
   for _ = 1, devices do
-    if counts then
-      local fine, why = pcall(add, ARGV[at], at + 1)
-      if not fine then trouble = type(why) == 'table' and why.err or why end
-    end
+    if counts then pcall(add, ARGV[at], at + 1) end
     at = at + 6
   end
 end
-return trouble
