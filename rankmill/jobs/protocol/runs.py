@@ -35,7 +35,7 @@ from rankmill.jobs.protocol.script import Script
 from rankmill.jobs.protocol.worker_report import QueueWorkers, queue_workers
 from rankmill.jobs.runtime.connection import refuses_writes
 from rankmill.jobs.runtime.durability import Durability, read_durability
-from rankmill.jobs.runtime.patience import blocking, cannot_serve, sending
+from rankmill.jobs.runtime.patience import blocking, sending
 from rankmill.jobs.system import system
 
 _UNDER_WAY = frozenset(
@@ -286,14 +286,7 @@ class RunStore:
     def failed_attempts(self, run: Run) -> Mapping[ChunkId, int]:
         """Read how many attempts at each chunk of the run have failed. Damaged entries are left out."""
         failed: dict[ChunkId, int] = defaultdict(int)
-        try:
-            noted = cast("set[bytes]", self.redis.smembers(keys.failed_attempts(run.id)))
-        except redis.ResponseError as error:
-            if cannot_serve(error):
-                raise
-            self.redis.unlink(keys.failed_attempts(run.id))  # the key is not a set
-            return failed
-        for entry in noted:
+        for entry in self.redis.smembers(keys.failed_attempts(run.id)):
             name, _, number = entry.partition(b":")
             if (chunk := read_chunk_id(name)) is not None and number.isdigit() and len(number) < 19:
                 failed[chunk] = max(failed[chunk], int(number))

@@ -4,7 +4,6 @@
 -- KEYS: the run, the settled facts. ARGV: expiry of the facts (s); 1 to replace values that others have settled, else
 -- 0; for each fact its name and its value (empty: not known). Returns the settled values; nil if the run is gone.
 if redis.call('EXISTS', KEYS[1]) == 0 then return false end
-if type(redis.pcall('HGET', KEYS[2], '')) == 'table' then redis.call('UNLINK', KEYS[2]) end  -- the key is not a hash
 local found = {}
 for at = 3, #ARGV, 2 do
   local name, value = ARGV[at], ARGV[at + 1]
