@@ -9,7 +9,6 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from functools import cache
 from http import HTTPStatus
 from typing import get_args
 from urllib.parse import urlsplit
@@ -42,6 +41,7 @@ _REMEMBERED_SECONDS = 86400
 heartbeat.
 """
 
+_UP = ("rankmill_redis_up", "1 if Redis answers, else 0; then the other metrics are absent.")
 _JOBS = ("waiting", "started", "failed")
 _COUNTED = {
     "chunks": "Chunks scored by all workers, from their heartbeats' reports.",
@@ -161,29 +161,25 @@ class ClusterMetrics(Collector):
         self._usage = UsageMetrics()
 
     def describe(self) -> Iterable[Metric]:
-        return [*self._families(None), *self._usage.families(None)]
+        return [*self._families(_NOTHING), *self._usage.families(None)]
 
     def collect(self) -> Iterable[Metric]:
         cluster = self._view.look()
-        if cluster is not None:
-            self._count(cluster)
-        up, *others = self._families(cluster)
-        up.add_metric([], cluster is not None)
-        return [up, *others, *self._usage.families(self._view.usage() if cluster else None)]
+        if cluster is None:
+            return [GaugeMetricFamily(*_UP, value=0)]
+        self._count(cluster)
+        return [*self._families(cluster), *self._usage.families(self._view.usage())]
 
-    def _families(self, cluster: Snapshot | None) -> list[GaugeMetricFamily | CounterMetricFamily]:
-        backlogs = self._backlogs.of(cluster) if cluster else {}
-        values = _gauges(cluster or _NOTHING, backlogs)
-        families: list[GaugeMetricFamily | CounterMetricFamily] = [
-            GaugeMetricFamily(name, text, labels=labels) for name, text, labels, _ in values
-        ]
-        for family, (*_, samples) in zip(families, values, strict=True):
-            for labels, value in samples.items() if cluster else ():
-                family.add_metric(labels, value)
+    def _families(self, cluster: Snapshot) -> list[Metric]:
+        families: list[Metric] = []
+        for name, text, labels, samples in _gauges(cluster, self._backlogs.of(cluster)):
+            family = GaugeMetricFamily(name, text, labels=labels)
+            for values, value in samples.items():
+                family.add_metric(values, value)
+            families.append(family)
         for field, text in _COUNTED.items():
-            families.append(CounterMetricFamily(f"rankmill_cluster_{field}", text, labels=()))
-            if cluster:
-                families[-1].add_metric([], self._total[field])
+            name = f"rankmill_cluster_{field}"
+            families.append(CounterMetricFamily(name, text, value=self._total[field]))
         return families
 
     def _count(self, cluster: Snapshot) -> None:
@@ -216,7 +212,7 @@ def _gauges(cluster: Snapshot, backlogs: Mapping[str, Backlog]) -> list[Gauge]:
             for name in worker.queues:
                 beats[name] = max(beats.get(name, 0.0), worker.beat_seconds)
     own = [
-        ("rankmill_redis_up", "1 if Redis answers, else 0; then the other metrics are absent.", (), {}),
+        (*_UP, (), {(): 1}),
         ("rankmill_queue_jobs", "Chunks of a queue: waiting, started, failed (for good).", ("queue", "state"),
          {(each.name, state): getattr(each, state) for each in queues for state in _JOBS}),
         ("rankmill_queue_oldest_job_age_seconds", "Age of the next chunk in the queue, 0 if none waits.",
@@ -265,16 +261,8 @@ def _gauges(cluster: Snapshot, backlogs: Mapping[str, Backlog]) -> list[Gauge]:
     for extension, watch in watches().items():
         with suppress(Exception):  # an extension that fails is `Broken` in the snapshot
             for gauge in checked_gauges(cluster.extensions.get(extension, watch.nothing)):
-                if gauges.setdefault(gauge.name, gauge) is not gauge:
-                    _warn_once(
-                        f"{gauge.name} of extension {extension} is left out: another metric has this name"
-                    )
+                gauges.setdefault(gauge.name, gauge)  # of two metrics with one name, the first is served
     return list(gauges.values())
-
-
-@cache
-def _warn_once(message: str) -> None:
-    logger.warning("%s", message)
 
 
 def _memory(cluster: Snapshot) -> dict[tuple[str, ...], float]:
