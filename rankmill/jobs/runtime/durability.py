@@ -16,6 +16,8 @@ from rankmill.jobs.contract.errors import RedisUnavailable
 from rankmill.jobs.runtime.patience import each_reply, waiting
 from rankmill.jobs.system import system
 
+RiskName = Literal["eviction", "restart", "sync", "failover"]
+
 Concerns = Literal["every run", "only in Redis"]
 """Which data could be lost for good.
 
@@ -43,7 +45,7 @@ class Risk(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    name: Literal["eviction", "restart", "sync", "failover"]
+    name: RiskName
     concerns: Concerns
     is_known: bool
     text: str
@@ -78,58 +80,48 @@ class Durability(BaseModel):
     @property
     def risks(self) -> tuple[Risk, ...]:
         """The losses of data that these settings allow, each with a sentence that says how to prevent it."""
-        return (*self._eviction(), *self._restart(), *self._sync(), *self._failover())
+        return tuple(
+            Risk(
+                name=name,
+                concerns="every run" if name == "eviction" else "only in Redis",
+                is_known=is_known,
+                text=f"Redis {text}",
+            )
+            for name, is_known, text in self._risks()
+        )
 
     def concerning(self, concerns: Concerns) -> tuple[Risk, ...]:
         return tuple(risk for risk in self.risks if risk.concerns in ("every run", concerns))
 
-    def _eviction(self) -> Iterator[Risk]:
+    def _risks(self) -> Iterator[tuple[RiskName, bool, str]]:
+        """Yield for each risk its name, whether it is known, and the rest of a sentence about Redis."""
         policy = self.maxmemory_policy
-        if self.maxmemory == 0 or policy == "noeviction":
-            return
-        says = "does not say whether it evicts keys" if policy is None else "evicts keys"
-        setting = f" (maxmemory-policy {policy})" if policy else ""
-        yield Risk(
-            name="eviction",
-            concerns="every run",
-            is_known=policy is not None,
-            text=f"Redis {says} when its memory is full{setting}: it may then lose chunks, which are scored "
-            f"again, and {_ALONE}; set maxmemory-policy noeviction",
-        )
-
-    def _restart(self) -> Iterator[Risk]:
-        if self.appendonly:
-            return
-        is_known = self.appendonly is not None
-        says = (
-            "has no append-only file (appendonly no): a"
-            if is_known
-            else ("does not say whether it has an append-only file: without one, a")
-        )
-        since = " since its last snapshot" if self.save else ""
-        text = f"Redis {says} restart may lose {_ALONE}{since}; set appendonly yes"
-        yield Risk(name="restart", concerns="only in Redis", is_known=is_known, text=text)
-
-    def _sync(self) -> Iterator[Risk]:
-        if self.appendonly and self.appendfsync == "no":
-            text = (
-                "Redis leaves it to its host when the append-only file is on disk (appendfsync no): a crash "
-                f"of the host may lose {_ALONE} of the last half minute; set appendfsync everysec"
-            )
-            yield Risk(name="sync", concerns="only in Redis", is_known=True, text=text)
-
-    def _failover(self) -> Iterator[Risk]:
-        if self.replicas == 0 or self.needs_replicas:
-            return
-        if self.replicas is None or self.needs_replicas is None:
-            says = "does not say whether it has replicas, and whether it takes writes when none follows"
-            where = " where there are any"
-        else:
+        if self.maxmemory != 0 and policy != "noeviction":
+            says = f"evicts keys when its memory is full (maxmemory-policy {policy})"
+            if policy is None:
+                says = "does not say whether it evicts keys when its memory is full"
+            lost = f"chunks, which are scored again, and {_ALONE}"
+            text = f"{says}: it may then lose {lost}; set maxmemory-policy noeviction"
+            yield "eviction", policy is not None, text
+        if not self.appendonly:
+            says = "has no append-only file (appendonly no): a"
+            if self.appendonly is None:
+                says = "does not say whether it has an append-only file: without one, a"
+            since = " since its last snapshot" if self.save else ""
+            text = f"{says} restart may lose {_ALONE}{since}; set appendonly yes"
+            yield "restart", self.appendonly is not None, text
+        elif self.appendfsync == "no":
+            says = "leaves it to its host when the append-only file is on disk (appendfsync no): a crash"
+            text = f"{says} of the host may lose {_ALONE} of the last half minute; set appendfsync everysec"
+            yield "sync", True, text
+        if self.replicas != 0 and not self.needs_replicas:
             has = "a replica" if self.replicas == 1 else f"{self.replicas} replicas"
-            says = f"has {has} and takes writes when none follows (min-replicas-to-write 0)"
-            where = ""
-        text = f"Redis {says}: a failover may lose {_ALONE}; set min-replicas-to-write 1{where}"
-        yield Risk(name="failover", concerns="only in Redis", is_known=self.replicas is not None, text=text)
+            says, where = f"has {has} and takes writes when none follows (min-replicas-to-write 0)", ""
+            if self.replicas is None:
+                says = "does not say whether it has replicas, and whether it takes writes when none follows"
+                where = " where there are any"
+            text = f"{says}: a failover may lose {_ALONE}; set min-replicas-to-write 1{where}"
+            yield "failover", self.replicas is not None, text
 
 
 def read_durability(client: redis.Redis) -> Durability | None:
@@ -142,38 +134,28 @@ def read_durability(client: redis.Redis) -> Durability | None:
             info, *settings = each_reply(client, [("info",), *(("config_get", name) for name in _CONFIG)])
     except (redis.RedisError, RedisUnavailable, OSError):
         return None
-    values: dict[str, str] = {}
-    for reply in settings:
+    told: dict[str, Any] = {}
+    for reply in (*settings, info):
         if isinstance(reply, Mapping):
-            values |= {_text(name): _text(value) for name, value in reply.items()}
-    return _durability(info if isinstance(info, Mapping) else {}, values)
+            told |= {_text(name): _text(value) for name, value in reply.items()}
+    replicas = _number(told.get("connected_slaves"))
+    needed = _number(told.get("min-replicas-to-write")) if replicas is None else 0
+    if "min_slaves_good_slaves" in told:  # INFO has it only if the number of replicas and their lag are set
+        needed = 1
+    appendonly = told.get("aof_enabled", told.get("appendonly"))
+    return Durability(
+        maxmemory=_number(told.get("maxmemory")),
+        maxmemory_policy=told.get("maxmemory_policy", told.get("maxmemory-policy")),
+        appendonly={"0": False, "no": False, "1": True, "yes": True}.get(str(appendonly)),
+        appendfsync=told.get("appendfsync"),
+        save=told.get("save"),
+        replicas=replicas,
+        needs_replicas=None if needed is None else needed > 0,
+    )
 
 
 def _text(value: object) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-
-
-def _durability(info: Mapping[str, Any], settings: Mapping[str, str]) -> Durability:
-    """Make `Durability` from Redis's INFO and settings. Any entry of both may be missing."""
-    replicas = _number(info.get("connected_slaves"))
-    needed = _number(settings.get("min-replicas-to-write"))
-    # INFO has this field only if the number of replicas and their lag are both set
-    if "min_slaves_good_slaves" in info:
-        needed = 1
-    elif replicas is not None:
-        needed = 0
-    appendonly = {"0": False, "no": False, "1": True, "yes": True}.get(
-        str(info.get("aof_enabled", settings.get("appendonly")))
-    )
-    return Durability(
-        maxmemory=_number(info.get("maxmemory", settings.get("maxmemory"))),
-        maxmemory_policy=info.get("maxmemory_policy", settings.get("maxmemory-policy")),
-        appendonly=appendonly,
-        appendfsync=settings.get("appendfsync"),
-        save=settings.get("save"),
-        replicas=replicas,
-        needs_replicas=None if needed is None else needed > 0,
-    )
 
 
 def _number(value: object) -> int | None:
