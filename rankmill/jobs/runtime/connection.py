@@ -105,7 +105,8 @@ def connection_failed(url: str, error: Exception) -> ConnectionFailed | None:
 
     Return ``None`` if the server can serve later, for instance because it still loads its data.
     """
-    if cannot_serve(error) and _is_a_reply(error):
+    is_no_reply = isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError)
+    if isinstance(error, redis.BusyLoadingError) or (cannot_serve(error) and not is_no_reply):
         return None
     reason = mask_passwords(" ".join(str(error).split())) or "no answer"
     sign, hint = _WRONG_SCHEME.get(urlsplit(url).scheme, ("", ""))
@@ -207,13 +208,6 @@ def _check_url(url: str) -> None:
     stray = [pair for pair in parts.query.split("&") if "=" not in pair]
     if parts.netloc and any("@" in part for part in (parts.path, parts.fragment, *stray)):
         raise ValueError("@ after the host")
-
-
-def _is_a_reply(error: BaseException) -> bool:
-    """Return whether an error is a reply of the server, except a reply about the credentials."""
-    if isinstance(error, redis.BusyLoadingError):
-        return True
-    return not isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError)
 
 
 def impatient(client: redis.Redis, seconds: float = _PROBE_SECONDS) -> redis.Redis:

@@ -10,6 +10,7 @@ import errno
 import logging
 import socket
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from ipaddress import ip_address
 from socketserver import TCPServer, ThreadingMixIn
@@ -164,29 +165,21 @@ def host_check(names: Collection[str]) -> Callable[[str | None], bool]:
     allowed = {"localhost", *(name.lower().rstrip(".") for name in names)}
 
     def is_known(header: str | None) -> bool:
-        return header is None or (host := _host_of(header)) in allowed or _is_address(host)
+        if header is None:
+            return True
+        with suppress(ValueError):  # neither a host nor an IP address
+            host = (urlsplit(f"//{header}").hostname or "").rstrip(".")
+            return host in allowed or bool(ip_address(host))
+        return False
 
     return is_known
 
 
-def _host_of(header: str) -> str:
-    try:
-        return (urlsplit(f"//{header}").hostname or "").rstrip(".")
-    except ValueError:
-        return ""
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
 def is_loopback(host: str) -> bool:
     """Whether only processes of this host can reach the address."""
-    return host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)
+    with suppress(ValueError):  # not an IP address
+        return host == "localhost" or ip_address(host).is_loopback
+    return False
 
 
 def _guarded(app: WSGIApplication) -> WSGIApplication:
