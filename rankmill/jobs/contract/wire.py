@@ -18,6 +18,8 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -68,12 +70,19 @@ def leave_out_pandas() -> None:
     Without this function, pyarrow imports pandas when it makes its first array. That import takes a third of
     a second, and workers and score-file seldom need it.
     """
-    if "pandas" not in sys.modules:
-        sys.modules["pandas"] = None  # type: ignore[assignment]  # makes `import pandas` fail
-        try:
-            pa.array([0])
-        finally:
-            del sys.modules["pandas"]
+    if "pandas" in sys.modules:
+        return
+
+    def find_spec(name: str, *_: object) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("not looked for", name=name)
+
+    finder: Any = SimpleNamespace(find_spec=find_spec)
+    sys.meta_path.insert(0, finder)
+    try:
+        pa.array([0])
+    finally:
+        sys.meta_path.remove(finder)
 
 
 def encode_rows(columns: Sequence[pa.Array], inputs: Inputs) -> bytes:
