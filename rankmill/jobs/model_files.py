@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
@@ -21,7 +20,6 @@ from typing import Any
 
 from rankmill.jobs.cache import Facts, facts_of, file_digest
 from rankmill.jobs.contract.errors import SpecError
-from rankmill.jobs.contract.home import expanded
 
 WORDS = frozenset({".md", ".yaml", ".yml", ".csv", ".tsv", ".html", ".svg", ".png", ".jpg", ".pdf"})
 PLAIN = frozenset({"LICENSE", "LICENCE", "NOTICE", "README", "COPYING"})
@@ -55,16 +53,6 @@ model of 100 GB has two million bytes.
 """
 
 _LONGEST = 100
-
-
-def model_folder(model: str) -> Path | None:
-    """Return the directory that a model's name stands for on this host, or ``None`` without such a directory.
-
-    The name ``demo`` never stands for a directory.
-    """
-    folder = expanded(model)
-    # `Path.is_dir` raises for names that no file can have
-    return folder if model != "demo" and os.path.isdir(folder) else None  # noqa: PTH112
 
 
 def model_files(folder: Path) -> dict[str, Path]:

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.jobs.contract.home import expanded
+from rankmill.jobs.contract.home import expanded, model_folder
 from rankmill.jobs.contract.schema import FORMAT, MAX_CHUNK_ROWS, Inputs, Weight, WireModel
 from rankmill.jobs.contract.spec import ScoreSpec
 
@@ -265,18 +265,12 @@ class FileRequest(WireModel):
             for name in ("output", "run", "qrels", "reuse")
             if (path := getattr(self, name))
         }
-        return self.model_copy(
-            update={**several, **single, "models": tuple(map(_model_at_home, self.models))}
-        )
+        models = tuple(_absolute(model) if model_folder(model) else model for model in self.models)
+        return self.model_copy(update={**several, **single, "models": models})
 
 
 def _is_absolute(path: str) -> bool:
     return "://" in path or path.startswith(DATASET) or os.path.isabs(path)  # noqa: PTH117
-
-
-def _model_at_home(model: str) -> str:
-    is_name = "/" not in model and (model == "demo" or "@" in model)
-    return model if is_name or not expanded(model).is_dir() else _absolute(model)
 
 
 def _absolute(path: str) -> str:

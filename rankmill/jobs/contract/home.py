@@ -17,15 +17,22 @@ def expanded(name: str) -> Path:
     return Path(name)
 
 
+def model_folder(model: str) -> Path | None:
+    """Return the directory that a model's name stands for on this host, or ``None`` without such a directory.
+
+    The names ``demo`` and NAME@TAG never stand for a directory.
+    """
+    is_name = "/" not in model and (model == "demo" or "@" in model)
+    # `Path.is_dir` raises for names that no file can have, and for a stale mount
+    return None if is_name or not os.path.isdir(folder := expanded(model)) else folder  # noqa: PTH112
+
+
 def model_of_run(model: str) -> str:
     """Return a model's name as runs have it. A model's directory gets an absolute path, because workers may
     run in other folders.
     """
-    is_name = "/" not in model and (model == "demo" or "@" in model)
-    with suppress(OSError):  # for instance a stale mount; the directory may be readable for workers
-        if not is_name and (folder := expanded(model)).is_dir():
-            return str(folder.resolve())
-    return model
+    folder = model_folder(model)
+    return model if folder is None else str(folder.resolve())
 
 
 def of_user(folder: str | Path, remedy: str) -> Path:

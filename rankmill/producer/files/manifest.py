@@ -16,7 +16,8 @@ from pathlib import Path
 
 from rankmill.jobs.cache import file_digest
 from rankmill.jobs.contract.errors import InputError, SpecError
-from rankmill.jobs.model_files import model_content, model_files, model_folder
+from rankmill.jobs.contract.home import model_folder
+from rankmill.jobs.model_files import model_content, model_files
 from rankmill.producer.files.inputs import InputFile
 from rankmill.producer.files.stores.paths import resolved
 

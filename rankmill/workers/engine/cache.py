@@ -12,9 +12,10 @@ from prometheus_client import Counter
 
 from rankmill.jobs.cache import Facts, cache_folder
 from rankmill.jobs.contract.errors import SpecError, WorkerError
+from rankmill.jobs.contract.home import model_folder
 from rankmill.jobs.contract.prompts import TEXTS_ALONE
 from rankmill.jobs.contract.spec import ScoreSpec, WeightsKey, weights_key
-from rankmill.jobs.model_files import model_facts, model_folder
+from rankmill.jobs.model_files import model_facts
 from rankmill.jobs.runtime.settings import WorkerSettings
 from rankmill.jobs.system import system
 from rankmill.workers.backends.base import OutOfMemory

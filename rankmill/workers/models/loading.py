@@ -16,10 +16,10 @@ import numpy as np
 
 from rankmill.jobs.cache import cache_folder, strangers
 from rankmill.jobs.contract.errors import RankmillError, SpecError, WorkerError
+from rankmill.jobs.contract.home import model_folder
 from rankmill.jobs.contract.proof import Proof
 from rankmill.jobs.contract.schema import Inputs
 from rankmill.jobs.contract.spec import ScoreSpec, choose_output
-from rankmill.jobs.model_files import model_folder
 from rankmill.jobs.system import system
 from rankmill.workers.backends.alone import Alone
 from rankmill.workers.backends.auto import BackendChoice, backends, choose_backend
