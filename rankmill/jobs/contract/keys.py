@@ -126,13 +126,11 @@ def counted(run_id: str) -> str:
     return f"{PREFIX}:run:{run_id}:counted"
 
 
-def usage(day: int | None = None) -> str:
+def usage(day: int | Literal[""]) -> str:
     """Hash: the pairs, tokens and device time that each tenant has used on one day, by model and device. Days
     are numbered from 1970 in UTC.
-
-    Without `day`, return the prefix of these keys.
     """
-    return f"{PREFIX}:usage" if day is None else f"{PREFIX}:usage:{day}"
+    return f"{PREFIX}:usage:{day}"
 
 
 def refusals(run_id: str) -> str:

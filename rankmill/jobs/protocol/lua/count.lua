@@ -5,7 +5,7 @@
 -- ARGV: XDEL or SADD, expiry of the accounts (s), most entries of a day, the tenant's digits, its name, the model;
 --   then for each result its entry, the number of its devices, and for each device its name and five amounts.
 -- Returns nothing; what belongs to damaged accounts is not counted.
-local day = KEYS[2] .. ':' .. math.floor(redis.call('TIME')[1] / 86400)
+local day = KEYS[2] .. math.floor(redis.call('TIME')[1] / 86400)
 
 local function add(device, at)
   local entry = ARGV[4] .. '|' .. device .. '|' .. ARGV[6]
