@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import stat
-import struct
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -20,13 +19,6 @@ from typing import IO, Any, NamedTuple
 
 from rankmill.jobs.contract.home import of_user
 from rankmill.jobs.system import system
-
-_ACL_ENTRY = struct.Struct("<HHI")
-"""An entry of a Linux access control list in binary form: tag, rights, and the id of a user or group. The
-list begins with a version of 4 bytes.
-"""
-
-_ACL_USER, _ACL_GROUP = 0x02, 0x08
 
 TEMPORARY_LOCK = ".lock"
 """Name of a file in each temporary folder; the process that uses the folder keeps this file locked."""
@@ -71,7 +63,8 @@ def strangers(folder: Path, top: Path | None = None, setting: str = "cache_dir")
     """Return one line that says which strangers can write to a folder that this process trusts.
 
     The result is ``None`` if no stranger can. Strangers are all users except root and this process's user,
-    and all groups that this process is not in. The group of a pod (``fsGroup``) is not a stranger.
+    and all groups that this process is not in. The group of a pod (``fsGroup``) is not a stranger. Access
+    control lists are not read.
 
     The folders above are checked too, because whoever can write there can replace the folder. A sticky bit,
     as on /tmp, prevents that.
@@ -108,38 +101,16 @@ def _strangers(folder: Path, *, above: bool = False) -> str | None:
         status = folder.stat()
     except OSError:
         return None
+    groups = {os.getegid(), *os.getgroups()}
     is_sticky = above and status.st_mode & stat.S_ISVTX
     if status.st_mode & stat.S_IWOTH and not is_sticky:
         return "can be written by everybody"
-    if status.st_mode & stat.S_IWGRP and not is_sticky:
-        if status.st_gid not in _groups():
-            return f"can be written by group {status.st_gid}, which this process is not in"
-        if listed := _in_its_list(folder):  # with such a list, the mode's group bits are the list's mask
-            return f"can be written by {listed}, as its access control list says"
+    if status.st_mode & stat.S_IWGRP and not is_sticky and status.st_gid not in groups:
+        return f"can be written by group {status.st_gid}, which this process is not in"
     owner = status.st_uid
     if owner in {0, os.geteuid()} or owner == owner_in(folder) or (above and owner in _unmapped()):
         return None
     return f"belongs to user {owner}"
-
-
-def _groups() -> set[int]:
-    return {os.getegid(), *os.getgroups()}
-
-
-def _in_its_list(folder: Path) -> str | None:
-    """Return a stranger who may write to a folder by its access control list, such as ``user 7``, or
-    ``None``.
-    """
-    try:
-        listed = os.getxattr(folder, "system.posix_acl_access")
-    except (OSError, AttributeError):  # the folder or the system does not have such lists
-        return None
-    for tag, rights, number in _ACL_ENTRY.iter_unpack(listed[4:]):
-        if rights & os.W_OK and tag == _ACL_USER and number not in {0, os.geteuid()}:
-            return f"user {number}"
-        if rights & os.W_OK and tag == _ACL_GROUP and number not in _groups():
-            return f"group {number}"
-    return None
 
 
 def owner_in(folder: Path) -> int | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import struct
 import subprocess
 import sys
 import tempfile
@@ -96,37 +95,6 @@ def test_who_may_write(tmp_path: Path, mode: int, group: int, why: str | None) -
         assert (found is None) == (why is None), found
         assert why is None or (found and found.startswith(f"{folder} {why}"))
         folder.chmod(0o755)
-
-
-LISTED = {
-    "a user to write": (2, 7, OTHER, f"can be written by user {OTHER}, as its access control list says"),
-    "a user to read": (2, 5, OTHER, None),
-    "this user": (2, 7, os.geteuid(), None),
-    "a group to write": (8, 7, OTHER, f"can be written by group {OTHER}, as its access control list says"),
-    "my group": (8, 7, MINE, None),
-}
-
-
-@pytest.mark.parametrize(("tag", "rights", "number", "why"), LISTED.values(), ids=LISTED)
-def test_who_may_write_by_an_access_control_list(
-    tmp_path: Path, tag: int, rights: int, number: int, why: str | None
-) -> None:
-    """Its mask is shown as the rights of the folder's group, which may be this user's own."""
-    folder, anybody = tmp_path / "cache", 2**32 - 1
-    folder.mkdir()
-    named = [(1, 7, anybody), (2, 0, 0), (4, 5, anybody), (8, 0, 0), (16, 7, anybody), (32, 5, anybody)]
-    entries = [
-        (tag, rights, number) if each[0] == tag else each for each in named if each[0] in {tag, 1, 4, 16, 32}
-    ]
-    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *each) for each in entries)
-    try:
-        os.setxattr(folder, "system.posix_acl_access", acl)
-    except (OSError, AttributeError):
-        pytest.skip("there are no access control lists here")
-    assert folder.stat().st_mode & 0o777 == 0o775
-    found = strangers(folder)
-    assert (found is None) == (why is None), found
-    assert why is None or (found and found.startswith(f"{folder} {why}"))
 
 
 ABOVE = {
