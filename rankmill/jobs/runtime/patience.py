@@ -31,8 +31,6 @@ AUTH_SECONDS = 60
 changing.
 """
 
-_REMIND_SECONDS = 30
-
 _CUT_OFF_SECONDS = 0.1
 """If a connection breaks after a command ran longer than this (s), the server may have been working until
 then. So that time does not count as waiting. The pauses count: a proxy may take each connection, and close it
@@ -353,7 +351,7 @@ class Patience(Retry):
         self._process = os.getpid()
         self._lock = system.Lock()
         self._waiting: dict[int, str] = {}
-        self._since = self._reminded = 0.0
+        self._since = 0.0
 
     def __deepcopy__(self, memo: object) -> Patience:
         """Return this object itself. redis-py copies the policy for every connection, and all must
@@ -432,7 +430,7 @@ class Patience(Retry):
         # no pause after a `MaxConnectionsError`, because the thread has already waited for a free connection
         if not isinstance(error, redis.MaxConnectionsError):
             if now < wait.until:  # otherwise the caller's deadline has passed
-                self._note(reason, now - since, most)
+                self._note(reason, most)
             end += min(_BACKOFF.pause(failures), since + most - now)
         while True:
             with waiting(most=0):
@@ -451,25 +449,16 @@ class Patience(Retry):
             self._give_up(gone)
         raise gone from None
 
-    def _note(self, reason: str, waited: float, most: float) -> None:
-        """Record that this thread waits, and log the first such wait of all threads.
-
-        The log is repeated every `_REMIND_SECONDS`.
-        """
-        now = system.monotonic()
+    def _note(self, reason: str, most: float) -> None:
+        """Record that this thread waits, and log the first such wait of all threads."""
         self.has_waited = True
         with self._lock:
             first = not self._waiting
             self._waiting[self.caller()] = reason
             if first:
-                self._since = now
-            if not first and now - self._reminded < _REMIND_SECONDS:
-                return
-            self._reminded = now
+                self._since = system.monotonic()
         if first:
             logger.warning("Redis cannot serve, waiting for it (%.0f s at most): %s", most, reason)
-        else:
-            logger.warning("Redis cannot serve, waited %.0f of at most %.0f s: %s", waited, most, reason)
 
     def _end_of_wait(self, served: bool) -> None:
         with self._lock:
