@@ -26,10 +26,10 @@ class OneKindOfLine(click.Command):
     """A command that writes all its messages as JSON, even the first, if the environment asks for that."""
 
     def main(self, *args: Any, **options: Any) -> Any:
-        from rankmill.jobs.runtime.logs import is_json_asked_for, write_json
-
         _take_closed_streams()
-        if is_json_asked_for():
+        if os.environ.get("RANKMILL_LOG_FORMAT") == "json":  # before settings are read
+            from rankmill.jobs.runtime.logs import write_json
+
             write_json()
         return super().main(*args, **options)
 

@@ -155,13 +155,12 @@ class OrderedQueue(RQQueue):
         """
         places = [*self._places, keys.pairs(run_id, "")]
         jobs, removed = [keys.job_id(run_id, chunk) for chunk in chunks], 0
+        is_bulk = priority_of(run_id) == "bulk"
         for first in range(0, len(jobs), _REMOVE_AT_ONCE):
-            some = jobs[first : first + _REMOVE_AT_ONCE]
-            if priority_of(run_id) == "bulk":
-                some = some[:1]
+            some = jobs[first : first + (1 if is_bulk else _REMOVE_AT_ONCE)]
             count = int(_REMOVE.run(self.connection, places, _REMOVE_AT_ONCE, *some))
             removed += count
-            if priority_of(run_id) == "bulk" and not count:
+            if is_bulk and not count:
                 break
         return removed
 

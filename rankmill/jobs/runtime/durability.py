@@ -90,9 +90,6 @@ class Durability(BaseModel):
             for name, is_known, text in self._risks()
         )
 
-    def concerning(self, concerns: Concerns) -> tuple[Risk, ...]:
-        return tuple(risk for risk in self.risks if risk.concerns in ("every run", concerns))
-
     def _risks(self) -> Iterator[tuple[RiskName, bool, str]]:
         """Yield for each risk its name, whether it is known, and the rest of a sentence about Redis."""
         policy = self.maxmemory_policy
@@ -174,7 +171,7 @@ def warn_of_risks(durability: Durability | None, url: str, concerns: Concerns) -
     concerns
         The data whose possible losses are logged.
     """
-    for risk in durability.concerning(concerns) if durability else ():
-        if (url, risk.text) not in _said:
+    for risk in durability.risks if durability else ():
+        if risk.concerns in ("every run", concerns) and (url, risk.text) not in _said:
             _said.add((url, risk.text))
             logger.warning("%s (docs/explanation/guarantees.md)", risk.text)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -82,13 +81,6 @@ def write_json() -> None:
     """From now on, turn each line that Python code writes to `sys.stderr` into a line of JSON."""
     if not isinstance(sys.stderr, JsonLines):
         sys.stderr = JsonLines(sys.stderr)
-
-
-def is_json_asked_for() -> bool:
-    """Return whether the variable ``RANKMILL_LOG_FORMAT`` asks for JSON. This works before settings are
-    read.
-    """
-    return os.environ.get("RANKMILL_LOG_FORMAT") == "json"
 
 
 def complain(line: str) -> None:
