@@ -454,21 +454,20 @@ def _memory(client: redis.Redis) -> ServerMemory | None:
 
 
 def _compared(workers: tuple[WorkerState, ...]) -> tuple[WorkerState, ...]:
-    peers: dict[object, list[float]] = {}
+    paces: dict[object, list[float]] = {}
     for worker in workers:
         if (report := worker.report) and report.pace is not None:
-            peers.setdefault((report.device, report.models), []).append(report.pace)
-    compared = []
-    for worker in workers:
-        report = worker.report
-        others = peers.get((report.device, report.models), ()) if report else ()
-        if report is None or report.pace is None or len(others) < 2:
-            compared.append(worker)
-            continue
-        usual = median(others) if len(others) > 2 else max(others)
-        relative = report.pace / usual if usual else None
-        compared.append(worker.model_copy(update={"relative_pace": relative}))
-    return tuple(compared)
+            paces.setdefault((report.device, report.models), []).append(report.pace)
+
+    def compared(worker: WorkerState) -> WorkerState:
+        if not (report := worker.report) or report.pace is None:
+            return worker
+        alike = paces[report.device, report.models]
+        usual = median(alike) if len(alike) > 2 else max(alike)
+        relative = report.pace / usual if len(alike) > 1 and usual else None
+        return worker.model_copy(update={"relative_pace": relative})
+
+    return tuple(map(compared, workers))
 
 
 def _names(full_names: Iterable[str], prefix: str) -> list[str]:
