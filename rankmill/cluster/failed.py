@@ -164,5 +164,7 @@ def _failure(job: Job) -> tuple[str, float | None]:
         raise
     except Exception:  # RQ can raise any type for damaged data
         return "its reason is damaged", None
-    lines = ((failure and failure.exc_string) or "").strip().splitlines() or ["it has left no reason"]
-    return lines[-1], failure and failure.created_at.timestamp()
+    if failure is None:
+        return "it has left no reason", None
+    lines = (failure.exc_string or "").strip().splitlines() or ["it has left no reason"]
+    return lines[-1], failure.created_at.timestamp()

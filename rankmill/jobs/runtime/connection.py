@@ -28,10 +28,11 @@ _SILENCE_SECONDS = 15
 _CONNECTIONS = 256
 """One client opens at most this many connections; further threads wait for a free one."""
 
-_IN_TIME: dict[Any, Any] = {
+IN_TIME: dict[Any, Any] = {
     kind: type(kind.__name__, (InTime, kind), {})
     for kind in (redis.Connection, redis.SSLConnection, redis.UnixDomainSocketConnection)
 }
+"""For each of redis-py's kinds of connections, one that stops waiting at the caller's deadline."""
 
 _WRONG_SCHEME = {
     "redis": ("Connection (reset|closed)", "; if the server expects TLS, the URL begins with rediss://"),
@@ -155,7 +156,7 @@ def pool_for(url: str, patience: Patience) -> WaitingPool:
                 # Do not send the driver's name: Redis before 7.2 may not allow a user that command.
                 "driver_info": None,
                 **options,
-                "connection_class": _IN_TIME.get(kind, kind),
+                "connection_class": IN_TIME.get(kind, kind),
                 "retry": patience,
             }
         )

@@ -19,8 +19,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.client import Pipeline
 
-from rankmill.jobs.runtime.connection import WaitingPool, pool_for
-from rankmill.jobs.runtime.in_time import TcpConnection, TlsConnection, UnixConnection
+from rankmill.jobs.runtime.connection import IN_TIME, WaitingPool, pool_for
 from rankmill.jobs.runtime.patience import Patience, end_of_command
 from rankmill.jobs.runtime.sentinel import MasterConnection, MasterFinder, TlsMasterConnection
 from rankmill.jobs.system import system
@@ -285,9 +284,9 @@ class _LoopTlsMaster(_LoopMaster, redis.asyncio.SSLConnection):
 
 
 _KINDS: dict[Any, Any] = {
-    TcpConnection: redis.asyncio.Connection,
-    TlsConnection: redis.asyncio.SSLConnection,
-    UnixConnection: redis.asyncio.UnixDomainSocketConnection,
+    IN_TIME[redis.Connection]: redis.asyncio.Connection,
+    IN_TIME[redis.SSLConnection]: redis.asyncio.SSLConnection,
+    IN_TIME[redis.UnixDomainSocketConnection]: redis.asyncio.UnixDomainSocketConnection,
     MasterConnection: _LoopMaster,
     TlsMasterConnection: _LoopTlsMaster,
 }
