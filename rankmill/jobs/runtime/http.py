@@ -187,8 +187,9 @@ def _guarded(app: WSGIApplication) -> WSGIApplication:
 
     def guarded(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         try:
-            body = app(environ, start)
-            return [] if environ["REQUEST_METHOD"] == "HEAD" else body
+            is_head = environ["REQUEST_METHOD"] == "HEAD"
+            body = app({**environ, "REQUEST_METHOD": "GET"} if is_head else environ, start)
+            return [] if is_head else body
         except Exception:
             logger.exception("the request for %s failed", environ.get("PATH_INFO"))
             return failed(environ, start)
