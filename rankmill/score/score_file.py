@@ -27,8 +27,7 @@ from rankmill.producer.client.runs import ScoringRun
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.repeats import EarlierScores, no_earlier
 from rankmill.producer.files.manifest import manifest
-from rankmill.producer.files.plan import OutputPlan
-from rankmill.producer.files.score_columns import names_of_score_columns
+from rankmill.producer.files.plan import OutputPlan, names_of_score_columns
 from rankmill.producer.files.shards import shard_metadata
 from rankmill.producer.files.sink import ScoredFile, ScoredParts
 from rankmill.producer.files.source import PairSource

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.contract.file_request import FileRequest
+from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.files.formats.base import ROW, text_of, undictionaried
 from rankmill.producer.files.formats.jsonl import JSONL
 from rankmill.producer.files.formats.text import (
@@ -75,6 +77,48 @@ class OutputPlan:
     def score(self) -> str:
         """Name of the column of scores, or of their mean, by which rows are ranked."""
         return self.mean.name if self.mean else self.scores[-1]
+
+
+def names_of_score_columns(
+    request: FileRequest, settings: Settings, ask: Callable[[], Sequence[str]]
+) -> list[str]:
+    """Return the names of an output's columns of scores.
+
+    Parameters
+    ----------
+    request
+        What the user wants to have scored.
+    settings
+        The settings.
+    ask
+        Returns the labels of the model, if it has several outputs. Called only if ``all_labels`` is set.
+
+    Raises
+    ------
+    InputError
+        Two models, or two columns of conversations, would have the same column of scores. Or the request
+        names several columns of scores, but not one for each model or for each column of conversations.
+    """
+    if request.models:
+        return _columns_of_models(request.score_column, request.models)
+    if len(request.messages_column) > 1:
+        return _columns_of_models(request.score_column, request.messages_column)
+    column, labels = request.score_column, ask() if settings.all_labels else ()
+    return [f"{column}_{label}" for label in labels] or [column]
+
+
+def _columns_of_models(option: str, models: Sequence[str]) -> list[str]:
+    names = option.split(",")
+    if len(names) == 1:
+        names = [f"{option}_{model.rstrip('/').rpartition('/')[2]}" for model in models]
+    if len(names) != len(models) or not all(names):
+        raise InputError(
+            f"--score-column {option} names {len(names)} columns for {len(models)} models: name one for each"
+        )
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"two models would be in column {name}; name each: --score-column NAME,NAME")
+    return names
 
 
 def plan_output(

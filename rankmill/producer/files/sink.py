@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -11,15 +11,16 @@ from types import TracebackType
 from typing import TextIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import InputChanged
+from rankmill.jobs.contract.wire import outputs
 from rankmill.jobs.system import system
 from rankmill.producer.collect.journal import Finished, Journal
 from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.files.formats.parquet import ROW_GROUP_ROWS
 from rankmill.producer.files.outputs import PART, PARTS, OutputPart, errors_name
 from rankmill.producer.files.plan import OutputPlan
-from rankmill.producer.files.score_columns import with_scores
 from rankmill.producer.files.stores.output_record import OutputRecord
 from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.writing import (
@@ -98,7 +99,7 @@ class ScoredFile:
         return self
 
     def write(self, part: ScoredTable) -> None:
-        scored = with_scores(part.table.select(self._plan.needed), self._plan.scores, part.scores)
+        scored = _with_scores(part.table.select(self._plan.needed), self._plan.scores, part.scores)
         if self._plan.tokens:
             tokens = pa.nulls(len(scored), pa.int32()) if part.tokens is None else part.tokens
             scored = scored.append_column(pa.field(self._plan.tokens, pa.int32()), tokens)
@@ -304,3 +305,16 @@ class ScoredParts:
             parts=self._done, rows=self.rows, row_errors=self.row_errors, first=first, tally=self._tally()
         )
         self._journal.finish(finished)
+
+
+def _with_scores(table: pa.Table, names: Sequence[str], scores: pa.Array) -> pa.Table:
+    """Append scores to a table, in one column for each of the `names`."""
+    if outputs(scores) == len(names):
+        columns = [pc.list_element(scores, at) for at in range(len(names))]
+    elif len(names) > 1:  # no row of the table has scores
+        columns = [pa.nulls(len(scores), pa.float32()) for _ in names]
+    else:
+        columns = [scores]
+    for name, column in zip(names, columns, strict=True):
+        table = table.append_column(pa.field(name, pa.float32()), column)
+    return table
