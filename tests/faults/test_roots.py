@@ -441,7 +441,7 @@ def test_a_folder_that_somebody_puts_in_place_of_the_new_one_is_refused(
         (folder / "output").symlink_to(tmp_path / "theirs")
 
     monkeypatch.setattr("rankmill.producer.files.stores.own_folder.os.mkdir", swapped)
-    with pytest.raises(InputError, match="is a link"):
+    with pytest.raises(InputError, match="is not a regular file"):
         OwnFolder(folder, tmp_path / "out.csv")
 
 

@@ -76,7 +76,7 @@ def test_what_is_planted_in_the_folder_is_refused(
         place.symlink_to(precious)
     else:
         os.mkfifo(place)
-    told(score_file(*command, timeout=60), 2, f"{place} is a {kind}", "remove it")
+    told(score_file(*command, timeout=60), 2, f"{place} is not a regular file", "remove it")
     assert precious.read_text() == "do not lose this"
     assert not output.exists()
     place.unlink()
@@ -91,11 +91,11 @@ def test_a_folder_that_is_a_link_or_a_file_or_another_users_is_refused(
     elsewhere.mkdir()
     (elsewhere / "precious.txt").write_text("do not lose this")
     folder_of(output).symlink_to(elsewhere)
-    told(score_file(*command), 2, f"{folder_of(output)} is a link", "remove it")
+    told(score_file(*command), 2, f"{folder_of(output)} is not a folder", "remove it")
     assert [path.name for path in elsewhere.iterdir()] == ["precious.txt"]
     folder_of(output).unlink()
     os.mkfifo(folder_of(output))
-    told(score_file(*command, timeout=60), 2, f"{folder_of(output)} is a FIFO", "remove it")
+    told(score_file(*command, timeout=60), 2, f"{folder_of(output)} is not a folder", "remove it")
     folder_of(output).unlink()
     if os.geteuid() == 0:
         folder_of(output).mkdir()
@@ -117,10 +117,10 @@ def test_nobody_else_can_write_in_the_folder(command: list[object], output: Path
 def test_force_replaces_nothing_but_files(name: str, command: list[object], output: Path) -> None:
     place = output.with_name(name)
     os.mkfifo(place)
-    told(score_file(*command, "--force", timeout=60), 2, f"{place} is a FIFO, which no output replaces")
+    told(score_file(*command, "--force", timeout=60), 2, f"{place} is not a regular file")
     assert place.is_fifo()
     command[2] = "/dev/full"
-    told(score_file(*command, "--force", "--output-format", "csv"), 2, "/dev/full is a device")
+    told(score_file(*command, "--force", "--output-format", "csv"), 2, "/dev/full is not a regular file")
     assert Path("/dev/full").is_char_device()
 
 
@@ -128,7 +128,7 @@ def test_force_replaces_no_fifo_among_parts(command: list[object], output: Path)
     place = output.with_name("part-00001-of-00001.parquet")
     os.mkfifo(place)
     command[2] = output.parent
-    told(score_file(*command, "--rows-per-part", ROWS, "--force", timeout=60), 2, f"{place} is a FIFO")
+    told(score_file(*command, "--rows-per-part", ROWS, "--force", timeout=60), 2, f"{place} is not a regular file")
     assert place.is_fifo()
 
 

@@ -59,8 +59,8 @@ def read_elsewhere(path: Path) -> tuple[str, int]:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["fifo.csv"], "fifo.csv is a FIFO, not a file"),
-        (["fifo.parquet"], "fifo.parquet is a FIFO, not a file"),
+        (["fifo.csv"], "fifo.csv is not a regular file"),
+        (["fifo.parquet"], "fifo.parquet is not a regular file"),
         (["circle.csv"], "circle.csv: its links lead in a circle"),
         (["in.csv", "-o", "circle.csv"], "circle.csv: cannot be written: Too many levels of symbolic links"),
         (["in.csv", "-o", "circle.csv", "--rows-per-part", "1"], "circle.csv: its links lead in a circle"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,20 +12,6 @@ from rankmill.jobs.cache import owner_in
 from rankmill.jobs.contract.errors import InputError, OutputError
 from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.roots import held, opened_folder
-
-_KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
-    (stat.S_ISLNK, "a link"),
-    (stat.S_ISFIFO, "a FIFO"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISBLK, "a device"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISDIR, "a directory"),
-)
-
-
-def kind_of(mode: int) -> str:
-    """The kind of a file, in words, from its mode."""
-    return next((name for is_kind, name in _KINDS if is_kind(mode)), "a file")
 
 
 def close(descriptor: int) -> None:
@@ -72,9 +57,8 @@ class OwnFolder:
                 self.is_new = True
             except FileExistsError:
                 self.is_new = False
-                mode = os.stat(name, dir_fd=above, follow_symlinks=False).st_mode
-                if not stat.S_ISDIR(mode):
-                    raise _strange(path, kind_of(mode)) from None
+                if not stat.S_ISDIR(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
+                    raise _strange(path, "not a folder") from None
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
             self._descriptor = os.open(name, flags, dir_fd=above)
             self._above = os.dup(above)
@@ -154,12 +138,12 @@ class OwnFolder:
             except FileNotFoundError:  # a run may just have ended and removed it
                 continue
             if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
-                raise _strange(self.path / name, kind_of(status.st_mode))
+                raise _strange(self.path / name, "not a regular file")
             if status.st_uid != owner:
                 raise _strange(self.path / name, "another user's")
 
 
 def _strange(path: Path, kind: str) -> InputError:
     return InputError(
-        f"{path} is {kind}, which no run has put there; remove it, or name another output with -o"
+        f"{path} is {kind}, so no run has put it there; remove it, or name another output with -o"
     )

@@ -7,7 +7,6 @@ import stat
 from pathlib import Path
 
 from rankmill.jobs.contract.errors import InputError, StoreError
-from rankmill.producer.files.stores.own_folder import kind_of
 from rankmill.producer.files.stores.paths import NOT_WRITTEN, AnyPath, ObjectPath
 
 _WITH_BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss"}
@@ -50,7 +49,7 @@ def check_replaceable(path: AnyPath) -> None:
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None
     if not stat.S_ISREG(mode):
-        raise InputError(f"{path} is {kind_of(mode)}, which no output replaces; name a file with -o")
+        raise InputError(f"{path} is not a regular file, so no output replaces it; name a file with -o")
 
 
 def is_in_repository(path: ObjectPath) -> bool:

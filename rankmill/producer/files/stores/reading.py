@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.system import system
-from rankmill.producer.files.stores.own_folder import kind_of
 from rankmill.producer.files.stores.paths import WORK_SECONDS, AnyPath, ObjectPath, patiently
 from rankmill.producer.files.stores.roots import check_opened, confined
 
@@ -168,7 +167,7 @@ def admitted(path: Path) -> Iterator[Path]:
 def _check_kind(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
         raise InputError(
-            f"{path} is {kind_of(mode)}, not a file; what can be read only once goes to standard input (-)"
+            f"{path} is not a regular file; what can be read only once goes to standard input (-)"
         )
 
 
