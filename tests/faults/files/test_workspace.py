@@ -128,7 +128,8 @@ def test_force_replaces_no_fifo_among_parts(command: list[object], output: Path)
     place = output.with_name("part-00001-of-00001.parquet")
     os.mkfifo(place)
     command[2] = output.parent
-    told(score_file(*command, "--rows-per-part", ROWS, "--force", timeout=60), 2, f"{place} is not a regular file")
+    done = score_file(*command, "--rows-per-part", ROWS, "--force", timeout=60)
+    told(done, 2, f"{place} is not a regular file")
     assert place.is_fifo()
 
 

@@ -11,7 +11,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -146,15 +146,12 @@ def _private_folder(target: AnyPath) -> Iterator[Path]:
             yield temporary
         return
     name = _UNFINISHED.replace("*", secrets.token_hex(8))
-    with closing(OwnFolder(target.parent / name, target)) as folder, ExitStack() as stack:
-
-        def remove() -> None:
+    with closing(OwnFolder(target.parent / name, target)) as folder:
+        try:
+            yield folder.inside
+        finally:
             with suppress(OSError):
                 folder.remove()
-
-        for _ in range(2):  # a second try, in case a signal interrupts the first
-            stack.callback(remove)
-        yield folder.inside
 
 
 def _confirm(folder: int, target: Path) -> None:
@@ -239,13 +236,7 @@ def sync(path: Path) -> None:
 def _send(system: Any, name: str, file: Path, target: ObjectPath) -> None:
     if target.protocol in _IN_PIECES:
         piece = max(_PIECE_BYTES, -(-file.stat().st_size // _MOST_PIECES))
-        options = {"chunksize": piece, "max_concurrency": _PIECES_AT_ONCE}
-        try:
-            system.put_file(str(file), name, **options)
-        except FileNotFoundError:
-            # Send the file once more: the upload may be complete, but its answer was lost, and a second
-            # request to complete it failed. If the bucket does not exist, this fails as well.
-            system.put_file(str(file), name, **options)
+        system.put_file(str(file), name, chunksize=piece, max_concurrency=_PIECES_AT_ONCE)
     elif target.protocol in _WHOLE:
         system.put_file(str(file), name)
     else:
