@@ -11,6 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from itertools import count
 from pathlib import Path, PurePath, PurePosixPath
@@ -123,15 +124,15 @@ class ObjectPath(PurePosixPath):
 
     def exists(self) -> bool:
         """Whether the store has an object of this name, or objects in a folder of this name."""
-        return self._is("exists")
+        return self._kind() is not None
 
     def is_file(self) -> bool:
         """Whether the store has an object of this name."""
-        return self._is("isfile")
+        return self._kind() == "file"
 
     def is_dir(self) -> bool:
         """Whether the store has objects in a folder of this name."""
-        return self._is("isdir")
+        return self._kind() not in (None, "file")
 
     def iterdir(self) -> Generator[ObjectPath, None, None]:
         yield from self.names(lambda system, name: system.ls(name, detail=False))
@@ -159,22 +160,17 @@ class ObjectPath(PurePosixPath):
         return [above.joinpath(*object_path(key).parts[len(above.parts) :]) for key in names]
 
     def unlink(self, missing_ok: bool = False) -> None:
-        try:
-            if missing_ok:
-                self.about()  # so that the right to delete is needed only for an object that exists
+        """Delete the object. An object that does not exist is ignored, even without `missing_ok`."""
+        with suppress(InputError):
+            self.about()  # so that the right to delete is needed only for an object that exists
             self.ask(lambda system, name: system.rm_file(name), WORK_SECONDS, "cannot delete ")
-        except InputError:  # some stores raise this for a missing object
-            if not missing_ok:
-                raise
-        self.ask(lambda system, name: system.invalidate_cache(name))
+            self.ask(lambda system, name: system.invalidate_cache(name))
 
-    def _is(self, test: str) -> bool:
-        def look(system: Any, name: str) -> bool:
-            try:
-                info = _about(system, name)  # fsspec's own ``exists`` returns false after any failure
-            except FileNotFoundError:
-                return False
-            return test == "exists" or (info["type"] == "file") == (test == "isfile")
+    def _kind(self) -> str | None:
+        def look(system: Any, name: str) -> str | None:
+            with suppress(FileNotFoundError):
+                return str(_about(system, name)["type"])  # fsspec's ``exists`` is false after any failure
+            return None
 
         return self.ask(look)
 
