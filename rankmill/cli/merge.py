@@ -31,13 +31,13 @@ def merge_shards(shards: tuple[AnyPath, ...], asked: options.NewTable, force: bo
     """
     paths = [path for shard in shards for path in _there(shard)]
     with new_table(asked, PARQUET, "shards are not ranked", force=force) as (output, form):
-        merged = merge(paths, output, form)
+        rows, row_errors = merge(paths, output, form)
     pipes = output != asked.output
     place = "on standard output" if pipes else f"in {output}"
-    echo(f"{merged.rows:,} rows of {len(paths)} shards are {place}", err=pipes)
-    if merged.row_errors:
+    echo(f"{rows:,} rows of {len(paths)} shards are {place}", err=pipes)
+    if row_errors:
         why = "" if pipes else f"; {output}.errors.jsonl says which and why"
-        echo(unscored(merged.row_errors) + why, err=pipes)
+        echo(unscored(row_errors) + why, err=pipes)
         sys.exit(ExitCode.ROW_ERRORS)
 
 

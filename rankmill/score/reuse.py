@@ -15,7 +15,7 @@ from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.collect.repeats import EarlierScores, read_earlier
 from rankmill.producer.files.formats.parquet import metadata_of, scored_rows
 from rankmill.producer.files.manifest import content_here
-from rankmill.producer.files.outputs import bound_of, option_of
+from rankmill.producer.files.outputs import option_of
 from rankmill.producer.files.stores.paths import AnyPath, as_path
 from rankmill.score.input import text_columns
 from rankmill.score.output import named_columns
@@ -60,7 +60,6 @@ def earlier_scores(request: FileRequest, settings: Settings) -> tuple[Settings, 
     if settings.precision in OPEN_PRECISIONS:
         wanted["rankmill.precision"] = ""
     _check_same(made, wanted, str(path))
-    bound_of(made, str(path))  # a damaged bound raises now, not when all rows are scored
     taken = {"precision": made.get("rankmill.precision"), "revision": made.get("rankmill.revision") or None}
     try:
         settings = settings.changed(taken)

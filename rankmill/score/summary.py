@@ -151,7 +151,7 @@ class Tally:
         names = [made.get(f"rankmill.{name}", "").split(", ") for name in ("backend", "device", "precision")]
         self.how |= {(backend, device, precision) for backend, device, precision in product(*names)}
         self.revisions.add(made.get("rankmill.revision", ""))
-        self.bounds.add(bound_of(made, "the output of --reuse"))
+        self.bounds.add(bound_of(made))
         self.reference = made.get("rankmill.reference", self.reference)
         self.kinds |= {made["rankmill.kind"]} if "rankmill.kind" in made else set()
 

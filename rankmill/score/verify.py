@@ -100,7 +100,7 @@ class ScoredBefore:
         """The largest distance of the file's logits from the model's own logits, as was proven when the file
         was made. ``None`` if the file does not say it.
         """
-        return bound_of(self.metadata, str(self.path))
+        return bound_of(self.metadata)
 
 
 def read_scored(name: str, settings: Settings, given: Mapping[str, Any]) -> ScoredBefore:

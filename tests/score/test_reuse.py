@@ -210,27 +210,6 @@ def test_an_earlier_output_without_scores_is_of_no_use_and_no_harm(
     assert (done.code, done.summary["reused_rows"]) == (0, 0), done.err
 
 
-@pytest.mark.parametrize("bound", ["much", "nan", "-1"])
-def test_a_bound_that_is_none_is_one_line_before_any_work(
-    options: list[object], model: Path, earlier: Path, bound: str, tmp_path: Path
-) -> None:
-    """Each difference would be within the bound ``nan``."""
-    made = pq.read_metadata(earlier).metadata | {b"rankmill.bound": bound.encode()}
-    damaged = tmp_path / "earlier.parquet"
-    pq.write_table(pq.read_table(earlier).replace_schema_metadata(made), damaged)
-    source = write(tmp_path / "b.parquet", [1, 2])
-    for command in (
-        [source, *options, "--model", model, "--reuse", damaged],
-        ["--verify", damaged, *options[:2]],
-    ):
-        done = score_file(*command)
-        (line,) = done.err.strip().splitlines()
-        assert (done.code, f"{damaged}: its metadata are damaged: rankmill.bound is '{bound}'" in line) == (
-            2,
-            True,
-        ), line
-
-
 def test_a_column_that_another_model_made_is_not_taken(
     options: list[object], model: Path, earlier: Path, tmp_path: Path
 ) -> None:

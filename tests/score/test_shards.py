@@ -131,19 +131,6 @@ def test_what_the_merged_output_says_holds_for_all_shards(
     assert (about[b"rankmill.device"], about[b"rankmill.windows"]) == (b"cpu, gpu1, gpu2", b"3")
 
 
-@pytest.mark.parametrize("bound", ["nan", "-1", "wide"])
-def test_a_damaged_bound_of_a_shard_is_one_line(parts: Path, tmp_path: Path, bound: str) -> None:
-    """Beside a larger bound of another shard, a bound that is not a number would vanish."""
-    table, about = pq.read_table(parts / "2.parquet"), pq.read_metadata(parts / "2.parquet").metadata
-    with pq.ParquetWriter(tmp_path / "2.parquet", table.schema) as file:
-        file.write_table(table)
-        file.add_key_value_metadata({**about, b"rankmill.bound": bound.encode()})
-    done = merge(parts / "1.parquet", tmp_path / "2.parquet", "-o", tmp_path / "out.parquet")
-    assert done.exit_code == 2
-    assert f"2.parquet: its metadata are damaged: rankmill.bound is '{bound}'; score it again" in done.stderr
-    assert not (tmp_path / "out.parquet").exists()
-
-
 LISTED = '{"row": 4, "error": "a\u2028b", "attempts": 1, "worker": "w"}\n'
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import glob
-import gzip
 import hashlib
-import io
 import logging
 import os
 import sys
@@ -22,6 +20,7 @@ from rankmill.producer.files.formats.base import BYTE_ORDER_MARK, Format
 from rankmill.producer.files.formats.ipc import MAGIC, STREAM_MAGIC
 from rankmill.producer.files.formats.parquet import PARQUET, metadata_of
 from rankmill.producer.files.formats.table import (
+    COMPRESSIONS,
     check_readable,
     format_of,
     is_output_name,
@@ -41,7 +40,6 @@ from rankmill.producer.files.stores.paths import (
     resolved,
     workspace_of,
 )
-from rankmill.producer.files.stores.reading import check_not_empty, is_empty_here
 from rankmill.producer.files.stores.writing import discard
 
 _READ_BYTES = 1 << 20
@@ -102,7 +100,7 @@ def find_files(inputs: Sequence[str], output: str | None = None) -> tuple[InputF
     Raises
     ------
     InputError
-        No files are found, or a file has 0 bytes or a format that cannot be read.
+        No files are found, or a file has a format that cannot be read.
     StoreError, RunnerError
         A store does not serve, or this process may not read an object.
     """
@@ -118,8 +116,6 @@ def find_files(inputs: Sequence[str], output: str | None = None) -> tuple[InputF
         )
     for file in kept:
         check_readable(file.path)
-    if empty := [file.path for file in kept if is_empty_here(file.path)]:
-        check_not_empty(empty[0], 0, *empty[1:])
     return tuple(kept)
 
 
@@ -317,7 +313,7 @@ def _ending(start: bytes) -> str:
             return ending
     for magic, ending in ((b"\x1f\x8b", ".gz"), (b"\x28\xb5\x2f\xfd", ".zst")):
         if start.startswith(magic):
-            return _text_ending(_unpacked(start, ending)) + ending
+            return _text_ending(_unpacked(start, COMPRESSIONS[ending])) + ending
     return _text_ending(start)
 
 
@@ -329,14 +325,12 @@ def _text_ending(start: bytes) -> str:
     return ".tsv" if b"\t" in line and b'"' not in line else ".csv"
 
 
-def _unpacked(start: bytes, ending: str) -> bytes:
+def _unpacked(start: bytes, compression: str) -> bytes:
     """Decompress the beginning of a text file, at most 1024 bytes. Returns empty bytes if it is damaged; the
     file's reader will report this.
     """
     try:
-        if ending == ".gz":
-            return gzip.GzipFile(fileobj=io.BytesIO(start)).read(1024)
-        with pa.CompressedInputStream(pa.BufferReader(start), "zstd") as stream:
+        with pa.CompressedInputStream(pa.BufferReader(start), compression) as stream:
             return bytes(stream.read(1024))
-    except (OSError, EOFError, pa.ArrowException):
+    except (OSError, pa.ArrowException):
         return b""

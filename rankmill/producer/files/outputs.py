@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -253,30 +252,9 @@ def option_of(made: Mapping[str, str], name: str) -> str | None:
     return written if written or name == "instruction" else None
 
 
-def bound_of(made: Mapping[str, str], name: str) -> float | None:
-    """Return how far the logits of an output can be from the model's own, or ``None`` if it does not say.
-
-    Parameters
-    ----------
-    made
-        The metadata of the output.
-    name
-        The output, for messages.
-
-    Raises
-    ------
-    InputError
-        The metadata are damaged: the bound is not a finite number of at least 0.
+def bound_of(made: Mapping[str, str]) -> float | None:
+    """Return how far the logits of an output can be from the model's own, or ``None`` if its metadata `made`
+    do not say.
     """
     written = made.get("rankmill.bound")
-    if written is None:
-        return None
-    try:
-        bound = float(written)
-    except ValueError:
-        bound = math.nan
-    if not 0 <= bound < math.inf:
-        raise InputError(
-            f"{name}: its metadata are damaged: rankmill.bound is {written!r:.60}; score it again"
-        )
-    return bound
+    return None if written is None else float(written)

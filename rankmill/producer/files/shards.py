@@ -10,7 +10,6 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import IO
 
 import pyarrow as pa
@@ -37,14 +36,6 @@ _BOUND, _WINDOWS = "rankmill.bound", "rankmill.windows"
 _ROWS = 65_536
 
 
-@dataclass(frozen=True)
-class MergeSummary:
-    """The number of rows in a merged output, and the number of its rows without a score."""
-
-    rows: int
-    row_errors: int
-
-
 def check_shard(target: AnyPath, form: OutputFormat) -> None:
     """Check that a shard, or a part of one, can be written at `target`; raises `InputError` if not."""
     if form.of(target) is not PARQUET or form.ranks(target):
@@ -63,10 +54,11 @@ def shard_metadata(shard: Shard, manifest: Mapping[str, str]) -> dict[str, str]:
     return {_NUMBER: str(shard[0]), _OF: str(shard[1]), _WHOLE: digest}
 
 
-def merge(paths: Sequence[AnyPath], target: AnyPath, form: OutputFormat) -> MergeSummary:
+def merge(paths: Sequence[AnyPath], target: AnyPath, form: OutputFormat) -> tuple[int, int]:
     """Merge all shards of an output, in the order of the input; lists of row errors are merged as well.
 
-    A folder in `paths` stands for all parts in it.
+    A folder in `paths` stands for all parts in it. Returns the number of rows in the merged output, and the
+    number of its rows without a score.
 
     Raises
     ------
@@ -102,7 +94,7 @@ def merge(paths: Sequence[AnyPath], target: AnyPath, form: OutputFormat) -> Merg
                 shutil.copyfileobj(listed, out)
         else:
             errors.unlink(missing_ok=True)
-    return MergeSummary(rows, row_errors)
+    return rows, row_errors
 
 
 def _metadata(pieces: Sequence[_Piece]) -> dict[str, str]:
@@ -152,16 +144,11 @@ class _Piece:
         self.about = metadata = metadata_of(path)
         if not all(metadata.get(name, "").isdecimal() for name in (_NUMBER, _OF)):
             raise InputError(f"{path} is not a shard; make shards with score-file --shard 1/8, 2/8 and so on")
-        if not all(metadata.get(name, "1").isdecimal() for name in (PART, PARTS)):
-            raise InputError(f"{path}: its metadata is damaged; make it again")
         self.shard, self.shards = int(metadata[_NUMBER]), int(metadata[_OF])
         self.part, self.parts = int(metadata.get(PART, 1)), int(metadata.get(PARTS, 1))
         self.score = metadata.get("rankmill.score_column", "")
-        self.bound = bound_of(metadata, str(path))
-        try:
-            self.windows = int(metadata.get(_WINDOWS, 0))
-        except ValueError:
-            raise InputError(f"{path}: its metadata is damaged; make it again") from None
+        self.bound = bound_of(metadata)
+        self.windows = int(metadata.get(_WINDOWS, 0))
 
     def words(self, name: str) -> list[str]:
         """Split the value of ``rankmill.NAME`` in the file's metadata at its commas."""

@@ -217,12 +217,6 @@ def test_types_that_arrow_cannot_cast_are_refused(tmp_path: Path, ending: str, i
             read_all(path)
 
 
-def test_feathers_first_version_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.feather").write_bytes(b"FEA1" + bytes(100))
-    with pytest.raises(InputError, match=r"a.feather: it is Feather version 1, which cannot be read"):
-        read_all(tmp_path / "a.feather")
-
-
 def test_an_arrow_output_has_the_values_of_dictionaries(tmp_path: Path) -> None:
     """A file has one dictionary for all rows, and the tables of a run have one each."""
     path = tmp_path / "a.arrow"

@@ -191,7 +191,7 @@ def test_a_file_of_0_bytes_is_an_error_that_names_it(tmp_path: Path, name: str) 
     (tmp_path / f"z-{name}").touch()
     for inputs in ([tmp_path], [tmp_path / "*"], [tmp_path / "in.jsonl", tmp_path / name]):
         with pytest.raises(InputError, match=rf"{name} has 0 bytes.*was it cut\? Write it again, or leave"):
-            find_files([str(path) for path in inputs])
+            opened(*inputs)
     for path in (tmp_path / name, tmp_path / f"z-{name}"):
         path.unlink()
     assert opened(tmp_path).rows == len(ROWS)  # the way out

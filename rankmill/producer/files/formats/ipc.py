@@ -31,7 +31,6 @@ as those in the cache of Hugging Face's datasets.
 STREAM_MAGIC = b"\xff\xff\xff\xff"
 """First bytes of an Arrow stream, unless a release before Arrow 0.15 wrote it."""
 
-_OLD_FEATHER = b"FEA1"
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """Last bytes of an Arrow stream. They are checked, because Arrow accepts a stream that was cut off between
 two batches.
@@ -70,13 +69,8 @@ class ArrowReader:
         try:
             source = open_random(self._path)
             with pa.OSFile(str(source)) if isinstance(source, Path) else source as file:
-                start = file.read(len(MAGIC))
-                if start.startswith(_OLD_FEATHER):
-                    raise InputError(
-                        f"{self._path}: it is Feather version 1, which cannot be read; write it as version 2"
-                    )
+                is_file = file.read(len(MAGIC)) == MAGIC
                 file.seek(0)
-                is_file = start == MAGIC
                 schema = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(file).schema
                 check_types(self._path, schema)
                 file.seek(0)

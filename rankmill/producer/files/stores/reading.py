@@ -55,35 +55,16 @@ def open_stream(path: AnyPath) -> pa.NativeFile:
         compression = None
     if isinstance(path, ObjectPath):
         reader = ObjectReader(path)
-        check_not_empty(path, reader.size)
+        _check_not_empty(path, reader.size)
         return pa.input_stream(reader, compression=compression)
     with admitted(path) as place:
-        check_not_empty(path, place.stat().st_size)
+        _check_not_empty(path, place.stat().st_size)
         return pa.input_stream(place, compression=compression)
 
 
-def is_empty_here(path: AnyPath) -> bool:
-    """Whether a file of this host has 0 bytes. False for an object, which is asked for its size later."""
-    return isinstance(path, Path) and path.is_file() and not path.stat().st_size
-
-
-def check_not_empty(path: AnyPath, size: int, *others: AnyPath) -> None:
-    """Raise `InputError` if a file is empty.
-
-    Parameters
-    ----------
-    path
-        The file.
-    size
-        The number of its bytes.
-    *others
-        More empty files; the message says how many.
-    """
+def _check_not_empty(path: AnyPath, size: int) -> None:
     if not size:
-        more = f", as {len(others)} more have" if others else ""
-        raise InputError(
-            f"{path} has 0 bytes{more}: was it cut? Write it again, or leave it out of the input"
-        )
+        raise InputError(f"{path} has 0 bytes: was it cut? Write it again, or leave it out of the input")
 
 
 def open_random(path: AnyPath) -> Path | pa.NativeFile:
@@ -93,10 +74,10 @@ def open_random(path: AnyPath) -> Path | pa.NativeFile:
     """
     if isinstance(path, ObjectPath):
         reader = ObjectReader(path)
-        check_not_empty(path, reader.size)
+        _check_not_empty(path, reader.size)
         return pa.PythonFile(reader, mode="r")
     with admitted(path) as place:
-        check_not_empty(path, place.stat().st_size)
+        _check_not_empty(path, place.stat().st_size)
         return path if place == path else pa.OSFile(str(place))
 
 
