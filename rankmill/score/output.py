@@ -12,7 +12,7 @@ from rankmill.producer.files.formats.delimited import CSV, TSV
 from rankmill.producer.files.formats.table import stem
 from rankmill.producer.files.formats.trec import TREC
 from rankmill.producer.files.inputs import InputFile
-from rankmill.producer.files.outputs import OutputFormat, OutputPart, check_target, part_of
+from rankmill.producer.files.outputs import OutputFormat, check_target, is_part
 from rankmill.producer.files.plan import OutputPlan, plan_output
 from rankmill.producer.files.ranking import MeanColumn
 from rankmill.producer.files.shards import check_shard
@@ -66,7 +66,7 @@ class OutputTarget:
         """
         if not self.request.rows_per_part:
             return self.path
-        return self.path / self.form.part_name(OutputPart(1, 1))
+        return self.path / self.form.part_name(1, 1)
 
     @property
     def is_ranked(self) -> bool:
@@ -100,7 +100,7 @@ class OutputTarget:
         if settings.all_labels or request.models or len(request.messages_column) > 1:
             self._check_several_scores(all_labels=settings.all_labels)
         read = [file.path for file in files]
-        folders_of_parts = [path.parent for path in read if part_of(path.name)]
+        folders_of_parts = [path.parent for path in read if is_part(path.name)]
         if resolved(self.path) in {resolved(path) for path in (*read, *folders_of_parts)}:
             raise InputError(f"{self.path} is the input itself; name another output with -o")
 

@@ -27,7 +27,7 @@ from rankmill.producer.files.formats.table import (
     is_readable,
     read_endings,
 )
-from rankmill.producer.files.outputs import part_of
+from rankmill.producer.files.outputs import is_part
 from rankmill.producer.files.stores.paths import (
     INDEX,
     WORKSPACE,
@@ -252,7 +252,7 @@ def _is_output(path: AnyPath, output: str | None) -> bool:
     If the file at the path `output` does not count as written by rankmill, it stays in the input. Then the
     command ends with an error, because its output would replace its input.
     """
-    whole = resolved(path.parent if part_of(path.name) else path)
+    whole = resolved(path.parent if is_part(path.name) else path)
     is_named = output is not None and whole == resolved(as_path(output))
     is_unfinished = os.path.isdir(workspace_of(whole))  # noqa: PTH112 -- false if the name is too long
     if not (is_named or is_unfinished):

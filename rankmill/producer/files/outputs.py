@@ -25,30 +25,27 @@ _NAME = re.compile(r"part-([0-9]{5,})-of-([0-9]{5,})\.[a-z0-9]+")
 _LIST = re.compile(rf"_{_NAME.pattern}\.errors\.jsonl")
 
 
-@dataclass(frozen=True)
-class OutputPart:
-    """A part of an output: number 3 of 8 has the file name ``part-00003-of-00008.parquet``."""
-
-    number: int
-    count: int
-
-
-def part_of(name: str) -> OutputPart | None:
-    """Read the numbers in a part's name: ``part-00003-of-00008.csv``. Returns ``None`` for another name."""
+def part_number(name: str) -> int | None:
+    """Return the number in a part's name: 3 for ``part-00003-of-00008.csv``, ``None`` for another name."""
     match = _NAME.fullmatch(name)
-    return match and OutputPart(int(match[1]), int(match[2]))
+    return match and int(match[1])
+
+
+def is_part(name: str) -> bool:
+    """Whether a file's name is that of a part of an output."""
+    return _NAME.fullmatch(name) is not None
 
 
 def errors_name(name: str) -> str:
     """Return the name of a file's list of row errors. For a part it begins with ``_``, so that programs that
     read the folder of parts skip the list.
     """
-    return f"{'_' if part_of(name) else ''}{name}.errors.jsonl"
+    return f"{'_' if is_part(name) else ''}{name}.errors.jsonl"
 
 
 def is_of_parts(name: str) -> bool:
     """Whether a file's name is that of a part of an output, or of a part's list of row errors."""
-    return part_of(name) is not None or _LIST.fullmatch(name) is not None
+    return is_part(name) or _LIST.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)
@@ -82,8 +79,8 @@ class OutputFormat:
         """The ending of the file names of parts, and of an output that the user did not name."""
         return f".{self.kind or 'parquet'}"
 
-    def part_name(self, part: OutputPart) -> str:
-        return f"part-{part.number:05}-of-{part.count:05}{self.ending}"
+    def part_name(self, number: int, count: int) -> str:
+        return f"part-{number:05}-of-{count:05}{self.ending}"
 
     def of(self, path: AnyPath) -> Format:
         """Return the format in which the output at `path` is written.

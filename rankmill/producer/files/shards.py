@@ -19,7 +19,7 @@ from rankmill.jobs.contract.results import worst
 from rankmill.jobs.contract.shown import unscored
 from rankmill.producer.files.formats.base import ReadOptions
 from rankmill.producer.files.formats.parquet import PARQUET, ParquetReader, metadata_of
-from rankmill.producer.files.outputs import PART, PARTS, OutputFormat, bound_of, errors_name, part_of
+from rankmill.producer.files.outputs import PART, PARTS, OutputFormat, bound_of, errors_name, is_part
 from rankmill.producer.files.source import Shard
 from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_stream
@@ -125,7 +125,7 @@ def _with_parts(paths: Iterable[AnyPath]) -> Iterator[AnyPath]:
             yield path
             continue
         files: Iterable[AnyPath] = path.iterdir()
-        parts = sorted(file for file in files if part_of(file.name))
+        parts = sorted(file for file in files if is_part(file.name))
         if not parts:
             raise InputError(f"{path}: no part of an output in this directory")
         yield from parts

@@ -19,7 +19,7 @@ from rankmill.jobs.system import system
 from rankmill.producer.collect.journal import Finished, Journal
 from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.files.formats.parquet import ROW_GROUP_ROWS
-from rankmill.producer.files.outputs import PART, PARTS, OutputPart, errors_name
+from rankmill.producer.files.outputs import PART, PARTS, errors_name
 from rankmill.producer.files.plan import OutputPlan
 from rankmill.producer.files.stores.output_record import OutputRecord
 from rankmill.producer.files.stores.paths import AnyPath
@@ -289,7 +289,7 @@ class ScoredParts:
 
     def _open(self) -> None:
         if self._done < self._count:
-            name = self._plan.form.part_name(OutputPart(self._done + 1, self._count))
+            name = self._plan.form.part_name(self._done + 1, self._count)
             self._file = ScoredFile(self.path / name, self._work, self._plan, self.rows, self._record)
 
     def _publish(self) -> None:

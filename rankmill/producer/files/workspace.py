@@ -21,7 +21,7 @@ from rankmill.jobs.contract.errors import (
 )
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.files.manifest import differences
-from rankmill.producer.files.outputs import errors_name, is_of_parts, part_of
+from rankmill.producer.files.outputs import errors_name, is_of_parts, part_number
 from rankmill.producer.files.stores.lock import lock_in_store
 from rankmill.producer.files.stores.output_record import OutputRecord
 from rankmill.producer.files.stores.own_folder import OwnFolder, close
@@ -92,12 +92,11 @@ class PartsFolder(OutputFile):
         noted that part.
         """
         own = journal.finished.parts + 1 if journal.rows else 0
-        parts = {path: part for path in self.there() if (part := part_of(path.name))}
-        return next((path for path in sorted(parts) if parts[path].number > own), None)
+        return next((path for path in sorted(self.there()) if (part_number(path.name) or 0) > own), None)
 
     def check(self, journal: Journal) -> None:
         """Check that all parts which the journal knows exist; raises `InputError` if not."""
-        present = {part.number for path in self.there() if (part := part_of(path.name))}
+        present = {part_number(path.name) for path in self.there()}
         for number in range(1, journal.finished.parts + 1):
             if number not in present:
                 raise InputError(

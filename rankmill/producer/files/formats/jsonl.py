@@ -390,7 +390,7 @@ def _type_of(values: Sequence[Any]) -> pa.DataType | None:
     if kinds in ({dict}, {list}):
         keys: set[str] = set()
         _add_keys(values, keys)
-        if len(keys) > MAX_KEYS or len(keys) * len(values) > _MAX_CELLS:
+        if len(keys) > MAX_KEYS:
             return None
     try:
         kind = _array(values).type
