@@ -10,7 +10,7 @@ import stat
 from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -53,18 +53,19 @@ def open_stream(path: AnyPath) -> pa.NativeFile:
         compression = str(pa.Codec.detect(path.name.lower()).name)
     except (ValueError, TypeError):  # the name does not end in a compression
         compression = None
-    if isinstance(path, ObjectPath):
-        reader = ObjectReader(path)
-        _check_not_empty(path, reader.size)
-        return pa.input_stream(reader, compression=compression)
-    with admitted(path) as place:
-        _check_not_empty(path, place.stat().st_size)
-        return pa.input_stream(place, compression=compression)
+    with _not_empty(path) as source:
+        return pa.input_stream(source, compression=compression)
 
 
-def _check_not_empty(path: AnyPath, size: int) -> None:
-    if not size:
-        raise InputError(f"{path} has 0 bytes: was it cut? Write it again, or leave it out of the input")
+@contextmanager
+def _not_empty(path: AnyPath) -> Iterator[Path | ObjectReader]:
+    """Yield what to open. Raises `InputError` if the file or object has 0 bytes."""
+    opened: AbstractContextManager[Path | ObjectReader]
+    opened = nullcontext(ObjectReader(path)) if isinstance(path, ObjectPath) else admitted(path)
+    with opened as source:
+        if not (source.size if isinstance(source, ObjectReader) else source.stat().st_size):
+            raise InputError(f"{path} has 0 bytes: was it cut? Write it again, or leave it out of the input")
+        yield source
 
 
 def open_random(path: AnyPath) -> Path | pa.NativeFile:
@@ -72,13 +73,10 @@ def open_random(path: AnyPath) -> Path | pa.NativeFile:
 
     Raises the errors of `open_stream`.
     """
-    if isinstance(path, ObjectPath):
-        reader = ObjectReader(path)
-        _check_not_empty(path, reader.size)
-        return pa.PythonFile(reader, mode="r")
-    with admitted(path) as place:
-        _check_not_empty(path, place.stat().st_size)
-        return path if place == path else pa.OSFile(str(place))
+    with _not_empty(path) as source:
+        if isinstance(source, ObjectReader):
+            return pa.PythonFile(source, mode="r")
+        return source if source == path else pa.OSFile(str(source))
 
 
 def open_bytes(path: AnyPath) -> BinaryIO:
