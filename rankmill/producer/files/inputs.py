@@ -29,7 +29,6 @@ from rankmill.producer.files.formats.table import (
 )
 from rankmill.producer.files.outputs import is_part
 from rankmill.producer.files.stores.paths import (
-    INDEX,
     WORKSPACE,
     AnyPath,
     as_path,
@@ -225,22 +224,12 @@ def _printable(name: str) -> str:
 
 
 def _is_left_behind(path: AnyPath) -> bool:
-    """Whether an earlier score-file has left the file: in the folder of a run or of an index, or as a list of
-    row errors.
+    """Whether an earlier score-file has left the file: in the folder of a run or of an index, which both end
+    in ``.rankmill``, or as a list of row errors.
     """
     name = path.name.lower()
     is_list = name.endswith(".errors.jsonl") and is_output_name(name.removesuffix(".errors.jsonl"))
-    return is_list or any(map(_is_workspace, path.parents))
-
-
-def _is_workspace(folder: AnyPath) -> bool:
-    """Whether a folder is that of a run (``scores.csv.rankmill``, or ``scores.rankmill`` with a journal), or
-    has a corpus' index (``corpus.tsv.index.rankmill``).
-    """
-    if folder.suffix.lower() != WORKSPACE:
-        return False
-    is_named = is_output_name(folder.stem) or folder.name.endswith(INDEX)
-    return is_named or (folder / "journal.db").exists()
+    return is_list or any(folder.suffix.lower() == WORKSPACE for folder in path.parents)
 
 
 def _is_output(path: AnyPath, output: str | None) -> bool:
