@@ -235,19 +235,14 @@ def _is_left_behind(path: AnyPath) -> bool:
 def _is_output(path: AnyPath, output: str | None) -> bool:
     """Whether rankmill wrote the file, as `output` or as the output of a run whose folder still exists.
 
-    A Parquet file says in its metadata whether rankmill wrote it. Files of other formats do not say it: they
-    count as written by rankmill only if the folder of their run still exists.
-
-    If the file at the path `output` does not count as written by rankmill, it stays in the input. Then the
-    command ends with an error, because its output would replace its input.
+    If the folder does not exist, only a Parquet file says who wrote it. A file at the path `output` that does
+    not count as written by rankmill stays in the input. Then the command ends with an error, because its
+    output would replace its input.
     """
     whole = resolved(path.parent if is_part(path.name) else path)
     is_named = output is not None and whole == resolved(as_path(output))
     is_unfinished = os.path.isdir(workspace_of(whole))  # noqa: PTH112 -- false if the name is too long
-    if not (is_named or is_unfinished):
-        return False
-    if format_of(path) is not PARQUET:
-        # files of other formats do not say who wrote them
+    if is_unfinished or not is_named or format_of(path) is not PARQUET:
         return is_unfinished
     try:
         return "rankmill.version" in metadata_of(path)
