@@ -321,7 +321,7 @@ def _quoted(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
 def _is_refused(kind: pa.DataType) -> bool:
     kind = undictionaried(kind)
     kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
-    return bool(pa.types.is_nested(kind) or pa.types.is_interval(kind))
+    return bool(pa.types.is_nested(kind) or pa.types.is_duration(kind) or pa.types.is_interval(kind))
 
 
 class TsvWriter(TextWriter):

@@ -54,13 +54,13 @@ def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def texts_of(column: Column) -> Column:
-    """Convert a column to text as Arrow prints it, but with durations in ISO 8601 and UUIDs in hexadecimal.
+    """Convert a column to text as Arrow prints it, but with UUIDs in hexadecimal.
 
     Null stays null. Bytes become text that may not be valid UTF-8.
     """
     column = undictionary(column)
-    if pa.types.is_duration(column.type) or isinstance(column.type, pa.UuidType):
-        values = (value if value is None else str(value) for value in values_for_text(column))
+    if isinstance(column.type, pa.UuidType):
+        values = (value if value is None else str(value) for value in column.to_pylist())
         texts = pa.array(values, pa.string())
         column = pa.chunked_array([texts]) if isinstance(column, pa.ChunkedArray) else texts
     return pc.cast(column, options=pc.CastOptions(pa.string(), allow_invalid_utf8=True))
@@ -76,43 +76,13 @@ def valid_texts(column: Column) -> Column:
 
 
 def values_for_text(column: Column) -> list[Any]:
-    """Convert a column to Python values, in which times and durations are text, at any depth.
+    """Convert a column to Python values, in which times are text, at any depth.
 
     Times are printed by Arrow, because Python has no times with nanoseconds, or in far years.
     """
-    kind = column.type
-    bare = without_times(kind)
-    values: list[Any] = (column if bare == kind else column.cast(bare)).to_pylist()
-    return [_with_durations(value, kind) for value in values] if _holds_durations(kind) else values
-
-
-def _holds_durations(kind: pa.DataType) -> bool:
-    return any(map(pa.types.is_duration, every_type(kind)))
-
-
-def _with_durations(value: Any, kind: pa.DataType) -> Any:
-    """Turn the durations in a value from integers into text; `kind` is the type of the column."""
-    kind = undictionaried(kind)
-    if value is None or not _holds_durations(kind):
-        return value
-    if pa.types.is_duration(kind):
-        return _iso_duration(value, kind.unit)
-    if pa.types.is_struct(kind):
-        return {field.name: _with_durations(value[field.name], field.type) for field in kind}
-    if pa.types.is_map(kind):
-        kinds = (kind.key_type, kind.item_type)
-        return [tuple(map(_with_durations, pair, kinds)) for pair in value]
-    return [_with_durations(item, kind.value_type) for item in value]
-
-
-def _iso_duration(value: int, unit: str) -> str:
-    digits = {"s": 0, "ms": 3, "us": 6, "ns": 9}[unit]
-    seconds, fraction = divmod(abs(value), 10**digits)
-    minutes, seconds = divmod(seconds, 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    end = f".{fraction:0{digits}}".rstrip("0") if fraction else ""
-    return f"{'-' if value < 0 else ''}P{days}DT{hours}H{minutes}M{seconds}{end}S"
+    bare = without_times(column.type)
+    values: list[Any] = (column if bare == column.type else column.cast(bare)).to_pylist()
+    return values
 
 
 def undictionary(column: Column) -> Column:
@@ -134,26 +104,25 @@ def refuse(schema: pa.Schema, name: str, is_bad: Callable[[pa.DataType], bool]) 
 
 
 def without_times(kind: pa.DataType) -> pa.DataType:
-    """Replace, at any depth of a type, times by text and durations by integers."""
+    """Replace, at any depth of a type, times by text."""
     return mapped_type(kind, _without_time)
 
 
 def _without_time(kind: pa.DataType) -> pa.DataType:
     kind = undictionaried(kind)
-    if pa.types.is_temporal(kind):
-        return pa.int64() if pa.types.is_duration(kind) else pa.string()
-    return kind
+    return pa.string() if pa.types.is_temporal(kind) else kind
 
 
 def cannot_be_text(kind: pa.DataType) -> bool:
-    """Whether a type holds, at any depth, what has no form in JSON: bytes, intervals, or a struct with two
-    fields of one name.
+    """Whether a type holds, at any depth, what has no form in JSON: bytes, durations, intervals, or a struct
+    with two fields of one name.
     """
     tests = (
         pa.types.is_binary,
         pa.types.is_large_binary,
         pa.types.is_fixed_size_binary,
         pa.types.is_binary_view,
+        pa.types.is_duration,
         pa.types.is_interval,
         _repeats_a_name,
     )
