@@ -21,7 +21,7 @@ SETTINGS = (
 
 GROUPS = {
     "Most used": "output models top_k query_column passage_column",
-    "Input": "text_column messages_column text_columns list_columns columns delimiter max_field_mib on_null "
+    "Input": "text_column messages_column text_columns list_columns columns delimiter on_null "
     "limit shard reuse",
     "A run instead of pairs": "run queries corpus dataset queries_id queries_text corpus_id corpus_text "
     "on_duplicate depth qrels with_texts",

@@ -103,7 +103,6 @@ class FoundInput:
             options=ReadOptions(
                 request.delimiter,
                 request.list_columns,
-                request.max_field_mib,
                 names=request.columns,
                 typed=not is_json or made is None or not made.is_text,
             ),

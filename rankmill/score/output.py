@@ -30,7 +30,7 @@ unchanged.
 """
 
 _OF_THE_PLACE = {
-    "inputs", "run", "queries", "corpus", "qrels", "output", "max_field_mib", "models", "force", "restart",
+    "inputs", "run", "queries", "corpus", "qrels", "output", "models", "force", "restart",
 }  # fmt: skip
 """Names of the options that are not written into an output's manifest under their own names:
 
@@ -150,14 +150,13 @@ class OutputTarget:
                 raise InputError(f"--{name.replace('_', '-')} has no effect here: {why}; leave it out")
 
     def _unused_by_input(self, input_files: FoundInput) -> Iterator[tuple[str, str]]:
-        delimited = ("delimiter", "max_field_mib")
         if input_files.run:
-            of_pairs = ("query_column", "passage_column", "text_columns", "list_columns", *delimited)
+            of_pairs = ("query_column", "passage_column", "text_columns", "list_columns", "delimiter")
             yield from ((name, "it is for files of pairs, not for a run") for name in of_pairs)
             if not any(file.format in (CSV, TSV) for file in input_files.run.corpus):
                 yield "columns", "no file of the corpus is CSV or TSV"
         elif not any(file.format in (CSV, TSV) for file in input_files.files):
-            yield from ((name, "no file of the input is CSV or TSV") for name in (*delimited, "columns"))
+            yield from ((name, "no file of the input is CSV or TSV") for name in ("delimiter", "columns"))
         elif all(file.format in (CSV, TSV) for file in input_files.files):
             yield "text_columns", "all columns of CSV and TSV are text"
 

@@ -79,7 +79,6 @@ OPTIONS: dict[str, list[str]] = {
     "list_columns": ["--list-columns", "words"],
     "columns": ["--columns", "query_id,group,pid,page,other,query,n,passage"],
     "delimiter": ["--delimiter", "comma"],
-    "max_field_mib": ["--max-field-mib", "1"],
     "limit": ["--limit", "3"],
     "shard": ["--shard", "2/2"],
     "rows_per_part": ["--rows-per-part", "3"],
@@ -89,7 +88,7 @@ OPTIONS: dict[str, list[str]] = {
     "models": ["--model", "TINY"],
 }
 SAME = {
-    ("delimiter", None), ("max_field_mib", None), ("reuse", None), ("text_columns", "TREC"),
+    ("delimiter", None), ("reuse", None), ("text_columns", "TREC"),
     ("text_columns", "several"), ("passage_id_column", "a run to TREC"),
 }  # fmt: skip
 """Options that, where they work, change nothing about these rows; ``None``: of all kinds."""
@@ -235,10 +234,3 @@ def test_a_setting_that_has_no_effect_is_refused(
     said, found = score("pairs.csv", *words)
     assert found is None
     assert words[0] in said
-
-
-def test_the_bound_of_a_field_is_heeded(score: Callable[..., tuple[str, object]], folder: Path) -> None:
-    (folder / "long.csv").write_text(f'query,passage\nq,"{"moon " * 500_000}"\n')
-    said, found = score("long.csv", "--max-field-mib", "2")
-    assert (found, "long.csv, line 2: " in said, "longer than 2 MiB" in said) == (None, True, True), said
-    assert score("long.csv", "--max-field-mib", "3")[1]

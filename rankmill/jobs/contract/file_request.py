@@ -144,8 +144,6 @@ class FileRequest(WireModel):
     """Names of all columns, in order, of CSV or TSV files without a header; with --run, of the corpus."""
     delimiter: Delimiter | None = None
     """Character between two fields of CSV or TSV.  [default: detected]"""
-    max_field_mib: Annotated[int, Field(ge=1, le=1024, title="N")] | None = None
-    """Longest field of CSV or TSV, in MiB; after more, a quote counts as never closed.  [default: 16]"""
     limit: Positive | None = None
     """Score only the first N rows."""
     shard: Shard | None = None

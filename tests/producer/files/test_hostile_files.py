@@ -196,7 +196,7 @@ HOSTILE: dict[str, tuple[str, Callable[[pa.NativeFile], None], str]] = {
     "a quote that is never closed": (
         "a.csv.zst",
         repeated(b'query,passage\nq,p\nq,"', b"x\n", 1024),
-        r"a\.csv\.zst, line 3: .* longer than 16 MiB; is its closing quote missing; .*--max-field-mib",
+        r"a\.csv\.zst, line 3: .* longer than 16 MiB; is its closing quote missing",
     ),
     "a row of 1 GiB": (
         "a.tsv.zst",

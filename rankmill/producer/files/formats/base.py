@@ -75,9 +75,6 @@ class ReadOptions:
         a tab in TSV.
     lists
         Columns to unroll: a row becomes one row for each item.
-    max_field_mib
-        The largest size of a field in quotes in CSV and TSV, in MiB; default: `MAX_FIELD_MIB`. A row may have
-        the same size, or `MAX_FIELD_MIB` if that is larger.
     way_out
         Advice about a file that cannot be read, for commands without the options of score-file. ``None``
         means that the command has these options, and the advice names them.
@@ -91,7 +88,6 @@ class ReadOptions:
 
     delimiter: str | None = None
     lists: Sequence[str] = ()
-    max_field_mib: int | None = None
     way_out: str | None = None
     names: Sequence[str] = ()
     typed: bool = True

@@ -32,7 +32,7 @@ from rankmill.producer.files.formats.base import (
     text_of,
     undictionaried,
 )
-from rankmill.producer.files.formats.quotes import MAX_FIELD_MIB, open_quoted
+from rankmill.producer.files.formats.quotes import MAX_FIELD_BYTES, open_quoted
 from rankmill.producer.files.formats.text import (
     TextWriter,
     as_text,
@@ -43,10 +43,8 @@ from rankmill.producer.files.formats.text import (
 from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_stream
 
-_BLOCK_BYTES = 16 << 20
-"""CSV and TSV are parsed in blocks of this many bytes. Blocks are larger if a field may be longer, because a
-row must fit into a block.
-"""
+_BLOCK_BYTES = MAX_FIELD_BYTES
+"""CSV and TSV are parsed in blocks of this many bytes. A row must fit into a block."""
 
 _BEGINNING_BYTES = 1 << 20
 """At most this many bytes of the beginning of a file are read to find the delimiter and the header. The whole
@@ -54,8 +52,6 @@ header must be among these bytes.
 """
 
 _MAX_COLUMNS = 10_000
-
-_LONGER = "raise the bound: score-file --max-field-mib"
 
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
@@ -72,7 +68,6 @@ class _DelimitedReader:
 
     def __init__(self, path: AnyPath, texts: Sequence[str], options: ReadOptions) -> None:
         self._path, self._texts, self._options = path, texts, options
-        self._longest = options.max_field_mib or MAX_FIELD_MIB
         beginning = self._read_beginning()
         named = options.delimiter and DELIMITERS.get(options.delimiter, options.delimiter)
         self._delimiter = named or self._usual_delimiter(beginning)
@@ -114,12 +109,11 @@ class _DelimitedReader:
         """
         names = self._columns
         wanted = [name for name in names if name in types] or names[:1]
-        block_bytes = _BLOCK_BYTES if self._longest <= MAX_FIELD_MIB else self._longest << 20
         try:
             reader = pcsv.open_csv(
                 self._open(),
                 read_options=pcsv.ReadOptions(
-                    block_size=block_bytes, use_threads=False, column_names=self._options.names or None
+                    block_size=_BLOCK_BYTES, use_threads=False, column_names=self._options.names or None
                 ),
                 parse_options=pcsv.ParseOptions(
                     delimiter=self._delimiter,
@@ -142,14 +136,14 @@ class _DelimitedReader:
             # message is clearer than Arrow's.
             if self._has_quotes and "Empty CSV file" in str(error):
                 with self._open() as stream:
-                    while stream.read(block_bytes):
+                    while stream.read(_BLOCK_BYTES):
                         pass
-            raise self._explained(error, names, block_bytes) from None
+            raise self._explained(error, names) from None
 
     def _open(self) -> pa.NativeFile:
         if not self._has_quotes:
             return open_stream(self._path)
-        return open_quoted(self._path, self._delimiter, self._longest, self._options.advice(_LONGER))
+        return open_quoted(self._path, self._delimiter)
 
     def _usual_delimiter(self, beginning: str) -> str:
         raise NotImplementedError
@@ -203,15 +197,14 @@ class _DelimitedReader:
         where = f"column {error.column!r}, row {error.row} ({counted})"
         return InputError(f"{self._path}: {where} is {NOT_UTF8}")
 
-    def _explained(self, error: Exception, names: list[str], block_bytes: int) -> Exception:
+    def _explained(self, error: Exception, names: list[str]) -> Exception:
         """Turn an error of Arrow into an `InputError`, or into `_Unfit` if a column is not UTF-8."""
         text = text_of(error)
         narrow = re.search(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to", text)
         if narrow:
             return _Unfit(names[int(narrow[1])], int(narrow[2]))
         if "straddling object" in text:
-            longer = self._options.advice(_LONGER)
-            return InputError(f"{self._path}: a row is longer than {block_bytes >> 20} MiB; {longer}")
+            return InputError(f"{self._path}: a row is longer than {_BLOCK_BYTES >> 20} MiB")
         way_out = ""
         if "Expected " in text:
             another = self._options.advice("name another delimiter with --delimiter")

@@ -15,10 +15,8 @@ from rankmill.producer.files.formats.base import BYTE_ORDER_MARK
 from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_stream
 
-MAX_FIELD_MIB = 16
-"""A field in quotes may have at most this many MiB, unless the reader is given another bound. A longer one is
-refused.
-"""
+MAX_FIELD_BYTES = 16 << 20
+"""A field in quotes may have at most this many bytes. A longer one is refused."""
 
 _PIECE_BYTES = 1 << 20
 """The quotes of a CSV file are checked in pieces of this many bytes."""
@@ -32,27 +30,26 @@ _BEHIND = (
 )
 
 
-def open_quoted(path: AnyPath, delimiter: str, max_field_mib: int, way_out: str) -> pa.NativeFile:
+def open_quoted(path: AnyPath, delimiter: str) -> pa.NativeFile:
     """Open a CSV file; reading it raises `InputError` where the quotes are wrong.
 
     Quotes are wrong in three cases:
 
     - A closing quote is followed by anything but a delimiter or a line end.
     - A quote is never closed.
-    - A field in quotes has more than `max_field_mib` MiB. The error then ends with the advice `way_out`.
+    - A field in quotes has more than `MAX_FIELD_BYTES`.
 
     If the last line has no line end, one is added. Otherwise, Arrow would misread a last line such as
     ``"a",``: it would take the empty field at the end for a field in quotes, too.
     """
-    return pa.PythonFile(_Checked(path, Quotes(delimiter, max_field_mib << 20), way_out), mode="r")
+    return pa.PythonFile(_Checked(path, Quotes(delimiter)), mode="r")
 
 
 class _Checked:
-    def __init__(self, path: AnyPath, quotes: Quotes, way_out: str) -> None:
+    def __init__(self, path: AnyPath, quotes: Quotes) -> None:
         self._path = path
         self._stream = open_stream(path)
         self._quotes = quotes
-        self._way_out = way_out
         self._last = b"\n"
 
     @property
@@ -68,8 +65,7 @@ class _Checked:
             for start in range(0, len(data) or 1, _PIECE_BYTES):
                 self._quotes.look(data[start : start + _PIECE_BYTES])
         except Misquoted as error:
-            more = f"; if it is whole, {self._way_out}" if error.is_long else ""
-            raise InputError(f"{self._path}, line {_line(self._path, error.place)}: {error}{more}") from None
+            raise InputError(f"{self._path}, line {_line(self._path, error.place)}: {error}") from None
         data = data or (b"" if self._last in b"\r\n" else b"\n")
         self._last = data[-1:] or self._last
         return data
@@ -78,10 +74,9 @@ class _Checked:
 class Misquoted(Exception):
     """Raised if quotes are wrong; ``place`` is the byte at which the field in quotes begins."""
 
-    def __init__(self, place: int, message: str, *, is_long: bool = False) -> None:
+    def __init__(self, place: int, message: str) -> None:
         super().__init__(message)
         self.place = place
-        self.is_long = is_long
 
 
 class Quotes:
@@ -91,18 +86,14 @@ class Quotes:
     ----------
     delimiter
         The character between two fields.
-    longest
-        The largest number of bytes that a field in quotes may have. No part that is given to `look` may be
-        longer.
     """
 
-    def __init__(self, delimiter: str, longest: int) -> None:
+    def __init__(self, delimiter: str) -> None:
         self._edges = f"{delimiter}\n\r".encode()
         edge = b"[%b]" % re.escape(self._edges)
         field = rb'"%b"(?=%b)' % (_INSIDE.pattern, edge)
         # a quote that is not at the beginning of a field is an ordinary character
         self._outside = re.compile(rb'(?:[^"]++|(?<!%b)"|%b)*+' % (edge, field))
-        self._longest = longest
         self._rest, self._at = b"\n", -1
         """The last byte that was checked and the bytes after it, and the place of that byte in the file."""
         self._open: int | None = None
@@ -126,12 +117,11 @@ class Quotes:
                     break
                 self._open, place = self._at + place, place + 1
             place = _end(_INSIDE, piece, place)
-            if self._at + place - self._open > self._longest:
+            if self._at + place - self._open > MAX_FIELD_BYTES:
                 raise Misquoted(
                     self._open,
-                    f"the field in quotes that begins here is longer than {self._longest >> 20} MiB; is its "
-                    "closing quote missing",
-                    is_long=True,
+                    f"the field in quotes that begins here is longer than {MAX_FIELD_BYTES >> 20} MiB; "
+                    "is its closing quote missing?",
                 )
             if place + 1 >= len(piece):  # the next piece may begin with the second of two quotes
                 break
