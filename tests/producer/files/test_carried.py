@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import re
-import tempfile
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files.formats import jsonl
-from rankmill.producer.files.formats.base import ROW, ReadOptions, TextColumns
+from rankmill.producer.files.formats.base import ReadOptions, TextColumns
 from rankmill.producer.files.inputs import find_files
 from rankmill.producer.files.outputs import OutputFormat
 from rankmill.producer.files.plan import plan_output
@@ -522,45 +520,3 @@ def test_categories_of_polars_are_written_in_every_format(tmp_path: Path, ending
     if ending == "csv":
         expected = [{**row, "score": str(row["score"])} for row in expected]
     assert table.to_pylist() == expected
-
-
-SURROGATES = re.compile("[\ud800-\udfff]")
-_VALUES = {
-    "text": st.text(),
-    "odd": st.text(st.sampled_from("a\ud800\udc00\x00\x1f\U0001f600"), max_size=3),
-    "int": st.integers(-(2**63), 2**63 - 1),
-    "float": st.floats(),
-    "bool": st.booleans(),
-    "mixed": st.one_of(st.booleans(), st.text(max_size=3), st.integers(-(2**70), 2**70)),
-}
-_ROWS = st.lists(
-    st.fixed_dictionaries(
-        {"query": st.text(), "passage": st.one_of(st.none(), st.text())},
-        optional={name: st.one_of(st.none(), values) for name, values in _VALUES.items()},
-    ),
-    min_size=1,
-    max_size=8,
-)
-
-
-@settings(max_examples=150, deadline=None)
-@given(_ROWS, st.booleans(), st.booleans(), st.sampled_from(["", " ", "\r"]), st.booleans())
-def test_what_arrow_reads_is_what_python_reads(
-    rows: list[dict[str, Any]], typed: bool, is_ascii: bool, end: str, twice: bool
-) -> None:
-    """A block that Arrow refuses, and columns in which not all values are alike, are read by Python."""
-    whole = any(SURROGATES.search(row.get("odd") or "") for row in rows)
-    lines = [json.dumps(row, ensure_ascii=is_ascii or whole) for row in rows]
-    if twice:
-        lines[-1] = lines[-1][:-1] + ', "query": "again"}'
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        path = Path(folder) / "a.jsonl"
-        path.write_bytes("\n\n".join(f"{line}{end}" for line in lines).encode())
-        source = opened(path, typed=typed)
-        names = source.schema.names if typed else [ROW, "query", "passage"]
-        found = pa.Table.from_batches(source._batches(0, names))
-        patch.setattr(jsonl, "_plain_batch", lambda *_: None)
-        expected = pa.Table.from_batches(source._batches(0, names))
-    assert found.schema == expected.schema
-    assert repr(found.to_pylist()) == repr(expected.to_pylist())
-    assert found["query"].to_pylist()[-1] == ("again" if twice else rows[-1]["query"])

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.json as pj
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.wire import is_text
@@ -62,9 +61,6 @@ nested column with more fields becomes text.
 
 _PART_ROWS = 128
 
-_MAX_CELLS = 20_000_000
-"""At most this many values (columns times rows) are converted to Arrow at a time."""
-
 _SAFE_INTEGER = 2**53
 """A 64-bit floating-point number holds every integer up to this size exactly."""
 
@@ -96,8 +92,6 @@ class JsonlReader:
 
     def __init__(self, path: AnyPath, texts: Sequence[str], options: ReadOptions) -> None:
         self._path, self._texts, self._options = path, texts, options
-        self._plain: Mapping[str, pa.DataType] = {}
-        """Types of the columns whose values, apart from null, are all text, all numbers, or all booleans."""
 
     def shown_columns(self) -> pa.Schema:
         """Return the keys of the first record, as columns of text."""
@@ -130,30 +124,13 @@ class JsonlReader:
             for part in _parts(self._path):
                 columns.check(part)
         columns.finish()
-        typed = {
-            name: kind
-            for name, kind in columns.types.items()
-            if columns.has_type(name) or name in self._texts
-        }
-        self._plain = {
-            name: kind for name, kind in typed.items() if kind in _PLAIN_TYPES and name not in columns.mixed
-        }
         schema = pa.schema(list(columns.types.items()))
         return Survey(schema, rows, null, typed=False, as_asked=True, mixed=sorted(columns.mixed))
 
     def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows; a batch has at most the rows of one block of the file."""
-        most = max(_MAX_CELLS // max(sum(map(_width, schema.types)), 1), 1)
-        plain = [field for field in schema if field.name != ROW]
-        is_plain = bool(plain) and all(self._plain.get(field.name) == field.type for field in plain)
-        for first, block in _blocks(self._path):
-            _check_depths(self._path, first, block)
-            if is_plain and (batch := _plain_batch(block, schema, most)) is not None:
-                yield batch
-                continue
-            for part in _parts_of(self._path, first, block):
-                for start in range(0, len(part.records), most):
-                    yield self._batch(part.cut(start, start + most), schema)
+        """Yield the rows, at most `_PART_ROWS` at a time."""
+        for part in _parts(self._path):
+            yield self._batch(part, schema)
 
     def _batch(self, part: _Part, schema: pa.Schema) -> pa.RecordBatch:
         arrays = [self._array(part, field) for field in schema]
@@ -264,12 +241,6 @@ class _Part:
     lines: Sequence[str]
     records: Sequence[Record]
     numbers: Sequence[int]
-
-    def cut(self, start: int, end: int) -> _Part:
-        if end - start >= len(self.records):
-            return self
-        some = slice(start, end)
-        return _Part(self.path, self.lines[some], self.records[some], self.numbers[some])
 
     def values(self, name: str) -> list[Any]:
         return [record.get(name) for record in self.records]
@@ -412,7 +383,6 @@ def _has_truth_as_number(values: Iterable[Any], kind: pa.DataType) -> bool:
 
 
 _PLAIN = {str: pa.string(), bool: pa.bool_(), float: pa.float64()}
-_PLAIN_TYPES = (*_PLAIN.values(), pa.int64())
 
 
 def _unified(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
@@ -513,43 +483,15 @@ def _parts(path: AnyPath) -> Iterator[_Part]:
     """
     for first, block in _blocks(path):
         _check_depths(path, first, block)
-        yield from _parts_of(path, first, block)
-
-
-def _parts_of(path: AnyPath, first: int, block: bytes) -> Iterator[_Part]:
-    try:
-        every = [line.strip(_SPACES) for line in block.decode().split("\n")]
-    except UnicodeDecodeError:
-        every = [_utf8(path, number, line) for number, line in enumerate(block.split(b"\n"), first)]
-    numbers = [number for number, line in enumerate(every, first) if line]
-    lines = [line for line in every if line]
-    for start in range(0, len(lines), _PART_ROWS):
-        some = slice(start, start + _PART_ROWS)
-        yield _Part(path, lines[some], _records(path, lines[some], numbers[some]), numbers[some])
-
-
-def _plain_batch(block: bytes, schema: pa.Schema, most: int) -> pa.RecordBatch | None:
-    """Parse a block of lines with Arrow, in half of the time that Python's json would take.
-
-    Do not use this for columns that Python's json has not read before: Arrow is less strict. Returns ``None``
-    if the block has more than `most` rows, or has something that Arrow refuses, such as a repeated key.
-    """
-    fields = pa.schema([field for field in schema if field.name != ROW])
-    try:
-        table = pj.read_json(
-            pa.BufferReader(block),
-            pj.ReadOptions(use_threads=False, block_size=len(block) + 1),
-            pj.ParseOptions(explicit_schema=fields, unexpected_field_behavior="ignore"),
-        )
-    except pa.ArrowException:
-        return None
-    if len(table) > most:
-        return None
-    columns = dict(zip(fields.names, table.combine_chunks().columns, strict=True))
-    if ROW in schema.names:
-        lines = [line for raw in block.decode().split("\n") if (line := raw.strip(_SPACES))]
-        columns[ROW] = pa.array(lines, pa.string())
-    return pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema).to_batches()[0]
+        try:
+            every = [line.strip(_SPACES) for line in block.decode().split("\n")]
+        except UnicodeDecodeError:
+            every = [_utf8(path, number, line) for number, line in enumerate(block.split(b"\n"), first)]
+        numbers = [number for number, line in enumerate(every, first) if line]
+        lines = [line for line in every if line]
+        for start in range(0, len(lines), _PART_ROWS):
+            some = slice(start, start + _PART_ROWS)
+            yield _Part(path, lines[some], _records(path, lines[some], numbers[some]), numbers[some])
 
 
 def _records(path: AnyPath, lines: Sequence[str], numbers: Sequence[int]) -> list[Record]:
