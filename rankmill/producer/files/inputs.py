@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -148,7 +147,7 @@ def without_hidden(files: Sequence[AnyPath], pattern: AnyPath) -> list[AnyPath]:
     There are two exceptions:
 
     - Folders of partitions, such as ``_day=1``, are not hidden.
-    - A pattern finds hidden names if it says so: ``_*/a.csv`` finds files in the folder ``_old``.
+    - A pattern with such a name, such as ``_*/a.csv``, finds all that it matches.
 
     Parameters
     ----------
@@ -163,8 +162,9 @@ def without_hidden(files: Sequence[AnyPath], pattern: AnyPath) -> list[AnyPath]:
         All matches are hidden.
     """
     root = fixed_part(pattern)
-    wanted = pattern.parts[len(root.parts) :]
-    kept = [file for file in files if not _is_hidden(file.parts[len(root.parts) :], wanted)]
+    if any(name.startswith((".", "_")) for name in pattern.parts[len(root.parts) :]):
+        return list(files)
+    kept = [file for file in files if not _is_hidden(file.parts[len(root.parts) :])]
     if files and not kept:
         raise InputError(
             f"{pattern}: holds only hidden files, such as {files[0]}: their names, or those of "
@@ -175,18 +175,10 @@ def without_hidden(files: Sequence[AnyPath], pattern: AnyPath) -> list[AnyPath]:
     return kept
 
 
-def _is_hidden(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether a match of a glob is hidden. `parts` and `pattern` begin at the glob's first wildcard."""
-    if "**" in pattern:
-        before = pattern.index("**")
-        behind = len(pattern) - pattern[::-1].index("**")
-        between = len(parts) - before - len(pattern[behind:])
-        pattern = [*pattern[:before], *["**"] * between, *pattern[behind:]]
-    last = len(parts) - 1
-    return any(
-        name.startswith((".", "_")) and name[0] != wanted[:1] and not (place < last and _is_partition(name))
-        for place, (name, wanted) in enumerate(zip_longest(parts, pattern, fillvalue=""))
-    )
+def _is_hidden(parts: Sequence[str]) -> bool:
+    *folders, name = parts
+    names = [name, *(folder for folder in folders if not _is_partition(folder))]
+    return any(each.startswith((".", "_")) for each in names)
 
 
 def _common_folder(inputs: Sequence[str]) -> Path:

@@ -226,9 +226,9 @@ def with_hidden(tmp_path: Path) -> Path:
         (["[._a]*.jsonl"], ["a.jsonl"]),
         (["_*.jsonl"], ["_f.jsonl"]),
         ([".*.jsonl"], ["._h.jsonl"]),
-        (["**/_*.jsonl"], ["_f.jsonl", "day=1/_d.jsonl"]),
+        (["**/_*.jsonl"], ["_f.jsonl", "_temporary/_i.jsonl", "day=1/_d.jsonl"]),
         (["_t*/_*.jsonl"], ["_temporary/_i.jsonl"]),
-        (["_t*/**/*.jsonl"], ["_temporary/0/e.jsonl"]),
+        (["_t*/**/*.jsonl"], ["_temporary/0/e.jsonl", "_temporary/_i.jsonl"]),
         (["_temporary/*/*.jsonl"], ["_temporary/0/e.jsonl"]),
         (["_temporary"], ["_temporary/0/e.jsonl"]),
         (["_f.jsonl", "day=1/_d.jsonl"], ["_f.jsonl", "day=1/_d.jsonl"]),
@@ -247,8 +247,8 @@ def test_how_many_hidden_files_are_left_out_is_logged(
     caplog.set_level("INFO")
     found(with_hidden, "")
     assert "left out of the input: 7 hidden files" in caplog.text
-    with pytest.raises(InputError, match=r"only hidden files, such as .*_i\.jsonl.*; name a file itself"):
-        found(with_hidden, "_t*/*.jsonl")
+    with pytest.raises(InputError, match=r"only hidden files, such as .*_d\.jsonl.*; name a file itself"):
+        found(with_hidden, "day=*/*.jsonl")
 
 
 def test_a_folder_of_hidden_files_says_so(tmp_path: Path) -> None:
