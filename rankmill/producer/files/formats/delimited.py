@@ -1,9 +1,8 @@
 """CSV and TSV, plain or compressed with gzip or zstd.
 
-The first line names the columns, unless the caller does. All columns are text; a column that is not UTF-8 is
-bytes. An empty field without quotes is null. In TSV, a quote is an ordinary character, unless the beginning
-of the file shows the quotes of CSV. Quotes are checked (`formats.quotes`), because Arrow lets a stray quote
-merge rows.
+The first line names the columns, unless the caller does. All columns are text in UTF-8. An empty field
+without quotes is null. In TSV, a quote is an ordinary character, unless the beginning of the file shows the
+quotes of CSV. Quotes are checked (`formats.quotes`), because Arrow lets a stray quote merge rows.
 """
 
 from __future__ import annotations
@@ -58,8 +57,6 @@ _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 _BREAKS = r"[\t\r\n]"
 """Characters that TSV without quotes cannot hold."""
 
-_Types = dict[str, pa.DataType]
-
 logger = logging.getLogger(__name__)
 
 
@@ -79,29 +76,15 @@ class _DelimitedReader:
         return pa.schema([(name, pa.string()) for name in self._columns])
 
     def survey(self, *, find_nulls: bool) -> Survey:
-        """Read the file to survey it, and once more for each column that is not UTF-8."""
-        types: _Types = dict.fromkeys([*self._columns, *self._texts], pa.string())
-        while True:
-            try:
-                return self._scan(types)
-            except _Unfit as error:
-                if error.column in self._texts:
-                    raise self._not_utf8(error) from None
-                types[error.column] = pa.binary()
-
-    def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield a batch for each block of the file."""
-        try:
-            yield from self._stream({field.name: field.type for field in schema})
-        except _Unfit as error:
-            raise self._not_utf8(error) from None
-
-    def _scan(self, types: _Types) -> Survey:
-        batches = self._stream(types)
+        batches = self._stream(dict.fromkeys([*self._columns, *self._texts], pa.string()))
         schema = next(batches).schema  # the first batch has only the schema
         return Survey(schema, *count_rows(batches, self._texts), typed=False)
 
-    def _stream(self, types: _Types) -> Iterator[pa.RecordBatch]:
+    def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield a batch for each block of the file."""
+        yield from self._stream({field.name: field.type for field in schema})
+
+    def _stream(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
         """Yield an empty batch with the schema, then the rows of the file, with the columns that `types`
         names.
 
@@ -192,17 +175,14 @@ class _DelimitedReader:
             raise is_empty(self._path)
         return str(raw.decode("utf-8-sig", errors="surrogateescape"))
 
-    def _not_utf8(self, error: _Unfit) -> InputError:
-        counted = "counted from 1" if self._options.names else "the header is row 1"
-        where = f"column {error.column!r}, row {error.row} ({counted})"
-        return InputError(f"{self._path}: {where} is {NOT_UTF8}")
-
-    def _explained(self, error: Exception, names: list[str]) -> Exception:
-        """Turn an error of Arrow into an `InputError`, or into `_Unfit` if a column is not UTF-8."""
+    def _explained(self, error: Exception, names: list[str]) -> InputError:
+        """Turn an error of Arrow into an `InputError`."""
         text = text_of(error)
         narrow = re.search(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to", text)
         if narrow:
-            return _Unfit(names[int(narrow[1])], int(narrow[2]))
+            counted = "counted from 1" if self._options.names else "the header is row 1"
+            where = f"column {names[int(narrow[1])]!r}, row {narrow[2]} ({counted})"
+            return InputError(f"{self._path}: {where} is {NOT_UTF8}")
         if "straddling object" in text:
             return InputError(f"{self._path}: a row is longer than {_BLOCK_BYTES >> 20} MiB")
         way_out = ""
@@ -274,12 +254,6 @@ class TsvReader(_DelimitedReader):
 
     def _usual_delimiter(self, beginning: str) -> str:
         return "\t"
-
-
-class _Unfit(Exception):
-    def __init__(self, column: str, row: int) -> None:
-        super().__init__(column)
-        self.column, self.row = column, row
 
 
 class CsvWriter(TextWriter):
