@@ -213,7 +213,7 @@ def test_texts_in_every_format(tmp_path: Path) -> None:
             '{"id": 1, "words": "x"}\n',
             r"which of its columns \('id', 'words'\) is the text of the",
         ),
-        ("a.jsonl", "noise\n", "does not begin with a JSON object"),
+        ("a.jsonl", "noise\n", "line 1: not JSON"),
         ("a.jsonl", '{"id": "1", "text": "caf\udce9"}\n', "line 1: .*not valid UTF-8"),
         ("a.csv", "id,text\n1,a\n2,b,c\n", "in quotes, or write the texts as Parquet$"),
         (

@@ -17,8 +17,9 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,6 @@ _NOT_OPENING = bytes(set(range(256)) - set(b"[{\n"))
 _STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 _decode = json.JSONDecoder(strict=False).decode
-_scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder(strict=False).scan_once  # type: ignore[attr-defined]
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=str).encode
 _encode_row = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -95,17 +95,9 @@ class JsonlReader:
 
     def shown_columns(self) -> pa.Schema:
         """Return the keys of the first record, as columns of text."""
-        for number, block in _blocks(self._path):
-            line = block.lstrip().split(b"\n", 1)[0]
-            _check_depth(self._path, number, line)
-            text = _utf8(self._path, number, line)
-            try:
-                first = _record(self._path, number, text)
-            except InputError:
-                raise InputError(f"{self._path}: does not begin with a JSON object") from None
-            _check_keys(self._path, number, first)
-            return pa.schema([(name, pa.string()) for name in first])
-        return pa.schema([])
+        first = next((part.records[0] for part in _parts(self._path)), {})
+        _check_keys(self._path, 1, first)
+        return pa.schema([(name, pa.string()) for name in first])
 
     def survey(self, *, find_nulls: bool) -> Survey:
         """Parse the file to find its columns, and again if the type of a nested column was widened."""
@@ -491,17 +483,8 @@ def _parts(path: AnyPath) -> Iterator[_Part]:
         lines = [line for line in every if line]
         for start in range(0, len(lines), _PART_ROWS):
             some = slice(start, start + _PART_ROWS)
-            yield _Part(path, lines[some], _records(path, lines[some], numbers[some]), numbers[some])
-
-
-def _records(path: AnyPath, lines: Sequence[str], numbers: Sequence[int]) -> list[Record]:
-    try:
-        read = [_scan(line, 0) for line in lines]
-    except (ValueError, StopIteration, RecursionError):
-        read = []
-    if [end for _, end in read] == list(map(len, lines)) and {type(record) for record, _ in read} == {dict}:
-        return [record for record, _ in read]
-    return [_record(path, number, line) for number, line in zip(numbers, lines, strict=True)]
+            records = list(map(partial(_record, path), numbers[some], lines[some]))
+            yield _Part(path, lines[some], records, numbers[some])
 
 
 def _utf8(path: AnyPath, number: int, line: bytes) -> str:
