@@ -262,24 +262,21 @@ class _Columns:
         self.unsure: set[str] = set()
         """Nested columns whose type was widened. Values that were read before may not fit the new type."""
         self._path, self._texts, self._options = path, texts, options
-        self._seen: set[tuple[str, ...]] = set()
         self._largest: dict[str, int] = {}
 
     def add(self, part: _Part) -> None:
-        shapes = dict.fromkeys(map(tuple, part.records))
-        names = dict.fromkeys(chain.from_iterable(shape for shape in shapes if shape not in self._seen))
-        _check_keys(self._path, part.numbers[-1], names)
-        for name in names:
-            self.types.setdefault(name, pa.null() if self.has_type(name) else pa.string())
+        names = dict.fromkeys(chain.from_iterable(part.records))
+        new = [name for name in names if name not in self.types]
+        _check_keys(self._path, part.numbers[-1], new)
+        self.types |= {name: pa.null() if self._has_type(name) else pa.string() for name in new}
         if len(self.types) > MAX_KEYS:
             raise InputError(
                 f"{self._path}, up to line {part.numbers[-1]}: {len(self.types):,} different keys; at most "
                 f"{MAX_KEYS:,} can be columns. Are some of them data?"
             )
-        self._seen = set(shapes) if len(self._seen) > MAX_KEYS else self._seen | shapes.keys()
-        if wanted := {name for name in self.types if self.has_type(name)} - self.mixed:
-            for name, values in _present(part.records, wanted, is_uniform=len(shapes) == 1).items():
-                self._narrow(name, values)
+        wanted = {name for name in names if self._has_type(name)} - self.mixed
+        for name, values in _present(part.records, wanted).items() if wanted else ():
+            self._narrow(name, values)
 
     def check(self, part: _Part) -> None:
         """Turn each column of `unsure` into text if its values in these rows do not fit its type."""
@@ -295,7 +292,7 @@ class _Columns:
             if cannot_be_parquet(kind):
                 self._mix(name)
 
-    def has_type(self, name: str) -> bool:
+    def _has_type(self, name: str) -> bool:
         """Whether the type of a column is found from its values. If not, the column is text."""
         return (self._options.typed or name in self._options.lists) and name not in self._texts
 
@@ -328,11 +325,8 @@ def _check_keys(path: AnyPath, number: int, keys: Iterable[str]) -> None:
         raise InputError(f"{path}, up to line {number}: the key {key!r} has a lone surrogate: rename it")
 
 
-def _present(records: Sequence[Record], wanted: set[str], *, is_uniform: bool) -> Mapping[str, Sequence[Any]]:
+def _present(records: Sequence[Record], wanted: set[str]) -> Mapping[str, Sequence[Any]]:
     """Collect the values of each `wanted` column. A record without the column adds no value."""
-    if is_uniform:
-        columns = zip(records[0], zip(*map(dict.values, records), strict=True), strict=True)
-        return {name: values for name, values in columns if name in wanted}
     by_name: dict[str, list[Any]] = {}
     for record in records:
         for name, value in record.items():
