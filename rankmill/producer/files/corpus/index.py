@@ -120,13 +120,12 @@ def in_memory(
     InputError
         A file cannot be read, or `on_duplicate` is ``"error"`` and an id has two different texts.
     """
-    by_file = [[_batch(*part) for part in read_texts(file, fields)] for file in files]
-    batches = [batch for of_file in by_file for batch in of_file]
+    batches = [_batch(*part) for file in files for part in read_texts(file, fields)]
     hashes = np.concatenate([np.zeros(0, np.uint64), *(_hashes(batch["id"]) for batch in batches)])
     rows = _in_order(hashes, on_duplicate)
     index = TextIndex(batches, hashes[rows], rows)
     if on_duplicate == "error":
-        _check_unique(index, files, [sum(map(len, of_file)) for of_file in by_file])
+        _check_unique(index, files, fields)
     return index
 
 
@@ -213,11 +212,9 @@ def _about(folder: Path) -> object:
 
 def _build(folder: Path, files: Sequence[AnyPath], on_duplicate: OnDuplicate, fields: TextFields) -> None:
     hashes = [np.zeros(0, np.uint64)]
-    sizes: list[int] = []
     held: list[pa.RecordBatch] = []
     with pa.ipc.new_stream(folder / "texts", _SCHEMA) as stream:
         for file in files:
-            before = sum(map(len, hashes))
             for part in read_texts(file, fields):
                 held.append(_batch(*part))
                 hashes.append(_hashes(held[-1]["id"]))
@@ -225,7 +222,6 @@ def _build(folder: Path, files: Sequence[AnyPath], on_duplicate: OnDuplicate, fi
                     stream.write_batch(pa.concat_batches(held))
                     held = []
                     logger.info("indexing %s: %s texts", file, f"{sum(map(len, hashes)):,}")
-            sizes.append(sum(map(len, hashes)) - before)
         for batch in held:
             stream.write_batch(batch)
     every = np.concatenate(hashes)
@@ -236,7 +232,7 @@ def _build(folder: Path, files: Sequence[AnyPath], on_duplicate: OnDuplicate, fi
     for name in ("texts", "hashes", "rows"):
         sync(folder / name)
     if on_duplicate == "error":
-        _check_unique(_open(folder), files, sizes)
+        _check_unique(_open(folder), files, fields)
 
 
 def _open(folder: Path) -> TextIndex:
@@ -264,8 +260,8 @@ def _in_order(hashes: Hashes, on_duplicate: OnDuplicate) -> Rows:
     return len(hashes) - 1 - np.argsort(hashes[::-1], kind="stable")
 
 
-def _check_unique(index: TextIndex, files: Sequence[AnyPath], sizes: Sequence[int]) -> None:
-    """Raise `InputError` if an id has two different texts. `sizes` are the numbers of rows of the files."""
+def _check_unique(index: TextIndex, files: Sequence[AnyPath], fields: TextFields) -> None:
+    """Raise `InputError` if an id has two different texts in the files."""
     equal = index.hashes[1:] == index.hashes[:-1]
     if not equal.any():
         return
@@ -279,16 +275,20 @@ def _check_unique(index: TextIndex, files: Sequence[AnyPath], sizes: Sequence[in
             pc.fill_null(pc.equal(texts, theirs), False), pc.and_(texts.is_null(), theirs.is_null())
         )
         for place in np.flatnonzero(~np.asarray(same).astype(bool))[:1]:
-            names = [_place_of(int(row), files, sizes) for row in (firsts[place], some[place])]
+            names = [_place_of(int(row), files, fields) for row in (firsts[place], some[place])]
             raise InputError(
                 f"id {ids[int(place)].as_py()!r} has two texts: in {names[0]} and in {names[1]}; "
                 "keep one, or say which with --on-duplicate first or last"
             )
 
 
-def _place_of(row: int, files: Sequence[AnyPath], sizes: Sequence[int]) -> str:
+def _place_of(row: int, files: Sequence[AnyPath], fields: TextFields) -> str:
     """Name a row's file, and the row's number there. If each file has 5 rows, row 7 is row 2 of the second
     file.
     """
-    file = int(np.searchsorted(np.cumsum(sizes), row, side="right"))
-    return f"row {row - sum(sizes[:file])} (counted from 0) of {files[file]}"
+    for file in files:
+        rows = sum(len(ids) for ids, _ in read_texts(file, fields))
+        if row < rows:
+            break
+        row -= rows
+    return f"row {row} (counted from 0) of {file}"
