@@ -229,19 +229,15 @@ class ScoredParts:
         self.path = folder
         self.errors_path = folder / "_part-*.errors.jsonl"
         self._folder = PartsFolder(folder)
-        self._work = work.inside
-        self._record = work.record
-        self._check = work.check
+        self._work = work
         self._plan = plan
         self._rows_per_part = rows_per_part
-        self._journal = journal = work.journal
         self._metadata = metadata
         self._tally = tally
         self._count = max(-(-rows // rows_per_part), 1)
         self._file: ScoredFile | None = None
-        self._done = journal.finished.parts
-        self.rows = journal.finished.rows
-        self.row_errors = journal.finished.row_errors
+        finished = work.journal.finished
+        self._done, self.rows, self.row_errors = finished.parts, finished.rows, finished.row_errors
         self._open()
 
     @property
@@ -262,7 +258,7 @@ class ScoredParts:
         self.row_errors += self._file.row_errors - before
         if self._file.rows == self._rows_per_part and self._done + 1 < self._count:
             self.finish(self._metadata())
-            self._publish()
+            self.publish()
             self._open()
 
     def finish(self, metadata: Mapping[str, str]) -> None:
@@ -270,8 +266,21 @@ class ScoredParts:
             numbers = {PART: str(self._done + 1), PARTS: str(self._count)}
             self._file.finish({**metadata, **numbers})
 
-    def publish(self, journal: Journal) -> None:
-        self._publish()
+    def publish(self, journal: Journal | None = None) -> None:
+        """Move the part to its place, and note this in the run's journal."""
+        if self._file is None:
+            return
+        self._work.check()
+        self._file.publish()
+        self._file.__exit__(None, None, None)
+        self._file = None
+        self._done += 1
+        kept, tally = self._work.journal, self._tally()
+        kept.finish(
+            Finished(
+                parts=self._done, rows=self.rows, row_errors=self.row_errors, first=kept.first, tally=tally
+            )
+        )
 
     def __enter__(self) -> ScoredParts:
         return self
@@ -283,28 +292,14 @@ class ScoredParts:
             self._file.__exit__(kind, error, trace)
         # delete all parts: together they may have rows from before and from after the change of the input
         if isinstance(error, InputChanged):
-            self._folder.clear(self._record)
+            self._folder.clear(self._work.record)
         elif error and self._done:
             error.add_note(f"{self._done:,} of {self._count:,} parts are in {self.path}")
 
     def _open(self) -> None:
         if self._done < self._count:
-            name = self._plan.form.part_name(self._done + 1, self._count)
-            self._file = ScoredFile(self.path / name, self._work, self._plan, self.rows, self._record)
-
-    def _publish(self) -> None:
-        if self._file is None:
-            return
-        self._check()
-        self._file.publish()
-        self._file.__exit__(None, None, None)
-        self._file = None
-        self._done += 1
-        first = self._journal.first
-        finished = Finished(
-            parts=self._done, rows=self.rows, row_errors=self.row_errors, first=first, tally=self._tally()
-        )
-        self._journal.finish(finished)
+            path = self.path / self._plan.form.part_name(self._done + 1, self._count)
+            self._file = ScoredFile(path, self._work.inside, self._plan, self.rows, self._work.record)
 
 
 def _with_scores(table: pa.Table, names: Sequence[str], scores: pa.Array) -> pa.Table:

@@ -93,10 +93,6 @@ class ReadOptions:
     typed: bool = True
     messages: Sequence[str] = ()
 
-    def advice(self, option: str) -> str:
-        """Return `option`, advice that names an option of score-file, or `way_out` if that is given."""
-        return self.way_out or option
-
 
 @dataclass(frozen=True)
 class Survey:

@@ -146,7 +146,7 @@ class _DelimitedReader:
         if given:
             return given
         if first is None:
-            way_out = self._options.advice("--columns names the columns of a file without one")
+            way_out = self._options.way_out or "--columns names the columns of a file without one"
             raise InputError(f"{path}: its first line is too long for a header; {way_out}")
         if any("\udc80" <= char <= "\udcff" for name in first for char in name):
             raise InputError(f"{path}: the header is {NOT_UTF8}")
@@ -187,7 +187,7 @@ class _DelimitedReader:
             return InputError(f"{self._path}: a row is longer than {_BLOCK_BYTES >> 20} MiB")
         way_out = ""
         if "Expected " in text:
-            another = self._options.advice("name another delimiter with --delimiter")
+            another = self._options.way_out or "name another delimiter with --delimiter"
             way_out = f"; write a field with a delimiter in quotes, or {another}"
         return InputError(f"{self._path}: {text.removeprefix('CSV parse error: ')}{way_out}")
 
