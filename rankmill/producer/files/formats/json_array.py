@@ -23,7 +23,7 @@ Arrow cannot read Parquet files with more than 100 levels, and a list needs two 
 _READ_BYTES = 1 << 20
 _BLOCK_CHARS = 4 << 20
 _STRICT = json.JSONDecoder()
-_SPACE = re.compile(r"[ \t\r\n]*")
+_NOT_SPACE = re.compile(r"[^ \t\r\n]")
 
 
 def array_blocks(path: AnyPath, stream: pa.NativeFile, start: bytes) -> Iterator[tuple[int, bytes]]:
@@ -78,12 +78,12 @@ class _Text:
 
     def next(self) -> str:
         """Skip white space, and return the next character, or an empty string at the end of the file."""
-        while True:
-            self.at = _end_of_space(self.text, self.at)
-            if self.at < len(self.text):
-                return self.text[self.at]
+        while not (found := _NOT_SPACE.search(self.text, self.at)):
+            self.at = len(self.text)
             if not self.more():
                 return ""
+        self.at = found.start()
+        return found[0]
 
     def _add(self, data: bytes) -> None:
         try:
@@ -97,41 +97,38 @@ def _items(path: AnyPath, text: _Text) -> Iterator[str]:
     decoder = json.JSONDecoder(strict=False)
     text.next()
     text.at += 1
-    number = 1
-    while text.next() != "]" or number > 1:
-        yield _item(path, text, decoder, number)
+    after, number = text.next(), 0
+    if after == "]":
+        text.at += 1
+    while after != "]":
+        number += 1
+        where = f"{path}, item {number}"
+        yield _item(where, text, decoder)
         after = text.next()
         text.at += 1
-        if after == "]":
-            break
-        if after != ",":
-            raise InputError(f"{path}, item {number}: not JSON: no comma after it (is the file truncated?)")
-        number += 1
-    else:
-        text.at += 1
+        if after not in {",", "]"}:
+            raise InputError(f"{where}: not JSON: no comma after it (is the file truncated?)")
     if text.next():
         raise InputError(f"{path}: there is something after the array")
 
 
-def _item(path: AnyPath, text: _Text, decoder: json.JSONDecoder, number: int) -> str:
+def _item(where: str, text: _Text, decoder: json.JSONDecoder) -> str:
     while True:
         text.next()
         try:
             value, end = decoder.raw_decode(text.text, text.at)
-            if end < len(text.text) or not text.more():  # at the end, ``12`` may be the start of ``123``
-                break
-            continue
         except json.JSONDecodeError as error:
             if len(text.text) - text.at > MAX_LINE_BYTES:
-                raise InputError(f"{path}, item {number}: longer than {MAX_LINE_BYTES >> 20} MiB") from None
+                raise InputError(f"{where}: longer than {MAX_LINE_BYTES >> 20} MiB") from None
             if not text.more():
-                raise InputError(f"{path}, item {number}: not JSON: {error.msg}") from None
+                raise InputError(f"{where}: not JSON: {error.msg}") from None
+            continue
         except RecursionError:
-            raise InputError(
-                f"{path}, item {number}: lists and objects nested deeper than {MAX_DEPTH}"
-            ) from None
+            raise InputError(f"{where}: lists and objects nested deeper than {MAX_DEPTH}") from None
         except ValueError as error:  # the item has an integer of thousands of digits
-            raise InputError(f"{path}, item {number}: {error}") from None
+            raise InputError(f"{where}: {error}") from None
+        if end < len(text.text) or not text.more():  # at the end, ``12`` may be the start of ``123``
+            break
     raw = text.text[text.at : end]
     text.at = end
     return _in_one_line(raw, value) if "\n" in raw or "\r" in raw else raw
@@ -146,9 +143,3 @@ def _in_one_line(raw: str, value: Any) -> str:
     except ValueError:
         return json.dumps(value)
     return raw.replace("\n", " ").replace("\r", " ")
-
-
-def _end_of_space(text: str, at: int) -> int:
-    space = _SPACE.match(text, at)
-    assert space
-    return space.end()
