@@ -103,14 +103,14 @@ class ScoredFile:
         if self._plan.tokens:
             tokens = pa.nulls(len(scored), pa.int32()) if part.tokens is None else part.tokens
             scored = scored.append_column(pa.field(self._plan.tokens, pa.int32()), tokens)
-        with as_output_error(self.path):
-            if part.errors.null_count < len(part.errors):
-                self._write_errors(part)
-            self.rows += len(part.table)
-            if self._held:
+        if part.errors.null_count < len(part.errors):
+            self._write_errors(part)
+        self.rows += len(part.table)
+        if self._held:
+            with as_output_error(self.path):
                 self._held.add(scored)
-            else:
-                self._append(scored)
+        else:
+            self._append(scored)
 
     def finish(self, metadata: Mapping[str, str]) -> None:
         """Complete the file, with `metadata` if the format has a place for it, and sync it."""
@@ -171,10 +171,11 @@ class ScoredFile:
 
     def _flush(self) -> None:
         """Write the pending rows as a row group in the background, after the previous group is written."""
-        self._wait()
-        if self._pending:
-            group = pa.concat_tables(self._pending)
-            self._writing = self._thread.submit(self._writer.write, group)
+        with as_output_error(self.path):
+            self._wait()
+            if self._pending:
+                group = pa.concat_tables(self._pending)
+                self._writing = self._thread.submit(self._writer.write, group)
         self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
 
     def _wait(self) -> None:
@@ -183,13 +184,14 @@ class ScoredFile:
             writing.result()
 
     def _write_errors(self, part: ScoredTable) -> None:
-        if self._errors is None:
-            self._errors = self.partial_errors.open("w", encoding="utf-8")
-        for row, reason in enumerate(part.errors.to_pylist(), self._first_row + self.rows):
-            if reason is not None:
-                record = {"row": row, "error": reason, "attempts": part.attempts, "worker": part.worker}
-                self._errors.write(json.dumps(record, ensure_ascii=False) + "\n")
-                self.row_errors += 1
+        with as_output_error(self.path):
+            if self._errors is None:
+                self._errors = self.partial_errors.open("w", encoding="utf-8")
+            for row, reason in enumerate(part.errors.to_pylist(), self._first_row + self.rows):
+                if reason is not None:
+                    record = {"row": row, "error": reason, "attempts": part.attempts, "worker": part.worker}
+                    self._errors.write(json.dumps(record, ensure_ascii=False) + "\n")
+                    self.row_errors += 1
 
 
 class ScoredParts:

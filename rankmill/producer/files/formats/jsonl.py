@@ -342,8 +342,6 @@ def _type_of(values: Sequence[Any]) -> pa.DataType | None:
     kinds = set(map(type, values)) - {type(None)}
     if not kinds:
         return pa.null()
-    if len(kinds) == 1 and (plain := _PLAIN.get(*kinds)):
-        return plain
     if kinds in ({dict}, {list}):
         keys: set[str] = set()
         _add_keys(values, keys)
@@ -366,9 +364,6 @@ def _has_truth_as_number(values: Iterable[Any], kind: pa.DataType) -> bool:
             _has_truth_as_number([value.get(each.name) for value in there], each.type) for each in kind
         )
     return bool(there) and _has_truth_as_number(chain.from_iterable(there), kind.value_type)
-
-
-_PLAIN = {str: pa.string(), bool: pa.bool_(), float: pa.float64()}
 
 
 def _unified(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
