@@ -83,17 +83,10 @@ class OwnFolder:
         self.watch(self.path / name, os.fstat(descriptor))
         return descriptor
 
-    def watch(self, path: Path, status: os.stat_result | None = None) -> None:
-        """Remember which file is at `path`, so that `check` notices if it is removed or replaced.
-
-        Parameters
-        ----------
-        path
-            The path to watch.
-        status
-            The status of the file that must stay there; default: the file that is there now.
+    def watch(self, path: Path, status: os.stat_result) -> None:
+        """Remember the `status` of the file at `path`, so that `check` notices if the file is removed or
+        replaced.
         """
-        status = status or path.lstat()
         self._watched[path] = status.st_dev, status.st_ino
 
     def check(self) -> None:
