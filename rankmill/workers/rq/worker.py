@@ -9,7 +9,7 @@ import re
 import signal
 from contextlib import suppress
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, NoReturn, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import redis
 from rq import Queue, worker_registration
@@ -65,47 +65,33 @@ class TooLong(BaseException):
 class DeathPenalty(UnixSignalDeathPenalty):
     """A time limit for the main thread, by RQ's alarm signal; it raises `TooLong`.
 
-    While an inner time limit runs, the clock of the outer one stops.
+    While an inner time limit runs, the outer one stops. It starts again when the inner one ends.
     """
 
-    _waiting: ClassVar[list[DeathPenalty]] = []
+    _current: ClassVar[DeathPenalty | None] = None
 
     def __init__(self, timeout: float, exception: type[BaseException] = TooLong, **_: Any) -> None:
         super().__init__(max(int(timeout), 1), exception)  # type: ignore[no-untyped-call]
 
     def setup_death_penalty(self) -> None:
-        self._before, self._left = signal.getsignal(signal.SIGALRM), signal.alarm(0)
-        self._began = system.monotonic()
-        self._waiting.append(self)
-        super().setup_death_penalty()  # type: ignore[no-untyped-call]
-
-    def handle_death_penalty(self, signum: int, frame: object) -> NoReturn:
-        self._forget()
-        raise self._exception
+        self._outer = DeathPenalty._current
+        self._start()
 
     def cancel_death_penalty(self) -> None:
-        """End this time limit; an enclosing limit continues with the time that it had left."""
         super().cancel_death_penalty()  # type: ignore[no-untyped-call]
-        self._forget()
-        if self._left:
-            signal.signal(signal.SIGALRM, self._before)
-            signal.alarm(self._left)
+        DeathPenalty._current = self._outer
+        if self._outer:
+            self._outer._start()
 
-    def _forget(self) -> None:
-        if self in self._waiting:
-            # first, because another thread may call `is_overdue` in between
-            elapsed = system.monotonic() - self._began
-            for enclosing in self._waiting[: self._waiting.index(self)]:
-                enclosing._began += elapsed
-            self._waiting.remove(self)
+    def _start(self) -> None:
+        self._began, DeathPenalty._current = system.monotonic(), self
+        super().setup_death_penalty()  # type: ignore[no-untyped-call]
 
     @classmethod
     def is_overdue(cls) -> bool:
-        """Return whether the main thread hangs: its innermost time limit ended long ago. Other threads call
-        this.
-        """
-        now = system.monotonic()
-        return any(now - limit._began > limit._timeout + _GRACE_SECONDS for limit in cls._waiting[-1:])
+        """Return whether the main thread hangs: its time limit ended long ago. Other threads call this."""
+        limit = cls._current
+        return limit is not None and system.monotonic() - limit._began > limit._timeout + _GRACE_SECONDS
 
 
 class WorkOptions(NamedTuple):

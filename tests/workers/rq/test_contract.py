@@ -94,12 +94,6 @@ OVERRIDDEN = (
     ),
     Thing(UnixSignalDeathPenalty, "setup_death_penalty", "", ("timeouts:BaseDeathPenalty.__enter__",)),
     Thing(UnixSignalDeathPenalty, "cancel_death_penalty", "", ("timeouts:BaseDeathPenalty.__exit__",)),
-    Thing(
-        UnixSignalDeathPenalty,
-        "handle_death_penalty",
-        "signum frame",
-        ("timeouts:UnixSignalDeathPenalty.setup_death_penalty",),
-    ),
 )
 
 PRIVATE = (
@@ -114,9 +108,6 @@ PRIVATE = (
     Thing(Job, "_unreadable_meta", users=("job:Job.restore",)),
     Thing(Job, "_status", users=("job:Job.get_status", "job:Job.set_status")),
     Thing(UnixSignalDeathPenalty, "_timeout", users=("timeouts:UnixSignalDeathPenalty.setup_death_penalty",)),
-    Thing(
-        UnixSignalDeathPenalty, "_exception", users=("timeouts:UnixSignalDeathPenalty.handle_death_penalty",)
-    ),
     Thing(executions, "WORKER_EXECUTIONS_KEY_TEMPLATE", users=("worker:BaseWorker.executions_key",)),
     Thing(worker_registration, "WORKERS_BY_QUEUE_KEY", users=("worker_registration:register",)),
     Thing(worker_registration, "REDIS_WORKER_KEYS", users=("worker_registration:get_keys",)),
