@@ -171,17 +171,7 @@ def by_itself(batches_per_second: float) -> dict[str, Any]:
         metrics.count_scored(run, "bulk", result, datetime.now(UTC), ())
 
     batch = cpu_seconds(count, 5000)
-    report = cpu_seconds(
-        lambda: metrics.report(
-            device="cpu",
-            started=0.0,
-            metrics_url=None,
-            claim_ahead=0,
-            refusals=(),
-            answers=(),
-        ),
-        100,
-    )
+    report = cpu_seconds(lambda: WorkerReport(device="cpu", started=0.0, **metrics.figures()), 100)
     scrape = cpu_seconds(lambda: generate_latest(metrics.REGISTRY), 100)
     return {
         "counting_us_per_batch": round(1e6 * batch, 1),

@@ -336,7 +336,7 @@ class ScoringWorker(RQWorker):
 
         Read the answers to orders first, so that no figure is older than an answer.
         """
-        return metrics.report(
+        return WorkerReport(
             answers=self._orders.answers(),
             device=self._device,
             started=self._started,
@@ -345,6 +345,7 @@ class ScoringWorker(RQWorker):
             refusals=(*self._refusals.reasons(), *filter(None, self._orders.cold.values())),
             doing=self._doing,
             doing_words=self._doing_words(),
+            **metrics.figures(),
         )
 
     def _obstacle(self) -> str | None:

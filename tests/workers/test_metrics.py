@@ -229,14 +229,7 @@ def test_the_gpu_of_a_worker_is_in_metrics_and_report(monkeypatch: pytest.Monkey
     def shown() -> tuple[list[float | None], GpuReport | None]:
         names = ("memory_used_bytes", "memory_size_bytes", "utilization_ratio", "temperature_celsius")
         found = [metrics.REGISTRY.get_sample_value(f"rankmill_gpu_{name}") for name in names]
-        said = metrics.report(
-            device="cuda",
-            started=0,
-            metrics_url=None,
-            claim_ahead=0,
-            refusals=(),
-            answers=(),
-        )
+        said = WorkerReport(device="cuda", started=0, **metrics.figures())
         return found, said.gpu
 
     assert shown() == ([None] * 4, None)
@@ -281,14 +274,7 @@ def test_a_heartbeat_reports_while_another_thread_imports_pytorch(monkeypatch: p
     monkeypatch.setattr(metrics.gpu, "_nvml", SimpleNamespace())
 
     def device() -> str:
-        return metrics.report(
-            device="cpu",
-            started=1.0,
-            metrics_url=None,
-            claim_ahead=1,
-            refusals=(),
-            answers=(),
-        ).device
+        return WorkerReport(device="cpu", started=1.0, **metrics.figures()).device
 
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
     assert device() == "cpu"

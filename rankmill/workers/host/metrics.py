@@ -15,10 +15,9 @@ from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from itertools import pairwise
-from typing import get_args
+from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
-from prometheus_client.samples import Sample
 
 from rankmill.jobs.contract.errors import RowFault
 from rankmill.jobs.contract.priority import Priority
@@ -26,14 +25,7 @@ from rankmill.jobs.contract.results import ChunkScores
 from rankmill.jobs.contract.run import Run
 from rankmill.jobs.contract.wire import outputs
 from rankmill.jobs.protocol.model_figures import ModelFigures
-from rankmill.jobs.protocol.orders import Answer
-from rankmill.jobs.protocol.worker_report import (
-    LATENCY_BUCKETS,
-    STAGES,
-    Doing,
-    GpuReport,
-    WorkerReport,
-)
+from rankmill.jobs.protocol.worker_report import LATENCY_BUCKETS, STAGES, GpuReport
 from rankmill.jobs.runtime.tracing import step
 from rankmill.jobs.system import system
 from rankmill.workers.host.gpu import Gpu
@@ -269,59 +261,28 @@ _cpu = _CpuUse()
 _pace = _Pace()
 
 
-def _recent_pace() -> float | None:
-    padded = sum(sample.value for sample in _samples(padded_tokens, "_total"))
-    forward = sum(
-        sample.value for sample in _samples(stage_seconds, "_sum") if sample.labels["stage"] == "forward"
-    )
-    return _pace.now(padded, forward)
-
-
-def _samples(metric: Counter | Histogram, ending: str) -> list[Sample]:
-    return [
-        sample for family in metric.collect() for sample in family.samples if sample.name.endswith(ending)
-    ]
-
-
-def report(
-    *,
-    device: str,
-    started: float,
-    metrics_url: str | None,
-    claim_ahead: int,
-    refusals: tuple[str, ...],
-    answers: tuple[Answer, ...],
-    doing: Doing = "",
-    doing_words: str = "",
-) -> WorkerReport:
-    """Make the report that a worker's heartbeats write to Redis, from the metrics that Prometheus reads."""
+def figures() -> dict[str, Any]:
+    """Return the figures of a worker's report, from the metrics that Prometheus reads."""
     values = {
         (sample.name, *sample.labels.values()): sample.value
-        for metric in REGISTRY.collect()
+        for metric in (*REGISTRY.collect(), *request_latency.collect())
         for sample in metric.samples
     }
 
     def whole(*key: str) -> int:
         return int(values.get(key, 0))
 
+    seconds = {name: values["rankmill_stage_seconds_sum", name] for name in STAGES}
     within = [0, *(whole("rankmill_job_latency_seconds_bucket", key) for key in _BOUNDS)]
-    requests = [0, *(int(sample.value) for sample in _samples(request_latency, "_bucket"))]
-    return WorkerReport(
-        device=device,
-        started=started,
-        beat=system.now(),
-        metrics_url=metrics_url,
-        claim_ahead=claim_ahead,
-        refusals=refusals,
-        drained=bool(whole("rankmill_drained")),
-        answers=answers,
-        doing=doing,
-        doing_words=doing_words,
-        pace=_recent_pace(),
-        models=tuple(sorted({key[1] for key in values if key[0] == "rankmill_model_info"})),
-        resident_bytes=whole("process_resident_memory_bytes"),
-        cpu=_cpu.cores(),
-        gpu=None
+    requests = [0, *(whole("request_latency_bucket", key) for key in _BOUNDS)]
+    return {
+        "beat": system.now(),
+        "drained": bool(whole("rankmill_drained")),
+        "pace": _pace.now(whole("rankmill_padded_tokens_total"), seconds["forward"]),
+        "models": tuple(sorted({key[1] for key in values if key[0] == "rankmill_model_info"})),
+        "resident_bytes": whole("process_resident_memory_bytes"),
+        "cpu": _cpu.cores(),
+        "gpu": None
         if ("rankmill_gpu_memory_size_bytes",) not in values
         else GpuReport(
             use=values.get(("rankmill_gpu_utilization_ratio",)),
@@ -329,21 +290,21 @@ def report(
             memory_size=whole("rankmill_gpu_memory_size_bytes"),
             celsius=values.get(("rankmill_gpu_temperature_celsius",)),
         ),
-        model_hits=whole("rankmill_model_hits_total"),
-        model_loads=whole("rankmill_model_loads_total", "loaded"),
-        claimed_jobs=whole("rankmill_claimed_jobs"),
-        claimed_pairs=whole("rankmill_claimed_pairs"),
-        chunks=whole("rankmill_chunks_total", "scored"),
-        retried_chunks=whole("rankmill_retries_total"),
-        pairs=whole("rankmill_pairs_total"),
-        row_errors=sum(whole("rankmill_row_errors_total", kind) for kind in ROW_ERRORS),
-        batches=whole("rankmill_batches_total"),
-        tokens=whole("rankmill_tokens_total"),
-        padded_tokens=whole("rankmill_padded_tokens_total"),
-        stage_seconds=tuple(values["rankmill_stage_seconds_sum", name] for name in STAGES),
-        latency_counts=tuple(upper - lower for lower, upper in pairwise(within)),
-        request_latency_counts=tuple(upper - lower for lower, upper in pairwise(requests)),
-    )
+        "model_hits": whole("rankmill_model_hits_total"),
+        "model_loads": whole("rankmill_model_loads_total", "loaded"),
+        "claimed_jobs": whole("rankmill_claimed_jobs"),
+        "claimed_pairs": whole("rankmill_claimed_pairs"),
+        "chunks": whole("rankmill_chunks_total", "scored"),
+        "retried_chunks": whole("rankmill_retries_total"),
+        "pairs": whole("rankmill_pairs_total"),
+        "row_errors": sum(whole("rankmill_row_errors_total", kind) for kind in ROW_ERRORS),
+        "batches": whole("rankmill_batches_total"),
+        "tokens": whole("rankmill_tokens_total"),
+        "padded_tokens": whole("rankmill_padded_tokens_total"),
+        "stage_seconds": tuple(seconds.values()),
+        "latency_counts": tuple(upper - lower for lower, upper in pairwise(within)),
+        "request_latency_counts": tuple(upper - lower for lower, upper in pairwise(requests)),
+    }
 
 
 _BOUNDS = [*(str(float(bound)) for bound in LATENCY_BUCKETS), "+Inf"]

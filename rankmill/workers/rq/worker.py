@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import re
-import signal
 from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, cast
