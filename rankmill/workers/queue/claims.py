@@ -258,11 +258,9 @@ class Claims:
         for job_id in reversed(list(self.unanswered)):
             self.hand_back(job_id)
 
-    def hand_back(self, job_id: str, *, to_others: bool = False) -> None:
+    def hand_back(self, job_id: str) -> None:
         """Put a claimed job back into its queue, as the next job of its run. This does not count as an
         attempt.
-
-        `to_others` says that this worker cannot score the job, and leaves it to other workers.
         """
         claim = self.unanswered.get(job_id)
         if claim is None or not self._ends(claim):
@@ -273,7 +271,7 @@ class Claims:
         claim.span.end()
         metrics.count_chunk("handed_back")
         with about_job(job_id):
-            logger.log(logging.DEBUG if to_others else logging.INFO, "handed back")
+            logger.debug("handed back")
 
     def _claim(self, claim: ChunkClaim, put_aside: bool) -> None:
         try:
@@ -368,7 +366,7 @@ class Claims:
 
     def _leave(self, claim: ChunkClaim) -> None:
         self._order.refused(claim.run_id)
-        self.hand_back(claim.job.id, to_others=True)
+        self.hand_back(claim.job.id)
 
     def _fail(self, claim: ChunkClaim, error: Exception) -> None:
         if not self._ends(claim):
