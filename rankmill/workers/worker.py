@@ -70,13 +70,12 @@ from rankmill.workers.models.copies import ModelCopies
 from rankmill.workers.models.loading import Loaded
 from rankmill.workers.models.sources import Reading
 from rankmill.workers.queue.chunks import ChunkScorer
-from rankmill.workers.queue.claim_order import ClaimOrder
+from rankmill.workers.queue.claim_order import ClaimOrder, Refusals
 from rankmill.workers.queue.claims import Claims
 from rankmill.workers.queue.connection import LastResort, give_up, stop_without_supervisor
 from rankmill.workers.queue.heartbeat import WorkerHeartbeat
 from rankmill.workers.queue.intake import Intake
 from rankmill.workers.queue.orders import Orders
-from rankmill.workers.queue.refusals import Refusals
 from rankmill.workers.rq.worker import POLL_SECONDS, DeathPenalty, RQWorker, TooLong, WorkOptions
 
 LOAD_SECONDS = 1800

@@ -22,7 +22,7 @@ from rankmill.jobs.contract.run import Settled
 from rankmill.jobs.protocol.refusals import RunRefusals
 from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
 from rankmill.jobs.system import system
-from rankmill.workers.queue.refusals import PAUSE, Refusals, StillRefused
+from rankmill.workers.queue.claim_order import PAUSE, Refusals, StillRefused
 from tests.conftest import Server, StartWorker, run_command, score_file, start_command, wait_for
 from tests.harness.environ import BIN, ENVIRON, QUICK_LEASE
 from tests.harness.models.tiny import make_bert

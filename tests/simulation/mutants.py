@@ -378,7 +378,7 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
         Mutant("a worker that is not idle keeps its place", "jobs/protocol/lua/take.lua",
                "  if found or ARGV[2 + at] ~= '1' then redis.call('ZREM', key, ARGV[2])\n",
                "  if false then\n"),
-        Mutant("a worker refuses for ever", "workers/queue/refusals.py",
+        Mutant("a worker refuses for ever", "workers/queue/claim_order.py",
                "return refused.reason if refused and system.monotonic() < refused.until else None",
                "return refused.reason if refused else None"),
     ),

@@ -46,7 +46,7 @@ from rankmill.workers.engine.work import Texts, Work, encode, prepare
 from rankmill.workers.host import metrics
 from rankmill.workers.host.device import device_name
 from rankmill.workers.models.sources import Reading
-from rankmill.workers.queue.refusals import Refusals
+from rankmill.workers.queue.claim_order import Refusals
 from rankmill.workers.rq.job import HeldJob, ScoringJob
 from rankmill.workers.rq.worker import JobTimeout, RQWorker, TooLong
 

@@ -31,8 +31,7 @@ from rankmill.workers.engine.pipeline import Pipeline
 from rankmill.workers.host import metrics
 from rankmill.workers.models.loading import Model
 from rankmill.workers.queue.chunks import ChunkClaim, ChunkScorer, PairsClaim, WrongTokens
-from rankmill.workers.queue.claim_order import ClaimOrder
-from rankmill.workers.queue.refusals import Refusals, StillRefused
+from rankmill.workers.queue.claim_order import ClaimOrder, Refusals, StillRefused
 from rankmill.workers.rq.job import ScoringJob
 from rankmill.workers.rq.worker import RQWorker
 

@@ -19,9 +19,8 @@ from rankmill.jobs.runtime.patience import blocking, waiting
 from rankmill.jobs.system import system
 from rankmill.workers.engine.pipeline import Pipeline
 from rankmill.workers.host import metrics
-from rankmill.workers.queue.claim_order import ClaimOrder, chunks_to_give
+from rankmill.workers.queue.claim_order import ClaimOrder, Refusals, chunks_to_give
 from rankmill.workers.queue.claims import Claims
-from rankmill.workers.queue.refusals import Refusals
 from rankmill.workers.rq.job import ScoringJob
 from rankmill.workers.rq.worker import POLL_SECONDS, RQWorker
 

@@ -17,8 +17,8 @@ from rankmill.jobs.system import system
 from rankmill.workers.backends.base import DeviceLost
 from rankmill.workers.engine.cache import EngineCache
 from rankmill.workers.host import metrics
+from rankmill.workers.queue.claim_order import Refusals
 from rankmill.workers.queue.claims import Claims
-from rankmill.workers.queue.refusals import Refusals
 
 MAX_ANSWERS = 16
 """A worker's report has at most this many answers to operators' orders; the oldest are dropped."""

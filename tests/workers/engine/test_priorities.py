@@ -35,9 +35,8 @@ from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.system import system
 from rankmill.producer.client.runs import ScoringRun
-from rankmill.workers.queue.claim_order import ClaimOrder
+from rankmill.workers.queue.claim_order import ClaimOrder, Refusals
 from rankmill.workers.queue.intake import Intake
-from rankmill.workers.queue.refusals import Refusals
 from tests.harness.waiting import waiting_jobs
 
 pytestmark = [pytest.mark.own_precision, pytest.mark.usefixtures("interleaved")]
