@@ -59,8 +59,6 @@ class Proof(BaseModel):
         between transformers' logits in `precision` and the reference.
     bound
         Largest value that is allowed for ``difference`` and ``company``.
-    spearman
-        Rank correlation with the reference.
     wrong
         What is wrong apart from the figures, such as a test pair with other tokens than in the reference;
         ``None`` if nothing is.
@@ -85,7 +83,6 @@ class Proof(BaseModel):
     company: Figure
     own: Figure
     bound: Figure
-    spearman: float = Field(ge=-1, le=1)
     wrong: str | None = None
 
     @property
@@ -97,5 +94,5 @@ class Proof(BaseModel):
         return (
             f"{self.backend} {self.precision} on {self.device}, {self.way}: {wrong}differs by "
             f"{self.difference:.2g} from {REFERENCES[self.reference]} (allowed: {self.bound:.2g}), by "
-            f"{self.company:.2g} with the pairs beside it; Spearman {self.spearman:.4f} ({self.probes} pairs)"
+            f"{self.company:.2g} with the pairs beside it ({self.probes} pairs)"
         )

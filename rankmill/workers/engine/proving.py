@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, ValidationError
 
 from rankmill.jobs.cache import cache_folder, lock, read_json, strangers
@@ -433,7 +432,6 @@ class Proving:
             company=max(_largest(ours - companies[0]) for ours in companies),
             own=off,
             bound=bound,
-            spearman=_spearman(companies[0], theirs),
             wrong=wrong,
         )
         seconds = system.monotonic() - began
@@ -653,29 +651,6 @@ def _largest(values: Logits) -> float:
 def _same_bits(ours: Logits, theirs: Logits) -> bool:
     in_both = np.isfinite(ours) & np.isfinite(theirs)
     return bool((ours[in_both].view(np.uint32) == theirs[in_both].view(np.uint32)).all())
-
-
-def _spearman(ours: Logits, theirs: Logits) -> float:
-    """Return the rank correlation between the worker's logits and transformers', for the worst output.
-
-    If no probe has numbers in both, the result is 0.
-    """
-    in_both = np.isfinite(ours).all(axis=1) & np.isfinite(theirs).all(axis=1)
-    if not in_both.any():
-        return 0.0
-    correlations = [1.0]
-    for ours_of_label, theirs_of_label in zip(ours[in_both].T, theirs[in_both].T, strict=True):
-        first, second = _ranks(ours_of_label), _ranks(theirs_of_label)
-        if np.ptp(first) and np.ptp(second):
-            correlations.append(float(np.corrcoef(first, second)[0, 1]))
-    return round(min(correlations), 6)
-
-
-def _ranks(values: Logits) -> npt.NDArray[np.float64]:
-    """Ranks of values; equal values get their mean rank."""
-    _, of, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: npt.NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[of]
-    return ranks
 
 
 def _of_device(device: str) -> dict[str, str]:

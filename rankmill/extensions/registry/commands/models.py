@@ -69,11 +69,11 @@ def prove(settings: Settings, as_json: bool) -> None:
 
 
 def _table(proofs: Mapping[str, Proof]) -> Table:
-    names = "device", "backend", "precision", "way", "differs by", "allowed", "with its company", "Spearman"
+    names = "device", "backend", "precision", "way", "differs by", "allowed", "with its company"
     table = Table(*names, box=SIMPLE_HEAD)
     for device, proof in proofs.items():
         figures = (f"{number:.2g}" for number in (proof.difference, proof.bound, proof.company))
-        table.add_row(device, proof.backend, proof.precision, proof.way, *figures, f"{proof.spearman:.4f}")
+        table.add_row(device, proof.backend, proof.precision, proof.way, *figures)
     return table
 
 
