@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import redis
 
 from rankmill.jobs.contract import keys
-from rankmill.jobs.contract.errors import RedisFailed, RedisUnavailable
+from rankmill.jobs.contract.errors import RedisUnavailable
 from rankmill.jobs.contract.priority import Priority
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue, Taken, is_bulk_job
 from rankmill.jobs.protocol.set_aside import DamagedJob, read_job, set_aside
@@ -34,14 +32,8 @@ _LISTEN_SECONDS = 1
 _RING_SECONDS = 60
 """Seconds after which the list in Redis that wakes workers for requests (`Bell`) expires."""
 
-_SAY_SECONDS = 30
-"""A worker logs at most once in this many seconds that Redis refuses to look into a queue."""
-
 Found = tuple[bytes, OrderedQueue]
 """The id of a job that was taken from its queue, and the queue."""
-
-
-logger = logging.getLogger(__name__)
 
 
 class Bell:
@@ -110,7 +102,6 @@ class Intake:
         """The priorities (``request``, ``bulk``) whose jobs the worker could claim when it last tried, the
         first choice first.
         """
-        self._said = float("-inf")
 
     @property
     def full(self) -> bool:
@@ -126,24 +117,9 @@ class Intake:
     def claim_next(self, *, wait: bool) -> bool:
         """Claim the next job, and return whether a job was claimed.
 
-        With `wait`, a worker that may claim requests and bulk work waits up to `POLL_SECONDS` for a job. If
-        Redis then refuses to look into a queue, this is logged.
-
-        Raises
-        ------
-        RedisFailed
-            Redis refuses to look into a queue, and `wait` is false.
+        With `wait`, a worker that may claim requests and bulk work waits up to `POLL_SECONDS` for a job.
         """
-        try:
-            claimed = self._find(wait)
-        except RedisFailed as error:
-            if not wait:
-                raise
-            if system.monotonic() - self._said >= _SAY_SECONDS:
-                self._said = system.monotonic()
-                logger.error("%s; the worker looks again every second", error)
-            system.sleep(POLL_SECONDS)
-            return False
+        claimed = self._find(wait)
         if claimed is None:
             return False
         job, queue = claimed
@@ -213,8 +189,7 @@ class Intake:
         idle = willing and not self._claims.unanswered
         seen: list[tuple[OrderedQueue, Taken]] = []
         for queue in self._queues:
-            with _naming([queue]):
-                taken = queue.take(kinds, worker=self._worker.name, waits=waits, idle=idle, alone=alone)
+            taken = queue.take(kinds, worker=self._worker.name, waits=waits, idle=idle, alone=alone)
             seen.append((queue, taken))
             if taken.job_id:
                 break
@@ -227,16 +202,15 @@ class Intake:
         command for several queues.
         """
         queues, connection = self._queues, cast("Any", self._worker.connection)
-        with _naming(queues):
-            if len(queues) == 1:
-                (queue,) = queues
-                raw_id = blocking(
-                    lambda: connection.blmove(queue.key, queue.intermediate_queue_key, POLL_SECONDS)
-                )
-                return None if raw_id is None else (raw_id, queue)
-            by_key = {queue.key.encode(): queue for queue in queues}
-            popped = blocking(lambda: connection.blpop(list(by_key), POLL_SECONDS))
-            return None if popped is None else (popped[1], by_key[popped[0]])
+        if len(queues) == 1:
+            (queue,) = queues
+            raw_id = blocking(
+                lambda: connection.blmove(queue.key, queue.intermediate_queue_key, POLL_SECONDS)
+            )
+            return None if raw_id is None else (raw_id, queue)
+        by_key = {queue.key.encode(): queue for queue in queues}
+        popped = blocking(lambda: connection.blpop(list(by_key), POLL_SECONDS))
+        return None if popped is None else (popped[1], by_key[popped[0]])
 
     def _give(self, queue: OrderedQueue, idle: int) -> None:
         claims = [claim for claim in self._claims.unstarted() if claim.queue == queue]
@@ -253,18 +227,3 @@ class Intake:
             self._bell.listen()
         self._pipeline.wait_for(lambda: len(self._kinds()) > len(self._room), POLL_SECONDS)
         self._bell.pause()
-
-
-@contextmanager
-def _naming(queues: Sequence[OrderedQueue]) -> Iterator[None]:
-    """Raise a `RedisFailed` that names the queues if Redis refuses a command in the ``with`` block."""
-    try:
-        yield
-    except redis.ResponseError as error:
-        names, lists = (
-            ", ".join(words) for words in zip(*((queue.name, queue.key) for queue in queues), strict=True)
-        )
-        raise RedisFailed(
-            f"Redis refuses to look into queue {names} ({error}): if one of its keys, such as {lists}, has a "
-            "value of another type, delete that key"
-        ) from None
