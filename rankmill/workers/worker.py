@@ -2,10 +2,10 @@
 them.
 
 The worker's threads are main (claims, fetches, tokenizes, loads), forward (scores), writer (writes results),
-heartbeat, last-resort (ends a stopping process if Redis does not answer), bell (hears of requests),
-supervisor (stops the worker when the process that started it ends), those of the health server and of RQ's
-commands, those that compute rows of deterministic models, and short ones that read a model's files, ask the
-hub, or prove a tokenizer. Threads share the following, under these locks:
+heartbeat, bell (hears of requests), supervisor (stops the worker when the process that started it ends),
+those of the health server and of RQ's commands, those that compute rows of deterministic models, and short
+ones that read a model's files, ask the hub, or prove a tokenizer. Threads share the following, under these
+locks:
 
 - `Pipeline`: its condition protects the waiting rows (in a lane for each engine and priority), the answers,
   whose turn it is, and what `Engine.see` records. Only forward touches the batches in progress, and writes
@@ -26,8 +26,8 @@ hub, or prove a tokenizer. Threads share the following, under these locks:
   not loaded yet) is replaced, never changed.
 - `Refusals`: only main writes; loops of other threads take a copy first.
 - `Patience`, metrics and `ModelFigures` have their own locks. Redis clients and cached files are safe.
-- Flags (``stopping``, ``drained``, ``signals``, ``loading``): main sets whole values; the writer may also
-  set ``stopping``, which nothing clears.
+- Flags (``stopping``, ``drained``, ``loading``): main sets whole values; the writer may also set
+  ``stopping``, which nothing clears.
 
 Tests with the fixture ``interleaved`` run the worker with a switch of threads every 10 µs.
 """
@@ -72,7 +72,7 @@ from rankmill.workers.models.sources import Reading
 from rankmill.workers.queue.chunks import ChunkScorer
 from rankmill.workers.queue.claim_order import ClaimOrder, Refusals
 from rankmill.workers.queue.claims import Claims
-from rankmill.workers.queue.connection import LastResort, give_up, stop_without_supervisor
+from rankmill.workers.queue.connection import give_up, stop_without_supervisor
 from rankmill.workers.queue.heartbeat import WorkerHeartbeat
 from rankmill.workers.queue.intake import Intake
 from rankmill.workers.queue.orders import Orders
@@ -88,6 +88,11 @@ seconds.
 
 _READING_SECONDS = 0.05
 """Seconds between two checks, in a burst or after ``max_jobs``, whether a model can be loaded."""
+
+_STOPPING_SECONDS = {1: 5.0, 2: 1.0}
+"""After the first and the second signal to stop, a command waits at most this many seconds for Redis. Then
+the process ends, and the leases of its jobs too.
+"""
 
 _SHOWN = 50
 """A model's name in the worker's status text is cut at its beginning to this many characters."""
@@ -143,7 +148,6 @@ class ScoringWorker(RQWorker):
             self._patience.has_waited = isinstance(before, Patience) and before.has_waited
             self.connection.set_retry(self._patience)
             self._prepare(settings)
-            self._last_resort.start()
             stop_without_supervisor()
             self.listen(options)
         except (RankmillError, redis.RedisError) as error:
@@ -260,7 +264,6 @@ class ScoringWorker(RQWorker):
             claims.drop_cancelled,
             self._orders,
         )
-        self._last_resort = LastResort(self.connection, self._patience, claims, pipeline)
         if device == "cuda":
             metrics.gpu.watch()
         metrics.worker.info({"worker": self.name, "device": device})
@@ -366,7 +369,7 @@ class ScoringWorker(RQWorker):
         self._heartbeat.announce()
 
     def signalled(self, signals: int) -> None:
-        self._last_resort.signals = signals
+        self._patience.most = _STOPPING_SECONDS[signals]
 
     def stop_soon(self) -> None:
         self._pipeline.stopping = True

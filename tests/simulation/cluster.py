@@ -300,8 +300,8 @@ class Worker(ScoringWorker):
 
     def terminate(self) -> None:
         """As SIGTERM does, which RQ answers with signal handlers of the real process."""
-        if hasattr(self, "_last_resort"):
-            self._last_resort.signals = 1
+        if hasattr(self, "_heartbeat"):
+            self.signalled(1)
             self._shutdown()
 
     def _install_signal_handlers(self) -> None:

@@ -344,6 +344,8 @@ class Patience(Retry):
         self.seconds = seconds
         self.has_waited = False
         """Whether a command has ever had to wait for the server."""
+        self.most = float("inf")
+        """Another limit on the wait of each command, for a process that must end soon (s)."""
         self._give_up = give_up
         self._begin()
 
@@ -420,7 +422,7 @@ class Patience(Retry):
 
     def _pause(self, error: BaseException, reason: str, failures: int, since: float) -> None:
         wait = _WAIT.get()
-        most = min(self.seconds, wait.most)
+        most = min(self.seconds, self.most, wait.most)
         if _reply(error)[0] in _AUTH or isinstance(error, redis.AuthenticationError):
             most = min(most, AUTH_SECONDS)
         now = system.monotonic()

