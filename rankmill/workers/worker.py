@@ -159,7 +159,6 @@ class ScoringWorker(RQWorker):
         try:
             self._warm_up()
             logger.info("listening on %s", ", ".join(self.queue_names()))
-            self.start_scheduler(options)
             while most is None or taken < most:
                 if not self._claim_next(options.max_idle_time, wait=not options.burst):
                     break

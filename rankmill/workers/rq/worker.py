@@ -105,7 +105,6 @@ class WorkOptions(NamedTuple):
     log_format: str
     max_jobs: int | None
     max_idle_time: int | None
-    with_scheduler: bool
 
 
 class RQWorker(SimpleWorker):
@@ -173,10 +172,6 @@ class RQWorker(SimpleWorker):
         """Catch signals, register this worker, and listen to RQ's commands."""
         self._install_signal_handlers()  # type: ignore[no-untyped-call]
         self.bootstrap(options.log_level, options.date_format, options.log_format)
-
-    def start_scheduler(self, options: WorkOptions) -> None:
-        if options.with_scheduler:
-            self._start_scheduler(options.burst, options.log_level, options.date_format, options.log_format)
 
     @property
     def suspended(self) -> bool:
@@ -274,10 +269,13 @@ class RQWorker(SimpleWorker):
         with_scheduler: bool = False,
         dequeue_strategy: DequeueStrategy = DequeueStrategy.DEFAULT,
     ) -> bool:
-        """Call `run` instead of RQ's own loop, which would end at the first error."""
+        """Call `run` instead of RQ's own loop, which would end at the first error.
+
+        RQ's scheduler is not started: the heartbeat of any worker enqueues the jobs that are due.
+        """
         self._dequeue_strategy = dequeue_strategy
         log = logging_level, date_format, log_format
-        return self.run(WorkOptions(burst, *log, max_jobs, max_idle_time, with_scheduler))
+        return self.run(WorkOptions(burst, *log, max_jobs, max_idle_time))
 
     def request_stop(self, signum: Any, frame: Any) -> None:
         self.signalled(1)

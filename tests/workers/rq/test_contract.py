@@ -101,7 +101,6 @@ PRIVATE = (
     Thing(SimpleWorker, "_ordered_queues", users=("worker:BaseWorker.reorder_queues",)),
     Thing(SimpleWorker, "_dequeue_strategy", users=("worker:BaseWorker.reorder_queues",)),
     Thing(SimpleWorker, "_install_signal_handlers", ""),
-    Thing(SimpleWorker, "_start_scheduler", "burst logging_level date_format log_format"),
     Thing(SimpleWorker, "_finalize_success", "job queue execution return_value"),
     Thing(SimpleWorker, "_finalize_failure", "job queue execution exc_info"),
     Thing(Queue, "_enqueue_job", "job pipeline at_front unique", ("queue:Queue.enqueue_many",)),
