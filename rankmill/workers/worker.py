@@ -130,7 +130,6 @@ class ScoringWorker(RQWorker):
 
     _doing: Doing = ""
     _doing_words: Callable[[], str] = str
-    _warms_up = False
 
     def run(self, options: WorkOptions) -> bool:
         try:
@@ -157,7 +156,7 @@ class ScoringWorker(RQWorker):
         self._heartbeat.start()
         taken, most = 0, options.max_jobs
         try:
-            self._warm_up()
+            self._orders.warm(self._settings.warm)  # producers and operators can see this worker by now
             logger.info("listening on %s", ", ".join(self.queue_names()))
             while most is None or taken < most:
                 if not self._claim_next(options.max_idle_time, wait=not options.burst):
@@ -243,7 +242,7 @@ class ScoringWorker(RQWorker):
         if why := strangers(cache):
             raise ConfigError(f"cache_dir: {why}")
         copies = self._copies = ModelCopies(settings)
-        pipeline = self._pipeline = Pipeline(settings.batch_wait_ms / 1000)
+        pipeline = self._pipeline = Pipeline(settings.batch_wait_ms / 1000, lambda: self.stopping)
         self._engines = EngineCache(settings, device, self._load, self._drain)
         refusals = self._refusals = Refusals()
         self._claim_ahead = resolve_claim_ahead(settings.claim_ahead, device)
@@ -267,18 +266,6 @@ class ScoringWorker(RQWorker):
             metrics.gpu.watch()
         metrics.worker.info({"worker": self.name, "device": device})
         metrics.heartbeat_age.set_function(self._heartbeat.age)
-
-    def _warm_up(self) -> None:
-        """Load the models of the setting ``warm``, after producers and operators can see this worker.
-
-        The first signal ends the loading, because the worker has claimed nothing yet.
-        """
-        self._warms_up = True
-        try:
-            if not self.stopping:
-                self._orders.warm(self._settings.warm)
-        finally:
-            self._warms_up = False
 
     def load(self, spec: ScoreSpec) -> Loaded:
         """Load a model and prove its scores; tests and simulations override this with their own models."""
@@ -370,10 +357,7 @@ class ScoringWorker(RQWorker):
     def signalled(self, signals: int) -> None:
         self._patience.most = _STOPPING_SECONDS[signals]
 
-    def stop_soon(self) -> None:
-        self._pipeline.stopping = True
-
     def interrupt(self) -> None:
         """End the loading of a model at once, because it may take minutes."""
-        if self._warms_up or self._engines.loading:
+        if self._engines.loading:
             raise SystemExit(0)

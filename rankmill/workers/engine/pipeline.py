@@ -120,10 +120,13 @@ class Pipeline:
     batch_wait
         Before a forward, wait at most this many seconds for more rows. There is no wait while another forward
         is in progress, or if two batches of the same engine and priority wait.
+    stopping
+        Returns whether the worker must stop without scoring all work.
     """
 
-    def __init__(self, batch_wait: float) -> None:
+    def __init__(self, batch_wait: float, stopping: Callable[[], bool] = lambda: False) -> None:
         self._batch_wait = batch_wait
+        self._stopping = stopping
         self._changed = system.Condition()
         self._lanes: OrderedDict[tuple[int, Priority], _Lane] = OrderedDict()
         self._turns = PriorityTurns()
@@ -132,8 +135,6 @@ class Pipeline:
         self._alert_until = 0.0
         self._woken = False
         self._closed = False
-        self.stopping = False
-        """Whether the worker must stop without scoring all work."""
         self.proven: Callable[[Model], None] = lambda model: None
         """Called with a model after its probes were scored again and had the right scores."""
         self.changed: Callable[[Model, str], None] = lambda model, figures: None
@@ -249,7 +250,7 @@ class Pipeline:
         """Wait until all work is scored and the `Answer` of each work was called, or until the worker must
         stop.
         """
-        while not self.stopping and not self.wait_until_idle(_LOOK_SECONDS):
+        while not self._stopping() and not self.wait_until_idle(_LOOK_SECONDS):
             pass
 
     @property

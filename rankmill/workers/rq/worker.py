@@ -144,9 +144,6 @@ class RQWorker(SimpleWorker):
         process immediately.
         """
 
-    def stop_soon(self) -> None:
-        """Make the worker stop at its next check. Any thread may call this."""
-
     def interrupt(self) -> None:
         """End what the main thread is doing, if that may take long. The first signal to stop calls this."""
 
@@ -157,6 +154,7 @@ class RQWorker(SimpleWorker):
         return self._stop_requested
 
     def stop(self) -> None:
+        """Make the worker stop at its next check. Any thread may call this."""
         self._shutdown()
 
     @property
@@ -288,7 +286,6 @@ class RQWorker(SimpleWorker):
 
     def _shutdown(self) -> None:
         self._stop_requested = True
-        self.stop_soon()
 
     def get_heartbeat_ttl(self, job: Job, working_time: float = 0.0) -> int:
         """Seconds that the lease of a job lasts; the heartbeat thread renews it."""
