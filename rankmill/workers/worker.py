@@ -48,7 +48,6 @@ from rankmill.jobs.contract.errors import ConfigError, RankmillError, WorkerErro
 from rankmill.jobs.contract.home import model_of_run
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.contract.wire import leave_out_pandas
-from rankmill.jobs.protocol.recovery import failure_handler
 from rankmill.jobs.protocol.worker_report import LAST_REPORTS, Doing, WorkerReport
 from rankmill.jobs.runtime.connection import check_mode, check_options
 from rankmill.jobs.runtime.hosts import require_worker_packages
@@ -248,17 +247,15 @@ class ScoringWorker(RQWorker):
         self._claim_ahead = resolve_claim_ahead(settings.claim_ahead, device)
         order, reading = ClaimOrder(self._claim_ahead), Reading(cache, copies)
         scorer = ChunkScorer(self, self._engines, copies.pinned, reading, refusals, pipeline)
-        claims = self._claims = Claims(self, self.store, scorer, pipeline, order, refusals)
+        claims = self._claims = Claims(self, scorer, pipeline, order, refusals)
         self._intake = Intake(self, claims, pipeline, order, refusals)
         self._orders = Orders(self._started, self._engines, self._spec, claims, refusals)
         self._metrics_url = serve_health(settings.metrics_address, self.connection, self._obstacle)
         self._heartbeat = WorkerHeartbeat(
             self,
             settings.heartbeat_seconds,
-            settings.lease_seconds,
             self._report,
             lambda: pipeline.wedged() or DeathPenalty.is_overdue(),
-            failure_handler(self.store),
             claims.drop_cancelled,
             self._orders,
         )

@@ -28,8 +28,6 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import ConfigError, RunFailed
 from rankmill.jobs.model_files import model_content
 from rankmill.jobs.protocol.model_figures import SCORE_BUCKETS, ModelFigures
-from rankmill.jobs.protocol.recovery import failure_handler
-from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import (
     STAGES,
     GpuReport,
@@ -285,15 +283,14 @@ def test_a_heartbeat_reports_while_another_thread_imports_pytorch(monkeypatch: p
 def test_a_worker_s_record_is_renewed_if_it_or_its_report_is_lost(server: Server) -> None:
     worker = RQWorker(["q"], connection=client_for(server.url, 10))
     worker.register_birth()
+    worker.lease_seconds = 2
     server.client.persist(worker.key)
 
     def fails() -> WorkerReport:
         raise ZeroDivisionError("no report")
 
     orders: Any = SimpleNamespace(news=threading.Event())
-    heartbeat = WorkerHeartbeat(
-        worker, 0.05, 2, fails, lambda: False, failure_handler(RunStore(server.client)), lambda: None, orders
-    )
+    heartbeat = WorkerHeartbeat(worker, 0.05, fails, lambda: False, lambda: None, orders)
     heartbeat.start()
     try:
         wait_for(lambda: server.client.ttl(worker.key) > 0)

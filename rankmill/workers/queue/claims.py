@@ -18,7 +18,6 @@ from rankmill.jobs.contract.run import Run
 from rankmill.jobs.contract.spec import ScoreSpec, WeightsKey, weights_key
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.refusals import RunRefusals
-from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.set_aside import DamagedJob, set_aside
 from rankmill.jobs.protocol.worker_report import LastReport
 from rankmill.jobs.runtime import tracing
@@ -138,8 +137,6 @@ class Claims:
     ----------
     worker
         The RQ worker that claims the jobs.
-    store
-        The store of runs.
     scorer, pipeline
         The scorer turns a chunk into work, and puts the work into the pipeline.
     order
@@ -151,14 +148,13 @@ class Claims:
     def __init__(
         self,
         worker: RQWorker,
-        store: RunStore,
         scorer: ChunkScorer,
         pipeline: Pipeline,
         order: ClaimOrder,
         refusals: Refusals,
     ) -> None:
         self._worker = worker
-        self._store = store
+        self._store = store = worker.store
         self._scorer = scorer
         self._pipeline = pipeline
         self._order = order

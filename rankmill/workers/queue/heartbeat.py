@@ -13,7 +13,7 @@ from rankmill.jobs.protocol.leases import Renewals, server_time
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.orders import ask_for_orders
 from rankmill.jobs.protocol.queues import use_queues, write_capacity
-from rankmill.jobs.protocol.recovery import FailureHandler, clean_queue
+from rankmill.jobs.protocol.recovery import clean_queue, failure_handler
 from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
 from rankmill.jobs.system import Periodic, system
 from rankmill.workers.queue.orders import Orders
@@ -31,15 +31,10 @@ class WorkerHeartbeat(Periodic):
         The worker whose leases are renewed.
     seconds
         Seconds between two heartbeats.
-    lease_seconds
-        If a job's worker sends no heartbeat for this long, the job counts as abandoned, and another worker
-        gets it.
     report
         Returns the report that each heartbeat writes.
     wedged
         Returns whether a forward, a load or a tokenizer hangs and will never end.
-    handle_failure
-        From `failure_handler`; called for the jobs of dead workers.
     on_beat
         Called at each heartbeat.
     orders
@@ -50,23 +45,20 @@ class WorkerHeartbeat(Periodic):
         self,
         worker: RQWorker,
         seconds: float,
-        lease_seconds: int,
         report: Callable[[], WorkerReport],
         wedged: Callable[[], bool],
-        handle_failure: FailureHandler,
         on_beat: Callable[[], None],
         orders: Orders,
     ) -> None:
-        self.lease_seconds = lease_seconds
         self._worker = worker
         self._lock_ms = int(seconds * 800)  # the lock ends before its owner's next heartbeat
         self._report = report
         self._wedged = wedged
         self._on_beat = on_beat
-        self._handle_failure = handle_failure
+        self._handle_failure = failure_handler(worker.store)
         self._orders = orders
-        connection: Any = worker.connection
-        self._renewals = Renewals(seconds, lease_seconds, after_outage=connection.get_retry().has_waited)
+        retry: Any = worker.connection.get_retry()
+        self._renewals = Renewals(seconds, worker.lease_seconds, after_outage=retry.has_waited)
         self._server_now = 0.0  # the server's time at the last renewal
         super().__init__("heartbeat", self._take_steps, seconds, orders.news)
 
@@ -98,7 +90,7 @@ class WorkerHeartbeat(Periodic):
         """Write the worker's report to Redis, and read operators' orders to the worker, in one round trip."""
         worker = self._worker
         with worker.connection.pipeline() as pipe:
-            announce_worker(pipe, worker.name, self._report(), self.lease_seconds)
+            announce_worker(pipe, worker.name, self._report(), worker.lease_seconds)
             use_queues(pipe, worker.queue_names())
             ask_for_orders(pipe, worker.name, self._orders.known)
             replies = pipe.execute(raise_on_error=False)
@@ -120,7 +112,7 @@ class WorkerHeartbeat(Periodic):
 
     def _sum_up(self) -> None:
         for queue in self._worker.queues:
-            write_capacity(self._worker.connection, queue.name, self.lease_seconds)
+            write_capacity(self._worker.connection, queue.name, self._worker.lease_seconds)
 
     def _clean_queues(self) -> None:
         """Recover the jobs of dead workers; a lock lets one worker do this at a time."""
@@ -128,7 +120,7 @@ class WorkerHeartbeat(Periodic):
         for queue in worker.queues_in_turn:
             if self._lock(queue):
                 trusts = self._renewals.others_have_lapsed
-                seconds, now = self.lease_seconds, self._server_now
+                seconds, now = worker.lease_seconds, self._server_now
                 clean_queue(queue, self._handle_failure, seconds, now, trusts_leases=trusts)
                 if trusts:
                     self._end_lock_with_a_lease(queue)
