@@ -204,7 +204,7 @@ class ScoringWorker(RQWorker):
             if not wait and not self._claims.waiting:
                 return False  # if jobs remain, other workers take them
             if rests:
-                self._orders.wait(POLL_SECONDS)
+                system.sleep(POLL_SECONDS)
             elif not wait:
                 system.sleep(_READING_SECONDS)  # claimed chunks wait while a model's files are read
             else:

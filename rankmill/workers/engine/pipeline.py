@@ -191,16 +191,13 @@ class Pipeline:
         Returns whether the work was removed.
         """
         with self._changed:
-            return work in self._whole() and self._remove(work)
+            return work in self.unstarted() and self._remove(work)
 
     def unstarted(self) -> list[Work]:
         """Return the bulk work of which no row is scored or being scored, oldest first for each engine."""
         with self._changed:
-            return self._whole()
-
-    def _whole(self) -> list[Work]:
-        lanes = [lane.rows for lane in self._lanes.values() if lane.priority == "bulk"]
-        return [work for rows in lanes for work in rows.whole()]
+            lanes = [lane.rows for lane in self._lanes.values() if lane.priority == "bulk"]
+            return [work for rows in lanes for work in rows.whole()]
 
     def _remove(self, work: Work) -> bool:
         for key, lane in list(self._lanes.items()):

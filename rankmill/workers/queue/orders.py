@@ -62,7 +62,6 @@ class Orders:
         self._answers: OrderedDict[str, Answer] = OrderedDict()
         self._new: deque[Order] = deque()
         self._drains: list[str] = []
-        self._arrived = system.Event()
         self.news = system.Event()
         """Makes the heartbeat thread send the next heartbeat at once, for example with the answer to an
         order.
@@ -92,8 +91,6 @@ class Orders:
             elif order.id not in self._answers:
                 self._answer(order.id, "begun", "waiting for its turn")
                 self._new.append(order)
-        if self._new:
-            self._arrived.set()
 
     def answers(self) -> tuple[Answer, ...]:
         with self._lock:
@@ -111,7 +108,6 @@ class Orders:
         """Carry out the operators' orders that have arrived. Only the thread that uses the engines may call
         this. Raises `DeviceLost`.
         """
-        self._arrived.clear()
         while self._new:
             order = self._new.popleft()
             logger.info("order: %s%s", order.what, f" {order.model}" if order.model else "")
@@ -127,9 +123,6 @@ class Orders:
             self.news.set()
         if self._drains and not self._claims.unanswered:
             self.news.set()
-
-    def wait(self, seconds: float) -> None:
-        self._arrived.wait(seconds)
 
     def warm(self, models: Iterable[str]) -> None:
         """Load `models` before chunks need them. If one cannot be loaded, the worker still serves the others.
