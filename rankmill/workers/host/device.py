@@ -43,16 +43,12 @@ def resolve_device(setting: str) -> str:
 
 def devices() -> list[str]:
     """The kinds of devices of this machine; the first is what ``auto`` means."""
-    return [*_gpus(), "cpu"]
-
-
-def _gpus() -> list[str]:
     if not may_have_gpu():
-        return []
+        return ["cpu"]
     import torch
 
-    present_by_kind = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    return [device for device, present in present_by_kind.items() if present]
+    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    return [device for device, is_present in present.items() if is_present]
 
 
 def gpu_precision(device: str, supported: Sequence[str]) -> str:
