@@ -13,13 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from rankmill.jobs.contract.errors import ConfigError
-from rankmill.jobs.runtime.hosts import (
-    CLAIM_AHEAD,
-    cpu_flags,
-    cpu_name,
-    may_have_gpu,
-    thread_environ,
-)
+from rankmill.jobs.runtime.hosts import CLAIM_AHEAD, cpu_flags, cpu_name, may_have_gpu, thread_environ
 from rankmill.jobs.runtime.limits import cores
 
 

@@ -146,12 +146,7 @@ class Claims:
     """
 
     def __init__(
-        self,
-        worker: RQWorker,
-        scorer: ChunkScorer,
-        pipeline: Pipeline,
-        order: ClaimOrder,
-        refusals: Refusals,
+        self, worker: RQWorker, scorer: ChunkScorer, pipeline: Pipeline, order: ClaimOrder, refusals: Refusals
     ) -> None:
         self._worker = worker
         self._store = store = worker.store
