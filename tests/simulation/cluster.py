@@ -221,8 +221,8 @@ class Memory:
     def used(self) -> int:
         return self._USED
 
-    def used_and_free(self) -> tuple[int, int]:
-        return self._USED, self._FREE
+    def free(self) -> int:
+        return self._FREE
 
     def peak(self) -> int:
         return self._USED + self._FORWARD

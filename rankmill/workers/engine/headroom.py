@@ -31,6 +31,11 @@ _LEAST = 512
 fixed amount of memory.
 """
 
+_KEPT_SECONDS = 0.2
+"""The used and the free memory are read at most once in this many seconds. Reading takes up to 2 ms, as long
+as a batch of a small model.
+"""
+
 _SAY_SECONDS = 60
 """At most one log line in this many seconds says that a batch is cut because memory is short."""
 
@@ -42,8 +47,8 @@ class Memory(Protocol):
 
     def used(self) -> int: ...
 
-    def used_and_free(self) -> tuple[int, int]:
-        """Return how much memory this process uses, and how much it may still take."""
+    def free(self) -> int:
+        """Return how much memory this process may still take."""
         ...
 
     def peak(self) -> int:
@@ -59,23 +64,15 @@ class HostMemory:
     """The memory of a process that computes on the CPU, within its container's limits."""
 
     _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-    _KEPT_SECONDS = 0.2
-    """The used and the free memory are read at most once in this many seconds. Reading takes up to 2 ms, as
-    long as a batch of a small model.
-    """
 
     def __init__(self) -> None:
         self._process = psutil.Process()
-        self._reading, self._until = (0, 0), 0.0
 
     def used(self) -> int:
         return int(self._process.memory_info().rss)
 
-    def used_and_free(self) -> tuple[int, int]:
-        if system.monotonic() >= self._until:
-            self._reading = self.used(), free_memory()
-            self._until = system.monotonic() + self._KEPT_SECONDS
-        return self._reading
+    def free(self) -> int:
+        return free_memory()
 
     def peak(self) -> int:
         with suppress(OSError):
@@ -92,25 +89,13 @@ class HostMemory:
 class CudaMemory:
     """The memory of a GPU, as PyTorch's allocator sees it; what the allocator keeps unused counts as free."""
 
-    _KEPT_SECONDS = 0.2
-    """The free memory of the GPU is read at most once in this many seconds. Reading takes a part of the time
-    of a small model's batch.
-    """
-
-    def __init__(self) -> None:
-        self._free, self._until = 0, 0.0
-
     def used(self) -> int:
         return self._bytes("allocated_bytes", "current")
 
-    def used_and_free(self) -> tuple[int, int]:
+    def free(self) -> int:
         import torch
 
-        if system.monotonic() >= self._until:
-            self._free = torch.cuda.mem_get_info()[0]
-            self._until = system.monotonic() + self._KEPT_SECONDS
-        used = self.used()
-        return used, self._free + self._bytes("reserved_bytes", "current") - used
+        return torch.cuda.mem_get_info()[0] + self._bytes("reserved_bytes", "current") - self.used()
 
     def peak(self) -> int:
         return self._bytes("allocated_bytes", "peak")
@@ -162,7 +147,8 @@ class Headroom:
         """The largest sum of weights of batches that were in progress at the same time, and the bytes that
         these batches needed. If batches with a smaller sum need more bytes, they replace both numbers.
         """
-        self._said = float("-inf")
+        self._said = self._read_at = float("-inf")
+        self._used = self._free = 0
 
     def submit(self, backend: Backend, batch: Batch) -> Pending:
         """Begin the forward of a batch with `backend`, and learn how much memory it needs."""
@@ -180,8 +166,10 @@ class Headroom:
         """Return how many rows of `length` tokens should fit into memory in one batch, and at least 1."""
         if self._memory is None or self._known_bytes <= 0:
             return sys.maxsize
-        used, free = self._memory.used_and_free()
-        room = used - self._floor + _SHARE * free
+        if system.monotonic() - self._read_at >= _KEPT_SECONDS:
+            self._used, self._free = self._memory.used(), self._memory.free()
+            self._read_at = system.monotonic()
+        room = self._used - self._floor + _SHARE * self._free
         weight = room / self._known_bytes * self._known_weight - self._weight
         return max(int(weight / _weight(1, length)), 1)
 
@@ -198,11 +186,9 @@ class Headroom:
             Tokens of the longest row.
         """
         metrics.cut_batches.inc()
-        if self._memory and system.monotonic() - self._said >= _SAY_SECONDS:
-            self._said, (_, free) = system.monotonic(), self._memory.used_and_free()
-            logger.warning(
-                "%.0f MiB of memory are free: cut a batch of %d rows of %d tokens", free / 2**20, rows, length
-            )
+        if system.monotonic() - self._said >= _SAY_SECONDS:
+            self._said, free = system.monotonic(), f"{self._free / 2**20:.0f} MiB of memory are free"
+            logger.warning("%s: cut a batch of %d rows of %d tokens", free, rows, length)
         done = 0
         while done < rows:
             end = min(done + self.most_rows(length), rows)
