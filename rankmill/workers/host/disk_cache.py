@@ -9,7 +9,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -145,14 +144,6 @@ def used_now(folder: Path) -> None:
         os.utime(folder)
 
 
-@dataclass(frozen=True)
-class _Entry:
-    folder: Path
-    bytes: int
-    used: float
-    lock: Path | None
-
-
 def make_room(kept: Iterable[KeptFolder], limit: int, *, needed: int = 0, keep: Path | None = None) -> int:
     """Remove cached folders, the longest unused first, until at most `limit` bytes are used.
 
@@ -177,26 +168,25 @@ def make_room(kept: Iterable[KeptFolder], limit: int, *, needed: int = 0, keep: 
     """
     if needed > limit:
         return needed - limit
-    entries = sorted(filter(None, map(_entry, kept)), key=lambda entry: entry.used)
-    excess = sum(entry.bytes for entry in entries if entry.folder != keep) + needed - limit
-    for entry in entries:
-        if excess <= 0:
-            break
-        if entry.folder != keep and _remove(entry):
-            excess -= entry.bytes
+    uses = {entry: use for entry in kept if entry.folder != keep and (use := _use(entry.folder))}
+    excess = sum(size for _, size in uses.values()) + needed - limit
+    for entry in sorted(uses, key=lambda entry: uses[entry]):
+        if excess > 0 and _remove(entry):
+            excess -= uses[entry][1]
             logger.info("removed %s from the cache, which is full", entry.folder)
     return max(excess, 0)
 
 
-def _entry(kept: KeptFolder) -> _Entry | None:
+def _use(folder: Path) -> tuple[float, int] | None:
+    """Return the time of a cached folder's last use and its bytes, or ``None`` if it is gone."""
     try:
-        size = sum(file.stat().st_size for file in kept.folder.rglob("*") if file.is_file())
-        return _Entry(kept.folder, size, kept.folder.stat().st_mtime, kept.lock)
+        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        return folder.stat().st_mtime, size
     except FileNotFoundError:  # another process has removed the folder
         return None
 
 
-def _remove(entry: _Entry) -> bool:
+def _remove(entry: KeptFolder) -> bool:
     """Remove a cached folder; returns false if a process has locked it, or it cannot be removed."""
     held: Locked | None = None
     try:
