@@ -123,24 +123,23 @@ def read_layout(source: str | Path, revision: str | None, config: Any) -> ModelL
     return _saved(source, revision, modules, saved, older)
 
 
-_MOST_LABELS, _MOST_REPEATED = 1 << 14, 1000
-"""A model is refused if its config describes more than `_MOST_LABELS` outputs, or repeats a part, such as a
-layer, more than `_MOST_REPEATED` times.
-"""
-
 _LONGEST_PROMPT = 1 << 14
 """A model's own prompt may have this many characters, because it is added to every row."""
+
+_LABELS = re.compile("^(num_labels|id2label|label2id)$")
+"""Matches the names of entries in a model's config that say how many outputs the model has."""
 
 _REPEATED = re.compile(
     r"(^|_)(layers?|groups?|blocks?|depths?|stages?|experts|attention_types|block_sizes|inner_group_num"
     r"|hashes|chunks_before|chunks_after)$"
 )
-"""Matches the names of entries in a model's config that say how often a part of the model is repeated."""
+"""Matches entries that say how often a part of the model, such as a layer, is repeated."""
 
-_WIDE, _MOST_WIDE = re.compile(r"(^|_)(attention_window|chunk_length|block_size|buckets)$"), 1 << 14
-"""Matches entries in a model's config, such as ``chunk_length``, that may make each token cost more. A model
-is refused if such an entry is larger than `_MOST_WIDE`.
-"""
+_WIDE = re.compile(r"(^|_)(attention_window|chunk_length|block_size|buckets)$")
+"""Matches entries, such as ``chunk_length``, that may make each token cost more."""
+
+_LIMITS = (_LABELS, 1 << 14), (_REPEATED, 1000), (_WIDE, 1 << 14)
+"""A model is refused if an entry of its config is larger than this."""
 
 
 def check_counts(source: str | Path, config: Any, name: str = "") -> None:
@@ -154,24 +153,17 @@ def check_counts(source: str | Path, config: Any, name: str = "") -> None:
     """
     entries = config.items() if isinstance(config, dict) else [(name, item) for item in config or ()]
     for entry, value in entries:
-        is_number = isinstance(value, int) and not isinstance(value, bool)
-        most = count = 0
-        if entry == "num_labels" and is_number:
-            most, count = _MOST_LABELS, value
-        elif entry in {"id2label", "label2id"}:
-            most, count = _MOST_LABELS, len(value or ())
-        elif _REPEATED.search(entry) and is_number:
-            most, count = _MOST_REPEATED, value
-        elif _WIDE.search(entry) and is_number:
-            most, count = _MOST_WIDE, value
-        elif isinstance(value, dict | list):
-            check_counts(source, value, entry)
-        if count > most:
+        count = len(value or ()) if entry in {"id2label", "label2id"} else value
+        if isinstance(count, dict | list):
+            check_counts(source, count, entry)
+        elif isinstance(count, int) and not isinstance(count, bool):
+            most = next((most for names, most in _LIMITS if names.search(entry)), count)
             noun = "layers" if "layer" in entry else "labels" if "label" in entry else "parts"
-            raise SpecError(
-                f"model {source} has {count:,} {noun} in its config.json ({entry}), but at most {most:,} are "
-                "allowed"
-            )
+            if count > most:
+                raise SpecError(
+                    f"model {source} has {count:,} {noun} in its config.json ({entry}), but at most "
+                    f"{most:,} are allowed"
+                )
 
 
 def _saved(

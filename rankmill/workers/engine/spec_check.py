@@ -128,10 +128,8 @@ class SpecCheck:
         if not spec.long.startswith("split"):
             return 0
         passage = theirs.beginning(probe.passage)
-        if spec.inputs == "pairs":
-            room = limit - len(theirs(probe._replace(passage=""), ANY_LENGTH)["input_ids"])
-        else:
-            room = limit - len(theirs(Probe("", ""), ANY_LENGTH)["input_ids"])
+        without = probe._replace(passage="") if spec.inputs == "pairs" else Probe("", "")
+        room = limit - len(theirs(without, ANY_LENGTH)["input_ids"])
         tokens = len(self._tokenizer(passage, add_special_tokens=False)["input_ids"])
         if not tokens > room >= limit // 4:
             return 0

@@ -122,14 +122,11 @@ heartbeat_age = _gauge("rankmill_heartbeat_age_seconds", "Time since the last he
 worker = _info("rankmill_worker", "Name and device of the worker, as in the queue.")
 build = _info("rankmill_build", "Versions of rankmill and of what it runs on.")
 
-for _stage in STAGES:
-    stage_seconds.labels(_stage)
-for _outcome in OUTCOMES:
-    chunks.labels(_outcome)
-for _kind in ROW_ERRORS:
-    row_errors.labels(_kind)
-for _outcome in ("loaded", "failed"):
-    model_loads.labels(_outcome)
+for _metric, _labels in (
+    (stage_seconds, STAGES), (chunks, OUTCOMES), (row_errors, ROW_ERRORS), (model_loads, ("loaded", "failed"))
+):  # fmt: skip
+    for _label in _labels:
+        _metric.labels(_label)
 build.info(
     {
         "version": importlib.metadata.version("rankmill"),
