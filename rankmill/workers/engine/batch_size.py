@@ -269,12 +269,9 @@ class BudgetSearch:
         self._file = folder / "token-budgets" / f"{digest(self._about)}.json"
         self._seconds = 0.0
         self._rows = self._tokens = 0
-        self._remembered = self._read()
-        self._done = self._remembered is not None
-
-    @property
-    def start(self) -> int:
-        return self._remembered or self._first
+        kept_budget = self._read()
+        self._done = kept_budget is not None
+        self.start = kept_budget or first
 
     def see(self, rows: int, tokens: int, seconds: float) -> bool:
         """Record how many `seconds` a batch took. Returns whether to call `find` now."""
