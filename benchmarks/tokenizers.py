@@ -3,7 +3,7 @@
     python -m benchmarks.tokenizers --model DIR --pairs FILE
     python -m benchmarks.tokenizers --rows 100000
 
-First comes the proof that workers do (`rankmill.workers.models.tokenizer_proof`), then texts of each kind:
+First comes the proof that workers do (`rankmill.workers.models.fast_texts`), then texts of each kind:
 passages and queries of the file with numbers before them, and made ones: code, Chinese, Japanese and Korean,
 Arabic and Hebrew, Indic and Thai, Latin with accents, emoji, random characters of all of Unicode. With any
 difference the exit status is 1, because a library that differs must not be used.
@@ -26,10 +26,16 @@ from tokenizers import Tokenizer
 
 from rankmill.extensions.lab.pairs import sample
 from rankmill.workers.models.description import describe
-from rankmill.workers.models.fast_texts import LIBRARIES
+from rankmill.workers.models.fast_texts import (
+    LIBRARIES,
+    FastEncode,
+    fast_tokens,
+    prove_tokenizer,
+    row,
+    slow_tokens,
+)
 from rankmill.workers.models.sources import DEMO_MODEL
 from rankmill.workers.models.tokenizer import single_texts
-from rankmill.workers.models.tokenizer_proof import FastEncode, fast_tokens, prove_tokenizer, row, slow_tokens
 
 BLOCK = 10_000
 """Texts that are compared together."""

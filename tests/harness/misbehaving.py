@@ -250,13 +250,13 @@ class WrongTokensWorker(MisbehavingWorker):
     def _prepare(self, settings: WorkerSettings) -> None:
         from tokenizers import Tokenizer
 
-        from rankmill.workers.models import fast_texts, tokenizer_proof
+        from rankmill.workers.models import fast_texts
 
-        def make(text: str) -> tokenizer_proof.FastEncode:
+        def make(text: str) -> fast_texts.FastEncode:
             whole = Tokenizer.from_str(text)
 
             def encode(texts: list[str]) -> tuple[Any, Any]:
-                tokens = tokenizer_proof.slow_tokens(whole, texts)
+                tokens = fast_texts.slow_tokens(whole, texts)
                 for place, each in enumerate(texts):
                     if "bread king" in each:
                         tokens.ids[tokens.offsets[place + 1] - 1] = 0
@@ -272,8 +272,8 @@ class WrongTokensWorker(MisbehavingWorker):
         fast_texts.LIBRARIES["WordPiece"] = ("nanotoken", make)
         fast_texts.FastTexts._differing = differing  # type: ignore[method-assign]
         fast_texts._SAMPLE = 1
-        tokenizer_proof.CODES = list(range(128))
-        tokenizer_proof.RANDOM_TEXTS = tokenizer_proof.LONG_TEXTS = 0
+        fast_texts.CODES = list(range(128))
+        fast_texts.RANDOM_TEXTS = fast_texts.LONG_TEXTS = 0
         super()._prepare(settings)
 
     def load(self, spec: ScoreSpec) -> Loaded:

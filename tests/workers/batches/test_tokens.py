@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankmill.workers.batches.tokens import TokenIds, in_a_row, pieces_of
-from rankmill.workers.models.tokenizer_proof import row
+from rankmill.workers.models.fast_texts import row
 
 ROWS = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=9), max_size=9)
 

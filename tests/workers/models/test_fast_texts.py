@@ -21,12 +21,18 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.runtime.installation import install_line
 from rankmill.jobs.system import system
 from rankmill.workers.batches.tokens import Tokens
-from rankmill.workers.models import fast_texts, tokenizer_proof
+from rankmill.workers.models import fast_texts
 from rankmill.workers.models.description import describe
-from rankmill.workers.models.fast_texts import LIBRARIES, FastTexts
+from rankmill.workers.models.fast_texts import (
+    LIBRARIES,
+    FastEncode,
+    FastTexts,
+    Untrusted,
+    fast_tokens,
+    slow_tokens,
+)
 from rankmill.workers.models.prompts import PromptTokenizer, tokenizer_for
 from rankmill.workers.models.tokenizer import sample_pairs
-from rankmill.workers.models.tokenizer_proof import FastEncode, Untrusted, fast_tokens, slow_tokens
 from tests.harness.models.rerankers import PAIR_TEMPLATE, make_decoder
 
 DEMO = shipped("examples", "demo-model")
@@ -41,9 +47,9 @@ def slow() -> Tokenizer:
 @pytest.fixture(autouse=True)
 def few_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those up to U+03FF, and few texts: the proof of all takes seconds."""
-    monkeypatch.setattr(tokenizer_proof, "CODES", range(0x400))
-    monkeypatch.setattr(tokenizer_proof, "RANDOM_TEXTS", 100)
-    monkeypatch.setattr(tokenizer_proof, "LONG_TEXTS", 0)
+    monkeypatch.setattr(fast_texts, "CODES", range(0x400))
+    monkeypatch.setattr(fast_texts, "RANDOM_TEXTS", 100)
+    monkeypatch.setattr(fast_texts, "LONG_TEXTS", 0)
 
 
 def wrong_for(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,8 +141,8 @@ def test_the_library_for_byte_pairs_gives_the_ids_of_tokenizers(
 
 
 def test_words_of_byte_pairs_are_compared_as_they_are_written(byte_pairs: Tokenizer, slow: Tokenizer) -> None:
-    assert " number" in tokenizer_proof._words(byte_pairs)
-    assert "moon" in tokenizer_proof._words(slow)
+    assert " number" in fast_texts._words(byte_pairs)
+    assert "moon" in fast_texts._words(slow)
 
 
 def test_prompts_are_tokenized_by_the_fast_library_too(tmp_path: Path) -> None:
@@ -189,7 +195,7 @@ def test_a_library_is_used_for_texts_without_the_characters_it_gets_wrong(
     slow: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong_for("\u00f1", monkeypatch)
-    monkeypatch.setattr(tokenizer_proof, "RANDOM_TEXTS", 0)
+    monkeypatch.setattr(fast_texts, "RANDOM_TEXTS", 0)
     texts = FastTexts(slow, tmp_path)
     assert texts.settle()
     some = [*PLAIN[:50], "ma\u00f1ana", "caf\u00e9"]
