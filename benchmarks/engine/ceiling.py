@@ -167,8 +167,7 @@ def _openvino_products(
     """A chain of products by OpenVINO, as the backend compiles them."""
     from openvino import opset15 as ops
 
-    from rankmill.workers.backends.openvino.backend import compile_graph
-    from rankmill.workers.backends.openvino.core import core, openvino
+    from rankmill.workers.backends.openvino.backend import compile_graph, core, openvino
 
     if precision == "int8":
         raise ValueError("its 8-bit products quantize their inputs, which is more than a product")

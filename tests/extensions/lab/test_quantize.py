@@ -118,7 +118,7 @@ def test_the_same_pairs_make_the_same_files(made: Made, tmp_path: Path) -> None:
 
 def weights_in_8_bits(cache: Path) -> set[str]:
     """Names of the products in the kept graph whose weights are."""
-    from rankmill.workers.backends.openvino.core import openvino
+    from rankmill.workers.backends.openvino.backend import openvino
 
     (file,) = cache.glob("openvino/*/model.xml")
     nodes = openvino.Core().read_model(file).get_ops()

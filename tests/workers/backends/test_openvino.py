@@ -22,8 +22,7 @@ pytest.importorskip("openvino")
 
 from openvino import opset15 as ops
 
-from rankmill.workers.backends.openvino.backend import compile_graph
-from rankmill.workers.backends.openvino.core import openvino
+from rankmill.workers.backends.openvino.backend import compile_graph, openvino
 from rankmill.workers.backends.openvino.weights import shrink
 
 PAIR = ["how far"], ["a cat and the moon"]
@@ -160,7 +159,7 @@ os.kill(os.getpid(), signal.SIGTERM)
 _AT_ONCE = """
 import sys, threading
 import numpy as np
-from rankmill.workers.backends.openvino.core import core, openvino
+from rankmill.workers.backends.openvino.backend import core, openvino
 from openvino import opset15 as ops
 given = ops.parameter(openvino.PartialShape([-1, -1]), openvino.Type.f32)
 compiled = core().compile_model(openvino.Model([ops.relu(given)], [given]), "CPU")

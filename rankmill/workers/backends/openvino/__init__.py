@@ -38,7 +38,7 @@ def _lacks(device: str, precision: str) -> str | None:
 
 @cache
 def _has_bf16() -> bool:
-    from rankmill.workers.backends.openvino.core import core
+    from rankmill.workers.backends.openvino.backend import core
 
     return "BF16" in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 

@@ -5,18 +5,44 @@ time, each on its own cores.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from rankmill.workers.backends.base import Backend, Logits, OutOfMemory
-from rankmill.workers.backends.openvino.core import core
 from rankmill.workers.backends.speed import INT8
 from rankmill.workers.batches.tokens import INPUTS, Batch, BatchPiece, cut_batch
 from rankmill.workers.host.device import threads
 
+# OpenVINO's telemetry reports to Google Analytics and forks the process. With this line its import fails, and
+# OpenVINO reports nothing.
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+
+import openvino  # noqa: E402
+
+# OpenVINO's bindings import NumPy when they first need it. Two threads that import NumPy at the same time
+# wait for each other forever while they hold Python's lock, so nothing else runs. This line lets one thread
+# import NumPy first.
+_ = openvino.Tensor(openvino.Type.f32, openvino.Shape([1])).data
+
+__all__ = ["OpenVinoBackend", "compile_graph", "core", "openvino"]
+
 _PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
+
+
+@cache
+def core() -> openvino.Core:
+    """Return OpenVINO's object for compiling models (`Core`), the only one of the process, which is never
+    deleted.
+
+    The CPU plugin of each core gives the thread a stack for signals. When a core is deleted, the plugin
+    restores the stack that the thread had before, even if that stack has been freed. So with several cores,
+    the next signal, such as SIGTERM, may end the process with a segmentation fault.
+    """
+    return openvino.Core()
 
 
 class OpenVinoBackend(Backend):

@@ -13,8 +13,7 @@ import numpy as np
 
 from rankmill.jobs.system import system
 from rankmill.workers.backends.base import ROW_TOKENS, LayerShape, ModelFiles
-from rankmill.workers.backends.openvino.backend import compile_graph
-from rankmill.workers.backends.openvino.core import core, openvino
+from rankmill.workers.backends.openvino.backend import compile_graph, core, openvino
 from rankmill.workers.backends.openvino.weights import shrink
 from rankmill.workers.backends.speed import INT8
 from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, kept_as, version
