@@ -10,9 +10,8 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from rankmill.workers.backends.families import TRACEABLE
 from rankmill.workers.batches.layout import ModelLayout, read_layout
 from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, kept_as, version
 from rankmill.workers.host.model_file import model_file, read_json
-from rankmill.workers.models.tokenizer import Joiner, sample_pairs
+from rankmill.workers.models.tokenizer import Joiner
 
 _VERSION = 7
 """Version of the format of the files in which a model's description is cached. A change of the format must
@@ -226,8 +225,13 @@ def describe(
         if text is not None:
             # raises if the model's files have changed: the cached folder's name is made from the old files
             check_unchanged()
-            build_once(folder, partial(_save, _facts(description), text))
-            return replace(description, copy=kept_as(folder))
+            facts = _Facts(
+                config=KnownConfig.of(description.config),
+                layout=description.layout,
+                tokenizer=_tokenizer_facts(description.tokenizer),
+            )
+            build_once(folder, partial(_save, facts, text))
+            return _load(folder, cache)  # so that this worker's proof is of what others load
     except Exception as error:  # for example, the tokenizer is unusual, or the disk is full
         logger.warning("cannot cache what %s needs, so workers import transformers: %s", source, error)
     return description
@@ -328,11 +332,6 @@ def _save(facts: _Facts, text: str, folder: Path) -> None:
     (folder / _TOKENIZER).write_text(text, encoding="utf-8")
 
 
-def _facts(description: Description) -> _Facts:
-    config = KnownConfig.of(description.config)
-    return _Facts(config=config, layout=description.layout, tokenizer=_tokenizer_facts(description.tokenizer))
-
-
 def _tokenizer_facts(tokenizer: Any) -> TokenizerFacts:
     return TokenizerFacts(
         model_max_length=tokenizer.model_max_length,
@@ -343,39 +342,20 @@ def _tokenizer_facts(tokenizer: Any) -> TokenizerFacts:
 
 
 def _plain(tokenizer: Any, source: str | Path, revision: str | None) -> str | None:
-    """Return JSON with which a `PlainTokenizer` gives the same tokens as `tokenizer`.
-
-    If no such JSON is found, return ``None``.
+    """Return JSON with which a `PlainTokenizer` gives the same tokens as `tokenizer`, or ``None`` if there is
+    none.
     """
     if not tokenizer.is_fast or tokenizer.truncation_side != "right" or tokenizer.split_special_tokens:
         return None
     own = _state(tokenizer.backend_tokenizer)
-    for text in _candidates(own, source, revision):
-        plain = PlainTokenizer(text, _tokenizer_facts(tokenizer))
-        if _state(plain.backend_tokenizer) == own and _agree(plain, tokenizer):
-            return text
-    return None
-
-
-def _candidates(own: dict[str, Any], source: str | Path, revision: str | None) -> Iterable[str]:
-    file = model_file(source, revision, _TOKENIZER)
-    if file is not None:
-        yield file.read_text(encoding="utf-8")
-    if own["model"].get("type") != "Unigram":  # the scores of a Unigram model lose their last digit in JSON
-        yield json.dumps(own)
+    text = json.dumps(own)
+    if own["model"].get("type") == "Unigram":  # its scores lose their last digit in `own`
+        file = model_file(source, revision, _TOKENIZER)
+        text = file.read_text(encoding="utf-8") if file else ""
+    return text if text and _state(Tokenizer.from_str(text)) == own else None
 
 
 def _state(backend: Tokenizer) -> dict[str, Any]:
     """The tokenizer's JSON without truncation and padding, which change from call to call."""
     state: dict[str, Any] = json.loads(backend.to_str())
     return {**state, "truncation": None, "padding": None}
-
-
-def _agree(plain: PlainTokenizer, tokenizer: Any) -> bool:
-    queries, both = sample_pairs(tokenizer)
-    lengths: list[dict[str, Any]] = [{"truncation": "longest_first", "max_length": n} for n in (8, 12, 64)]
-    for options, passages in product(({}, *lengths), (both, None)):
-        ours, theirs = plain(queries, passages, **options), tokenizer(queries, passages, **options)
-        if any(ours.get(name) != theirs.get(name) for name in ("input_ids", "token_type_ids")):
-            return False
-    return True
