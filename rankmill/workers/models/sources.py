@@ -55,9 +55,7 @@ class ModelSource:
             raise WorkerError(f"the files in {self.files} changed while they were read")
 
 
-def find_source(
-    spec: ScoreSpec, copies: ModelCopies | None, cache: Path, *, ask_hub: bool = True
-) -> ModelSource:
+def find_source(spec: ScoreSpec, copies: ModelCopies | None, cache: Path) -> ModelSource:
     """Find the files of a model. An extension's model is fetched if its files are not on this host.
 
     Parameters
@@ -66,8 +64,6 @@ def find_source(
         The model, and this host's copies of models that extensions know by name.
     cache
         The cache folder, in which digests are remembered.
-    ask_hub
-        Whether to ask the hub for a commit; otherwise a model on the hub has the spec's revision.
 
     Raises
     ------
@@ -83,7 +79,7 @@ def find_source(
     if copy is None:
         files = locate(spec.model)
         if isinstance(files, str):
-            return ModelSource(files, commit_of(files, spec.revision) if ask_hub else spec.revision)
+            return ModelSource(files, commit_of(files, spec.revision))
         facts = model_facts(files)
         return ModelSource(files, _content(files, spec, cache), facts=facts)
     folder = _checked(copy.folder, spec.model)
@@ -206,6 +202,7 @@ class Reading:
 
     def _read(self, spec: ScoreSpec) -> None:
         try:
-            find_source(spec, self._copies, self._cache, ask_hub=False)
+            if self._copies is None or self._copies.find(spec.model, spec.revision) is None:
+                directory_content(spec, self._cache)
         except Exception as error:  # loading the model reports the error again
             logger.debug("%s cannot be read: %s", spec.model, error)
