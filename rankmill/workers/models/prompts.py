@@ -9,7 +9,7 @@ import numpy as np
 
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.prompts import TEXTS_ALONE, answers_of, shipped_templates
-from rankmill.jobs.contract.spec import ScoreSpec, Side
+from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.batches.tokens import Tokens, ends, in_a_row, sharing, spans
 from rankmill.workers.models.conversations import PROBES, ConversationTokenizer
 from rankmill.workers.models.description import Description
@@ -35,50 +35,32 @@ class PromptTokenizer:
 
     Parameters
     ----------
-    tokenizer
-        The tokenizer from transformers.
+    spec, description
+        The options and the model; they set the instruction (the text of the role ``system``, which is left
+        out if it is empty), the side at which prompts are cut, and the template's other variables.
     max_length
         Longest prompt in tokens.
     template
         A Jinja template.
-    instruction
-        Text for the role ``system``; if it is empty, the message is left out.
-    structured
-        Whether the template reads contents as lists.
-    options
-        Values of the template's other variables, by name.
-    side
-        The side at which prompts are cut; ``None`` leaves it to the tokenizer's files.
-    texts
-        A tokenizer of single texts, which is used if it gives the same tokens as `tokenizer`.
 
     Raises
     ------
     SpecError
-        The template cannot be filled, or drops one of the texts.
+        The template cannot be filled, or drops one of the texts or the spec's instruction.
     """
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        max_length: int,
-        *,
-        template: str,
-        instruction: str,
-        structured: bool,
-        options: dict[str, Any],
-        side: Side | None = None,
-        texts: FastTexts | None = None,
-    ) -> None:
+    def __init__(self, spec: ScoreSpec, description: Description, max_length: int, template: str) -> None:
         bound_templates()
-        self.max_length = max_length
-        self.texts: FastTexts | None = None
-        self._from_left = (side or tokenizer.truncation_side) == "left"
+        self._tokenizer = tokenizer = description.tokenizer
+        self.max_length, self._template = max_length, template
         self.pad_id = tokenizer.pad_token_id or 0
-        self._tokenizer, self._template, self._options = tokenizer, template, options
-        self._instruction, self._structured = instruction, structured
+        self._from_left = (spec.truncation_side or tokenizer.truncation_side) == "left"
+        self._instruction = instruction = _instruction(spec, description)
+        self._structured = is_structured(spec, description, template)
+        self._options = {**template_options(template), **description.layout.chat_options}
+        texts = [*map(list, zip(*PROBES, strict=True))]
         try:
-            first, *others = self.rendered(*map(list, zip(*PROBES, strict=True)))
+            first, *others = self.rendered(*texts)
         except Exception as error:  # an error of Jinja, or one that the template raises
             reason = " ".join(str(error).split())
             raise SpecError(
@@ -90,9 +72,15 @@ class PromptTokenizer:
             raise SpecError(
                 f"the prompt template drops the text of the role {dropped[0]}: name it in the template"
             )
+        if spec.instruction and self.rendered(*texts, instruction=f"charlie {instruction}")[0] == first:
+            raise SpecError(
+                f"the prompt template of model {spec.model} drops the instruction: leave it out, or give a "
+                "template that writes the text of the role system",
+                option="instruction",
+            )
         self._ending = self._find_ending()
-        if texts and self._agrees(texts):
-            self.texts = texts
+        joiner = description.joiner
+        self.texts = joiner.texts if joiner and self._agrees(joiner.texts) else None
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str] | None = None) -> Tokens:
         assert passages is not None
@@ -144,12 +132,6 @@ class PromptTokenizer:
             return False
         return True
 
-    def drops_instruction(self) -> bool:
-        """Return whether the prompt template ignores the instruction."""
-        query, passage = PROBES[0]
-        another = self.rendered([query], [passage], instruction=f"charlie {self._instruction}")
-        return self.rendered([query], [passage]) == another
-
     def _encoded(self, prompts: list[str]) -> Tokens:
         ids: list[list[int]] = self._tokenizer(
             prompts, add_special_tokens=False, padding=False, truncation=False, return_attention_mask=False
@@ -167,22 +149,23 @@ class PromptTokenizer:
         """
         both = self._encoded(self.rendered(["0", "1 2 3 4"], ["0", "1 2 3 4"]))
         short, long = (part.tolist() for part in np.split(both.ids, both.offsets[1:2]))
-        count = 0
-        while count < min(len(short), len(long)) and short[-1 - count] == long[-1 - count]:
-            count += 1
-        return short[len(short) - count :] if 0 < count < min(len(short), len(long)) else []
+        backwards = enumerate(zip(short[::-1], long[::-1], strict=False))
+        count = next((number for number, (one, other) in backwards if one != other), 0)
+        ending: list[int] = short[len(short) - count :]
+        return ending
 
 
-def is_structured(template: str, chat_format: str, model_type: str) -> bool:
+def _instruction(spec: ScoreSpec, description: Description) -> str:
+    return description.layout.prompt if spec.instruction is None else spec.instruction
+
+
+def is_structured(spec: ScoreSpec, description: Description, template: str) -> bool:
     """Whether a template reads a message's content as a list, as sentence-transformers decides it."""
+    chat_format = description.layout.chat_format if spec.prompt_template is None else "auto"
     if chat_format != "auto":
         return chat_format == "structured"
-    return model_type not in _FLAT_TYPES and any(sign in template for sign in _STRUCTURED)
-
-
-def names_both_texts(template: str) -> bool:
-    """Whether a template names the roles of both texts, as a template for pairs does."""
-    return "query" in template and "document" in template
+    guess = any(sign in template for sign in _STRUCTURED)
+    return guess and description.config.model_type not in _FLAT_TYPES
 
 
 def tokenizer_for(spec: ScoreSpec, description: Description, max_length: int) -> Tokenize:
@@ -204,29 +187,11 @@ def tokenizer_for(spec: ScoreSpec, description: Description, max_length: int) ->
         return PairTokenizer(description.tokenizer, max_length, joiner, side)
     if spec.inputs == "conversations":
         return ConversationTokenizer(description.tokenizer, max_length, spec.model)
-    instruction = description.layout.prompt if spec.instruction is None else spec.instruction
     template = prompt_template(spec, description)
-    if template is None:
-        joiner, side = description.joiner, spec.truncation_side
-        return PairTokenizer(description.tokenizer, max_length, joiner, side, instruction)
-    chat_format = description.layout.chat_format if spec.prompt_template is None else "auto"
-    tokenizer = PromptTokenizer(
-        description.tokenizer,
-        max_length,
-        template=template,
-        instruction=instruction,
-        structured=is_structured(template, chat_format, description.config.model_type),
-        options={**template_options(template), **description.layout.chat_options},
-        side=spec.truncation_side,
-        texts=description.joiner.texts if description.joiner else None,
-    )
-    if spec.instruction and tokenizer.drops_instruction():
-        raise SpecError(
-            f"the prompt template of model {spec.model} drops the instruction: leave it out, or give a "
-            "template that writes the text of the role system",
-            option="instruction",
-        )
-    return tokenizer
+    if template is not None:
+        return PromptTokenizer(spec, description, max_length, template)
+    joiner, side, instruction = description.joiner, spec.truncation_side, _instruction(spec, description)
+    return PairTokenizer(description.tokenizer, max_length, joiner, side, instruction)
 
 
 def prompt_template(spec: ScoreSpec, description: Description) -> str | None:
@@ -254,7 +219,7 @@ def prompt_template(spec: ScoreSpec, description: Description) -> str | None:
         return own
     if not description.is_language_model and not own:
         return None
-    if isinstance(own, str) and names_both_texts(own):
+    if isinstance(own, str) and "query" in own and "document" in own:  # the roles of a template for pairs
         return own
     raise SpecError(
         f"model {spec.model} is a language model, and its files name no prompt for pairs; without the one "

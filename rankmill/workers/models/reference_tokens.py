@@ -63,10 +63,8 @@ class ReferenceTokens:
         ids = self._chat(probe.query, passage, **cut)
         if len(ids) == max_length:  # put back what follows the passage, as sentence-transformers does
             short, long = (self._chat(text, text) for text in ("0", "1 2 3 4"))
-            same = 0
-            while same < min(len(short), len(long)) and short[-1 - same] == long[-1 - same]:
-                same += 1
-            ending = short[len(short) - same :] if same < min(len(short), len(long)) else []
+            alike = [one == other for one, other in zip(short[::-1], long[::-1], strict=False)]
+            ending = short[len(short) - alike.index(False) :] if False in alike else []
             keep = min(len(ending), max_length)
             ids[max_length - keep :] = ending[len(ending) - keep :]
         return {"input_ids": ids, "attention_mask": [1] * len(ids)}
@@ -84,8 +82,7 @@ class ReferenceTokens:
 
     def _chat(self, query: str, passage: str, **cut: Any) -> list[int]:
         layout, template = self._about.layout, str(self._template)
-        chat_format = layout.chat_format if self._spec.prompt_template is None else "auto"
-        structured = is_structured(template, chat_format, self._about.config.model_type)
+        structured = is_structured(self._spec, self._about, template)
         texts = {"system": self._prompt, "query": query, "document": passage}
         messages = [
             {"role": role, "content": [{"type": "text", "text": text}] if structured else text}
