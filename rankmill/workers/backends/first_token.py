@@ -35,27 +35,21 @@ def read_first_token_only(model: Any) -> bool:
     """
     if not reads_first_token(model.config):
         return False
-    body = model.base_model
-    match model.config.model_type:
-        case "distilbert":
-            body.transformer.layer[-1] = _DistilBertLayer(body.transformer.layer[-1])
-        case "modernbert":
-            body.layers[-1] = _ModernBertLayer(body.layers[-1])
-        case "deberta-v2":
-            body.encoder.layer[-1] = _DebertaLayer(body.encoder.layer[-1])
-        case _:
-            body.encoder.layer[-1] = _BertLayer(body.encoder.layer[-1])
+    path, kind = _LAYERS.get(model.config.model_type, ("encoder.layer", _BertLayer))
+    layers = model.base_model.get_submodule(path)
+    layers[-1] = kind(layers[-1])
     return True
 
 
 class LastLayer(nn.Module):
-    """A model's last layer, which turns the hidden states ``[rows, tokens, width]`` into those of the first
-    token, ``[rows, 1, width]``.
+    """Stands for a model's last layer. Most turn the hidden states ``[rows, tokens, width]`` into those of
+    the first token, ``[rows, 1, width]``.
     """
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
         self.layer = layer
+        self.attention_type = getattr(layer, "attention_type", None)  # by which ModernBERT chooses masks
 
 
 class _BertLayer(LastLayer):
@@ -94,10 +88,6 @@ class _DistilBertLayer(LastLayer):
 
 
 class _ModernBertLayer(LastLayer):
-    def __init__(self, layer: Any) -> None:
-        super().__init__(layer)
-        self.attention_type = layer.attention_type
-
     def forward(
         self,
         hidden: torch.Tensor,
@@ -247,3 +237,11 @@ class _DebertaLayer(LastLayer):
             index = (span - relative[0, :, 0]).clamp(0, 2 * span - 1)
             total = total + (key * of_queries[:, :, index]).sum(-1)[:, :, None]
         return total
+
+
+_LAYERS: dict[str, tuple[str, type[LastLayer]]] = {
+    "distilbert": ("transformer.layer", _DistilBertLayer),
+    "modernbert": ("layers", _ModernBertLayer),
+    "deberta-v2": ("encoder.layer", _DebertaLayer),
+}
+"""By type of model, where its layers are and what replaces the last one, if this is not as in BERT."""

@@ -189,10 +189,7 @@ class Encoded(dict[str, list[list[int]]]):
 
 
 def describe(
-    source: str | Path,
-    revision: str | None,
-    cache: Path,
-    check_unchanged: Callable[[], None] = lambda: None,
+    source: str | Path, revision: str | None, cache: Path, check_unchanged: Callable[[], None] = lambda: None
 ) -> Description:
     """Describe a model from the cache, or else with transformers, and then cache the description if possible.
 

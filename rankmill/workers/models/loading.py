@@ -23,14 +23,7 @@ from rankmill.jobs.contract.spec import ScoreSpec, choose_output
 from rankmill.jobs.system import system
 from rankmill.workers.backends.alone import Alone
 from rankmill.workers.backends.auto import BackendChoice, backends, choose_backend
-from rankmill.workers.backends.base import (
-    Backend,
-    DeviceLost,
-    Logits,
-    ModelFiles,
-    OutOfMemory,
-    is_panic,
-)
+from rankmill.workers.backends.base import Backend, DeviceLost, Logits, ModelFiles, OutOfMemory, is_panic
 from rankmill.workers.backends.families import first_position
 from rankmill.workers.backends.speed import Combination
 from rankmill.workers.models.activation import Activation, activation

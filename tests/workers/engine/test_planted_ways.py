@@ -8,7 +8,6 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +118,7 @@ def packed_prefixes_of_others(patch: Patch) -> None:
     sharing = packed.PackedRows.sharing
 
     def other(found: Any, skipped: int | None) -> Any:
-        return sharing(replace(found, of=np.where(found.of == 1, 0, found.of)), skipped)
+        return sharing(found._replace(of=np.where(found.of == 1, 0, found.of)), skipped)
 
     patch.setattr(packed.PackedRows, "sharing", other)
 

@@ -67,8 +67,7 @@ class OnnxForward:
         self._logits = logits
 
     def result(self) -> Logits:
-        logits: Logits = np.asarray(self._logits, dtype=np.float32)
-        return logits[:, 0] if logits.ndim == 2 and logits.shape[1] == 1 else logits
+        return np.asarray(self._logits, dtype=np.float32)
 
 
 def timed_layer(shape: LayerShape) -> Callable[[], object]:

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from rankmill.workers.backends.base import (
-    ROW,
-    Backend,
-    BackendKind,
-    LayerShape,
-    ModelFiles,
-    Rounding,
-)
+from rankmill.workers.backends.base import ROW, Backend, BackendKind, LayerShape, ModelFiles, Rounding
 from rankmill.workers.backends.families import TRACEABLE
 from rankmill.workers.backends.speed import INT8
 

@@ -74,8 +74,7 @@ class TorchBackend(Backend):
                 types = None if batch.types is None else self._put(batch.types)
                 logits = self.network(self._put(batch.ids), self._put(batch.mask), types)
             else:
-                arrays = shared.ids, shared.mask, shared.of, shared.rest, shared.rest_mask, shared.places
-                logits = self.network.continued(*map(self._put, arrays))
+                logits = self.network.continued(*map(self._put, shared))
             logits = logits[:, 0] if logits.shape[1] == 1 else logits
             return TorchForward(logits.to("cpu", non_blocking=True), self._mark())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,6 +11,7 @@ from transformers.cache_utils import DynamicCache
 from transformers.modeling_layers import GenericForSequenceClassification
 
 from rankmill.jobs.contract.errors import SpecError
+from rankmill.workers.backends.base import ModelFiles
 from rankmill.workers.backends.classifier import load_config, load_pretrained
 from rankmill.workers.backends.families import first_position
 from rankmill.workers.backends.first_token import LastLayer, read_first_token_only
@@ -49,10 +50,6 @@ class AnswerProjection(nn.Module):
         """Turn ``[..., width]``, of any dtype, into ``[..., answers]``."""
         weight, bias = self._weight.view(torch.float32), self._bias.view(torch.float32)
         return nn.functional.linear(hidden.float(), weight, bias)
-
-
-if TYPE_CHECKING:
-    from rankmill.workers.backends.base import ModelFiles
 
 
 def load_network(files: ModelFiles) -> Network:
@@ -130,7 +127,7 @@ class Network(nn.Module):
                 layers = body.get_submodule(path)
             except AttributeError:
                 continue
-            if not isinstance(layers[-1], (LastLayer, Unpacking)):
+            if not isinstance(layers[-1], LastLayer):
                 layers[-1] = Unpacking(layers[-1])
             return True
         return False
@@ -317,14 +314,8 @@ def _inputs(rows: PackedInput) -> dict[str, Any]:
     return {"input_ids": rows.ids, "position_ids": rows.positions, "packed": rows, **types}
 
 
-class Unpacking(nn.Module):
-    """A layer that takes packed rows and returns padded ones."""
-
-    def __init__(self, layer: Any) -> None:
-        super().__init__()
-        self.layer = layer
-        # ModernBERT chooses masks by this attribute
-        self.attention_type = getattr(layer, "attention_type", None)
+class Unpacking(LastLayer):
+    """A last layer that takes packed rows and returns padded ones."""
 
     def forward(self, *inputs: Any, packed: PackedInput | None = None, **options: Any) -> torch.Tensor:
         told = {} if packed is None else {"packed": packed}

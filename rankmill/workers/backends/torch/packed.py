@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rankmill.workers.backends.torch.prefixes import SharedPrefixes
+from rankmill.workers.backends.torch.prefixes import SharedPrefixes, last_places
 from rankmill.workers.backends.varlen import PackedInput
 from rankmill.workers.batches.tokens import Ids, TokenIds, Tokens, ends, spans
 
@@ -144,13 +144,6 @@ class PackedRows:
             buffer[done + len(numbers) : done + size] = numbers[-1]  # equal starts mean empty rows
             done += size
         return buffer
-
-
-def last_places(ids: Ids, mask: Ids, skipped: int | None) -> Ids:
-    """Return, for each padded row, the index of its last token whose id is not `skipped`, or else 0."""
-    real = mask if skipped is None else mask * (ids != skipped)
-    places: Ids = (real * np.arange(ids.shape[1])).argmax(axis=1)
-    return places
 
 
 def last_tokens(rows: Tokens, skipped: int | None) -> Ids:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,8 +15,7 @@ Sharing has a cost, because keys and values are copied.
 """
 
 
-@dataclass(frozen=True)
-class SharedPrefixes:
+class SharedPrefixes(NamedTuple):
     """A batch that is cut into the prefixes that several rows share, and the rest of each row.
 
     Attributes
@@ -57,8 +56,7 @@ def find_shared_prefixes(batch: Batch, skipped: int | None) -> SharedPrefixes | 
     lengths = batch.mask.sum(axis=1)
     _, first, of = np.unique(batch.groups, return_index=True, return_inverse=True)
     alike = (batch.ids == batch.ids[first[of]]).cumprod(axis=1).sum(axis=1)
-    read = batch.mask if skipped is None else batch.mask * (batch.ids != skipped)
-    alike = np.minimum(alike, (read * np.arange(batch.ids.shape[1])).argmax(axis=1))
+    alike = np.minimum(alike, last_places(batch.ids, batch.mask, skipped))
     shared = np.full(len(first), np.iinfo(np.int64).max)
     np.minimum.at(shared, of, alike)
     several = np.bincount(of) > 1
@@ -78,3 +76,10 @@ def find_shared_prefixes(batch: Batch, skipped: int | None) -> SharedPrefixes | 
     return SharedPrefixes(
         ids, mask.astype(np.int64), of.astype(np.int64), rest, rest_mask.astype(np.int64), places
     )
+
+
+def last_places(ids: Ids, mask: Ids, skipped: int | None) -> Ids:
+    """Return, for each padded row, the index of its last token whose id is not `skipped`, or else 0."""
+    real = mask if skipped is None else mask * (ids != skipped)
+    places: Ids = (real * np.arange(ids.shape[1])).argmax(axis=1)
+    return places

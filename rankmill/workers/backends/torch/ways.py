@@ -7,18 +7,15 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from rankmill.workers.backends.base import Logits, OutOfMemory
+from rankmill.workers.backends.torch.backend import TorchBackend
+from rankmill.workers.backends.torch.networks import Network
 from rankmill.workers.backends.varlen import KERNEL_DTYPES
 from rankmill.workers.batches.tokens import Batch, Ids
-
-if TYPE_CHECKING:
-    from rankmill.workers.backends.torch.backend import TorchBackend
-    from rankmill.workers.backends.torch.networks import Network
 
 _EXACT = 1e-4
 """The logits of packed rows may differ from those of padded rows by this factor times the largest logit, in
