@@ -23,6 +23,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceCl
 
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import MATRIX, ROW, Logits, Rounding
+from rankmill.workers.backends.torch.chain import modes_of
 from rankmill.workers.batches.layout import SavedModule
 from rankmill.workers.host.model_file import model_file
 from rankmill.workers.models.description import read
@@ -202,17 +203,7 @@ def _pooled(hidden: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
         "weightedmean": (whole * weights).sum(0) / weights.sum(),
         "lasttoken": hidden[-1],
     }
-    older = {
-        "pooling_mode_cls_token": "cls",
-        "pooling_mode_max_tokens": "max",
-        "pooling_mode_mean_tokens": "mean",
-        "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-        "pooling_mode_weightedmean_tokens": "weightedmean",
-        "pooling_mode_lasttoken": "lasttoken",
-    }
-    modes = config.get("pooling_mode") or [new for old, new in older.items() if config.get(old)] or ["mean"]
-    modes = [modes] if isinstance(modes, str) else modes
-    return torch.cat([by_mode[mode].to(hidden.dtype) for mode in modes])
+    return torch.cat([by_mode[mode].to(hidden.dtype) for mode in modes_of(config)])
 
 
 def _dense(states: torch.Tensor, weights: dict[str, torch.Tensor], config: dict[str, Any]) -> torch.Tensor:

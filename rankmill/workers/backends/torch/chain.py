@@ -14,7 +14,7 @@ from rankmill.jobs.contract.errors import SpecError
 from rankmill.workers.batches.layout import SavedModule
 from rankmill.workers.host.model_file import model_file
 
-_LEGACY = {
+_OLDER = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
@@ -188,9 +188,15 @@ def _module(source: str | Path, step: SavedModule) -> nn.Module:
             return Normalize(config)
 
 
+def modes_of(config: dict[str, Any]) -> list[str]:
+    """Names of the kinds of pooling in the config of a module Pooling."""
+    older = [new for old, new in _OLDER.items() if config.get(old)]
+    modes = config.get("pooling_mode") or older or ["mean"]
+    return [modes] if isinstance(modes, str) else [*modes]
+
+
 def _modes(source: str | Path, config: dict[str, Any]) -> Sequence[str]:
-    setting = config.get("pooling_mode") or [new for old, new in _LEGACY.items() if config.get(old)] or "mean"
-    modes = [setting] if isinstance(setting, str) else list(setting)
+    modes = modes_of(config)
     if not set(modes) <= _POOLINGS.keys():
         raise SpecError(f"model {source} has a pooling {modes}; rankmill knows {', '.join(_POOLINGS)}")
     if not config.get("include_prompt", True):
