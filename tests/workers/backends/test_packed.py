@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from rankmill.workers.backends import varlen
 from rankmill.workers.backends.base import ModelFiles
 from rankmill.workers.backends.classifier import load_config
 from rankmill.workers.backends.torch.backend import TorchBackend
-from rankmill.workers.backends.torch.graphs import Graphs, Recorded, rounded
+from rankmill.workers.backends.torch.graphs import Graphs, rounded
 from rankmill.workers.backends.torch.networks import LanguageModel, Network, load_network
 from rankmill.workers.backends.torch.packed import PackedRows, PackedShape
 from rankmill.workers.backends.torch.prefixes import find_shared_prefixes
@@ -241,6 +242,15 @@ class Replayed:
         return logits
 
 
+def graphs_of(
+    network: Network, record: Callable[[Any, PackedShape, torch.Tensor], Replayed], patch: pytest.MonkeyPatch
+) -> Graphs:
+    """Graphs that a CPU can run."""
+    patch.setattr("rankmill.workers.backends.torch.graphs.CudaGraph", record)
+    patch.setattr(torch.cuda, "synchronize", lambda: None)
+    return Graphs(network.packed, torch.from_numpy)
+
+
 @torch.inference_mode()
 def test_graphs_are_used_when_shapes_come_again_and_give_the_same(
     networks: dict[str, Network], monkeypatch: pytest.MonkeyPatch
@@ -249,7 +259,7 @@ def test_graphs_are_used_when_shapes_come_again_and_give_the_same(
     monkeypatch.setattr(f"{graphs_module}._AS_GOOD", 1e9)  # on a CPU they are no faster
     monkeypatch.setattr(f"{graphs_module}._LONG", 1e9)
     network = networks["bert"]
-    graphs = Graphs(network.packed, torch.from_numpy, Replayed, wait=lambda: None)
+    graphs = graphs_of(network, Replayed, monkeypatch)
     used = 0
     for turn in range(40):
         batch = rows_of(network, [20 + turn % 7, 30, 25 - turn % 3], seed=turn)
@@ -265,7 +275,7 @@ def test_graphs_are_used_when_shapes_come_again_and_give_the_same(
     for name, value in (("_AS_GOOD", 0.0), ("_LONG", 0.0)):
         with monkeypatch.context() as patched:
             patched.setattr(f"{graphs_module}.{name}", value)
-            others = Graphs(network.packed, torch.from_numpy, Replayed, wait=lambda: None)
+            others = graphs_of(network, Replayed, patched)
             assert all(others.begin(rows) is None for _ in range(20))
 
 
@@ -284,7 +294,7 @@ def test_shapes_whose_graphs_are_rejected_take_no_place(
         def replay(self) -> torch.Tensor:
             return super().replay() + (self.shape.tokens < 40)
 
-    graphs = Graphs(network.packed, torch.from_numpy, WrongIfShort, wait=lambda: None)
+    graphs = graphs_of(network, WrongIfShort, monkeypatch)
     assert all(graphs.begin(short) is None for _ in range(20))
     assert any(graphs.begin(long) is not None for _ in range(20))
     assert graphs.kept == 1
@@ -302,11 +312,11 @@ def test_a_graph_that_is_wrong_or_fails_is_not_used(
         def replay(self) -> torch.Tensor:
             return super().replay() + 1
 
-    def failing(*_: object) -> Recorded:
+    def failing(*_: object) -> Replayed:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     for record in (Wrong, failing):
-        graphs = Graphs(network.packed, torch.from_numpy, record, wait=lambda: None)
+        graphs = graphs_of(network, record, monkeypatch)
         assert all(graphs.begin(rows) is None for _ in range(20))
         assert not graphs.kept
     assert "other logits than its forward" in caplog.text

@@ -32,7 +32,7 @@ from tests.harness.models.hub import fetched
 from tests.harness.models.rerankers import PAIR_TEMPLATE, make_decoder, make_encoder
 from tests.harness.models.tiny import cross_encoder, make_bert
 from tests.harness.tools import slow_but
-from tests.workers.backends.test_packed import Replayed
+from tests.workers.backends.test_packed import Replayed, graphs_of
 from tests.workers.engine.test_proving import (
     PAIRS,
     Patch,
@@ -58,7 +58,7 @@ def packs(patch: Patch, record: type[Replayed] | None = None) -> None:
         init(self, network, device, precision)
         self.packs = True
         if record:
-            self.graphs = graphs.Graphs(network.packed, torch.from_numpy, record, wait=lambda: None)
+            self.graphs = graphs_of(network, record, patch)
 
     patch.setattr(TorchBackend, "__init__", packing)
     patch.setattr(graphs, "_AS_GOOD", 1e9)

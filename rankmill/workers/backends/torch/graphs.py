@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -51,18 +51,8 @@ that is a little slower is kept too, because it saves the host the launches of t
 logger = logging.getLogger(__name__)
 
 
-class Recorded(Protocol):
-    """A forward that was recorded as a CUDA graph. It reads its input from a buffer on the device."""
-
-    buffer: torch.Tensor
-
-    def replay(self) -> torch.Tensor:
-        """Begin the forward of the rows that `buffer` has now, and return their logits."""
-        ...
-
-
 class CudaGraph:
-    """A forward that is recorded as a CUDA graph.
+    """A forward that is recorded as a CUDA graph. It reads its input from a buffer on the device.
 
     Parameters
     ----------
@@ -90,6 +80,7 @@ class CudaGraph:
             self._logits = forward(shape.taken_apart(buffer))
 
     def replay(self) -> torch.Tensor:
+        """Begin the forward of the rows that `buffer` has now, and return their logits."""
         self._graph.replay()
         return self._logits
 
@@ -103,20 +94,12 @@ class Graphs:
         The network's forward, from packed rows to logits ``[scores, outputs]``.
     put
         Copies a buffer to the device.
-    record, wait
-        A function that records a forward as a CUDA graph, and one that waits for the device.
     """
 
-    def __init__(
-        self,
-        forward: Forward,
-        put: Callable[[Any], torch.Tensor],
-        record: Callable[[Forward, PackedShape, torch.Tensor], Recorded] = CudaGraph,
-        wait: Callable[[], None] = torch.cuda.synchronize,
-    ) -> None:
-        self._forward, self._put, self._record, self._wait = forward, put, record, wait
+    def __init__(self, forward: Forward, put: Callable[[Any], torch.Tensor]) -> None:
+        self._forward, self._put = forward, put
         self._seen: Counter[PackedShape] = Counter()
-        self._graphs: dict[PackedShape, Recorded | None] = {}
+        self._graphs: dict[PackedShape, CudaGraph | None] = {}
         self._works = True
 
     @property
@@ -142,7 +125,7 @@ class Graphs:
         graph.buffer.copy_(self._put(rows.filled(shape)), non_blocking=True)
         return graph.replay()[: len(rows.read)]
 
-    def _recorded(self, rows: PackedRows, shape: PackedShape) -> Recorded | None:
+    def _recorded(self, rows: PackedRows, shape: PackedShape) -> CudaGraph | None:
         """Record a CUDA graph for a shape, with `rows` as an example.
 
         Returns ``None`` if recording fails, the graph's logits differ from the forward's, or it is too slow.
@@ -152,10 +135,10 @@ class Graphs:
             eager, expected = self._timed(lambda: self._forward(rows.shape.taken_apart(exact)))
             if eager > _LONG:
                 return None
-            graph = self._record(self._forward, shape, self._put(rows.filled(shape)))
+            graph = CudaGraph(self._forward, shape, self._put(rows.filled(shape)))
             graphed, ours = self._timed(graph.replay)
         except RuntimeError as error:  # for example, memory is short
-            self._wait()  # waiting raises if the device is lost
+            torch.cuda.synchronize()  # waiting raises if the device is lost
             self._works = False
             logger.info("forwards do not become CUDA graphs: %s", error)
             return None
@@ -168,10 +151,10 @@ class Graphs:
     def _timed(self, run: Callable[[], torch.Tensor]) -> tuple[float, torch.Tensor]:
         times = []
         for _ in range(2):
-            self._wait()
+            torch.cuda.synchronize()
             started = time.perf_counter()
             output = run()
-            self._wait()
+            torch.cuda.synchronize()
             times.append(time.perf_counter() - started)
         return min(times), output
 
