@@ -152,8 +152,9 @@ class Network(nn.Module):
         return self._logits(output, rows.mask)
 
     def _logits(self, output: Any, mask: torch.Tensor) -> torch.Tensor:
-        """Compute logits from the output of the transformers model."""
-        raise NotImplementedError
+        """Return logits from the output of the transformers model."""
+        logits: torch.Tensor = output.logits
+        return logits
 
 
 class Classifier(Network):
@@ -162,10 +163,6 @@ class Classifier(Network):
     def __init__(self, model: Any) -> None:
         super().__init__(model, [f"model.{name}" for name in heads_of(model)])
         read_first_token_only(model)
-
-    def _logits(self, output: Any, mask: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = output.logits
-        return logits
 
 
 class LanguageModel(Network):
