@@ -128,15 +128,13 @@ def no_number(network: nn.Module) -> None:
 def test_what_is_planted_is_refused(
     plant: Callable[[nn.Module], None], decoder: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    from rankmill.workers.backends.torch import fp8
-
-    rounds = fp8.round_linear_layers
+    rounds = torch_backend.round_linear_layers
 
     def wrongly(network: nn.Module) -> None:
         rounds(network)
         plant(network)
 
-    monkeypatch.setattr(fp8, "round_linear_layers", wrongly)
+    monkeypatch.setattr(torch_backend, "round_linear_layers", wrongly)
     with pytest.raises(WorkerError, match=r"would not get its own scores") as refused:
         in_fp8(decoder, tmp_path / "cache")
     assert "torch fp8 on cpu" in str(refused.value)
@@ -164,13 +162,11 @@ def test_transformers_is_rounded_as_torchao_rounds() -> None:
 
 @pytest.mark.usefixtures("on_this_cpu")
 def test_a_token_depends_on_no_other_and_may_be_zero() -> None:
-    from rankmill.workers.backends.torch.fp8 import round_linear_layers
-
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 8)).to(torch.bfloat16)
     states = torch.randn(9, 32, dtype=torch.bfloat16)
     states[3] = 0
-    round_linear_layers(network)
+    torch_backend.round_linear_layers(network)
     assert torch.get_float32_matmul_precision() == "highest"
     with torch.inference_mode():
         alone = network(states)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
 from rankmill.workers.backends.base import Backend, DeviceLost, LayerShape, Logits, OutOfMemory
 from rankmill.workers.backends.classifier import own_memory
@@ -53,8 +54,6 @@ class TorchBackend(Backend):
             if device == "cpu":
                 own_memory(self.network)
             if precision == "fp8":
-                from rankmill.workers.backends.torch.fp8 import round_linear_layers
-
                 round_linear_layers(self.network)
         self.shares_prefixes = network.shares_prefixes
         self.graphs = Graphs(network.packed, self._put) if device == "cuda" else None
@@ -102,6 +101,34 @@ class TorchBackend(Backend):
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return event
+
+
+_LEAST = 1e-12
+"""In fp8, the inputs of a layer for one token have one scale, which depends on the largest magnitude among
+them. If that magnitude is below this value, the scale depends on this value instead, because a scale must not
+be 0.
+"""
+
+
+def round_linear_layers(network: nn.Module) -> None:
+    """Make the linear layers of a network in bf16 compute with weights and inputs in 8-bit floating point
+    (e4m3), by torchao, in place.
+
+    Each row of weights and each token has its own scale, so no token depends on its neighbours. A model's
+    last projections are not of type `nn.Linear`, so they are not rounded. Layers whose widths are not
+    multiples of 16 are not rounded either, because the kernels do not take these.
+    """
+    from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerRow, quantize_
+    from torchao.quantization.quantize_.common import KernelPreference
+
+    config = Float8DynamicActivationFloat8WeightConfig(
+        granularity=PerRow(),
+        activation_value_lb=_LEAST,
+        # otherwise other installed packages could change the kernels
+        kernel_preference=KernelPreference.TORCH,
+        set_inductor_config=False,  # with True, the whole process would multiply fp32 in TF32
+    )
+    quantize_(network, config, filter_fn=lambda module, _: type(module) is nn.Linear)
 
 
 def _bytes(tensor: torch.Tensor) -> int:
