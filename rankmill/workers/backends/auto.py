@@ -178,12 +178,9 @@ def _choose(
         better = {name: obstacles[name] for name in names[: names.index(backend)] if name in obstacles}
         if better:
             logger.info("backend %s, not %s", backend, _listed(better))
-        gain = (
-            _int8_gain(able, (backend, chosen), config, device, cache)
-            if precision == "auto" and plain
-            else None
-        )
-        return BackendChoice(backend, chosen, gain)
+        if precision != "auto" or not plain:
+            return BackendChoice(backend, chosen)
+        return BackendChoice(backend, chosen, _int8_gain(able, (backend, chosen), config, device, cache))
     if not obstacles:
         supported_here = dict.fromkeys(name for kind in kinds for name in kind.precisions[device])
         by = "" if setting == "auto" else f" by backend {setting}"
@@ -219,10 +216,8 @@ def _int8_gain(
 ) -> float | None:
     """Return how many times as fast int8 is as the chosen precision, or ``None`` if this is unknown."""
     kinds = [backends()[name] for name, _ in able]
-    with_int8 = [kind for kind in kinds if set(INT8) & set(kind.timed) and kind.is_measured(config)]
-    if device != "cpu" or all(kind.obstacle(config, device, "int8") for kind in with_int8):
-        return None
-    return _speeds(able, config, cache).int8_gain(chosen)
+    known = any(set(INT8) & set(kind.timed) and kind.is_measured(config) for kind in kinds)
+    return _speeds(able, config, cache).int8_gain(chosen) if known and device == "cpu" else None
 
 
 def _speeds(able: list[Combination], config: Any, cache: Path) -> Speeds:
