@@ -57,16 +57,6 @@ _PAUSE = 0.001
 _TIE = 1.05
 """Speeds that differ by no more than this factor count as equal."""
 
-_STEADY = 1.2
-"""A layer is timed in several rounds. The machine was busy if the second-fastest round took longer than this
-factor times the fastest round.
-"""
-
-_BUSY_SECONDS = 3600
-"""Speeds that were measured on a busy machine are used by new workers for this many seconds, and then
-measured again.
-"""
-
 Combination = tuple[str, str]
 """The name of a backend, and a precision in which it runs models."""
 
@@ -75,12 +65,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Speeds:
-    """Measured speeds, in billions of operations per second and thread, for each backend and precision.
-    ``steady`` is false if the machine was busy while they were measured.
-    """
+    """Measured speeds, in billions of operations per second and thread, for each backend and precision."""
 
     gflops: Mapping[Combination, float]
-    steady: bool = True
 
     def fastest(self, among: Iterable[Combination]) -> Combination | None:
         """Return the fastest of the backends and precisions in `among`, or ``None`` if none was measured.
@@ -172,35 +159,28 @@ def _about(kinds: Iterable[BackendKind], shape: LayerShape) -> dict[str, Any]:
 
 
 def _cached(file: Path) -> Speeds | None:
+    gflops: dict[Combination, float] = {}
     try:
-        kept = read_json(file)
-        speeds = {_combination(name): float(speed) for name, speed in kept["gflops"].items()}
-        steady = bool(kept.get("steady", True))
-        if not steady and not 0 <= system.now() - file.stat().st_mtime < _BUSY_SECONDS:
-            return None
-    except (KeyError, TypeError, ValueError, AttributeError, OSError):
+        for name, speed in read_json(file)["gflops"].items():
+            backend, precision = name.split(" ", 1)
+            gflops[backend, precision] = float(speed)
+    except (KeyError, TypeError, ValueError, AttributeError):
         return None
-    logger.info("speed of this CPU, as measured before: %s", Speeds(speeds))
-    return Speeds(speeds, steady)
+    logger.info("speed of this CPU, as measured before: %s", Speeds(gflops))
+    return Speeds(gflops)
 
 
 def _measured(kinds: Iterable[BackendKind], shape: LayerShape, inputs: dict[str, Any], file: Path) -> Speeds:
     started = system.monotonic()
     speeds = measure(_layers(kinds, shape), shape.operations)
     logger.info(
-        "speed of this CPU, measured in %.1f s with %d threads and layers of %d and %d: %s%s",
+        "speed of this CPU, measured in %.1f s with %d threads and layers of %d and %d: %s",
         system.monotonic() - started, threads(), shape.hidden, shape.inner, speeds,
-        "" if speeds.steady else "; kept for an hour only, as the machine is busy",
     )  # fmt: skip
     if speeds.gflops:
         gflops = {" ".join(choice): round(speed, 1) for choice, speed in speeds.gflops.items()}
-        try_to_keep(file, {**inputs, "gflops": gflops, "steady": speeds.steady}, "the speed of this CPU")
+        try_to_keep(file, {**inputs, "gflops": gflops}, "the speed of this CPU")
     return speeds
-
-
-def _combination(name: str) -> Combination:
-    backend, precision = name.split(" ", 1)
-    return backend, precision
 
 
 def _layers(kinds: Iterable[BackendKind], shape: LayerShape) -> dict[Combination, Callable[[], object]]:
@@ -250,8 +230,5 @@ def measure(
                 seconds[choice].append(clock() - started)
         if number >= _ROUNDS and system.monotonic() > deadline:
             break
-    best = {choice: sorted(taken)[:2] for choice, taken in seconds.items()}
-    return Speeds(
-        {choice: operations / max(first, 1e-9) / 1e9 for choice, (first, _) in best.items()},
-        steady=all(second <= _STEADY * first for first, second in best.values()),
-    )
+    best = {choice: max(min(taken), 1e-9) for choice, taken in seconds.items()}
+    return Speeds({choice: operations / taken / 1e9 for choice, taken in best.items()})

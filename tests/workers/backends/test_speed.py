@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -82,7 +81,6 @@ def test_each_backend_is_measured_in_its_own_arithmetic(
 def test_what_was_measured_is_kept_for_this_machine_and_number_of_threads(
     tmp_path: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steady(monkeypatch)
     kind = replace(torch.KIND, timed_layer=lambda shape, precision: lambda: time.sleep(0.001))
     similar = SimpleNamespace(hidden_size=120, intermediate_size=500)
 
@@ -116,40 +114,12 @@ def test_what_was_measured_is_kept_for_this_machine_and_number_of_threads(
     assert measured_again()
 
 
-def steady(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the machine that the suite runs on for a quiet one."""
-    real = speed.measure
-    monkeypatch.setattr(speed, "measure", lambda *args: replace(real(*args), steady=True))
-
-
 def test_the_best_of_each_counts_whatever_else_the_machine_does() -> None:
     clock = Clock()
     layers = {(TORCH, "fp32"): clock.layer(3.0, 2.0, 9.0), (TORCH, "bf16"): clock.layer(1.0, 50.0)}
     found = measure(layers, 4_000_000_000, clock)
     assert found.gflops == {(TORCH, "fp32"): 2.0, (TORCH, "bf16"): 4.0}
-    assert found.steady
     assert found.fastest(layers) == (TORCH, "bf16")
-
-
-def test_what_was_measured_on_a_busy_machine_is_used_for_an_hour(
-    tmp_path: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock()
-    kind = replace(torch.KIND, timed_layer=lambda shape, precision: clock.layer(*(2.0**n for n in range(30))))
-    real = speed.measure
-    monkeypatch.setattr(speed, "measure", lambda layers, operations: real(layers, operations, clock))
-
-    def said() -> str:
-        monkeypatch.setattr(speed, "_known", {})
-        log.clear()
-        assert cpu_speeds([kind], SMALL, tmp_path).gflops
-        return log.text
-
-    assert "kept for an hour only, as the machine is busy" in said()
-    (file,) = tmp_path.rglob("*.json")
-    assert "as measured before" in said()
-    os.utime(file, (0, time.time() - 3601))
-    assert "measured in" in said()
 
 
 @pytest.mark.parametrize(
@@ -244,9 +214,8 @@ def test_a_backend_that_cannot_be_imported_keeps_no_worker_from_scoring(
 
 
 def test_without_a_writable_folder_the_next_worker_measures_again(
-    tiny_model: Path, tmp_path: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path, tmp_path: Path, log: pytest.LogCaptureFixture
 ) -> None:
-    steady(monkeypatch)
     cache = tmp_path / "cache"
     cache.write_text("not a folder")
     load_model(ScoreSpec(model=str(tiny_model)), "cpu", "torch", str(cache))
