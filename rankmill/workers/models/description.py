@@ -29,7 +29,7 @@ from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, ke
 from rankmill.workers.host.model_file import model_file, read_json
 from rankmill.workers.models.tokenizer import Joiner
 
-_VERSION = 7
+_VERSION = 8
 """Version of the format of the files in which a model's description is cached. A change of the format must
 increase this version.
 """
@@ -43,20 +43,16 @@ class KnownConfig(BaseModel, frozen=True, extra="forbid", protected_namespaces=(
     """The fields of a transformers config that rankmill uses, under the same names."""
 
     model_type: str
-    hidden_size: int | None
-    intermediate_size: int | None
-    hidden_dim: int | None
-    max_position_embeddings: int | None
-    rope_parameters: dict[str, Any] | None
-    pad_token_id: int | None
-    classifier_pooling: str | None
+    hidden_size: int | None = None
+    intermediate_size: int | None = None
+    hidden_dim: int | None = None
+    max_position_embeddings: int | None = None
+    rope_parameters: dict[str, Any] | None = None
+    pad_token_id: int | None = None
+    classifier_pooling: str | None = None
     num_labels: int
     id2label: dict[int, str]
-    problem_type: str | None
-
-    @classmethod
-    def of(cls, config: Any) -> KnownConfig:
-        return cls.model_validate({name: getattr(config, name, None) for name in cls.model_fields})
+    problem_type: str | None = None
 
     def __getattr__(self, name: str) -> Any:
         """Raise an error that `getattr` with a default does not hide: models would be scored in another way
@@ -68,15 +64,17 @@ class KnownConfig(BaseModel, frozen=True, extra="forbid", protected_namespaces=(
 
 
 class TokenizerFacts(BaseModel, frozen=True, extra="forbid", protected_namespaces=()):
-    """Properties of a tokenizer that transformers keeps outside of the tokenizer's own file."""
+    """Attributes of a tokenizer that transformers keeps outside of the tokenizer's own file."""
 
     model_max_length: int
     pad_token_id: int | None
     all_special_tokens: tuple[str, ...]
-    has_types: bool
+    model_input_names: tuple[str, ...]
 
 
 class _Facts(BaseModel, frozen=True, extra="forbid", protected_namespaces=()):
+    """What is cached of a `Description`, whose attributes have the same names."""
+
     config: KnownConfig
     layout: ModelLayout
     tokenizer: TokenizerFacts
@@ -157,7 +155,7 @@ class PlainTokenizer:
         self.model_max_length = facts.model_max_length
         self.pad_token_id = facts.pad_token_id
         self.all_special_tokens = list(facts.all_special_tokens)
-        self._has_types = facts.has_types
+        self._has_types = "token_type_ids" in facts.model_input_names
 
     def __call__(
         self,
@@ -222,11 +220,7 @@ def describe(
         if text is not None:
             # raises if the model's files have changed: the cached folder's name is made from the old files
             check_unchanged()
-            facts = _Facts(
-                config=KnownConfig.of(description.config),
-                layout=description.layout,
-                tokenizer=_tokenizer_facts(description.tokenizer),
-            )
+            facts = _Facts.model_validate(description, from_attributes=True)
             build_once(folder, partial(_save, facts, text))
             return _load(folder, cache)  # so that this worker's proof is of what others load
     except Exception as error:  # for example, the tokenizer is unusual, or the disk is full
@@ -327,15 +321,6 @@ def _load(folder: Path, cache: Path) -> Description:
 def _save(facts: _Facts, text: str, folder: Path) -> None:
     (folder / _FACTS).write_text(facts.model_dump_json(indent=1), encoding="utf-8")
     (folder / _TOKENIZER).write_text(text, encoding="utf-8")
-
-
-def _tokenizer_facts(tokenizer: Any) -> TokenizerFacts:
-    return TokenizerFacts(
-        model_max_length=tokenizer.model_max_length,
-        pad_token_id=tokenizer.pad_token_id,
-        all_special_tokens=tuple(tokenizer.all_special_tokens),
-        has_types="token_type_ids" in tokenizer.model_input_names,
-    )
 
 
 def _plain(tokenizer: Any, source: str | Path, revision: str | None) -> str | None:
