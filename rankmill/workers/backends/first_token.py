@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
 
@@ -56,46 +56,36 @@ class _BertLayer(LastLayer):
     """The last layer of BERT and of the families that share its modules."""
 
     def forward(
-        self,
-        hidden: torch.Tensor,
-        mask: torch.Tensor | None,
-        *_: Any,
-        packed: PackedInput | None = None,
-        **__: Any,
-    ) -> torch.Tensor:
+        self, hidden: Tensor, mask: Tensor | None, *_: Any, packed: PackedInput | None = None, **__: Any
+    ) -> Tensor:
         layer, inner, first = self.layer, self.layer.attention.self, _first(hidden, packed)
         heads = inner.num_attention_heads
         context = _attend(inner.query(first), inner.key, inner.value, hidden, mask, heads, packed)
         attended = layer.attention.output(context, first)
-        output: torch.Tensor = layer.output(layer.intermediate(attended), attended)
+        output: Tensor = layer.output(layer.intermediate(attended), attended)
         return output
 
 
 class _DistilBertLayer(LastLayer):
     def forward(
-        self,
-        hidden: torch.Tensor,
-        mask: torch.Tensor | None,
-        *_: Any,
-        packed: PackedInput | None = None,
-        **__: Any,
-    ) -> torch.Tensor:
+        self, hidden: Tensor, mask: Tensor | None, *_: Any, packed: PackedInput | None = None, **__: Any
+    ) -> Tensor:
         layer, inner, first = self.layer, self.layer.attention, _first(hidden, packed)
         context = _attend(inner.q_lin(first), inner.k_lin, inner.v_lin, hidden, mask, inner.n_heads, packed)
         attended = layer.sa_layer_norm(inner.out_lin(context) + first)
-        output: torch.Tensor = layer.output_layer_norm(layer.ffn(attended) + attended)
+        output: Tensor = layer.output_layer_norm(layer.ffn(attended) + attended)
         return output
 
 
 class _ModernBertLayer(LastLayer):
     def forward(
         self,
-        hidden: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        hidden: Tensor,
+        attention_mask: Tensor | None,
+        position_embeddings: tuple[Tensor, Tensor],
         packed: PackedInput | None = None,
         **options: Any,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         if packed is not None and self.layer.attn.sliding_window is not None:
             # Do not pass only the first token's query here: the kernel would place the sliding window at the
             # row's last token.
@@ -121,23 +111,23 @@ class _ModernBertLayer(LastLayer):
             query, key = (states.transpose(1, 2).flatten(2) for states in (query, key))
             context = packed.attend_first(query, key, value, heads)
         first = _first(hidden, packed) + layer.attn.Wo(context)
-        output: torch.Tensor = first + layer.mlp(layer.mlp_norm(first))
+        output: Tensor = first + layer.mlp(layer.mlp_norm(first))
         return output
 
 
-def _first(states: torch.Tensor, packed: PackedInput | None) -> torch.Tensor:
+def _first(states: Tensor, packed: PackedInput | None) -> Tensor:
     return states[:, :1] if packed is None else packed.first(states)
 
 
 def _attend(
-    query: torch.Tensor,
+    query: Tensor,
     key: Any,
     value: Any,
-    hidden: torch.Tensor,
-    mask: torch.Tensor | None,
+    hidden: Tensor,
+    mask: Tensor | None,
     heads: int,
     packed: PackedInput | None,
-) -> torch.Tensor:
+) -> Tensor:
     """Compute the attention of each row's first token from the hidden states, without keys and values.
 
     A query's product with a key, ``q (Wk h + b)``, equals ``(q Wk) h`` plus a constant, which softmax
@@ -162,7 +152,7 @@ def _attend(
 
     Returns
     -------
-    torch.Tensor
+    Tensor
         ``[rows, 1, width]``.
     """
     if packed is not None:
@@ -175,11 +165,11 @@ def _attend(
     states = hidden[:, None]
     seen = scaled_dot_product_attention(queries, states, states, attn_mask=row_mask, scale=size**-0.5)
     context = (seen[:, 0].transpose(0, 1) @ into_values.transpose(1, 2)).transpose(0, 1)
-    attended: torch.Tensor = context.reshape(rows, 1, width) + value.bias
+    attended: Tensor = context.reshape(rows, 1, width) + value.bias
     return attended
 
 
-def _by_head(states: torch.Tensor, heads: int) -> torch.Tensor:
+def _by_head(states: Tensor, heads: int) -> Tensor:
     """Turn ``[rows, tokens, width]`` into ``[rows, heads, tokens, width of a head]``."""
     return states.reshape(*states.shape[:2], heads, -1).transpose(1, 2)
 
@@ -189,12 +179,12 @@ class _DebertaLayer(LastLayer):
 
     def forward(
         self,
-        hidden: torch.Tensor,
-        attention_mask: torch.Tensor,
-        relative_pos: torch.Tensor | None = None,
-        rel_embeddings: torch.Tensor | None = None,
+        hidden: Tensor,
+        attention_mask: Tensor,
+        relative_pos: Tensor | None = None,
+        rel_embeddings: Tensor | None = None,
         **_: Any,
-    ) -> tuple[torch.Tensor, None]:
+    ) -> tuple[Tensor, None]:
         layer, inner, first = self.layer, self.layer.attention.self, hidden[:, :1]
         heads = inner.num_attention_heads
         query, key, value = (
@@ -214,9 +204,7 @@ class _DebertaLayer(LastLayer):
         attended = layer.attention.output(context.transpose(1, 2).flatten(2), first)
         return layer.output(layer.intermediate(attended), attended), None
 
-    def _positions(
-        self, query: torch.Tensor, key: torch.Tensor, relative: torch.Tensor, places: torch.Tensor
-    ) -> torch.Tensor:
+    def _positions(self, query: Tensor, key: Tensor, relative: Tensor, places: Tensor) -> Tensor:
         """Compute the part of the first token's attention scores that depends on relative positions. Returns
         ``[rows, heads, 1, tokens]``.
 

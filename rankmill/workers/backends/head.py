@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 def heads_of(classifier: Any) -> list[str]:
@@ -59,7 +59,7 @@ class ExactHead(nn.Module):
         self.weight = nn.Parameter(linear.weight.detach().float().clone())
         self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().float().clone())
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: Tensor) -> Tensor:
         """Turn ``[..., width]``, of any dtype, into ``[..., outputs]``."""
         if len(self.weight) == 1:
             logits = (hidden.float() * self.weight).sum(-1, keepdim=True)

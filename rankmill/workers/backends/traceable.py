@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rankmill.workers.backends.base import ModelFiles
 from rankmill.workers.backends.classifier import own_memory
@@ -52,7 +52,7 @@ class TracedNetwork(nn.Module):
         self.network = network
         self.inputs = INPUTS if (getattr(config, "type_vocab_size", 0) or 0) > 1 else INPUTS[:2]
 
-    def example(self) -> tuple[torch.Tensor, ...]:
+    def example(self) -> tuple[Tensor, ...]:
         """Make inputs to trace the module with. One row is padded, so that the trace contains the code for
         masks.
         """
@@ -60,10 +60,8 @@ class TracedNetwork(nn.Module):
         inputs[1][0, 12:] = 0
         return tuple(inputs)
 
-    def forward(
-        self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        logits: torch.Tensor = self.network(ids, mask, types)
+    def forward(self, ids: Tensor, mask: Tensor, types: Tensor | None = None) -> Tensor:
+        logits: Tensor = self.network(ids, mask, types)
         return logits[:, 0] if logits.shape[1] == 1 else logits
 
 
@@ -94,20 +92,18 @@ class Traceable(nn.Module):
         types = getattr(classifier.config, "type_vocab_size", 0) > 1
         self.inputs = INPUTS if types else INPUTS[:2]
 
-    def example(self) -> tuple[torch.Tensor, ...]:
+    def example(self) -> tuple[Tensor, ...]:
         return tuple(torch.ones(2, 16, dtype=torch.long) for _ in self.inputs)
 
-    def forward(
-        self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def forward(self, ids: Tensor, mask: Tensor, types: Tensor | None = None) -> Tensor:
         attention = (1 - mask[:, None, None, :]).to(torch.float32) * _MASKED
         if self.classifier.config.model_type == "modernbert":
             return self._modernbert(ids, mask, attention)
         segments = {} if types is None else {"token_type_ids": types}
-        logits: torch.Tensor = self.classifier(input_ids=ids, attention_mask=attention, **segments).logits
+        logits: Tensor = self.classifier(input_ids=ids, attention_mask=attention, **segments).logits
         return logits[:, 0]
 
-    def _modernbert(self, ids: torch.Tensor, mask: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
+    def _modernbert(self, ids: Tensor, mask: Tensor, attention: Tensor) -> Tensor:
         """Compute what `ModernBertForSequenceClassification` does, with a mask for each kind of attention."""
         config = self.classifier.config
         places = torch.arange(ids.shape[1])
@@ -121,7 +117,7 @@ class Traceable(nn.Module):
             pooled = hidden[:, 0]
         else:
             pooled = (hidden * mask[:, :, None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
-        logits: torch.Tensor = self.classifier.classifier(self.classifier.head(pooled))
+        logits: Tensor = self.classifier.classifier(self.classifier.head(pooled))
         return logits[:, 0]
 
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
@@ -57,41 +57,39 @@ class PackedInput:
         The largest number of tokens of a row, and the largest number of keys of a row.
     """
 
-    ids: torch.Tensor
-    positions: torch.Tensor
-    types: torch.Tensor | None
-    starts: torch.Tensor
-    key_starts: torch.Tensor
-    keys: torch.Tensor | None
-    read: torch.Tensor
+    ids: Tensor
+    positions: Tensor
+    types: Tensor | None
+    starts: Tensor
+    key_starts: Tensor
+    keys: Tensor | None
+    read: Tensor
     longest: int
     longest_keys: int
 
     @property
-    def mask(self) -> torch.Tensor:
+    def mask(self) -> Tensor:
         """Array ``[rows, longest]`` with 1 for each token of a row and 0 for padding."""
         return (self._places < self.starts.diff()[:, None]).long()
 
     @property
-    def _places(self) -> torch.Tensor:
+    def _places(self) -> Tensor:
         return torch.arange(self.longest, device=self.starts.device)
 
-    def padded(self, hidden: torch.Tensor) -> torch.Tensor:
+    def padded(self, hidden: Tensor) -> Tensor:
         """Turn the hidden states ``[1, tokens, width]`` of packed tokens into rows that are padded with 0,
         ``[rows, longest, width]``.
         """
         inside = (self.starts[:-1, None] + self._places).clamp(max=hidden.shape[1] - 1)
         return hidden[0][inside].masked_fill(self.mask[:, :, None] == 0, 0)
 
-    def first(self, hidden: torch.Tensor) -> torch.Tensor:
+    def first(self, hidden: Tensor) -> Tensor:
         """Pick the hidden states of each row's first token, ``[rows, 1, width]``, from those of all packed
         tokens.
         """
         return hidden[0][self.read][:, None]
 
-    def attend_first(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: int
-    ) -> torch.Tensor:
+    def attend_first(self, query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
         """Compute the attention of each row's first token, ``[rows, 1, width]``, over the tokens of its row.
         Keys and values have the shape ``[1, tokens, width]``.
         """
@@ -117,17 +115,17 @@ def packing(model: Any) -> Iterator[None]:
 
 def packed_attention(
     module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     *,
     packed: PackedInput,
     scaling: float | None = None,
     sliding_window: int | None = None,
     is_causal: bool | None = None,
     **others: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """Compute the attention over packed rows, with the arguments that transformers passes to attention
     functions. Takes states ``[1, heads, tokens, width]`` and returns ``[1, tokens, heads, width]``.
 
@@ -152,30 +150,30 @@ def packed_attention(
     return seen[None], None
 
 
-def _varlen(states: list[torch.Tensor], *lengths: Any, **options: Any) -> torch.Tensor:
+def _varlen(states: list[Tensor], *lengths: Any, **options: Any) -> Tensor:
     """Compute the attention over packed rows from query, key and value states ``[tokens, heads, width]``.
     Keys may have fewer heads than queries.
     """
     attend: Any = varlen_attn if states[0].is_cuda else varlen_reference
     if states[0].shape[1] != states[1].shape[1] and (attend is varlen_reference or _ASKS_FOR_GROUPS):
         options["enable_gqa"] = True
-    seen: torch.Tensor = attend(*states, *lengths, **options)
+    seen: Tensor = attend(*states, *lengths, **options)
     return seen
 
 
 def varlen_reference(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cu_seq_q: torch.Tensor,
-    cu_seq_k: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
     max_q: int,
     max_k: int,
     *,
     scale: float | None = None,
     window_size: tuple[int, int] = (-1, -1),
     enable_gqa: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """Compute what `torch.nn.attention.varlen.varlen_attn` does, on any device, in any dtype, row by row."""
     seen = torch.zeros_like(query)
     bounds = zip(*(pairwise(starts.tolist()) for starts in (cu_seq_q, cu_seq_k)), strict=True)
@@ -192,7 +190,7 @@ def varlen_reference(
     return seen
 
 
-def _within(queries: int, keys: int, window: tuple[int, int], device: torch.device) -> torch.Tensor | None:
+def _within(queries: int, keys: int, window: tuple[int, int], device: torch.device) -> Tensor | None:
     """Make the mask of a sliding window, ``[queries, keys]``, or ``None`` without a window.
 
     It is true where a query sees a key. The last query has the position of the last key.

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -94,7 +94,7 @@ class ReferenceModel:
         result: Logits = logits.float().cpu().numpy()
         return result
 
-    def _chain(self, hidden: torch.Tensor) -> torch.Tensor:
+    def _chain(self, hidden: Tensor) -> Tensor:
         """Apply the modules after the transformer to the states ``[tokens, width]`` of one row."""
         states = {"token_embeddings": hidden}
         for step in self._about.layout.steps:
@@ -111,7 +111,7 @@ class ReferenceModel:
                 states[into] = apply(states[read], weights, config)
         return states["scores"]
 
-    def _weights(self, step: SavedModule, like: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _weights(self, step: SavedModule, like: Tensor) -> dict[str, Tensor]:
         file = model_file(self._source, self._revision, f"{step.path}/model.safetensors")
         assert file is not None  # the worker has loaded the model, which needs this file
         return {name: tensor.to(like) for name, tensor in load_file(file).items()}
@@ -172,7 +172,7 @@ def _padded(ids: list[int], beside: list[int] | None, padding: int) -> list[list
     return [ids] if beside is None else [ids + [padding] * (len(beside) - len(ids)), beside]
 
 
-def _rounded(values: torch.Tensor, precision: str, together: int | None) -> torch.Tensor:
+def _rounded(values: Tensor, precision: str, together: int | None) -> Tensor:
     """Round values to 8 or 4 bits; each group of `together` values shares a scale."""
     if together is None:
         return values
@@ -188,11 +188,11 @@ def _rounded(values: torch.Tensor, precision: str, together: int | None) -> torc
         bits = 4 if precision.startswith("int4") else 8
         scale = largest / (2 ** (bits - 1) - 1)
         steps = (parts / scale).round()
-    rounded: torch.Tensor = (steps * scale).reshape(filled.shape)[..., :width]
+    rounded: Tensor = (steps * scale).reshape(filled.shape)[..., :width]
     return rounded
 
 
-def _pooled(hidden: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
+def _pooled(hidden: Tensor, config: dict[str, Any]) -> Tensor:
     whole, count = hidden.float(), len(hidden)
     weights = torch.arange(1, count + 1, device=hidden.device)[:, None].float()
     by_mode = {
@@ -206,9 +206,9 @@ def _pooled(hidden: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
     return torch.cat([by_mode[mode].to(hidden.dtype) for mode in modes_of(config)])
 
 
-def _dense(states: torch.Tensor, weights: dict[str, torch.Tensor], config: dict[str, Any]) -> torch.Tensor:
+def _dense(states: Tensor, weights: dict[str, Tensor], config: dict[str, Any]) -> Tensor:
     function = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
-    out: torch.Tensor = getattr(nn, function.rpartition(".")[2])()(
+    out: Tensor = getattr(nn, function.rpartition(".")[2])()(
         functional.linear(states, weights["linear.weight"], weights.get("linear.bias"))
     )
     if not config.get("use_residual"):
@@ -217,8 +217,6 @@ def _dense(states: torch.Tensor, weights: dict[str, torch.Tensor], config: dict[
     return out + (states if around is None else functional.linear(states, around))
 
 
-def _normed(states: torch.Tensor, weights: dict[str, torch.Tensor], _: dict[str, Any]) -> torch.Tensor:
-    normed: torch.Tensor = functional.layer_norm(
-        states, states.shape, weights["norm.weight"], weights["norm.bias"]
-    )
+def _normed(states: Tensor, weights: dict[str, Tensor], _: dict[str, Any]) -> Tensor:
+    normed: Tensor = functional.layer_norm(states, states.shape, weights["norm.weight"], weights["norm.bias"])
     return normed

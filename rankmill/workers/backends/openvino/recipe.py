@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel, Field, ValidationError
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from rankmill.jobs.contract.spec import RECIPE, RECIPE_FORMAT, complaint
 from rankmill.workers.host.model_file import model_file
@@ -33,9 +33,9 @@ class Smoothed(nn.Module):
     multiplied by them. In exact arithmetic it computes the same as the layer without factors.
     """
 
-    inverse: torch.Tensor
+    inverse: Tensor
 
-    def __init__(self, linear: nn.Linear, factors: torch.Tensor) -> None:
+    def __init__(self, linear: nn.Linear, factors: Tensor) -> None:
         super().__init__()
         if factors.shape != (linear.in_features,):
             raise ValueError(f"{FACTORS} is of another model: {list(factors.shape)} factors for {linear}")
@@ -45,16 +45,16 @@ class Smoothed(nn.Module):
             linear.weight *= factors
 
     @property
-    def weight(self) -> torch.Tensor:
+    def weight(self) -> Tensor:
         """The weights ``[out, into]`` that the layer would have without the smoothing factors."""
         return self.linear.weight * self.inverse
 
     @property
-    def bias(self) -> torch.Tensor | None:
+    def bias(self) -> Tensor | None:
         return self.linear.bias
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        smooth: torch.Tensor = self.linear(hidden * self.inverse)
+    def forward(self, hidden: Tensor) -> Tensor:
+        smooth: Tensor = self.linear(hidden * self.inverse)
         return smooth
 
 
@@ -68,15 +68,15 @@ class LeftOut(nn.Module):
         self.exact_linear = linear
 
     @property
-    def weight(self) -> torch.Tensor:
+    def weight(self) -> Tensor:
         return self.exact_linear.weight
 
     @property
-    def bias(self) -> torch.Tensor | None:
+    def bias(self) -> Tensor | None:
         return self.exact_linear.bias
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        exact: torch.Tensor = self.exact_linear(hidden)
+    def forward(self, hidden: Tensor) -> Tensor:
+        exact: Tensor = self.exact_linear(hidden)
         return exact
 
 
@@ -117,7 +117,7 @@ def apply_recipe(classifier: Any, source: str | Path, revision: str | None) -> N
     smooth(classifier, load_file(factors), recipe.left_out)
 
 
-def smooth(classifier: Any, factors: Mapping[str, torch.Tensor], left_out: tuple[str, ...]) -> None:
+def smooth(classifier: Any, factors: Mapping[str, Tensor], left_out: tuple[str, ...]) -> None:
     """Wrap the linear layers of a classifier whose names are in `left_out` or `factors`.
 
     A layer in `left_out` is wrapped with `LeftOut`. A layer in `factors` but not in `left_out` is wrapped

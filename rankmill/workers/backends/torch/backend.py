@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rankmill.workers.backends.base import Backend, DeviceLost, LayerShape, Logits, OutOfMemory
 from rankmill.workers.backends.classifier import own_memory
@@ -77,7 +77,7 @@ class TorchBackend(Backend):
             logits = logits[:, 0] if logits.shape[1] == 1 else logits
             return TorchForward(logits.to("cpu", non_blocking=True), self._mark())
 
-    def _packed(self, rows: PackedRows) -> torch.Tensor:
+    def _packed(self, rows: PackedRows) -> Tensor:
         """Compute the logits ``[rows, outputs]`` of packed rows, by a CUDA graph if there is one for their
         shape.
         """
@@ -87,7 +87,7 @@ class TorchBackend(Backend):
             logits = self.network.packed(shape.taken_apart(self._put(rows.filled(shape))))
         return logits
 
-    def _put(self, array: npt.NDArray[np.integer[Any]]) -> torch.Tensor:
+    def _put(self, array: npt.NDArray[np.integer[Any]]) -> Tensor:
         """Copy an array to the device. On CUDA, pinned memory makes the copy asynchronous."""
         tensor = torch.from_numpy(array)
         if self.device == "cuda":
@@ -131,7 +131,7 @@ def round_linear_layers(network: nn.Module) -> None:
     quantize_(network, config, filter_fn=lambda module, _: type(module) is nn.Linear)
 
 
-def _bytes(tensor: torch.Tensor) -> int:
+def _bytes(tensor: Tensor) -> int:
     """Return the size in bytes of a tensor, which may consist of several tensors."""
     if not hasattr(tensor, "__tensor_flatten__"):
         return tensor.nbytes
@@ -141,7 +141,7 @@ def _bytes(tensor: torch.Tensor) -> int:
 class TorchForward:
     """Logits of a batch, which may still be computed or copied from the device to the host."""
 
-    def __init__(self, logits: torch.Tensor, ready: torch.cuda.Event | None) -> None:
+    def __init__(self, logits: Tensor, ready: torch.cuda.Event | None) -> None:
         self._logits = logits
         self._ready = ready
 

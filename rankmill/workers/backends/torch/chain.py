@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.workers.batches.layout import SavedModule
@@ -24,7 +24,7 @@ _OLDER = {
 }
 """Older settings of sentence-transformers' module Pooling, and the kind of pooling that each switches on."""
 
-States = dict[str, torch.Tensor]
+States = dict[str, Tensor]
 """The tensors that sentence-transformers' modules pass on to each other, by name."""
 
 
@@ -51,7 +51,7 @@ class Chain(nn.Module):
             if isinstance(step, Dense) and step.into == "scores"
         ]
 
-    def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
         states = {"token_embeddings": hidden, "mask": mask}
         for step in self.steps:
             step(states)
@@ -74,22 +74,22 @@ class Pooling(nn.Module):
         states["sentence_embedding"] = torch.cat(pooled, dim=-1)
 
 
-def _mean(hidden: torch.Tensor, mask: torch.Tensor, power: float = 1.0) -> torch.Tensor:
+def _mean(hidden: Tensor, mask: Tensor, power: float = 1.0) -> Tensor:
     total = (hidden * mask[:, :, None]).sum(dim=1, dtype=torch.float32)
     return (total / mask.sum(dim=1, keepdim=True).float() ** power).to(hidden.dtype)
 
 
-def _weighted(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def _weighted(hidden: Tensor, mask: Tensor) -> Tensor:
     weights = (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device))[:, :, None].float()
     return ((hidden * weights).sum(dim=1) / weights.sum(dim=1)).to(hidden.dtype)
 
 
-def _last(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def _last(hidden: Tensor, mask: Tensor) -> Tensor:
     places = (mask * torch.arange(mask.shape[1], device=mask.device)).argmax(dim=1)
     return hidden[torch.arange(len(hidden)), places]
 
 
-_POOLINGS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+_POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cls": lambda hidden, mask: hidden[:, 0],
     "max": lambda hidden, mask: hidden.masked_fill(mask[:, :, None] == 0, -torch.inf).max(dim=1).values,
     "mean": _mean,

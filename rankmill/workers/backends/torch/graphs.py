@@ -17,11 +17,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rankmill.workers.backends.torch.packed import PackedRows, PackedShape
 from rankmill.workers.backends.varlen import PackedInput
 
-Forward = Callable[[PackedInput], torch.Tensor]
+Forward = Callable[[PackedInput], Tensor]
 
 _WORTH = 8
 """A CUDA graph for a shape of packed rows is recorded once the shape has occurred this many times."""
@@ -67,7 +68,7 @@ class CudaGraph:
     _pool: Any = None
     """Memory that all CUDA graphs share for hidden states, because only one of them runs at a time."""
 
-    def __init__(self, forward: Forward, shape: PackedShape, buffer: torch.Tensor) -> None:
+    def __init__(self, forward: Forward, shape: PackedShape, buffer: Tensor) -> None:
         self.buffer = buffer
         beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         beside.wait_stream(torch.cuda.current_stream())
@@ -79,7 +80,7 @@ class CudaGraph:
         with torch.cuda.graph(self._graph, pool=CudaGraph._pool, capture_error_mode="thread_local"):
             self._logits = forward(shape.taken_apart(buffer))
 
-    def replay(self) -> torch.Tensor:
+    def replay(self) -> Tensor:
         """Begin the forward of the rows that `buffer` has now, and return their logits."""
         self._graph.replay()
         return self._logits
@@ -96,7 +97,7 @@ class Graphs:
         Copies a buffer to the device.
     """
 
-    def __init__(self, forward: Forward, put: Callable[[Any], torch.Tensor]) -> None:
+    def __init__(self, forward: Forward, put: Callable[[Any], Tensor]) -> None:
         self._forward, self._put = forward, put
         self._seen: Counter[PackedShape] = Counter()
         self._graphs: dict[PackedShape, CudaGraph | None] = {}
@@ -106,7 +107,7 @@ class Graphs:
     def kept(self) -> int:
         return sum(graph is not None for graph in self._graphs.values())
 
-    def begin(self, rows: PackedRows) -> torch.Tensor | None:
+    def begin(self, rows: PackedRows) -> Tensor | None:
         """Begin the forward of `rows` by a CUDA graph, or return ``None`` if there is none for their shape.
 
         A graph is recorded once a shape has occurred often enough. The logits ``[scores, outputs]`` are valid
@@ -148,7 +149,7 @@ class Graphs:
         logger.debug("graph of %s: %.2g s, the forward %.2g s", shape, graphed, eager)
         return graph if graphed < _AS_GOOD * eager else None
 
-    def _timed(self, run: Callable[[], torch.Tensor]) -> tuple[float, torch.Tensor]:
+    def _timed(self, run: Callable[[], Tensor]) -> tuple[float, Tensor]:
         times = []
         for _ in range(2):
             torch.cuda.synchronize()
@@ -159,7 +160,7 @@ class Graphs:
         return min(times), output
 
 
-def _close(logits: torch.Tensor) -> float:
+def _close(logits: Tensor) -> float:
     """Return the allowed difference between logits of a CUDA graph and of a forward without a graph.
 
     They differ because the graph's sizes are rounded up.

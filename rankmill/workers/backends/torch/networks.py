@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_layers import GenericForSequenceClassification
@@ -46,7 +46,7 @@ class AnswerProjection(nn.Module):
         self._weight = nn.Buffer(whole.weight.detach()[rows].float().contiguous().view(torch.int32))
         self._bias = nn.Buffer(added.view(torch.int32))
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden: Tensor) -> Tensor:
         """Turn ``[..., width]``, of any dtype, into ``[..., answers]``."""
         weight, bias = self._weight.view(torch.float32), self._bias.view(torch.float32)
         return nn.functional.linear(hidden.float(), weight, bias)
@@ -139,21 +139,19 @@ class Network(nn.Module):
     def first_position(self) -> int:
         return first_position(self.model.config)
 
-    def forward(
-        self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def forward(self, ids: Tensor, mask: Tensor, types: Tensor | None = None) -> Tensor:
         segments = {} if types is None else {"token_type_ids": types}
         return self._logits(self.model(input_ids=ids, attention_mask=mask, **segments), mask)
 
-    def packed(self, rows: PackedInput) -> torch.Tensor:
+    def packed(self, rows: PackedInput) -> Tensor:
         """Compute the logits ``[scores, outputs]`` of packed rows."""
         with packing(self.model):
             output = self.model(attention_mask=rows.mask, **_inputs(rows))
         return self._logits(output, rows.mask)
 
-    def _logits(self, output: Any, mask: torch.Tensor) -> torch.Tensor:
+    def _logits(self, output: Any, mask: Tensor) -> Tensor:
         """Return logits from the output of the transformers model."""
-        logits: torch.Tensor = output.logits
+        logits: Tensor = output.logits
         return logits
 
 
@@ -178,21 +176,13 @@ class LanguageModel(Network):
         window = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)
         self.shares_prefixes = config.model_type in _SHARING and kinds == {"full_attention"} and not window
 
-    def forward(
-        self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def forward(self, ids: Tensor, mask: Tensor, types: Tensor | None = None) -> Tensor:
         states = self._run(input_ids=ids, attention_mask=mask, use_cache=False)
         return self._score(_at(states, self._last(ids, mask)))
 
     def continued(
-        self,
-        ids: torch.Tensor,
-        mask: torch.Tensor,
-        of: torch.Tensor,
-        rest: torch.Tensor,
-        rest_mask: torch.Tensor,
-        places: torch.Tensor,
-    ) -> torch.Tensor:
+        self, ids: Tensor, mask: Tensor, of: Tensor, rest: Tensor, rest_mask: Tensor, places: Tensor
+    ) -> Tensor:
         """Compute the logits ``[rows, outputs]`` of rows with shared prefixes.
 
         The parameters are the fields of `SharedPrefixes`.
@@ -219,32 +209,32 @@ class LanguageModel(Network):
         """Pack a batch for one forward: each shared prefix once, and then the rest of each row."""
         return PackedRows.sharing(prefixes, self.skipped)
 
-    def packed(self, rows: PackedInput) -> torch.Tensor:
+    def packed(self, rows: PackedInput) -> Tensor:
         with packing(self.model):
             return self._score(self._run_packed(rows))
 
-    def _last(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def _last(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Return, for each row, the index of the token that the score reads."""
         real = mask if self.skipped is None else mask * (ids != self.skipped)
         places = torch.arange(mask.shape[1], device=mask.device)
         return (real * places).argmax(dim=1)
 
-    def _run(self, **inputs: Any) -> torch.Tensor:
+    def _run(self, **inputs: Any) -> Tensor:
         """Run the transformers model, and return its output for each token, ``[rows, tokens, ...]``."""
         raise NotImplementedError
 
-    def _run_packed(self, rows: PackedInput) -> torch.Tensor:
+    def _run_packed(self, rows: PackedInput) -> Tensor:
         """Run the transformers model on packed rows. Return its output for one token of each score, namely
         the token from which the score is computed: ``[scores, ...]``.
         """
         return self._run(use_cache=False, **_inputs(rows))[0][rows.read]
 
-    def _score(self, states: torch.Tensor) -> torch.Tensor:
+    def _score(self, states: Tensor) -> Tensor:
         """Compute logits from the model's output for one token of each row, ``[rows, ...]``."""
         raise NotImplementedError
 
 
-def _at(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def _at(states: Tensor, places: Tensor) -> Tensor:
     """Pick one token's output in each row, at the indices `places`, from ``[rows, tokens, ...]``."""
     return states[torch.arange(len(places), device=places.device), places]
 
@@ -262,12 +252,12 @@ class LastTokenClassifier(LanguageModel):
         super().__init__(model, ["model.score"])
         self.skipped = model.config.get_text_config().pad_token_id
 
-    def _run(self, **inputs: Any) -> torch.Tensor:
-        hidden: torch.Tensor = getattr(self.model, self.model.base_model_prefix)(**inputs).last_hidden_state
+    def _run(self, **inputs: Any) -> Tensor:
+        hidden: Tensor = getattr(self.model, self.model.base_model_prefix)(**inputs).last_hidden_state
         return hidden
 
-    def _score(self, states: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.model.score(states)
+    def _score(self, states: Tensor) -> Tensor:
+        logits: Tensor = self.model.score(states)
         return logits
 
 
@@ -281,14 +271,14 @@ class CausalNetwork(LanguageModel):
         super().__init__(model, [])  # `AnswerProjection` keeps itself in float32
         model.set_output_embeddings(AnswerProjection(model.get_output_embeddings(), answers))
 
-    def _run(self, **inputs: Any) -> torch.Tensor:
-        logits: torch.Tensor = self.model(**inputs).logits
+    def _run(self, **inputs: Any) -> Tensor:
+        logits: Tensor = self.model(**inputs).logits
         return logits
 
-    def _run_packed(self, rows: PackedInput) -> torch.Tensor:
+    def _run_packed(self, rows: PackedInput) -> Tensor:
         return self._run(use_cache=False, logits_to_keep=rows.read, **_inputs(rows))[0]
 
-    def _score(self, logits: torch.Tensor) -> torch.Tensor:
+    def _score(self, logits: Tensor) -> Tensor:
         return logits[:, :1] - logits[:, 1:] if logits.shape[1] == 2 else logits
 
 
@@ -301,8 +291,8 @@ class ChainNetwork(Network):
         if chain.reads_first_token:
             read_first_token_only(model)
 
-    def _logits(self, output: Any, mask: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.chain(output.last_hidden_state, mask)
+    def _logits(self, output: Any, mask: Tensor) -> Tensor:
+        scores: Tensor = self.chain(output.last_hidden_state, mask)
         return scores
 
 
@@ -314,7 +304,7 @@ def _inputs(rows: PackedInput) -> dict[str, Any]:
 class Unpacking(LastLayer):
     """A last layer that takes packed rows and returns padded ones."""
 
-    def forward(self, *inputs: Any, packed: PackedInput | None = None, **options: Any) -> torch.Tensor:
+    def forward(self, *inputs: Any, packed: PackedInput | None = None, **options: Any) -> Tensor:
         told = {} if packed is None else {"packed": packed}
-        hidden: torch.Tensor = self.layer(*inputs, **told, **options)
+        hidden: Tensor = self.layer(*inputs, **told, **options)
         return hidden if packed is None else packed.padded(hidden)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from rankmill.workers.backends.torch.prefixes import SharedPrefixes, last_places
 from rankmill.workers.backends.varlen import PackedInput
@@ -31,7 +32,7 @@ class PackedShape:
     types: bool
     keys: int | None = None
 
-    def taken_apart(self, buffer: torch.Tensor) -> PackedInput:
+    def taken_apart(self, buffer: Tensor) -> PackedInput:
         """Split a buffer of int32 ``[numbers]`` into its parts, on the device that has the buffer."""
         sizes = [self.tokens, self.tokens, self.tokens * self.types, self.rows + 1, self.scores]
         sizes += [] if self.keys is None else [self.rows + 1, self.keys]
