@@ -20,7 +20,7 @@ from benchmarks.engine.stages import forward
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import Logits
 from rankmill.workers.backends.torch.backend import DTYPES, TorchBackend
-from rankmill.workers.backends.torch.ways import kernel_lacks
+from rankmill.workers.backends.torch.ways import has_kernel
 from rankmill.workers.batches.planner import plan_batches
 from rankmill.workers.batches.tokens import put_together
 from rankmill.workers.engine.batch_size import first_budget
@@ -97,7 +97,7 @@ def ways(engine: Engine) -> Iterator[str]:
     backend = engine.model.backend
     assert isinstance(backend, TorchBackend)
     packs, graphs = backend.packs, backend.graphs
-    may = backend.device == "cpu" or kernel_lacks(backend.device, DTYPES[backend.precision]) is None
+    may = backend.device == "cpu" or has_kernel(backend.device, DTYPES[backend.precision])
     there = ["packed", *(["graphs"] if graphs else [])] if may and backend.network.prepare_packing() else []
     try:
         for way in ("padded", *there):

@@ -307,11 +307,6 @@ class BackendKind:
         """
         return self.packages + self.added.get(precision, ())
 
-    @property
-    def installed_by(self) -> str:
-        """A command that installs the backend's packages, or a line that names the packages."""
-        return install_line(self.extra) if self.extra else f"it needs {', '.join(self.packages)}"
-
     def obstacle(self, config: Any, device: str, precision: str, *, plain: bool = True) -> str | None:
         """Return why the backend cannot run a model on this device in this precision; ``None`` if it can.
 
@@ -323,7 +318,8 @@ class BackendKind:
         if self.machines and platform.machine() not in self.machines:
             return f"it does not run on {platform.machine()} machines"
         if not all(map(is_installed, self.packages)):
-            return f"it is not installed ({self.installed_by})"
+            how = install_line(self.extra) if self.extra else f"it needs {', '.join(self.packages)}"
+            return f"it is not installed ({how})"
         try:
             lacking = self.lacks(device, precision)
         except ImportError as error:

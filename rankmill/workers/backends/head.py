@@ -61,8 +61,5 @@ class ExactHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Turn ``[..., width]``, of any dtype, into ``[..., outputs]``."""
-        if len(self.weight) == 1:
-            logits = (hidden.float() * self.weight).sum(-1, keepdim=True)
-        else:
-            logits = (hidden.float().unsqueeze(-2) * self.weight).sum(-1)
+        logits = (hidden.float().unsqueeze(-2) * self.weight).sum(-1)
         return logits if self.bias is None else logits + self.bias

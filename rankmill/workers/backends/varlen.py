@@ -23,8 +23,6 @@ from transformers import AttentionInterface
 PACKED = "rankmill_packed"
 """Name under which the attention over packed rows is registered with transformers."""
 
-KERNEL_DTYPES = (torch.float16, torch.bfloat16)
-
 _ASKS_FOR_GROUPS = "enable_gqa" in signature(varlen_attn).parameters
 """Whether PyTorch's kernel must be told, by this argument, that keys have fewer heads than queries."""
 

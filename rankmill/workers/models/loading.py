@@ -306,10 +306,6 @@ def _load_backend(choice: BackendChoice, files: ModelFiles, device: str) -> Back
     try:
         loaded = kind.load(files, device, choice.precision)
         return Alone(loaded, kind) if files.alone else loaded
-    except ImportError as error:
-        raise SpecError(
-            f"backend {choice.backend} cannot be imported ({error}); {kind.installed_by}"
-        ) from error
     except Exception as error:
         passed = RankmillError, OutOfMemory, DeviceLost, OSError, MemoryError
         if choice.backend == "torch" or isinstance(error, passed):

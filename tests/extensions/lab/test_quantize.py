@@ -155,7 +155,7 @@ def test_named_layers_are_left_out_of_8_bits_and_a_change_is_seen(made: Made, tm
     [
         (
             {"format": 2, "left_out": []},
-            f"{RECIPE} has format 2, this release reads 1; quantize",
+            f"{RECIPE} cannot be read (format: Input should be less than or equal to 1): quantize",
         ),
         ({"format": 1, "left_out": ["bert.pooler.other"]}, f"{RECIPE} belongs to another model"),
         ("{", f"{RECIPE} cannot be read"),

@@ -54,7 +54,7 @@ class OpenVinoBackend(Backend):
         From `rankmill.workers.backends.openvino.graph.openvino_graph`.
     precision
         ``fp32``, ``bf16`` or a kind of `INT8`. With a kind of `INT8` the graph's weights have 8 bits, and
-        inputs are quantized when the model runs. The attribute `precision` says what the CPU really uses.
+        inputs are quantized when the model runs.
     alone
         Whether each request is computed on one thread. As many requests as the worker has threads then run at
         the same time.
@@ -67,9 +67,7 @@ class OpenVinoBackend(Backend):
         self._inputs = INPUTS[: len(graph.inputs)]
         options: dict[str, Any] = {"NUM_STREAMS": threads()} if alone else {}
         self._compiled = compile_graph(graph, precision, options)
-        used = self._compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
-        native = next((name for name, hint in _PRECISIONS.items() if hint == used), used)
-        self.precision = precision if precision in INT8 else native
+        self.precision = precision
         self.pieces = int(self._compiled.get_property("NUM_STREAMS"))
         self.depth = int(self._compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
         constants = (node for node in graph.get_ops() if node.get_type_name() == "Constant")

@@ -106,12 +106,8 @@ def apply_recipe(classifier: Any, source: str | Path, revision: str | None) -> N
     try:
         recipe = _Recipe.model_validate_json(file.read_text(encoding="utf-8"))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        if first["loc"] == ("format",):
-            reason = f"has format {first['input']!s:.20}, this release reads {RECIPE_FORMAT}"
-        else:
-            reason = f"cannot be read ({complaint(error, ())})"
-        raise ValueError(f"{RECIPE} {reason}; quantize the model again") from None
+        why = complaint(error, ())
+        raise ValueError(f"{RECIPE} cannot be read ({why}): quantize the model again") from None
     if factors is None:
         raise ValueError(f"it has a {RECIPE}, but no {FACTORS}: quantize the model again")
     smooth(classifier, load_file(factors), recipe.left_out)

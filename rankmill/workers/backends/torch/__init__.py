@@ -40,12 +40,12 @@ def _load(files: ModelFiles, device: str, precision: str) -> Backend:
     with _without("scipy", "sklearn"):
         from rankmill.workers.backends.torch.backend import DTYPES, TorchBackend
     from rankmill.workers.backends.torch.networks import LanguageModel, load_network
-    from rankmill.workers.backends.torch.ways import kernel_lacks, pack_if_faster, packs_exactly
+    from rankmill.workers.backends.torch.ways import has_kernel, pack_if_faster, packs_exactly
 
     network = load_network(files)
     if precision == "fp8" and not isinstance(network, LanguageModel):
         raise SpecError(f"model {files.source} is not a language model, and fp8 is only for those: use bf16")
-    packs = not files.alone and kernel_lacks(device, DTYPES[precision]) is None and packs_exactly(network)
+    packs = not files.alone and has_kernel(device, DTYPES[precision]) and packs_exactly(network)
     backend = TorchBackend(network, device, precision)
     if packs:
         pack_if_faster(backend, network)

@@ -14,7 +14,6 @@ import torch
 from rankmill.workers.backends.base import Logits, OutOfMemory
 from rankmill.workers.backends.torch.backend import TorchBackend
 from rankmill.workers.backends.torch.networks import Network
-from rankmill.workers.backends.varlen import KERNEL_DTYPES
 from rankmill.workers.batches.tokens import Batch, Ids
 
 _EXACT = 1e-4
@@ -52,15 +51,10 @@ _ROUNDS = 3
 logger = logging.getLogger(__name__)
 
 
-def kernel_lacks(device: str, dtype: torch.dtype) -> str | None:
-    """Return why this device has no attention kernel for packed rows (rows without padding), or ``None``."""
-    if device != "cuda":
-        return f"none for {device}"
-    if dtype not in KERNEL_DTYPES:
-        return f"none for {dtype}"
-    if torch.cuda.get_device_capability() < (8, 0):
-        return f"none for {torch.cuda.get_device_name()}"
-    return None
+def has_kernel(device: str, dtype: torch.dtype) -> bool:
+    """Return whether this device has an attention kernel for packed rows (rows without padding)."""
+    half = dtype in (torch.float16, torch.bfloat16)
+    return device == "cuda" and half and torch.cuda.get_device_capability() >= (8, 0)
 
 
 @torch.inference_mode()
