@@ -42,9 +42,13 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
     name = cache_name(files.source, files.revision, str(_VERSION), str(OPSET), precision, *versions)
     folder = files.cache / "onnx" / name
 
-    def export(folder: Path) -> None:
-        started = system.monotonic()
-        _export(scorer, precision, folder)
+    def make(folder: Path) -> None:
+        started, whole = system.monotonic(), folder / _FILE
+        export(scorer, dict(zip(scorer.inputs, scorer.example(), strict=True)), "logits", whole)
+        if precision != "fp32":
+            whole = whole.rename(folder / "fp32.onnx")
+            _quantize(whole, folder / _FILE, precision)
+            whole.unlink()
         # If the model's files have changed meanwhile, this raises an error, so that the cache keeps no wrong
         # export.
         files.check_unchanged()
@@ -56,21 +60,11 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
 
         scorer = traceable(files)
         try:
-            build_once(folder, export)
+            build_once(folder, make)
         except OSError as error:
             raise RuntimeError(f"its ONNX file cannot be kept in {folder.parent} ({error})") from error
     files.copies.append(kept_as(folder))
     return folder / _FILE
-
-
-def _export(scorer: Any, precision: str, folder: Path) -> None:
-    whole, final = folder / "fp32.onnx", folder / _FILE
-    export(scorer, dict(zip(scorer.inputs, scorer.example(), strict=True)), "logits", whole)
-    if precision == "fp32":
-        whole.rename(final)
-        return
-    _quantize(whole, final, precision)
-    whole.unlink()
 
 
 def export(module: Any, example: Mapping[str, Any], output: str, file: Path) -> None:
