@@ -65,9 +65,8 @@ from rankmill.workers.engine.proving import load_proven
 from rankmill.workers.host import metrics
 from rankmill.workers.host.device import resolve_claim_ahead, use_threads
 from rankmill.workers.host.health import serve_health
-from rankmill.workers.models.copies import ModelCopies
 from rankmill.workers.models.loading import Loaded
-from rankmill.workers.models.sources import Reading
+from rankmill.workers.models.sources import ModelCopies, Reading
 from rankmill.workers.queue.chunks import ChunkScorer
 from rankmill.workers.queue.claim_order import ClaimOrder, Refusals
 from rankmill.workers.queue.claims import Claims

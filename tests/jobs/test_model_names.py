@@ -22,8 +22,8 @@ from rankmill.jobs.model_names import CacheRoom, Choice, ModelCopy, ModelNames
 from rankmill.jobs.runtime.settings import WorkerSettings, load_settings
 from rankmill.jobs.system import system
 from rankmill.score.score_file import score_file
-from rankmill.workers.models.copies import ModelCopies
 from rankmill.workers.models.loading import load
+from rankmill.workers.models.sources import ModelCopies
 from tests.conftest import Server, StartWorker
 from tests.harness.alone import leave_alone
 

@@ -39,9 +39,9 @@ from rankmill.workers.engine.spec_check import SpecCheck
 from rankmill.workers.host.device import device_name, forced_kernels, threads
 from rankmill.workers.host.disk_cache import digest, try_to_keep, version
 from rankmill.workers.host.model_file import checkpoint
-from rankmill.workers.models.copies import ModelCopies
 from rankmill.workers.models.loading import CannotConvert, Loaded, find_max_length, load, one_line
 from rankmill.workers.models.probes import SCORED, over_the_limit, scored_length
+from rankmill.workers.models.sources import ModelCopies
 
 _FLOOR, _PART = 1e-4, 1e-5
 """In fp32, a worker's logits may always differ from transformers' by `_FLOOR`, or by `_PART` times the

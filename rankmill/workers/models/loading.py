@@ -27,12 +27,11 @@ from rankmill.workers.backends.base import Backend, DeviceLost, Logits, ModelFil
 from rankmill.workers.backends.families import first_position
 from rankmill.workers.backends.speed import Combination
 from rankmill.workers.models.activation import Activation, activation
-from rankmill.workers.models.copies import ModelCopies
 from rankmill.workers.models.description import Description, describe
 from rankmill.workers.models.encoder import TextEncoder
 from rankmill.workers.models.fast_texts import FastTexts
 from rankmill.workers.models.prompts import answers, tokenizer_for
-from rankmill.workers.models.sources import find_source, is_path
+from rankmill.workers.models.sources import ModelCopies, find_source, is_path
 from rankmill.workers.models.tokenizer import ShortPassages, Tokenize, Windows
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from rankmill.jobs.contract.errors import RankmillError
 from rankmill.jobs.protocol.worker_report import SCORING_FIELD, WorkerReport, announce_worker
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.producer.client.joined import version_of
-from rankmill.workers.models.copies import ModelCopies
+from rankmill.workers.models.sources import ModelCopies
 from tests.conftest import QUICK_LEASE, Server, StartWorker, wait_for
 from tests.harness.gateways import Running, running_gateway
 from tests.harness.models.registries import put_version

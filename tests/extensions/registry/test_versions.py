@@ -16,7 +16,7 @@ from rankmill.jobs.contract.errors import InputError, WorkerError
 from rankmill.jobs.model_files import model_files
 from rankmill.jobs.model_names import ModelCopy
 from rankmill.jobs.runtime.settings import load_settings
-from rankmill.workers.models.copies import ModelCopies
+from rankmill.workers.models.sources import ModelCopies
 from tests.harness.environ import ENVIRON
 from tests.harness.models.registries import put_version
 from tests.harness.preloaded import PreloadedProcess

@@ -22,8 +22,8 @@ from rankmill.workers.backends.first_token import read_first_token_only
 from rankmill.workers.backends.openvino.recipe import FACTORS
 from rankmill.workers.batches.tokens import Tokens, put_together
 from rankmill.workers.host.disk_cache import cache_name
-from rankmill.workers.models.copies import ModelCopies
 from rankmill.workers.models.loading import load
+from rankmill.workers.models.sources import ModelCopies
 
 ALPHA = 0.5
 """SmoothQuant's migration strength: 0.5 divides the loss of precision evenly between inputs and weights."""

@@ -11,7 +11,7 @@ from rankmill.jobs.runtime.settings import load_settings
 from rankmill.workers.backends.base import OutOfMemory
 from rankmill.workers.engine.proving import load_proven
 from rankmill.workers.host.device import devices, use_threads
-from rankmill.workers.models.copies import ModelCopies
+from rankmill.workers.models.sources import ModelCopies
 
 
 def prove(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,11 +9,10 @@ from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import ScoreSpec, choose_output
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.workers.backends.auto import backends, choose_device
-from rankmill.workers.models.copies import ModelCopies
 from rankmill.workers.models.description import Description, describe
 from rankmill.workers.models.loading import ANY_LENGTH, find_max_length, one_line
 from rankmill.workers.models.prompts import answers, prompt_template, tokenizer_for
-from rankmill.workers.models.sources import find_source
+from rankmill.workers.models.sources import ModelCopies, find_source
 
 _SAMPLE = "QUERY", "PASSAGE"
 
