@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import ModuleType
-from typing import Any, cast
+from collections.abc import Callable
 
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.runtime.installation import install_line
@@ -22,23 +18,8 @@ from rankmill.workers.backends.base import (
 from rankmill.workers.host.device import has_fp8
 
 
-@contextmanager
-def _without(*packages: str) -> Iterator[None]:
-    """Within the ``with`` block, make imports of these packages fail, unless they are already imported."""
-    hidden = [name for name in packages if name not in sys.modules]
-    modules: dict[str, ModuleType | None] = cast("Any", sys.modules)
-    modules.update(dict.fromkeys(hidden))
-    try:
-        yield
-    finally:
-        for name in hidden:
-            del modules[name]
-
-
 def _load(files: ModelFiles, device: str, precision: str) -> Backend:
-    # transformers needs these packages only for training, and spends half of its import on them
-    with _without("scipy", "sklearn"):
-        from rankmill.workers.backends.torch.backend import DTYPES, TorchBackend
+    from rankmill.workers.backends.torch.backend import DTYPES, TorchBackend
     from rankmill.workers.backends.torch.networks import LanguageModel, load_network
     from rankmill.workers.backends.torch.ways import has_kernel, pack_if_faster, packs_exactly
 
