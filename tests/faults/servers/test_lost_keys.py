@@ -26,7 +26,7 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RunExpired, RunTimeout
 from rankmill.jobs.contract.results import ChunkScores, ChunkStats
 from rankmill.jobs.protocol.worker_report import queue_workers
-from rankmill.producer.client.aio import streams
+from rankmill.producer.client.aio import connection
 from tests.conftest import QUICK_LEASE, Server, StartWorker, serve, start_worker, wait_for
 from tests.harness.tools import tool
 from tests.harness.waiting import waiting_jobs
@@ -310,10 +310,10 @@ def test_results_of_a_detached_run_after_lost_entries_are_seen(
 
 def test_a_run_that_begins_after_the_loss_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reader of many runs hears of one run more, whatever the server's clock says."""
-    monkeypatch.setattr(streams, "_BLOCK_SECONDS", 60)
+    monkeypatch.setattr(connection, "_BLOCK_SECONDS", 60)
     tool("faketime", "faketime")
 
-    async def read_one_more(reader: streams.Streams, server: Any) -> None:
+    async def read_one_more(reader: connection.Streams, server: Any) -> None:
         waits = asyncio.ensure_future(reader.read("first", "0", 30))
         while not any(each["cmd"] == "xread" for each in server.client_list()):
             await asyncio.sleep(0.01)
@@ -330,7 +330,7 @@ def test_a_run_that_begins_after_the_loss_is_read_at_once(monkeypatch: pytest.Mo
         client = redis.asyncio.Redis(unix_socket_path=str(folder / "s"))
         first = ValkeyServer(port=0, unix_socket_path=folder / "s", data_dir=folder)
         first.start()
-        reader = streams.Streams(client)
+        reader = connection.Streams(client)
         await read_one_more(reader, server)
         first.terminate()
         with server_an_hour_behind(folder):

@@ -16,8 +16,7 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.results import ChunkScores
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.producer.client.aio import bridge
-from rankmill.producer.client.aio.connection import LoopRedis
-from rankmill.producer.client.aio.streams import Streams
+from rankmill.producer.client.aio.connection import LoopRedis, Streams
 from tests.conftest import Server
 from tests.harness.waiting import waiting_jobs
 from tests.producer.aio.test_aio import NOBODY, in_a_loop, runs_left
