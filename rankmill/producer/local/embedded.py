@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from rankmill.jobs.contract.errors import EmbeddedError
@@ -74,13 +75,10 @@ class EmbeddedCluster:
             stdout=subprocess.PIPE,
             start_new_session=True,  # so that Ctrl-C reaches only this process, which then ends the others
         )
+        self.pid = self._process.pid
+        """Process id of the supervisor, the parent of the server and the workers."""
         system.Thread(target=self._listen, name="embedded-events", daemon=True).start()
         return self
-
-    @property
-    def pid(self) -> int:
-        """Process id of the supervisor, the parent of the server and the workers."""
-        return self._process.pid
 
     def url(self) -> str:
         """URL of the server; waits until the server is ready."""
@@ -126,14 +124,11 @@ class EmbeddedCluster:
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._note(json.loads(line))
-        self._note({"event": "failed", "reason": "the embedded server has stopped unexpectedly"})
-
-    def _note(self, event: dict[str, Any]) -> None:
-        if event["event"] == "failed":
-            self.failure = self.failure or str(event["reason"])
-        self._events.put(event)
+        stopped = {"event": "failed", "reason": "the embedded server has stopped unexpectedly"}
+        for event in chain(map(json.loads, self._process.stdout), [stopped]):
+            if event["event"] == "failed":
+                self.failure = self.failure or str(event["reason"])
+            self._events.put(event)
 
 
 @dataclass

@@ -73,7 +73,8 @@ class GpuSharing:
             return
         self._due = system.monotonic() + LOOK_SECONDS
         try:
-            reports = self._reports()
+            with closing(client_for(self._url, 0)) as client:
+                reports = known_reports(client, [worker.rq_name for worker in self._processes.workers])
         except (RedisError, RankmillError):
             return  # other code waits for the server, and reports the failure
         for gpu, shared in self._gpus.items():
@@ -81,10 +82,6 @@ class GpuSharing:
             if why := shared.see({worker.rq_name: reports.get(worker.rq_name) for worker in mine}):
                 self._processes.add_beside(mine)
                 self._say(f"{len(mine) + 1} workers share GPU {gpu}: {why}")
-
-    def _reports(self) -> Mapping[str, WorkerReport | None]:
-        with closing(client_for(self._url, 0)) as client:
-            return known_reports(client, [worker.rq_name for worker in self._processes.workers])
 
 
 class SharedGpu:

@@ -72,7 +72,9 @@ def supervise(queue: str, environs: Sequence[Mapping[str, str]], *, share_gpus: 
         on_death=lambda worker, code: _emit(
             event="worker-died", worker=worker.name, code=code, words=_last_words(directory, worker.name)
         ),
-        on_given_up=lambda worker: _emit(event="worker-given-up", said=_given_up(directory, worker)),
+        on_given_up=lambda worker: _emit(
+            event="worker-given-up", said=f"{_why(directory, worker)}; the other workers go on without it"
+        ),
     )
     server = None
     try:
@@ -111,17 +113,14 @@ def _keep(
             continue  # the parent knows about the failure, and will end this process
         failed = processes.restart_dead()
         if failed:
-            words = _last_words(directory, failed.name)
-            _emit(event="failed", reason=words if failed.refuses else _how_it_died(failed, words))
+            _emit(event="failed", reason=_why(directory, failed))
 
 
-def _how_it_died(worker: LocalWorker, words: str) -> str:
-    return f"worker {worker.name} has died {worker.early_deaths} times in a row, last with {words!r}"
-
-
-def _given_up(directory: Path, worker: LocalWorker) -> str:
+def _why(directory: Path, worker: LocalWorker) -> str:
     words = _last_words(directory, worker.name)
-    return f"{words if worker.refuses else _how_it_died(worker, words)}; the other workers go on without it"
+    if worker.refuses:
+        return words
+    return f"worker {worker.name} has died {worker.early_deaths} times in a row, last with {words!r}"
 
 
 def _sharing(processes: WorkerProcesses, url: str | None) -> Callable[[], None]:
@@ -239,15 +238,6 @@ def _last_words(directory: Path, name: str) -> str:
         return lines[-1]
 
 
-def _failures() -> tuple[type[Exception], ...]:
-    """Return the types of errors that this process reports to its parent in one line. Errors of other types
-    end this process with a traceback. Call this only after an error, because redis-py is slow to import.
-    """
-    from redis import RedisError
-
-    return (OSError, RedisError, RankmillError)
-
-
 def main() -> None:
     """Run as ``python -m rankmill.producer.local.supervisor CONFIG``, with the config as JSON."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -256,7 +246,7 @@ def main() -> None:
     set_up(*config["log"])
     try:
         supervise(config["queue"], config["environs"], share_gpus=config["share_gpus"])
-    except _failures() as error:
+    except (OSError, RankmillError) as error:
         _emit(event="failed", reason=" ".join(str(error).split()))
 
 
