@@ -12,7 +12,7 @@ from rankmill.jobs.contract.file_request import FileRequest
 from rankmill.jobs.contract.spec import OPEN_PRECISIONS
 from rankmill.jobs.model_names import ModelNames
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.producer.collect.repeats import EarlierScores, read_earlier
+from rankmill.producer.collect.scored import EarlierScores, read_earlier
 from rankmill.producer.files.formats.parquet import metadata_of, scored_rows
 from rankmill.producer.files.manifest import content_here
 from rankmill.producer.files.outputs import option_of

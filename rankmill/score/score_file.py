@@ -25,7 +25,7 @@ from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 from rankmill.producer.client.runs import ScoringRun
 from rankmill.producer.collect.journal import Journal
-from rankmill.producer.collect.repeats import EarlierScores, no_earlier
+from rankmill.producer.collect.scored import EarlierScores, no_earlier
 from rankmill.producer.files.manifest import manifest
 from rankmill.producer.files.plan import OutputPlan, names_of_score_columns
 from rankmill.producer.files.shards import shard_metadata

@@ -23,9 +23,9 @@ from rankmill.producer.client.joined import start_several
 from rankmill.producer.client.runs import Scores, ScoringRun, as_array
 from rankmill.producer.client.sync_client import Client
 from rankmill.producer.collect.pairs import USUAL_COLUMNS, cut_pairs
+from rankmill.producer.collect.presence import WorkerPresence
 from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.local.embedded import EmbeddedCluster
-from rankmill.producer.local.worker_watch import WorkerWatch
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ class Session:
             raise
 
     @cached_property
-    def watch(self) -> WorkerWatch:
-        return WorkerWatch(self.client.store.redis, self._settings.queue, self.embedded)
+    def watch(self) -> WorkerPresence:
+        return self.client.presence(self._settings.queue)
 
     @contextmanager
     def run(
@@ -134,15 +134,11 @@ class Session:
 
         While results are awaited, the session watches the workers, and calls `on_wait`. The other parameters
         are those of `Client.start` and `start_several`.
-
-        Raises
-        ------
-        InputError
-            The queue has only workers that cannot score.
         """
-        self.watch.check_queue()
 
         def look() -> None:
+            if self.embedded:
+                self.embedded.check()
             self.watch.look()
             on_wait()
 
@@ -164,7 +160,7 @@ class Session:
         Raises
         ------
         InputError
-            No worker could score the test row, or the queue has only workers that cannot score.
+            No worker could score the test row.
         """
         inputs = self._settings.inputs
         columns = USUAL_COLUMNS[inputs]

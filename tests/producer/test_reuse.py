@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rankmill.jobs.contract.results import ChunkFailure, ChunkScores
 from rankmill.producer.collect.journal import Journal
-from rankmill.producer.collect.repeats import EarlierScores, distinct_pairs, no_earlier, read_earlier
+from rankmill.producer.collect.scored import EarlierScores, distinct_pairs, no_earlier, read_earlier
 from rankmill.producer.collect.sizing import WindowSize
 from tests.harness.queue_by_hand import STATS, QueueByHand
 

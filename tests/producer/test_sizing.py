@@ -31,60 +31,31 @@ def sizing(model: str, learnt: dict[str, int] | None = None) -> Sizing:
 
 
 def test_chunks_follow_the_slowest_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk is a second's work of its device, by what it says with its last result."""
     clock = Clock(monkeypatch)
     learnt: dict[str, int] = {}
     size = sizing("m", learnt)
+    assert not size.is_known
     assert size.rows_at(0) == MIN_ROWS
-    for _ in range(5):
-        clock.now += 0.5
-        size.see("m", "slow", 50)
-        size.see("m", "fast", 5000)
+    size.see("m", "fast", 16, 0.0016)
+    assert size.is_known
+    assert size.rows_at(0) == 8 * MIN_ROWS  # its device could score 10,000
+    size.see("m", "slow", 50, 0.5)
+    size.see("m", "fast", 128, 0.0128)
     assert size.rows_at(0) == 100
-    for _ in range(8):  # no more results of the slow worker
-        clock.now += 10
-        size.see("m", "fast", 50_000)
-    assert size.rows_at(0) == 5000
-    clock.now += 1
-    size.see("m", "fast", 500_000)
-    clock.now += 1
-    size.see("m", "fast", 500_000)
+    size.see("m", "slow", 16, 0.0)  # says nothing
+    assert size.rows_at(0) == 100
+    clock.now += 31  # no more results of the slow worker
+    for rows in (100, 800, 6400):
+        size.see("m", "fast", rows, rows / 10_000)
+    assert size.rows_at(0) == 10_000
+    size.see("m", "fast", 10_000, 0.01)
     assert size.rows_at(0) == MAX_ROWS
     assert sizing("m", learnt).rows_at(0) == MAX_ROWS  # the client's next run begins with it
     assert sizing("another", learnt).rows_at(0) == MIN_ROWS
     fixed = Sizing(7)
-    fixed.see("m", "w", 7)
+    fixed.see("m", "w", 7, 1.0)
     assert fixed.rows_at(0) == 7
-
-
-def test_results_that_come_together_are_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker of 1,000 pairs/s scores chunks together, and their results come at once, each half second."""
-    clock = Clock(monkeypatch)
-    size = sizing("m")
-    for burst in range(1, 40):
-        for number in range(10):
-            clock.now = burst * 0.5 + number * 0.01
-            size.see("m", "w", 50)
-            assert size.rows_at(0) <= 1200
-    assert size.rows_at(0) >= 900
-
-
-def test_first_chunks_follow_what_a_worker_says_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second of the device's work, with the first result; then the measured speed counts."""
-    clock = Clock(monkeypatch)
-    size = sizing("m")
-    assert not size.is_known
-    size.see("m", "w", 16, device_seconds=0.16)
-    assert size.is_known
-    assert size.rows_at(0) == 100
-    size.see("m", "slow", 16, device_seconds=0.8)
-    assert size.rows_at(0) == 20
-    for _ in range(3):
-        clock.now += 0.4
-        size.see("m", "w", 20, device_seconds=0.2)
-        size.see("m", "slow", 20, device_seconds=1.0)
-    assert size.rows_at(0) == 50  # they score 50 pairs a second each: others use their devices as well
-    size.see("m", "old", 16)  # says nothing
-    assert size.rows_at(0) == 50
 
 
 def test_few_small_chunks_are_cut_before_the_speed_is_known() -> None:
@@ -124,7 +95,7 @@ def test_several_models_share_chunks_and_no_chunk_crosses_a_part(tmp_path: Path)
     assert [size.rows_at(start) for start in (0, 60, 100, 120, 140, 160, 200, 210)] == [
         50, 40, 20, 20, 20, 50, 10, 50
     ]  # fmt: skip
-    size.see("quick", "w", 16, device_seconds=0.64)
+    size.see("quick", "w", 16, 0.64)
     assert size.rows_at(210) == 25
     for journal in journals:
         journal.close()

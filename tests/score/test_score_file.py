@@ -20,14 +20,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.faults.outages import full
+from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import (
+    SCORING_FIELD,
     WorkerReport,
     announce_worker,
     queue_workers,
     worker_doings,
 )
-from rankmill.producer.local import worker_watch
-from rankmill.producer.local.worker_watch import WorkerWatch
+from rankmill.producer.collect import presence
+from rankmill.producer.collect.presence import WorkerPresence
 from tests.conftest import BIN, ENVIRON, Server, StartWorker, score_file, start_command, wait_for
 from tests.harness.models.tiny import cross_encoder, make_bert
 from tests.harness.preloaded import PreloadedProcess
@@ -77,7 +79,7 @@ def test_the_load_of_a_model_is_shown_and_is_no_part_of_the_speed(
     worker = workers(name="w", worker_class="tests.harness.misbehaving.MisbehavingWorker", environ=slow)
     process = start_command("score-file", source, *options(server, tiny_model), "--json")
     wait_for(lambda: worker_doings(server.client, ["w"]).keys() == {"loading"}, worker)
-    watch = WorkerWatch(server.client, "rankmill", None)
+    watch = WorkerPresence(RunStore(server.client), server.url, "rankmill", 60)
     assert watch.doing() == "waiting for a worker"
     watch.look()
     assert re.fullmatch(rf"loading \S+{tiny_model.name} on cpu", watch.doing())
@@ -91,12 +93,12 @@ def test_the_load_of_a_model_is_shown_and_is_no_part_of_the_speed(
 def test_workers_that_cannot_send_heartbeats_still_count(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_watch, "_LOOK_SECONDS", 0)
+    monkeypatch.setattr(presence, "_LOOK_SECONDS", 0)
     client = server.client
     client.sadd("rq:workers:rankmill", "rq:worker:w")
-    client.hset("rq:worker:w", "birth", "some time")
+    client.hset("rq:worker:w", mapping={"birth": "some time", SCORING_FIELD: 1})
     announce_worker(client, "w", WorkerReport(device="cpu", started=1, beat=1), 1)
-    watch = WorkerWatch(client, "rankmill", None)
+    watch = WorkerPresence(RunStore(client), server.url, "rankmill", 60)
     watch.look()
     assert watch.workers == 1
     with full(client):

@@ -8,7 +8,6 @@ array([-1.8], dtype=float32)
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -46,7 +45,6 @@ _REFUSED = {
 }
 """Arguments of sentence-transformers' `CrossEncoder` that rankmill's class refuses, each with the reason."""
 
-_WITHOUT_EFFECT = frozenset({"model_card_data"})
 _MODEL = frozenset({"attn_implementation", "device_map", "low_cpu_mem_usage"})
 _PROCESSOR = frozenset({"padding_side", "use_fast"})
 """Entries of ``model_kwargs`` and ``processor_kwargs`` that are accepted and ignored, because they do not
@@ -419,9 +417,9 @@ class CrossEncoder:
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Set the precision if a dtype is given; devices are ignored, because workers choose them."""
-        dtypes = [argument for argument in (*args, *kwargs.values()) if str(argument).startswith("torch.")]
-        for dtype in dtypes:
-            self._spec |= _precision_of({"dtype": dtype})
+        for argument in (*args, *kwargs.values()):
+            if str(argument).startswith("torch."):
+                self._spec |= _precision_of({"dtype": argument})
         return self
 
     def cuda(self, device: object = None) -> Self:
@@ -444,19 +442,15 @@ class CrossEncoder:
 
     def float(self) -> Self:
         """Score in fp32 from now on."""
-        return self._with(precision="fp32")
+        return self.to("torch.float32")
 
     def half(self) -> Self:
         """Score in fp16 from now on."""
-        return self._with(precision="fp16")
+        return self.to("torch.float16")
 
     def bfloat16(self) -> Self:
         """Score in bf16 from now on."""
-        return self._with(precision="bf16")
-
-    def _with(self, **spec: Any) -> Self:
-        self._spec |= spec
-        return self
+        return self.to("torch.bfloat16")
 
     def start_multi_process_pool(self, target_devices: object = None) -> dict[str, Any]:
         """Return a pool without processes. Processes are not needed here, because workers score the pairs."""
@@ -536,19 +530,16 @@ class CrossEncoder:
                 f"{len(scored.errors):,} of {len(scored):,} pairs have no score; pair {row}: {reason}"
             )
         scores = np.asarray(scored, np.float32)
-        self._check_labels(len(scored.labels) or 1)
-        if function and not activation:
-            logits = _torch().from_numpy(scores.reshape(len(scores), -1))
-            scores = np.asarray(function(logits), np.float32).reshape(scores.shape)
-        return scores
-
-    def _check_labels(self, outputs: int) -> None:
-        self._found_labels = outputs
+        self._found_labels = outputs = len(scored.labels) or 1
         if self.client.settings.all_labels and self._asked_labels not in (None, outputs):
             raise ConfigError(
                 f"num_labels is {self._asked_labels}, and model {self.client.settings.model} has {outputs}: "
                 "leave num_labels out, because another head would be random"
             )
+        if function and not activation:
+            logits = _torch().from_numpy(scores.reshape(len(scores), -1))
+            scores = np.asarray(function(logits), np.float32).reshape(scores.shape)
+        return scores
 
     def _prompt(self, prompt: str | None, name: str | None) -> str | None:
         """Return the prompt to put before each query, or ``None`` for the model's own prompt.
@@ -608,8 +599,7 @@ def _refuse_arguments(options: dict[str, Any], model: str) -> None:
     `ConfigError` for arguments that cannot be obeyed.
     """
     is_here = model == "demo" or Path(model).is_dir()
-    for name in _WITHOUT_EFFECT & options.keys():
-        del options[name]
+    options.pop("model_card_data", None)
     for name in _REFUSED.keys() & options.keys():
         value = options.pop(name)
         nothing = value is None or value is False or value == [] or (name == "token" and value is True)
@@ -663,8 +653,6 @@ def _is_pair(inputs: Any) -> bool:
 
 
 def _torch() -> Any:
-    if "torch" in sys.modules:
-        return sys.modules["torch"]
     try:
         return import_module("torch")
     except ImportError:

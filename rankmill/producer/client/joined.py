@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import tee
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,7 @@ from rankmill.jobs.contract.run import Progress
 from rankmill.jobs.contract.shown import natural_order
 from rankmill.producer.client.runs import Join, ScoringRun, as_array, joined
 from rankmill.producer.collect.pairs import OpenTables
-from rankmill.producer.collect.repeats import no_earlier
-from rankmill.producer.collect.scored import ScoredTable, joined_tokens
+from rankmill.producer.collect.scored import ScoredTable, joined_scores, joined_tokens, no_earlier
 from rankmill.producer.collect.sizing import Sizing
 
 RowNumbers = npt.NDArray[np.int64]
@@ -88,20 +87,10 @@ def start_several(
     def together(readers: Sequence[Iterator[ScoredTable]]) -> Iterator[ScoredTable]:
         return (_together(names, parts) for parts in zip(*readers, strict=True))
 
-    return joined(runs, Join(together, _mean_progress, itemgetter(0)))
+    def slowest(progresses: Sequence[Progress]) -> Progress:
+        return min(progresses, key=attrgetter("rows"))
 
-
-def _mean_progress(progresses: Sequence[Progress]) -> Progress:
-    def mean(values: list[float]) -> float:
-        return sum(values) / len(values)
-
-    return Progress(
-        rows=int(mean([part.rows for part in progresses])),
-        row_errors=max(part.row_errors for part in progresses),
-        since=mean([part.since for part in progresses]),
-        since_rows=int(mean([part.since_rows for part in progresses])),
-        at=mean([part.at for part in progresses]),
-    )
+    return joined(runs, Join(together, slowest, itemgetter(0)))
 
 
 def _together(models: Sequence[str], parts: Sequence[ScoredTable]) -> ScoredTable:
@@ -204,16 +193,11 @@ def split_run(table: pa.Table, rows: Sequence[RowNumbers], runs: Sequence[Scorin
         read[:] = [[] for _ in runs]
         if not parts:
             return
-        kinds = [part.scores.type for part in parts]
-        kind = next((kind for kind in kinds if pa.types.is_fixed_size_list(kind)), pa.float32())
-        scores = [
-            part.scores if part.scores.type == kind else pa.nulls(len(part.scores), kind) for part in parts
-        ]
         order = pa.array(np.argsort(np.concatenate(rows)))
         tokens = joined_tokens(parts)
         yield ScoredTable(
             table=table,
-            scores=pa.concat_arrays(scores).take(order),
+            scores=joined_scores(parts).take(order),
             errors=pa.concat_arrays([part.errors for part in parts]).take(order),
             stats=None,
             attempts=max(part.attempts for part in parts),

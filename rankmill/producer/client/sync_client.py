@@ -43,14 +43,13 @@ from rankmill.producer.client.runs import (
     ranked,
     read_together,
 )
-from rankmill.producer.collect.cleanup import RunCleaner
 from rankmill.producer.collect.detached import expired, submit_detached
 from rankmill.producer.collect.driver import RunDriver, collect_detached
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.live import live_run
 from rankmill.producer.collect.pairs import COLUMNS, USUAL_COLUMNS, cut_pairs, rows_given
 from rankmill.producer.collect.presence import WorkerPresence
-from rankmill.producer.collect.repeats import EarlierScores
+from rankmill.producer.collect.scored import EarlierScores
 from rankmill.producer.collect.sizing import Sizing, WindowSize
 from rankmill.producer.local.embedded import EmbeddedCluster, shared_cluster
 
@@ -149,7 +148,6 @@ class Client:
         self._opened()
         self._names = self._names_class(self.settings)
         self._shadows = system.Semaphore(_SHADOWS)
-        self._cleaner = RunCleaner(self.store)
         self._chunk_rows: dict[str, int] = {}
         self._cluster: EmbeddedCluster | None = None
         self._ends = ExitStack()
@@ -289,9 +287,9 @@ class Client:
             total = "rows as they come" if rows is None else f"{rows} rows"
             logger.info("run begins: %s on queue %r, model %s", total, run.queue, run.spec.model)
         window = WindowSize(settings.window, settings.window_mib << 20, sharers)
-        kept = live_run(self.store, run, self._cleaner, columns, journal, row_tokens=row_tokens)
+        kept = live_run(self.store, run, columns, journal, row_tokens=row_tokens)
         driver = RunDriver(kept, tables, sizing, window, reuse)
-        driver.deadline, driver.presence = deadline, self._presence(run.queue)
+        driver.deadline, driver.presence = deadline, self.presence(run.queue)
 
         def look() -> None:
             if self._cluster:
@@ -546,12 +544,11 @@ class Client:
 
     def _attached(self, run: Run, chunks: DetachedChunks) -> ScoringRun:
         driver = collect_detached(self.store, run, chunks)
-        driver.presence = self._presence(run.queue)
+        driver.presence = self.presence(run.queue)
         return ScoringRun(driver)
 
-    def _presence(self, queue: str) -> WorkerPresence | None:
-        if self._no_workers_seconds is None:
-            return None
+    def presence(self, queue: str) -> WorkerPresence:
+        """Return the object that watches the workers of `queue` for all runs of this client."""
         new = WorkerPresence(self.store, self.url, queue, self._no_workers_seconds)
         return self._presences.setdefault(queue, new)
 

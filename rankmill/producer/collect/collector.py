@@ -25,12 +25,23 @@ from rankmill.jobs.contract.results import (
     joined_usage,
     used_by,
 )
-from rankmill.jobs.contract.run import Run, Settled, settled_by
+from rankmill.jobs.contract.run import (
+    Run,
+    Settled,
+    settled_by,
+)
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.runtime.logs import about
 from rankmill.producer.collect.progress import RowCounter
-from rankmill.producer.collect.repeats import ChunkPairs, EarlierScores, distinct_pairs
-from rankmill.producer.collect.scored import ScoredTable, join_results, row_results, scored_table
+from rankmill.producer.collect.scored import (
+    ChunkPairs,
+    EarlierScores,
+    ScoredTable,
+    distinct_pairs,
+    join_results,
+    row_results,
+    scored_table,
+)
 from rankmill.producer.collect.sizing import Load, WindowSize
 
 logger = logging.getLogger(__name__)
@@ -41,13 +52,14 @@ class Piece:
     """The rows that one job scores: all rows of a chunk, or a part of them.
 
     ``failed`` counts the failed attempts. ``suspect`` means that the piece may kill its worker, because the
-    piece is half of a larger one whose worker died.
+    piece is half of a larger one whose worker died. ``trace`` is the OpenTelemetry context of the chunk.
     """
 
     id: ChunkId
     table: pa.Table
     failed: int = 0
     suspect: bool = False
+    trace: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def chunk(self) -> int:
@@ -67,11 +79,7 @@ class Piece:
         middle = len(self.table) // 2
         cuts = ((0, middle), (middle, len(self.table) - middle))
         return [
-            Piece(
-                PieceId(self.chunk, self.start + at, rows),
-                self.table.slice(at, rows),
-                suspect=True,
-            )
+            Piece(PieceId(self.chunk, self.start + at, rows), self.table.slice(at, rows), 0, True, self.trace)
             for at, rows in cuts
         ]
 
@@ -113,18 +121,15 @@ class Accepted(NamedTuple):
     ----------
     taken
         The results, each with its piece (a chunk or a part of one).
-    halves
-        Halves of chunks that may kill workers. They must be sent.
-    unusable
-        Pieces with an unusable result, and the reason. They must be sent again, unless their job will write
-        another result.
+    jobless
+        Chunks, or parts of chunks, that may have no job in Redis, each with the reason. They are halves of a
+        chunk that may kill workers, or have an unusable result.
     used
         Tokens and device time of each finished chunk, by the index of the result that finished the chunk.
     """
 
     taken: list[tuple[Piece, ChunkResult]]
-    halves: list[Piece]
-    unusable: dict[ChunkId, str]
+    jobless: dict[ChunkId, str]
     used: dict[int, dict[str, Amounts]]
 
 
@@ -233,9 +238,6 @@ class Collector:
         """
         self.fatal: ChunkFailure | None = None
         """The failure that makes it impossible to score the run, if there is one."""
-        self.most_bytes = 0
-        """Estimate of the most bytes of tables that were in Redis at the same time, counted before encoding.
-        """
         self._run, self._window = run, window
         self._unfinished: dict[int, UnfinishedChunk] = {}
         self._finished: list[FinishedChunk] = []
@@ -302,7 +304,6 @@ class Collector:
             self._enter(self.pieces[chunk], size)
         tables = sum(self.pieces[chunk].table_bytes for chunk in sizes)
         self._payload_share = sum(sizes.values()) / max(tables, 1)
-        self.most_bytes = max(self.most_bytes, int(self._load.payload / self._payload_share))
 
     def news(self, results: Iterable[ChunkResult | BadResult]) -> Settled | None:
         """Return the facts that all chunks must share, such as the precision. Facts that are not known yet
@@ -316,8 +317,7 @@ class Collector:
     def accept(self, results: Iterable[ChunkResult | BadResult], now: float) -> Accepted:
         """Accept results that came at `now` (s since 1970), and finish the chunks that have all results."""
         taken: list[tuple[Piece, ChunkResult]] = []
-        fresh: list[Piece] = []
-        unusable: dict[ChunkId, str] = {}
+        jobless: dict[ChunkId, str] = {}
         used: dict[int, dict[str, Amounts]] = {}
         for place, result in enumerate(results):
             bad = self._objection(result)
@@ -325,7 +325,7 @@ class Collector:
                 with about(chunk="unknown" if result.chunk is None else str(result.chunk)):
                     logger.warning("a result cannot be used: %s", bad)
                 if result.chunk in self.pieces:
-                    unusable[result.chunk] = str(bad)
+                    jobless[result.chunk] = f"its result cannot be used: {bad}"
                 continue
             piece = self.pieces.pop(result.chunk, None)
             if piece is None:
@@ -337,9 +337,8 @@ class Collector:
                 continue
             taken.append((piece, result))
             if isinstance(result, ChunkFailure) and result.died and len(piece.table) > 1:
-                halves = piece.halves()
-                self.pieces |= {half.id: half for half in halves}
-                fresh += halves
+                self.pieces |= (halves := {half.id: half for half in piece.halves()})
+                jobless |= dict.fromkeys(halves, "it was lost")
                 continue
             chunk = self._unfinished[piece.chunk]
             chunk.results.append((piece, result))
@@ -350,9 +349,7 @@ class Collector:
                     used[place] = of_chunk
                 self._has_answer(piece.chunk, whole)
         self.rows.see(now)
-        still_bad = {name: why for name, why in unusable.items() if name in self.pieces}
-        unsent = [piece for piece in fresh if piece.id in self.pieces]
-        return Accepted(taken, unsent, still_bad, used)
+        return Accepted(taken, jobless, used)
 
     def retry(
         self, reasons: Mapping[ChunkId, str], failed: Mapping[ChunkId, int]
@@ -448,10 +445,11 @@ class Collector:
 
     def _enter(self, piece: Piece, payload: int) -> None:
         self._payloads[piece.id] = payload
-        self._load = self._load.plus(len(piece.table), payload)
+        pieces, rows, load = self._load
+        self._load = Load(pieces + 1, rows + len(piece.table), load + payload)
 
     def _leave(self, piece: Piece) -> None:
         payload = self._payloads.pop(piece.id, None)
         if payload is not None:
-            rows = len(piece.table)
-            self._load = Load(self._load.pieces - 1, self._load.rows - rows, self._load.payload - payload)
+            pieces, rows, load = self._load
+            self._load = Load(pieces - 1, rows - len(piece.table), load - payload)

@@ -20,12 +20,12 @@ from rankmill.jobs.contract.run import Run, Settled
 from rankmill.jobs.contract.wire import decode_rows, encode_rows
 from rankmill.jobs.protocol.runs import DetachedChunks, RunStore
 from rankmill.jobs.runtime.patience import redis_errors
-from rankmill.producer.collect.cleanup import RunCleaner
+from rankmill.producer.collect.cleanup import remove_run
 from rankmill.producer.collect.collector import Collector, Piece
-from rankmill.producer.collect.live import Carrier, LiveRun
+from rankmill.producer.collect.live import LiveRun
 from rankmill.producer.collect.pairs import OpenTables
 from rankmill.producer.collect.progress import RowCounter
-from rankmill.producer.collect.repeats import EarlierScores
+from rankmill.producer.collect.scored import EarlierScores
 from rankmill.producer.collect.sizing import AT_ONCE, WindowSize
 
 
@@ -43,7 +43,7 @@ class DetachedRun(LiveRun):
     stays = True
 
     def __init__(self, store: RunStore, run: Run, chunks: DetachedChunks) -> None:
-        super().__init__(store, run, RunCleaner(store), ())
+        super().__init__(store, run, ())
         self._chunks = dict(chunks.chunks)
         self._after = "0"  # id of the last entry that was read from the stream
 
@@ -75,8 +75,8 @@ class DetachedRun(LiveRun):
         """
         return news
 
-    def payloads(self, pieces: Sequence[Piece], carrier: Carrier) -> dict[ChunkId, Payload]:
-        return {piece.id: self._payload(piece, self._stored_pairs(piece), carrier) for piece in pieces}
+    def payloads(self, pieces: Sequence[Piece]) -> dict[ChunkId, Payload]:
+        return {piece.id: self._payload(piece, self._stored_pairs(piece)) for piece in pieces}
 
     def results(self, block_ms: int) -> list[tuple[str, ChunkResult | BadResult]]:
         """Return the results that this process has not read yet, each with the id of its stream entry. Wait
@@ -110,7 +110,7 @@ class DetachedRun(LiveRun):
         if not self.store.exists(self.run.id):
             raise expired(self.run.id, self.run.ttl)
 
-    def cancel(self, chunks: Collection[ChunkId], *, hurry: bool) -> None:
+    def cancel(self, chunks: Collection[ChunkId]) -> None:
         """Delete the run and its waiting chunks, and tell all processes that collect the run."""
         with redis_errors():
             self.store.delete(self.run, chunks, tell=True)
@@ -167,7 +167,7 @@ def submit_detached(
             store.unlist(run)  # no producer would remove the run from the list of unfinished runs
         except BaseException:
             if chunks:
-                RunCleaner(store).remove(run, [first for first, _ in chunks])
+                remove_run(store, run, [first for first, _ in chunks])
             raise
         finally:
             OpenTables(tables, tables).close()

@@ -11,13 +11,7 @@ import pyarrow as pa
 from opentelemetry.trace import Span
 
 from rankmill.jobs.contract import keys
-from rankmill.jobs.contract.errors import (
-    InputError,
-    RedisUnavailable,
-    RunCancelled,
-    RunFailed,
-    RunTimeout,
-)
+from rankmill.jobs.contract.errors import InputError, RedisUnavailable, RunCancelled, RunFailed, RunTimeout
 from rankmill.jobs.contract.keys import ChunkId
 from rankmill.jobs.contract.results import BadResult, ChunkResult, ChunkScores
 from rankmill.jobs.contract.run import Progress, RowError, Run
@@ -31,8 +25,7 @@ from rankmill.producer.collect.detached import DetachedRun
 from rankmill.producer.collect.live import LiveRun
 from rankmill.producer.collect.pairs import OpenTables
 from rankmill.producer.collect.presence import WorkerPresence
-from rankmill.producer.collect.repeats import EarlierScores
-from rankmill.producer.collect.scored import ScoredTable
+from rankmill.producer.collect.scored import EarlierScores, ScoredTable
 from rankmill.producer.collect.sizing import AT_ONCE, Sizing, WindowSize
 from rankmill.producer.collect.spool import Spool
 
@@ -94,6 +87,9 @@ class RunDriver:
         """
         self.presence: WorkerPresence | None = None
         """Checks that the queue has workers while the run waits for results; ``None`` means no check."""
+        self.is_detached = kept.stays
+        """Whether the run continues without this process."""
+        self.is_cancelled = False
         self._kept, self._store, self._sizing, self._window = kept, kept.store, sizing, window
         sizing.add(self.run)
         self._source = OpenTables(source, source)
@@ -104,30 +100,15 @@ class RunDriver:
         self._waits_since = self._collected = self._heard = system.monotonic()
         self._looked = -math.inf
         self._sized = sizing.is_known
-        self._cancelled = False
         self._is_handed_out = False  # whether the reader has got a table, and not asked for the next one
         self._has_ended = False  # whether all tables were read, and the run was ended on the server
         # Another thread may call `cancel`, which must not run while results are accepted.
         self._accepting = system.RLock()
         self._reading = system.Lock()  # held to read or close the source
-        self._late = False  # whether `deadline` had passed at the last `_look_around`
         self._unsent: list[Piece] = []
         """Chunks, or parts of chunks, to send. After an interruption, the next call of `fill` sends them."""
         self._jobless: dict[ChunkId, str] = {}
-        """Chunks, or parts of chunks, that may have no job in Redis, each with the reason.
-
-        They are new halves of a chunk, or have an unusable result. If they are given up, their rows' errors
-        state the reason.
-        """
-
-    @property
-    def is_detached(self) -> bool:
-        """Whether the run continues without this process."""
-        return self._kept.stays
-
-    @property
-    def is_cancelled(self) -> bool:
-        return self._cancelled
+        """As in `Accepted`. If they are given up, their rows' errors state the reason."""
 
     def begin(self) -> None:
         """Store the run on the server, unless it is stored together with its first chunks."""
@@ -192,9 +173,9 @@ class RunDriver:
                     self._check_notes()
         except (RunFailed, RunCancelled):
             # Do not cancel a detached run: each process that collects it must be able to see the reason.
-            if not (self.is_detached or self._cancelled):
+            if not (self.is_detached or self.is_cancelled):
                 self.cancel()
-            if self._cancelled:
+            if self.is_cancelled:
                 self._spool.close()
                 self._close_source()
             raise
@@ -242,13 +223,13 @@ class RunDriver:
         """Cancel the run and remove its waiting chunks from the queue. If the run is detached, tell all
         processes that collect the run.
         """
-        if not self._cancelled:
+        if not self.is_cancelled:
             self._span.add_event("cancelled")
             self._span.end()
         # After this, no result is accepted. `LiveRun.cancel` counts the usage of the accepted results.
         with self._accepting:
-            self._cancelled = True
-        self._kept.cancel({*self.collector.pieces, *self.collector.answered}, hurry=self._late)
+            self.is_cancelled = True
+        self._kept.cancel({*self.collector.pieces, *self.collector.answered})
         self._close_source()
 
     def _close_source(self) -> None:
@@ -260,7 +241,7 @@ class RunDriver:
                 self._reading.release()
 
     def _wants_chunks(self) -> bool:
-        has_room = not self.collector.ready or self._spool.has_room(self.collector.most_bytes)
+        has_room = self._spool.has_room or not self.collector.ready
         return has_room and not self._spool.full and self.collector.wants_chunks
 
     def _cut(self) -> None:
@@ -283,10 +264,11 @@ class RunDriver:
                 self._close_source()
                 break
             number = self.collector.cut
-            result = self._kept.known(number, len(table), self.collector.rows)
+            result = self._kept.known(number, len(table))
             if piece := self.collector.add(table, result):
                 self._unsent.append(piece)
                 self._spans[number] = tracing.begin("chunk", self._span, chunk=number, rows=len(table))
+                piece.trace = tracing.carrier(self._spans[number])
             self._keep_finished()
 
     def _wait(self) -> None:
@@ -345,15 +327,14 @@ class RunDriver:
             self._check_existence()
             return
         self._heard = system.monotonic()
-        self._settle([result for _, result in entries])
+        if news := self.collector.news([result for _, result in entries]):
+            is_last = self.collector.exhausted and len(self.collector.pieces) == 1
+            self.collector.how.settled = self._kept.settle(news, is_last=is_last)
         accepted = self._accept(entries)
         self._kept.forget([entry for entry, _ in entries], self.collector)
-        if self._cancelled:  # another thread has cancelled the run: delete what this one wrote after that
+        if self.is_cancelled:  # by another thread: delete what this one wrote after that
             self.cancel()
-        self._jobless |= {half.id: "it was lost" for half in accepted.halves}
-        self._jobless |= {
-            chunk: f"its result cannot be used: {why}" for chunk, why in accepted.unusable.items()
-        }
+        self._jobless |= accepted.jobless
 
     def _accept(self, entries: Sequence[tuple[str, ChunkResult | BadResult]]) -> Accepted:
         with self._accepting:
@@ -378,11 +359,6 @@ class RunDriver:
         self._check_cancelled()
         if self.collector.pieces:
             self._kept.check_existence()
-
-    def _settle(self, results: Sequence[ChunkResult | BadResult]) -> None:
-        if news := self.collector.news(results):
-            is_last = self.collector.exhausted and len(self.collector.pieces) == 1
-            self.collector.how.settled = self._kept.settle(news, is_last=is_last)
 
     def _keep_finished(self) -> None:
         finished = self.collector.pop_finished()
@@ -432,24 +408,22 @@ class RunDriver:
         pieces = self._unsent = [piece for piece in self._unsent if piece.id in self.collector.pieces]
         if not pieces:
             return
-        payloads = self._kept.payloads(pieces, self._carrier)
+        payloads = self._kept.payloads(pieces)
         self.collector.sent({chunk: len(payload.pairs) for chunk, payload in payloads.items()})
         try:
             self._kept.enqueue(payloads)
         finally:
-            if self._cancelled:  # another thread has cancelled the run: delete what this one wrote after that
+            if (
+                self.is_cancelled
+            ):  # another thread has cancelled the run: delete what this one wrote after that
                 self.cancel()
         self._unsent = []
         for piece in pieces:
             with about(chunk=piece.chunk, job=keys.job_id(self.run.id, piece.id)):
                 logger.debug("submitted %d rows", len(piece.table))
 
-    def _carrier(self, chunk: int) -> Mapping[str, str]:
-        span = self._spans.get(chunk)
-        return tracing.carrier(span) if span else {}
-
     def _check_cancelled(self) -> None:
-        if self._cancelled:
+        if self.is_cancelled:
             raise RunCancelled(f"run {self.run.id} was cancelled")
 
     @property
@@ -467,8 +441,7 @@ class RunDriver:
         self.on_wait()
         self.on_show()
         self._check_cancelled()
-        self._late = system.monotonic() > self.deadline
-        if self._late:
+        if system.monotonic() > self.deadline:
             raise RunTimeout(f"run {self.run.id}: {self.progress.rows} rows were done when the time was over")
 
     @contextmanager

@@ -54,7 +54,7 @@ SELECT chunk, rows FROM chunks
 WHERE chunk >= ? AND typeof(rows) = 'integer' AND rows BETWEEN 1 AND ? ORDER BY chunk LIMIT 1
 """
 
-_GET = "SELECT scores, CAST(about AS BLOB), rows FROM chunks WHERE chunk = ?"
+_GET = "SELECT scores, CAST(about AS BLOB) FROM chunks WHERE chunk = ?"
 
 
 class Account(WireModel):
@@ -133,8 +133,6 @@ class Journal:
         self._path = path
         self.folder = (place or path).parent
         self._check = check
-        self.damaged_rows = 0
-        """Number of rows whose result was damaged, and was deleted."""
         with self._told():
             self._db = sqlite3.connect(place or path)
             # In this mode SQLite keeps the index of its log in memory. In its usual mode, SQLite writes the
@@ -242,13 +240,11 @@ class Journal:
         if row is None:
             return None
         try:
-            return self._result(chunk, rows, *row[:2])
+            return self._result(chunk, rows, *row)
         except WireError as error:
             logger.warning("chunk %d is scored again, it is damaged in %s: %s", chunk, self._path, error)
             with self._at_work():
                 self._db.execute("DELETE FROM chunks WHERE chunk = ?", (chunk,))
-            if row[2] in range(MAX_CHUNK_ROWS + 1):
-                self.damaged_rows += int(row[2])
             return None
 
     def next_cut(self, start: int) -> tuple[int, int] | None:

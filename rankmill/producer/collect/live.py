@@ -6,7 +6,7 @@ A detached run treats its results differently: see `rankmill.producer.collect.de
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,20 +23,17 @@ from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.runtime.limits import cores
 from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.system import system
-from rankmill.producer.collect.cleanup import RunCleaner
+from rankmill.producer.collect.cleanup import remove_run
 from rankmill.producer.collect.collector import Collector, Piece
 from rankmill.producer.collect.journal import Account, Journal
 from rankmill.producer.collect.progress import RowCounter
-from rankmill.producer.collect.repeats import EarlierScores
+from rankmill.producer.collect.scored import EarlierScores
 from rankmill.producer.collect.sizing import WindowSize
 
 _ENCODERS = 8
 """At most this many threads encode and compress the chunks of a run. They run at the same time, because Arrow
 releases Python's lock meanwhile.
 """
-
-Carrier = Callable[[int], Mapping[str, str]]
-"""Returns the trace context of a chunk by the chunk's number, in the form that jobs contain."""
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +46,6 @@ class LiveRun:
     ----------
     store, run
         The store of runs in Redis, and the run.
-    cleaner
-        Removes the run from Redis when it has ended.
     columns
         Names of the query and passage columns of the run's tables, or of the only column.
     row_tokens
@@ -59,7 +54,6 @@ class LiveRun:
 
     store: RunStore
     run: Run
-    cleaner: RunCleaner
     columns: tuple[str, ...]
     row_tokens: bool = field(default=False, kw_only=True)
 
@@ -68,30 +62,28 @@ class LiveRun:
     is_brief: ClassVar = False
     """Whether the run is stored together with its first chunks, and deleted together with its last results.
     """
-    folder: ClassVar[Path | None] = None
-    """Folder for finished chunks that do not fit into memory; ``None`` means the system's temporary folder.
-    """
 
     def __post_init__(self) -> None:
+        self.folder: Path | None = None
+        """Folder for finished chunks that do not fit into memory; ``None`` means the system's temporary
+        folder.
+        """
+        self.made_by = [self.run.id]
+        """Ids of all runs whose scores this run returns.
+
+        With a journal, these include the earlier runs whose results the journal has. If one of them has wrong
+        scores, this run has wrong scores, too.
+        """
         self.used: dict[str, dict[str, Amounts]] = {}
         """Tokens and device time of collected results that are still in Redis, by the id of each result's
         entry in the run's stream.
         """
         self._entries: list[str] = []  # stream entries of collected results that are still in Redis
 
-    @property
-    def made_by(self) -> list[str]:
-        """Ids of all runs whose scores this run returns.
-
-        With a journal, these include the earlier runs whose results the journal has. If one of them has wrong
-        scores, this run has wrong scores, too.
-        """
-        return [self.run.id]
-
     def collector(self, window: WindowSize, reuse: EarlierScores | None) -> Collector:
         return Collector(self.run, window, RowCounter(0), reuse=reuse)
 
-    def known(self, chunk: int, rows: int, counter: RowCounter) -> ChunkResult | None:
+    def known(self, chunk: int, rows: int) -> ChunkResult | None:
         """Return the stored result of a chunk from an earlier run. A run without a journal has none."""
         return None
 
@@ -118,9 +110,9 @@ class LiveRun:
         """
         return news if is_last else self.store.settle(self.run, news)
 
-    def payloads(self, pieces: Sequence[Piece], carrier: Carrier) -> dict[ChunkId, Payload]:
+    def payloads(self, pieces: Sequence[Piece]) -> dict[ChunkId, Payload]:
         rows = sum(len(piece.table) for piece in pieces)
-        return self.store.compute(lambda: self._encode(pieces, carrier), rows)
+        return self.store.compute(lambda: self._encode(pieces), rows)
 
     def enqueue(self, payloads: Mapping[ChunkId, Payload]) -> None:
         self.store.enqueue(self.run, payloads)
@@ -170,18 +162,16 @@ class LiveRun:
         nothing, because `restore` writes the run to Redis again.
         """
 
-    def cancel(self, chunks: Collection[ChunkId], *, hurry: bool) -> None:
-        """Delete the run and its waiting chunks from Redis. With `hurry`, the first attempt is not repeated
-        while the caller waits.
-        """
-        self.cleaner.remove(self.run, chunks, hurry=hurry, used=self.used)
+    def cancel(self, chunks: Collection[ChunkId]) -> None:
+        """Delete the run and its waiting chunks from Redis."""
+        remove_run(self.store, self.run, chunks, used=self.used)
 
     def end(self, collector: Collector) -> str | None:
         """Delete the complete run from Redis. If a worker has found that the run's scores are wrong, return
         the reason.
         """
         used = self.used_in_all(collector)
-        deleted = self.cleaner.remove(self.run, [], answered=collector.answered, used=used)
+        deleted = remove_run(self.store, self.run, [], answered=collector.answered, used=used)
         return deleted.wrong if deleted else None
 
     def used_in_all(self, collector: Collector) -> Mapping[str, Usage]:
@@ -196,25 +186,19 @@ class LiveRun:
     def wrong(self, why: str) -> WrongScores:
         return WrongScores(f"scores of run {self.run.id} are wrong: {why}; score it again")
 
-    def _encode(self, pieces: Sequence[Piece], carrier: Carrier) -> dict[ChunkId, Payload]:
+    def _encode(self, pieces: Sequence[Piece]) -> dict[ChunkId, Payload]:
         def encoded(piece: Piece) -> Payload:
             columns = [piece.table[name] for name in self.columns]
-            return self._payload(piece, encode_rows(columns, self.run.inputs), carrier)
+            return self._payload(piece, encode_rows(columns, self.run.inputs))
 
         if len(pieces) == 1:
             return {pieces[0].id: encoded(pieces[0])}
         with system.Executor(min(cores(), _ENCODERS), "rankmill-encode") as threads:
             return dict(zip((piece.id for piece in pieces), threads.map(encoded, pieces), strict=True))
 
-    def _payload(self, piece: Piece, pairs: bytes, carrier: Carrier) -> Payload:
-        return Payload(
-            pairs,
-            len(piece.table),
-            carrier(piece.chunk),
-            suspect=piece.suspect,
-            row_tokens=self.row_tokens,
-            failed=piece.failed,
-        )
+    def _payload(self, piece: Piece, pairs: bytes) -> Payload:
+        rows = len(piece.table)
+        return Payload(pairs, rows, piece.trace, piece.suspect, self.row_tokens, piece.failed)
 
 
 class RequestRun(LiveRun):
@@ -247,7 +231,7 @@ class JournaledRun(LiveRun):
 
     Parameters
     ----------
-    store, run, cleaner, columns, row_tokens
+    store, run, columns, row_tokens
         As in `LiveRun`.
     journal
         The journal that stores results; chunks whose results it has are not submitted.
@@ -257,15 +241,7 @@ class JournaledRun(LiveRun):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._made_by = [*self.journal.runs, self.run.id]
-
-    @property
-    def folder(self) -> Path:  # type: ignore[override]
-        return self.journal.folder
-
-    @property
-    def made_by(self) -> list[str]:
-        return self._made_by
+        self.folder, self.made_by = self.journal.folder, [*self.journal.runs, self.run.id]
 
     def collector(self, window: WindowSize, reuse: EarlierScores | None) -> Collector:
         journal, finished = self.journal, self.journal.finished
@@ -279,28 +255,21 @@ class JournaledRun(LiveRun):
             scored=journal.account.scored,
         )
 
-    def known(self, chunk: int, rows: int, counter: RowCounter) -> ChunkResult | None:
-        """Return the journal's result of a chunk, or ``None`` if the journal has none or a damaged one.
-
-        The rows of a damaged result are subtracted from `counter`.
-        """
-        damaged = self.journal.damaged_rows
-        result = self.journal.get(chunk, rows)
-        counter.lose(self.journal.damaged_rows - damaged)
-        return result
+    def known(self, chunk: int, rows: int) -> ChunkResult | None:
+        return self.journal.get(chunk, rows)
 
     def keep(self, results: Mapping[int, tuple[int, ChunkResult]], scored: int) -> None:
         if results:
             account = Account(scored=scored, used=self.used, rest=self.journal.account.rest)
             self.journal.add(results, account)
 
-    def cancel(self, chunks: Collection[ChunkId], *, hurry: bool) -> None:
+    def cancel(self, chunks: Collection[ChunkId]) -> None:
         used: Mapping[str, Usage] = self.used
         # If a signal came before results were stored, `self.used` counts results that are not in the journal.
         # They are scored again, so only the usage in the journal counts.
         with suppress(InputError, OutputError):  # cancel the run even if the journal cannot be read
             used = self.journal.account.used
-        if self.cleaner.remove(self.run, chunks, hurry=hurry, used=used):
+        if remove_run(self.store, self.run, chunks, used=used):
             self.journal.is_in_redis = False
 
     def used_in_all(self, collector: Collector) -> Mapping[str, Usage]:
@@ -326,7 +295,6 @@ class JournaledRun(LiveRun):
 def live_run(
     store: RunStore,
     run: Run,
-    cleaner: RunCleaner,
     columns: tuple[str, ...],
     journal: Journal | None = None,
     *,
@@ -337,6 +305,6 @@ def live_run(
     If a `journal` is given, it stores the run's results. The other parameters are those of `LiveRun`.
     """
     if journal:
-        return JournaledRun(store, run, cleaner, columns, journal=journal, row_tokens=row_tokens)
+        return JournaledRun(store, run, columns, journal=journal, row_tokens=row_tokens)
     kind = RequestRun if run.priority == "request" else LiveRun
-    return kind(store, run, cleaner, columns, row_tokens=row_tokens)
+    return kind(store, run, columns, row_tokens=row_tokens)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,8 @@ from rankmill.jobs.contract.schema import Inputs
 from rankmill.jobs.contract.spec import SpecOptions
 from rankmill.jobs.contract.wire import is_pair, is_text, mended, text_bytes
 from rankmill.producer.collect.sizing import Sizing
+
+T = TypeVar("T", pa.Table, list[tuple[str | None, ...]])
 
 if TYPE_CHECKING:
 
@@ -116,16 +118,12 @@ def rows_given(
     InputError
         No parameter is given, or several are.
     """
-    given: list[tuple[Rows, SpecOptions]] = []
-    if pairs is not None:
-        given.append((pairs, spec))
-    if texts is not None:
-        given.append((texts, {**spec, "inputs": "texts"}))
-    if messages is not None:
-        given.append((messages, {**spec, "inputs": "conversations"}))
+    named: dict[Inputs, Rows | None] = {"pairs": pairs, "texts": texts, "conversations": messages}
+    given = [(rows, kind) for kind, rows in named.items() if rows is not None]
     if len(given) != 1:
         raise InputError(f"give one of pairs, texts and messages, not {len(given)} of them")
-    return given[0]
+    ((rows, kind),) = given
+    return rows, spec if kind == "pairs" else {**spec, "inputs": kind}
 
 
 def cut_pairs(pairs: Rows, columns: tuple[str, ...], sizing: Sizing, inputs: Inputs = "pairs") -> OpenTables:
@@ -138,43 +136,23 @@ def cut_pairs(pairs: Rows, columns: tuple[str, ...], sizing: Sizing, inputs: Inp
         The rows are of an unsupported type, a column does not exist, exists twice or has no text, or an item
         is not a row of the kind `inputs`.
     """
-    opened = tables_of(pairs, columns, inputs)
-    if opened is not None:
-        return OpenTables(cut_tables(opened, columns, sizing), opened)
+    if given := _table_of(pairs, columns, inputs):
+        _check_columns(given.schema, columns, inputs)
+        tables = given.tables
+        if inputs == "conversations":
+            (name,) = columns
+            tables = (pa.table({name: as_json(table[name]).cast(pa.large_string())}) for table in tables)
+        return OpenTables(cut_tables(tables, columns, sizing), given.opened)
     if not isinstance(pairs, Iterable) or isinstance(pairs, str | bytes | Mapping | type):
         kind = pairs.__name__ if isinstance(pairs, type) else type(pairs).__name__
         raise InputError(f"{inputs} are {kind}, which cannot be read; give {_ITEMS[inputs]}, {_TAKEN}")
     items = rows_of(pairs, inputs) if isinstance(pairs, np.ndarray) else iter(pairs)
     rows = (row_of(item, row, columns, inputs) for row, item in enumerate(items))
-    tables = chain.from_iterable(cut_long(table, columns) for table in _tables_from(rows, columns, sizing))
-    return OpenTables(tables, *([items] if isinstance(items, GeneratorType) else []))
+    opened = items if isinstance(items, GeneratorType) else None
+    return OpenTables(_tables_from(rows, columns, sizing), opened)
 
 
-def tables_of(pairs: object, columns: tuple[str, ...], inputs: Inputs = "pairs") -> OpenTables | None:
-    """Read pairs as tables of one schema, as a stream if possible.
-
-    Returns ``None`` if `pairs` are not a table of any kind.
-
-    Raises
-    ------
-    InputError
-        A column does not exist, exists twice or has no text, or Arrow cannot read `pairs` as a table.
-    """
-    given = _table_of(pairs, columns, inputs)
-    if given is None:
-        return None
-    _check_columns(given.schema, columns, inputs)
-    tables = given.tables
-    if inputs == "conversations":
-        tables = (_with_json(table, columns) for table in tables)
-    return OpenTables(tables, given.opened)
-
-
-def _with_json(table: pa.Table, columns: tuple[str, ...]) -> pa.Table:
-    return pa.table({name: as_json(table[name]).cast(pa.large_string()) for name in columns})
-
-
-def _check_columns(schema: pa.Schema, columns: tuple[str, ...], inputs: Inputs = "pairs") -> None:
+def _check_columns(schema: pa.Schema, columns: tuple[str, ...], inputs: Inputs) -> None:
     names = schema.names
     for name in columns:
         if names.count(name) != 1:
@@ -270,6 +248,10 @@ def cut_tables(
     """Cut or join `tables` into one table for each chunk. `start` is the row number at which they begin in
     the input.
     """
+
+    def text_size(table: pa.Table) -> int:
+        return sum(text_bytes(table[name]) for name in columns)
+
     waiting = size = 0
     pending: list[pa.Table] = []
     for table in tables:
@@ -280,22 +262,23 @@ def cut_tables(
             waiting += len(pending[-1])
             at += len(pending[-1])
             if waiting == size:
-                yield from cut_long(pa.concat_tables(pending), columns)
+                yield from _cut_long(pa.concat_tables(pending), text_size)
                 start += size
                 waiting, size, pending = 0, 0, []
     if pending:
-        yield from cut_long(pa.concat_tables(pending), columns)
+        yield from _cut_long(pa.concat_tables(pending), text_size)
 
 
-def cut_long(table: pa.Table, columns: tuple[str, ...]) -> Iterator[pa.Table]:
-    """Halve a table repeatedly until each part has at most `CHUNK_TEXT_BYTES` of text, or one row."""
-    size = sum(text_bytes(table[name]) for name in columns)
-    if size <= CHUNK_TEXT_BYTES or len(table) == 1:
-        yield table
+def _cut_long(rows: T, text_size: Callable[[T], int]) -> Iterator[T]:
+    """Halve a table or list of rows repeatedly until each part has at most `CHUNK_TEXT_BYTES` of text, or one
+    row.
+    """
+    if len(rows) == 1 or text_size(rows) <= CHUNK_TEXT_BYTES:
+        yield rows
         return
-    middle = len(table) // 2
-    yield from cut_long(table.slice(0, middle), columns)
-    yield from cut_long(table.slice(middle), columns)
+    middle = len(rows) // 2
+    yield from _cut_long(rows[:middle], text_size)
+    yield from _cut_long(rows[middle:], text_size)
 
 
 def rows_of(array: np.ndarray[Any, Any], inputs: Inputs = "pairs") -> Iterator[object]:
@@ -339,28 +322,18 @@ def row_of(item: object, row: int, columns: tuple[str, ...], inputs: Inputs) -> 
 
 
 def _tables_from(
-    pairs: Iterable[tuple[str | None, ...]], columns: tuple[str, ...], sizing: Sizing
+    pairs: Iterator[tuple[str | None, ...]], columns: tuple[str, ...], sizing: Sizing
 ) -> Iterator[pa.Table]:
-    part: list[tuple[str | None, ...]] = []
-    size = 0  # characters of all rows of `part`; Arrow stores a repeated text once for each row
+    # Arrow stores a repeated text once for each row, so long texts are cut before
+    def text_size(part: list[tuple[str | None, ...]]) -> int:
+        return sum(len(text or "") for pair in part for text in pair)
 
-    def table() -> pa.Table:
-        texts = [_texts([pair[side] for pair in part]) for side in range(len(columns))]
-        return pa.table(texts, names=list(columns))
-
-    rows = sizing.rows_at(0)
-    for row, pair in enumerate(pairs):
-        length = sum(len(text or "") for text in pair)
-        if part and size + length > CHUNK_TEXT_BYTES:
-            yield table()
-            part, size, rows = [], 0, sizing.rows_at(row)
-        part.append(pair)
-        size += length
-        if len(part) == rows:
-            yield table()
-            part, size, rows = [], 0, sizing.rows_at(row + 1)
-    if part:
-        yield table()
+    start = 0
+    while taken := [*islice(pairs, sizing.rows_at(start))]:
+        start += len(taken)
+        for part in _cut_long(taken, text_size):
+            texts = [_texts([pair[side] for pair in part]) for side in range(len(columns))]
+            yield pa.table(texts, names=list(columns))
 
 
 def holds_messages(kind: pa.DataType) -> bool:

@@ -1,17 +1,23 @@
-"""Checks whether a queue has workers that take chunks, so that no caller waits silently without workers."""
+"""Watches the workers of a queue, so that no caller of a run waits silently where there is none."""
 
 from __future__ import annotations
 
 import logging
 import math
+from contextlib import suppress
 
 from rankmill.jobs.contract.errors import NoWorkers, RedisUnavailable, RunFailed
 from rankmill.jobs.contract.job import RESUME, no_workers_message, wrong_worker_message
 from rankmill.jobs.protocol.runs import RunStore
-from rankmill.jobs.protocol.worker_report import taking_workers
+from rankmill.jobs.protocol.worker_report import Doing, taking_workers, worker_doings
 from rankmill.jobs.runtime.passwords import mask_url
 from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.system import system
+
+_STEPS: tuple[Doing, ...] = ("proving", "loading")
+"""Steps of a worker before its first scores. If workers are at different steps, the first one of these is
+shown.
+"""
 
 _LOOK_SECONDS = 1.0
 """All runs of a client together ask Redis at most once in this many seconds whether the queue has workers."""
@@ -26,8 +32,8 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerPresence:
-    """Checks whether a queue has workers while runs wait for results. All runs of a client share one object,
-    which any thread may call.
+    """Counts the live workers of a queue, and checks that there are some while runs wait for results. All
+    runs of a client share one object, which any thread may call.
 
     Parameters
     ----------
@@ -36,16 +42,42 @@ class WorkerPresence:
     queue
         Name of the queue.
     seconds
-        A wait ends with `NoWorkers` after this many seconds without a worker.
+        A wait ends with `NoWorkers` after this many seconds without a worker; ``None`` means that workers are
+        started when they are needed, so no wait ends.
     """
 
-    def __init__(self, store: RunStore, url: str, queue: str, seconds: float) -> None:
+    def __init__(self, store: RunStore, url: str, queue: str, seconds: float | None) -> None:
         self._store = store
         self._url = url
         self._queue = queue
         self._seconds = seconds
         self._looked = self._seen = self._warned = -math.inf
         self._looking = False
+        self._names: frozenset[str] = frozenset()
+        self._first_seen: float | None = None
+        self._doing, self._doing_until = "", 0.0
+
+    @property
+    def workers(self) -> int:
+        return len(self._names)
+
+    def since(self, started: float) -> float:
+        """Seconds from `started` until the first worker was seen; 0 if none has been seen."""
+        return 0.0 if self._first_seen is None else self._first_seen - started
+
+    def doing(self) -> str:
+        """Return, in words, what the workers do before their first scores. The workers' reports are read from
+        Redis at most once a second.
+        """
+        if not self._names:
+            return "starting the worker" if self._seconds is None else "waiting for a worker"
+        if system.monotonic() > self._doing_until:
+            self._doing_until = system.monotonic() + _LOOK_SECONDS
+            with suppress(RedisUnavailable), waiting(most=0):
+                doings = worker_doings(self._store.redis, self._names)
+                steps = [doings[step] for step in _STEPS if step in doings]
+                self._doing = steps[0] if steps else "waiting for the first scores"
+        return self._doing
 
     def check(self, since: float) -> None:
         """Check that the queue has workers, for a run that has waited for results since `since`
@@ -58,25 +90,30 @@ class WorkerPresence:
         RunFailed
             Only plain RQ workers listen, which cannot score.
         """
-        if self._looking:
+        if self._seconds is None or self._looking:
             return
-        if (unseen := system.monotonic() - self._looked) > _LOOK_SECONDS:
-            self._looking, self._looked = True, system.monotonic()
-            # If the last check was long ago, the wait begins anew, because workers may have come and gone
-            # since that check.
-            if unseen > _WORD_SECONDS:
-                self._seen = self._looked
-            try:
-                self._look(waited=self._looked - since)
-            finally:
-                self._looking = False
+        self.look()
         missing = self._looked - max(self._seen, since)  # the time after the last check does not count
         if missing > self._seconds:
             raise NoWorkers(f"{no_workers_message(self._queue, mask_url(self._url))}; waited {missing:.0f} s")
         if missing > _WORD_SECONDS:
             self._warn(no_workers_message(self._queue, mask_url(self._url)))
 
-    def _look(self, waited: float) -> None:
+    def look(self) -> None:
+        """Ask Redis at most once a second which workers the queue has. Raises `RunFailed` as `check` does."""
+        unseen = system.monotonic() - self._looked
+        if self._looking or unseen <= _LOOK_SECONDS:
+            return
+        self._looking, self._looked = True, system.monotonic()
+        # If the last look was long ago, the wait begins anew, because workers may have come and gone since.
+        if unseen > _WORD_SECONDS:
+            self._seen = self._looked
+        try:
+            self._look()
+        finally:
+            self._looking = False
+
+    def _look(self) -> None:
         try:
             with waiting(most=0):
                 workers = self._store.workers(self._queue)
@@ -84,14 +121,16 @@ class WorkerPresence:
                     self._store.capacity(self._queue).workers
                     or taking_workers(self._store.redis, workers.scoring)
                 )
-                suspended = waited > _WORD_SECONDS and self._store.suspended()
+                suspended = self._store.suspended()
+                refusal = None if workers.scoring else self._store.refusal()
         except RedisUnavailable:  # an outage does not count as time without workers
             self._seen = system.monotonic()
             return
         if workers.only_plain:
             raise RunFailed(wrong_worker_message(self._queue))
         if workers.scoring:
-            self._seen = system.monotonic()
+            self._seen, self._names = system.monotonic(), workers.scoring
+            self._first_seen = self._first_seen or self._seen
             if all_are_drained:
                 self._warn(
                     f"all workers of queue {self._queue!r} are drained and take no chunks; "
@@ -99,9 +138,11 @@ class WorkerPresence:
                 )
             elif suspended:
                 self._warn(f"rq suspend was called, so no worker takes chunks; {RESUME}")
-        elif refusal := self._store.refusal():
+        elif refusal:
             self._seen = system.monotonic()
             self._warn(f"{refusal}; until it takes writes, workers cannot say that they listen")
+        else:
+            self._names = workers.scoring
 
     def _warn(self, message: str) -> None:
         now = system.monotonic()

@@ -38,8 +38,7 @@ class RowCounter:
         self.errors: list[RowError] = []
         """Row errors that are not written to Redis yet; the caller empties the list."""
         self._most_errors = most_errors
-        self._known_rows = known_rows
-        self._fresh_rows = 0
+        self._rows = self._seen_rows = known_rows
         self._row_errors = row_errors
         self._points: deque[tuple[float, int]] = deque()
         """Points of time in the last minute, each with the number of rows that were done by then, including
@@ -62,7 +61,7 @@ class RowCounter:
         With ``fresh=False``, the rows are already counted in `known_rows`, and only their errors are added.
         """
         if fresh:
-            self._fresh_rows += len(part.table)
+            self._rows += len(part.table)
         errors, attempts, worker = part.errors, part.attempts, part.worker
         failed = len(errors) - errors.null_count
         room = self._most_errors - self._row_errors
@@ -74,25 +73,16 @@ class RowCounter:
                 for row, reason in reasons[:room]
             ]
 
-    def lose(self, rows: int) -> None:
-        """Subtract rows from those that earlier runs have finished, because the stored result of these rows
-        cannot be used.
-        """
-        self._known_rows -= rows
-
     def see(self, now: float) -> bool:
         """Remember the run's progress at `now` (s since 1970). Returns whether the number of rows has changed
         since the last call.
         """
-        if self._rows == (self._points[-1][1] if self._points else self._known_rows):
+        if self._rows == self._seen_rows:
             return False
+        self._seen_rows = self._rows
         if len(self._points) > 1 and now - self._points[-2][0] < _STEP_SECONDS:
             self._points.pop()
         self._points.append((now, self._rows))
         while len(self._points) > 2 and now - self._points[1][0] > _SPEED_SECONDS:
             self._points.popleft()
         return True
-
-    @property
-    def _rows(self) -> int:
-        return self._known_rows + self._fresh_rows

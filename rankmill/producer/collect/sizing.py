@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
@@ -31,9 +30,7 @@ less.
 """
 
 CHUNK_SECONDS = 1.0
-"""With ``chunk_size: auto``, a chunk is about this many seconds of work for the slowest worker. Until a
-worker's speed is known, it is estimated from the device time of the worker's last result.
-"""
+"""With ``chunk_size: auto``, a chunk is about this many seconds of work for the slowest worker's device."""
 
 REQUEST_ROWS = 64
 """With ``chunk_size: auto``, a chunk of a request has at least this many rows, because a request costs less
@@ -44,19 +41,6 @@ MIN_ROWS, MAX_ROWS = 16, 16_384
 
 _GROWTH = 8
 """With ``chunk_size: auto``, the number of rows in a chunk grows at most by this factor for each result."""
-
-_SPEED_SECONDS = 10
-"""A worker's speed is that of its results in the last 10 seconds, or of the last two results if these are
-older.
-"""
-
-_LEAST_SECONDS = 0.5
-"""A worker's speed is computed only if its first and last result are at least this many seconds apart."""
-
-_TOGETHER_SECONDS = 0.25
-"""A worker's speed is measured from its first result on. Results that come within this many seconds after the
-first do not count, because the worker spent most of the time for them before the first.
-"""
 
 _GONE_SECONDS = 30
 """After this many seconds without results, a worker no longer has an effect on the size of chunks."""
@@ -70,9 +54,6 @@ class Load(NamedTuple):
     pieces: int = 0
     rows: int = 0
     payload: int = 0
-
-    def plus(self, rows: int, payload: int) -> Load:
-        return Load(self.pieces + 1, self.rows + rows, self.payload + payload)
 
 
 class WindowSize:
@@ -136,8 +117,8 @@ class Sizing:
     Parameters
     ----------
     rows
-        The setting ``chunk_size``. With ``auto``, a chunk is about a second's work of the slowest worker, as
-        measured in this run; the first sizes come from `learnt`.
+        The setting ``chunk_size``. With ``auto``, a chunk is about a second's work of the slowest worker's
+        device, by the device time of its last result; the first sizes come from `learnt`.
     learnt
         The last number of rows that ``auto`` has chosen, by model; runs of one client share it.
     journals
@@ -160,10 +141,10 @@ class Sizing:
         self._journals, self._part_rows = [*journals], part_rows
         self._models: dict[str, int] = {}
         """The models that score the chunks, each with the fewest rows that a chunk may have."""
-        self._results: dict[tuple[str, str], deque[tuple[float, int]]] = {}
-        """The time and the number of rows of recent results, by model and worker."""
-        self._stated: dict[tuple[str, str], float] = {}
-        """Rows of each worker's last result divided by the seconds of device time, by model and worker."""
+        self._speeds: dict[tuple[str, str], tuple[float, float]] = {}
+        """When each worker's last result came, and its rows for each second of device time, by model and
+        worker.
+        """
 
     def add(self, run: Run) -> None:
         self._models[run.spec.model] = REQUEST_ROWS if run.priority == "request" else MIN_ROWS
@@ -186,39 +167,18 @@ class Sizing:
         rows = max(here) if here else min([rows, *(first - start for first, _ in cuts)])
         return min(rows, self._part_rows - start % self._part_rows) if self._part_rows else rows
 
-    def see(self, model: str, worker: str, rows: int, device_seconds: float = 0.0) -> None:
+    def see(self, model: str, worker: str, rows: int, device_seconds: float) -> None:
         """Adapt the size of the model's chunks to a result of `worker` with `rows` rows, for which the
-        worker's device took `device_seconds`.
+        worker's device took `device_seconds`. A result without device time changes nothing.
         """
-        if self._fixed:
+        if self._fixed or not device_seconds:
             return
         now = system.monotonic()
-        results = self._results.setdefault((model, worker), deque())
-        results.append((now, rows))
-        while len(results) > 2 and now - results[1][0] > _SPEED_SECONDS:
-            results.popleft()
-        if device_seconds:
-            self._stated[model, worker] = rows / device_seconds
-        theirs = [key for key in self._results if key[0] == model]
-        wanted = [size for key in theirs if (size := self._wanted(key, now)) is not None]
-        if wanted:
-            before = self._learnt.get(model, MIN_ROWS)
-            self._learnt[model] = min(max(min(*wanted, before * _GROWTH), MIN_ROWS), MAX_ROWS)
-
-    def _wanted(self, whose: tuple[str, str], now: float) -> int | None:
-        """Return how many rows a chunk should have for a worker and its model, by the worker's speed.
-
-        Returns ``None`` if the worker is gone, or its speed is unknown.
-        """
-        results = self._results[whose]
-        if now - results[-1][0] > _GONE_SECONDS:
-            return None
-        speed = _speed(results) or self._stated.get(whose)
-        return round(speed * CHUNK_SECONDS) if speed else None
-
-
-def _speed(results: deque[tuple[float, int]]) -> float | None:
-    first, last = results[0][0], results[-1][0]
-    if last - first < _LEAST_SECONDS:
-        return None
-    return sum(rows for at, rows in results if at - first > _TOGETHER_SECONDS) / (last - first)
+        self._speeds[model, worker] = now, rows / device_seconds
+        slowest = min(
+            speed
+            for (of, _), (at, speed) in self._speeds.items()
+            if of == model and now - at <= _GONE_SECONDS
+        )
+        most = min(self._learnt.get(model, MIN_ROWS) * _GROWTH, MAX_ROWS)
+        self._learnt[model] = max(min(round(slowest * CHUNK_SECONDS), most), MIN_ROWS)

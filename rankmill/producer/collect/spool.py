@@ -69,15 +69,10 @@ class Spool:
     def __len__(self) -> int:
         return len(self._in_memory) + len(self._on_disk)
 
-    def has_room(self, expected: int) -> bool:
-        """Whether the store of finished chunks has room for `expected` more bytes.
-
-        It has room in two cases:
-
-        - With these bytes, the chunks in memory would have fewer than `memory_bytes` bytes.
-        - The chunks in memory have fewer than a quarter of `memory_bytes` bytes now.
-        """
-        return self._used + expected < self._memory_bytes or self._used < self._memory_bytes // 4
+    @property
+    def has_room(self) -> bool:
+        """Whether the chunks in memory have fewer than a quarter of `memory_bytes` bytes."""
+        return self._used < self._memory_bytes // 4
 
     def put(self, chunk: int, part: ScoredTable) -> None:
         if self._used < self._memory_bytes or not self._write(chunk, part):

@@ -13,7 +13,7 @@ import pytest
 
 from rankmill import plugins
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.collect.repeats import distinct_pairs
+from rankmill.producer.collect.scored import distinct_pairs
 from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files.corpus.rankings import read_ranking
 from rankmill.producer.files.formats.base import ReadOptions, TextColumns

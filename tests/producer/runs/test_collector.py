@@ -94,7 +94,7 @@ def test_every_row_is_finished_once_and_in_order(rows: list[int], random: Random
                 result = answer(piece)
                 collector.how.settled = collector.news([result]) or collector.how.settled
                 accepted = collector.accept([result], now)
-                reasons = {**accepted.unusable, **{half.id: "" for half in accepted.halves}}
+                reasons = accepted.jobless
         again, lost = collector.retry(reasons, failed)
         failed |= {piece.id: piece.failed for piece in again}
         send(again)
