@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import InputChanged
-from rankmill.jobs.contract.wire import outputs
 from rankmill.jobs.system import system
 from rankmill.producer.collect.journal import Finished, Journal
 from rankmill.producer.collect.scored import ScoredTable
@@ -306,7 +305,8 @@ class ScoredParts:
 
 def _with_scores(table: pa.Table, names: Sequence[str], scores: pa.Array) -> pa.Table:
     """Append scores to a table, in one column for each of the `names`."""
-    if outputs(scores) == len(names):
+    kind = scores.type
+    if pa.types.is_fixed_size_list(kind) and kind.list_size == len(names):
         columns = [pc.list_element(scores, at) for at in range(len(names))]
     elif len(names) > 1:  # no row of the table has scores
         columns = [pa.nulls(len(scores), pa.float32()) for _ in names]

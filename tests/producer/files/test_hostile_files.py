@@ -173,6 +173,11 @@ HOSTILE: dict[str, tuple[str, Callable[[pa.NativeFile], None], str]] = {
         text("".join(f'{{"query": "q", "passage": "p", "k{n % 2000}": {n}}}\n' for n in range(6000))),
         "^6000 rows$",
     ),
+    "many keys, then 20,000 lines without any": (
+        "a.jsonl",
+        text(lambda: ROW + json.dumps({str(key): 1 for key in range(4000)}) + "\n" + "{}\n" * 20_000),
+        "^20002 rows$",
+    ),
     "an integer of 5,000 digits": (
         "a.jsonl",
         text(nested("", 0, "9" * 5000, "")),
@@ -206,7 +211,7 @@ HOSTILE: dict[str, tuple[str, Callable[[pa.NativeFile], None], str]] = {
 }
 
 
-DEAR = {"lists in a line of 2 MiB", "256 MiB of nothing"}
+DEAR = {"lists in a line of 2 MiB", "256 MiB of nothing", "many keys, then 20,000 lines without any"}
 
 
 @pytest.mark.parametrize("name", slow_but(HOSTILE, *(HOSTILE.keys() - DEAR)))
