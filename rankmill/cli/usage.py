@@ -6,7 +6,6 @@ import json
 from typing import get_args
 
 import click
-from click.core import ParameterSource
 
 from rankmill.cli import options
 from rankmill.cli.show import console
@@ -16,9 +15,7 @@ from rankmill.jobs.runtime.settings import Settings
 
 
 @options.command("usage")
-@click.option(
-    "--by", type=click.Choice(get_args(By)), default="key", show_default=True, help="What each line adds up."
-)
+@click.option("--by", type=click.Choice(get_args(By)), help="What each line adds up.  [default: key]")
 @click.option(
     "--days",
     type=click.IntRange(1, KEPT_DAYS),
@@ -28,18 +25,17 @@ from rankmill.jobs.runtime.settings import Settings
 )
 @options.settings("redis_url")
 @options.as_json
-def usage(by: By, days: int, settings: Settings, as_json: bool) -> None:
+def usage(by: By | None, days: int, settings: Settings, as_json: bool) -> None:
     """Show how much each tenant has used.
 
     Accounts are kept for 400 days. --json prints an entry for each day, key, model and device.
     """
-    by_default = click.get_current_context().get_parameter_source("by") == ParameterSource.DEFAULT
-    if as_json and not by_default:
+    if as_json and by:
         raise click.UsageError("--by has no effect with --json, which prints all")
     entries = read_accounts(options.connection(settings), days)
     if as_json:
         click.echo(json.dumps(listed(entries)))
     elif entries:
-        console().print(usage_table(entries, by))
+        console().print(usage_table(entries, by or "key"))
     else:
         click.echo(f"Nothing was used in the last {days} days.")
