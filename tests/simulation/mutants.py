@@ -138,7 +138,7 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
         Mutant("an output that was put in place is forgotten for the next one", "producer/collect/journal.py",
                '"\\n".join([*self.sealed, output])', "output", kept=True),
         Mutant("a batch's folder is not synced", "extensions/batches/folder.py",
-               "            sync(self.path)  #",
+               "            sync(self._local)  #",
                "            pass  #", kept=True),
     ),
     ResultIsInJournal: (
