@@ -130,6 +130,8 @@ class History:
         """Jobs that were taken, and not moved on since."""
         self.sent_again: set[str] = set()
         """Jobs that their producers have sent more than once: they may be in the queue twice."""
+        self.reused: set[str] = set()
+        """Jobs that have the id of another job, which may still be scored."""
         self.computing: dict[Process, float] = {}
         """Workers in a forward, since when."""
         self.busy: dict[Process, float] = {}

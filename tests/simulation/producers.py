@@ -53,6 +53,12 @@ _ATTEMPTS = 120
 BY_NAME_SECONDS = 8
 """How long a job by name may wait, as its service says; how long it is scored is another matter."""
 
+BY_NAME_AGAIN = "by name again"
+"""The kind of a job whose id another job had before."""
+
+_ENQUEUED_AGAIN = "was enqueued again with other pairs"
+"""Why such a job may fail."""
+
 _LOOK_SECONDS, _PATIENCE = 0.5, 40.0
 """Time between two looks of a service at its job, and until it gives up one that the server may have lost."""
 
@@ -373,10 +379,40 @@ class Detached(Command):
         return super().wrong()
 
 
+class Attached(Command):
+    """Reads the scores of the first detached run as well, beside the process that has submitted it."""
+
+    def __init__(self, cluster: Cluster, run: Submitted) -> None:
+        self.other = next((each for each in cluster.producers if type(each) is Detached), None)
+        super().__init__(cluster, run)
+
+    def do(self) -> Any:
+        while self.other and not self.other.ids and not self.other.over:
+            world().sleep(0.5)
+        if not self.other or not self.other.ids:
+            return None
+        found = self.client().attach(self.other.ids[0])
+        assert isinstance(found, ScoringRun)
+        return found.scores()
+
+    def used(self) -> tuple[int, int]:
+        """What it reads is the other one's."""
+        return 0, 0
+
+    def wrong(self) -> list[str]:
+        if not self.other or not self.other.ids:
+            return self.problems
+        history = self.cluster.world.history
+        return self.problems or wrong_scores(
+            self.other.run, self.found, history, may_be_wrong=self.may_be_wrong
+        )
+
+
 class ByName(Command):
     """A service without rankmill: it enqueues a job that brings its pairs, as whoever has RQ can, and waits.
 
-    It asks again when no worker has begun the job in time, and when the server has lost something of it.
+    It asks again when no worker has begun the job in time, and when the server has lost something of it. The
+    kind "by name again" has deleted another job with the first one's id before, which may still be scored.
     """
 
     def __init__(self, cluster: Cluster, run: Submitted) -> None:
@@ -384,17 +420,31 @@ class ByName(Command):
         super().__init__(cluster, run)
 
     def do(self) -> Any:
+        pairs = [[*pair] for pair in self.run.pairs]
+        if self.run.kind == BY_NAME_AGAIN and not self.times:
+            before = self._enqueue(pairs[::-1], 1)
+            world().history.reused.add(before.id)
+            world().sleep(world().random.choice([0.0, 0.5, 2.0]))
+            with suppress(ValueError, KeyError):  # RQ cannot delete a job whose execution is lost
+                before.delete()
+            self.times = 0
+        while self.times < _ATTEMPTS:
+            try:
+                if found := self._waited(self._enqueue(pairs, self.times + 1)):
+                    return found
+            except RunFailed as error:
+                if _ENQUEUED_AGAIN not in str(error) or self.times > 1:
+                    raise
+        return None
+
+    def _enqueue(self, pairs: list[Any], number: int) -> Job:
         client, settings = self.cluster.world.redis.client(), self.cluster.settings
         queue = Queue(settings.queue, connection=client, serializer=JSONSerializer)
-        pairs = [[*pair] for pair in self.run.pairs]
-        while self.times < _ATTEMPTS:
-            self.times += 1
-            name = f"{self.run.name}-{self.times}"
-            self.cluster.abandoned.add(run_id_of_request(name))  # what workers note of it stays for an hour
-            options = {"model": self.run.model, "ttl": BY_NAME_SECONDS, "retry": Retry(max=3)}
-            if found := self._waited(queue.enqueue(PAIRS_FUNCTION, pairs, job_id=name, **options)):
-                return found
-        return None
+        self.times = number
+        name = f"{self.run.name}-{number}"
+        self.cluster.abandoned.add(run_id_of_request(name))  # what workers note of it stays for an hour
+        options = {"model": self.run.model, "ttl": BY_NAME_SECONDS, "retry": Retry(max=3)}
+        return queue.enqueue(PAIRS_FUNCTION, pairs, job_id=name, **options)
 
     def _waited(self, job: Job) -> Found | None:
         """The scores of a job; ``None``: it is gone, as nobody has begun it in its time, or it was lost."""
@@ -427,7 +477,7 @@ class ByName(Command):
 
     def used(self) -> tuple[int, int]:
         rows = len(self.run.pairs)
-        return rows if self.is_complete else 0, rows * self.times
+        return rows if self.is_complete else 0, rows * (self.times + (self.run.kind == BY_NAME_AGAIN))
 
 
 CANCELLED = ("cancelled", "detached cancelled")
@@ -438,6 +488,7 @@ KINDS: dict[str, type[Command]] = {
     "asyncio": Asyncio,
     "requests": Requests,
     "detached": Detached,
+    "attached": Attached,
     "cancelled": Cancelled,
     "by": ByName,
 }

@@ -186,7 +186,9 @@ class OneWorkerHasAChunk(Promise):
 
     def begun(self, name: str, worker: Process) -> None:
         self.loaded += 1
-        if len(self.history.leases(name)) > 1 and not self.history.lost and self.history.is_in_time:
+        if self.history.lost or name in self.history.reused:
+            return
+        if len(self.history.leases(name)) > 1 and self.history.is_in_time:
             self.broken(f"{worker.name} begins {name}, and another worker has it")
 
     def put(self, name: str, worker: Process | None) -> None:

@@ -251,8 +251,10 @@ def _lost_often(it: Scenario, dice: random.Random) -> Scenario:
     what = dice.choice(["rq:job:", "queue:q:waiting:", "queue:q:turns:"])
     kind = dice.choice(["live", "asyncio", "file parquet"]) if what == "rq:job:" else "detached"
     faults = tuple(Fault(4.0 + 25 * number, "evict_any", target=what) for number in range(3))
-    run = _long(dice, kind, None if kind.startswith(FILES) else "bulk")
-    return _quiet(it, dice, [0.3], run, faults=faults, budget=128)
+    runs = [_long(dice, kind, None if kind.startswith(FILES) else "bulk")]
+    if kind == "detached":  # a second process collects it
+        runs.append(Submitted("run", (), dice.uniform(1.0, 6.0), "attached", "bulk"))
+    return _quiet(it, dice, [0.3], *runs, faults=faults, budget=128)
 
 
 def _kept(it: Scenario, dice: random.Random) -> Scenario:
@@ -347,6 +349,18 @@ def _one_can(it: Scenario, dice: random.Random) -> Scenario:
     return _quiet(it, dice, [0.1, 0.1, 0.1], run, nobodys, faults=faults, machines=(0, 1, 3))
 
 
+def _enqueued_again(it: Scenario, dice: random.Random) -> Scenario:
+    """Jobs by name whose ids other jobs had a moment ago, beside workers that end, or fail at them."""
+    runs = (_long(dice, producers.BY_NAME_AGAIN, rows=dice.choice([3, 40])) for _ in range(3))
+    kinds = dice.sample(["term", "kill", "stop", "cut_off", "drain", "breaks"], k=dice.randint(0, 3))
+    faults = tuple(
+        Fault(dice.uniform(1.0, 6.0), kind, dice.choice([0.1, 2.0, 20.0]), dice.randrange(64))
+        for kind in kinds
+    )
+    speeds = dice.choices([0.01, 0.05, 0.3], k=2)
+    return _quiet(it, dice, speeds, *runs, faults=faults, stumbles=dice.choice([0, 0, 1]))
+
+
 THEMES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     each.__name__[1:]: each
     for each in (
@@ -365,6 +379,7 @@ THEMES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
         _killing,
         _calls,
         _one_can,
+        _enqueued_again,
     )
 }
 """What a scenario may be about, by name."""
@@ -381,6 +396,7 @@ def _is_request(run: Submitted) -> bool:
 
 
 FEATURES: dict[str, Callable[[Scenario], bool]] = {
+    "by name": lambda it: any(run.kind.startswith("by name") for run in it.runs),
     "calm": lambda it: not it.faults,
     "only drained": lambda it: (
         {fault.kind for fault in it.faults} == {"drain"} and max(fault.amount for fault in it.faults) >= 20
@@ -428,7 +444,8 @@ def _by_name(seed: int, number: int) -> tuple[Submitted, ...]:
         (dice.choice(_QUERIES), f"{dice.choice(_PASSAGES)} {number} {row}")
         for row in range(dice.choice([1, 3, 40]))
     )
-    return (Submitted(f"run-{number}", pairs, dice.uniform(0.0, 10.0), "by name"),)
+    at, kind = dice.uniform(0.0, 10.0), dice.choice(["by name", producers.BY_NAME_AGAIN])
+    return (Submitted(f"run-{number}", pairs, at, kind),)
 
 
 def _run(dice: random.Random, number: int, *, kills: bool) -> Submitted:
@@ -583,11 +600,12 @@ def _promise(history: History, scenario: Scenario) -> None:
     history.evicts = any(fault.kind.startswith("evict") for fault in scenario.faults)
     history.in_reach = not _APART & {fault.kind for fault in scenario.faults}
     history.size = len(scenario.workers)
-    history.undisturbed = not scenario.faults and not scenario.stumbles
+    again = scenario.has(producers.BY_NAME_AGAIN)  # such a job's pairs may be scored for the one before, too
+    history.undisturbed = not (scenario.faults or scenario.stumbles or again)
     history.alike = len(set(scenario.machines)) < 2
     history.willing = history.alike and all(run.model == MODEL for run in scenario.runs)
     # A job by name is no chunk: it may have more pairs, or fewer.
-    history.fair = history.willing and not any(scenario.lame) and not scenario.has("by name")
+    history.fair = history.willing and not any(scenario.lame) and not FEATURES["by name"](scenario)
     history.one_engine = len({run.deterministic for run in scenario.runs}) < 2
     history.weights = {group_of(run.tenant.name): run.tenant.weight for run in scenario.runs}
     poisoned = any(passage == POISON for run in scenario.runs for _, passage in run.pairs)

@@ -47,7 +47,7 @@ from rankmill.workers.host import metrics
 from rankmill.workers.host.device import device_name
 from rankmill.workers.models.sources import Reading
 from rankmill.workers.queue.claim_order import Refusals
-from rankmill.workers.rq.job import HeldJob, ScoringJob
+from rankmill.workers.rq.job import HeldJob, JobReplaced, ScoringJob
 from rankmill.workers.rq.worker import JobTimeout, RQWorker, TooLong
 
 _RUNS = 1000
@@ -211,13 +211,7 @@ class PairsClaim(ChunkClaim):
         """
         try:
             if isinstance(result, ChunkScores):
-                if not self.held.asks_the_same():
-                    self.fail(_enqueued_again(self.job))
-                    return
-                assert self.run
-                which = self.job.created_at, self.job.repeats_left
-                self.store.count_request(self.run, which, used_by(result))
-                self.held.succeed(return_value(result))
+                self._succeed(result)
             elif result is not None:
                 self.fail(RunFailed(result.message))
             else:
@@ -227,12 +221,26 @@ class PairsClaim(ChunkClaim):
                 raise
             raise DamagedJob(f"RQ cannot end it ({type(error).__name__}: {error})") from None
 
+    def _succeed(self, result: ChunkScores) -> None:
+        assert self.run
+        self.store.count_request(self.run, (self.job.created_at, self.job.repeats_left), used_by(result))
+        try:
+            self.held.succeed(return_value(result))
+        except JobReplaced as error:
+            if self.is_wanted():
+                self.fail(error)
+            else:
+                self.held.drop()
+
     def fail(self, error: Exception) -> None:
         """Record a failed attempt. An error that rankmill explains is final, because another attempt would
         fail too.
         """
         if not self.held.asks_the_same():  # another attempt would overwrite the other job
-            error = _enqueued_again(self.job)
+            error = InputError(
+                f"job {self.job.id} was enqueued again with other pairs or options while a worker scored it: "
+                "give each job an id of its own"
+            )
         if isinstance(error, RankmillError):
             self.job.retries_left = 0
         elif isinstance(error, DeviceLost):  # the worker ends, and the job may run again
@@ -241,13 +249,6 @@ class PairsClaim(ChunkClaim):
             self.held.fail(error)
         else:
             self.held.fail_for_good(error)
-
-
-def _enqueued_again(job: ScoringJob) -> InputError:
-    return InputError(
-        f"job {job.id} was enqueued again with other pairs or options while a worker scored it: "
-        "give each job an id of its own"
-    )
 
 
 class WrongTokens(Exception):

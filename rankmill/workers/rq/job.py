@@ -168,6 +168,22 @@ class ScoringJob(Job):
         """Send nothing: webhooks of a job are ignored."""
 
 
+class JobReplaced(Exception):
+    """A job was deleted while a worker scored it, or someone has enqueued other work with the same id."""
+
+
+class _EndingQueue(OrderedQueue):
+    """The queue of a job that succeeds. RQ's transaction ends the job only if Redis still has this job."""
+
+    def move_dependents_to_ready(self, job: Job, pipeline: Any = None, *more: Any) -> dict[str, list[str]]:
+        """RQ calls this between WATCH and MULTI. Raises `JobReplaced`."""
+        pipeline.watch(job.key)
+        data = pipeline.hget(job.key, "data")
+        if data is None or unpacked(data) != job.data:
+            raise JobReplaced
+        return super().move_dependents_to_ready(job, pipeline, *more)
+
+
 class HeldJob:
     """A job that a worker has claimed, until it ends or is handed back.
 
@@ -260,10 +276,17 @@ class HeldJob:
         self._worker._finalize_failure(self.job, self.queue, self._execution, _told(error))
 
     def succeed(self, value: object) -> None:
-        """End the job through RQ, and try again if the connection breaks meanwhile."""
+        """End the job through RQ, and try again if the connection breaks meanwhile.
+
+        Raises
+        ------
+        JobReplaced
+            Redis has no job or another job with this id, which must not get this result.
+        """
+        queue = _EndingQueue(self.queue.name, connection=self.job.connection, serializer=self.job.serializer)
         while True:
             try:
-                self._worker._finalize_success(self.job, self.queue, self._execution, value)
+                self._worker._finalize_success(self.job, queue, self._execution, value)
                 return
             except (redis.ConnectionError, redis.TimeoutError):  # redis-py has tried once to end the WATCH
                 logger.debug("a connection was lost while RQ ended the job; again")

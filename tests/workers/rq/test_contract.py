@@ -71,6 +71,12 @@ OVERRIDDEN = (
         ("worker:BaseWorker._finalize_success", "worker:BaseWorker._finalize_failure"),
     ),
     Thing(Queue, "push_job_id", "job_id pipeline at_front", ("queue:Queue._enqueue_async_job",)),
+    Thing(
+        Queue,
+        "move_dependents_to_ready",
+        "job pipeline exclude_job_id refresh_job_status",
+        ("worker:BaseWorker.handle_job_success",),
+    ),
     Thing(Queue, "schedule_job", "job datetime pipeline unique", ("job:Job.retry",)),
     Thing(Job, "heartbeat", "timestamp ttl pipeline xx", ("worker:BaseWorker.maintain_heartbeats",)),
     Thing(Job, "retry", "queue pipeline"),
