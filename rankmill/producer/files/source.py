@@ -271,6 +271,7 @@ class _ReadAhead(Iterator[pa.RecordBatch]):
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._batches = batches
         self._thread = system.Executor(1, "rankmill-ahead")
+        self._reading = system.Lock()
         self._pending: deque[Future[pa.RecordBatch | None]] = deque()
         self._begun = False
 
@@ -292,14 +293,20 @@ class _ReadAhead(Iterator[pa.RecordBatch]):
 
     def _read(self, most: int) -> None:
         while len(self._pending) < most:
-            self._pending.append(self._thread.submit(next, self._batches, None))
+            self._pending.append(self._thread.submit(self._read_next))
+
+    def _read_next(self) -> pa.RecordBatch | None:
+        with self._reading:
+            return next(self._batches, None)
 
     def close(self) -> None:
         """Wait for the thread to end, and close the files."""
         self._pending.clear()
         self._thread.shutdown(cancel_futures=True)
-        if close := getattr(self._batches, "close", None):
-            close()
+        # After a signal in `submit`, the executor does not know its thread, which may be reading.
+        with self._reading:
+            if close := getattr(self._batches, "close", None):
+                close()
 
 
 def open_source(

@@ -9,7 +9,10 @@ import gzip
 import json
 import os
 import shutil
+import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankmill.jobs.contract.errors import InputChanged, InputError
+from rankmill.jobs.system import system
 from rankmill.producer.collect import pairs as pairs_module
 from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files import source as source_module
@@ -422,3 +426,31 @@ def test_what_rankmill_has_left_is_never_input(tmp_path: Path, how: str) -> None
 def test_a_file_of_the_users_where_the_output_would_be_is_not_left_out(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", ROWS)
     assert [file.path for file in find_files([str(tmp_path)], str(path))] == [path]
+
+
+def test_a_signal_while_the_reader_s_thread_starts_ends_as_at_any_other_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The executor does not know the thread then, and closing said that a generator was executing."""
+    write(tmp_path / "in.parquet", ROWS)
+    batches = source_module.FileSource._batches
+    reading = threading.Event()
+
+    def slow(*arguments: Any) -> Iterator[pa.RecordBatch]:
+        reading.set()
+        time.sleep(0.2)
+        yield from batches(*arguments)
+
+    class Interrupted(ThreadPoolExecutor):
+        def submit(self, *arguments: Any, **named: Any) -> Any:
+            super().submit(*arguments, **named)
+            reading.wait()
+            vars(self)["_threads"].clear()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(source_module.FileSource, "_batches", slow)
+    monkeypatch.setattr(system, "Executor", Interrupted)
+    tables = opened(tmp_path / "in.parquet").tables(Sizing(4))
+    with pytest.raises(KeyboardInterrupt):
+        next(tables)
+    tables.close()
