@@ -336,6 +336,9 @@ KEPT = (
     _kept("A request of two chunks rang once, and who heard it had room for one of them.", "405ea39d",
           _run(120, 1.0, "detached", "bulk"), *(_run(40, 5.0, "requests") for _ in "ab"),
           seed=4, workers=(0.1, 0.3), chunk_size=4, settings=(("claim_ahead", 8), ("token_budget", 128))),
+    Kept("A job by name was enqueued with the id of another one, while a worker ended that one: it got the "
+         "scores of the other's pairs.",
+         "4568551c", THEMES["enqueued_again"](Scenario.drawn(39, themed=False), random.Random("theme 39"))),
 )  # fmt: skip
 
 FOUND = tuple(each.scenario for each in KEPT)
