@@ -226,7 +226,7 @@ def _score(
     begun: list[ScoringRun] = []
 
     def look() -> None:
-        progress = begun[0].progress if begun else Progress(rows=sum(known_rows) // len(known_rows))
+        progress = begun[0].progress if begun else Progress(rows=tally.resumed_rows)
         show(progress, watch.workers, "" if progress.at else watch.doing())
 
     look()

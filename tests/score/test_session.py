@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rankmill.jobs.contract.errors import ConnectionFailed, InputError
+from rankmill.jobs.contract.errors import ConnectionFailed, RunFailed
 from rankmill.jobs.protocol.worker_report import queue_workers
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.producer.client.sync_client import Client
@@ -53,7 +53,7 @@ def test_a_queue_of_workers_that_cannot_score_is_refused(server: Server, workers
     wait_for(lambda: queue_workers(server.client, "rankmill").other)
     with (
         session(server.url) as here,
-        pytest.raises(InputError, match=r"--worker-class rankmill\.ScoringWorker"),
+        pytest.raises(RunFailed, match=r"--worker-class rankmill\.ScoringWorker"),
     ):
         here.score(PAIRS, COLUMNS)
     assert not list(server.client.scan_iter("rankmill:run:*"))

@@ -111,9 +111,12 @@ def test_a_key_of_a_wrong_type_is_told_in_one_line(
     server.client.set("rq:queue:rankmill", "no list")
     assert workers(name="first", ready=False).wait(timeout=60) == 1
     server.client.delete("rq:queue:rankmill")
-    same = workers(name="same")
+    same = workers(name="same", ready=False)
+    wait_for(
+        lambda: '"listening on rankmill", "worker": "same"' in (tmp_path / "worker.log").read_text(), same
+    )
     server.client.set("rq:worker:same", "no hash")
-    wait_for(lambda: server.client.type("rq:worker:same") == b"hash")
+    wait_for(lambda: server.client.type("rq:worker:same") == b"hash", same)
     server.client.delete(keys.queues())
     assert client.score([("q", "p")], timeout=60).shape == (1,)
     server.client.set("rq:worker:same", "no hash")

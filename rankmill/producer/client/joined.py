@@ -88,7 +88,8 @@ def start_several(
         return (_together(names, parts) for parts in zip(*readers, strict=True))
 
     def slowest(progresses: Sequence[Progress]) -> Progress:
-        return min(progresses, key=attrgetter("rows"))
+        errors = max(part.row_errors for part in progresses)
+        return min(progresses, key=attrgetter("rows")).model_copy(update={"row_errors": errors})
 
     return joined(runs, Join(together, slowest, itemgetter(0)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from rankmill.jobs.contract.errors import RedisUnavailable
@@ -25,6 +26,7 @@ def remove_run(
     chunks: Iterable[ChunkId],
     *,
     answered: Iterable[ChunkId] = (),
+    hurry: bool = False,
     used: Mapping[str, Usage] = NOTHING_USED,
 ) -> Deleted | None:
     """Delete an ended run and its waiting jobs from Redis. If the server cannot serve, the caller waits for
@@ -38,6 +40,8 @@ def remove_run(
         Chunks without a result, whose jobs may still wait.
     answered
         Chunks with a result. They have no jobs any more, but their pairs may still be in Redis.
+    hurry
+        Whether the caller waits for about a second also if the server does not answer.
     used
         Tokens and device time of results, by the id of each result's entry in the run's stream. Before the
         deletion, these amounts are added to the tenant's account.
@@ -53,8 +57,9 @@ def remove_run(
         The server refuses the command.
     """
     pending, done = list(chunks), list(answered)
+    until = system.monotonic() + _AT_ONCE_SECONDS if hurry else math.inf
     try:
-        with redis_errors(), waiting(most=_AT_ONCE_SECONDS):
+        with redis_errors(), waiting(most=0 if hurry else _AT_ONCE_SECONDS, until=until):
             return store.delete(run, pending, answered=done, used=used)
     except RedisUnavailable as error:
         with about(run=run.id):

@@ -110,7 +110,7 @@ class DetachedRun(LiveRun):
         if not self.store.exists(self.run.id):
             raise expired(self.run.id, self.run.ttl)
 
-    def cancel(self, chunks: Collection[ChunkId]) -> None:
+    def cancel(self, chunks: Collection[ChunkId], *, hurry: bool) -> None:
         """Delete the run and its waiting chunks, and tell all processes that collect the run."""
         with redis_errors():
             self.store.delete(self.run, chunks, tell=True)

@@ -229,7 +229,8 @@ class RunDriver:
         # After this, no result is accepted. `LiveRun.cancel` counts the usage of the accepted results.
         with self._accepting:
             self.is_cancelled = True
-        self._kept.cancel({*self.collector.pieces, *self.collector.answered})
+        late = system.monotonic() > self.deadline
+        self._kept.cancel({*self.collector.pieces, *self.collector.answered}, hurry=late)
         self._close_source()
 
     def _close_source(self) -> None:

@@ -162,9 +162,9 @@ class LiveRun:
         nothing, because `restore` writes the run to Redis again.
         """
 
-    def cancel(self, chunks: Collection[ChunkId]) -> None:
-        """Delete the run and its waiting chunks from Redis."""
-        remove_run(self.store, self.run, chunks, used=self.used)
+    def cancel(self, chunks: Collection[ChunkId], *, hurry: bool) -> None:
+        """Delete the run and its waiting chunks from Redis. With `hurry`, the caller waits for a second."""
+        remove_run(self.store, self.run, chunks, hurry=hurry, used=self.used)
 
     def end(self, collector: Collector) -> str | None:
         """Delete the complete run from Redis. If a worker has found that the run's scores are wrong, return
@@ -263,13 +263,13 @@ class JournaledRun(LiveRun):
             account = Account(scored=scored, used=self.used, rest=self.journal.account.rest)
             self.journal.add(results, account)
 
-    def cancel(self, chunks: Collection[ChunkId]) -> None:
+    def cancel(self, chunks: Collection[ChunkId], *, hurry: bool) -> None:
         used: Mapping[str, Usage] = self.used
         # If a signal came before results were stored, `self.used` counts results that are not in the journal.
         # They are scored again, so only the usage in the journal counts.
         with suppress(InputError, OutputError):  # cancel the run even if the journal cannot be read
             used = self.journal.account.used
-        if remove_run(self.store, self.run, chunks, used=used):
+        if remove_run(self.store, self.run, chunks, hurry=hurry, used=used):
             self.journal.is_in_redis = False
 
     def used_in_all(self, collector: Collector) -> Mapping[str, Usage]:

@@ -241,7 +241,7 @@ def test_a_runner_that_dies_between_two_models_of_a_run_has_scored_no_rows(
     files = FileRequest(
         inputs=(str(tmp_path / "in.csv"),), output=str(tmp_path / "out.csv"), models=("demo", "other/model")
     )
-    run = new_file_run(ORDER.model_copy(update={"request": files})).changed(begun_rows=25)
+    run = new_file_run(ORDER.model_copy(update={"request": files})).changed(begun_rows=10)
     settings, noted = load_settings({"redis_url": shared_server.url}), list[dict[str, Any]]()
 
     def note(*, now: bool = False, **changes: Any) -> None:
@@ -254,7 +254,7 @@ def test_a_runner_that_dies_between_two_models_of_a_run_has_scored_no_rows(
     monkeypatch.setattr(Journal, "rows", property(lambda each: known.setdefault(each, 40 - 30 * len(known))))
     with pytest.raises(KeyboardInterrupt):
         work_on(run, settings, note)
-    assert {(each["begun_rows"], each["progress"].rows) for each in noted[1:]} == {(25, 25)}
+    assert {(each["begun_rows"], each["progress"].rows) for each in noted[1:]} == {(10, 10)}
 
 
 def test_a_weight_needs_no_tenant(shared_server: Server) -> None:
