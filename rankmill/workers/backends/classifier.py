@@ -5,13 +5,15 @@ from these.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
+from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import AutoConfig, AutoModelForSequenceClassification
 from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.models.auto.modeling_auto import (
@@ -26,6 +28,11 @@ from rankmill.jobs.contract.errors import SpecError
 from rankmill.workers.backends.families import TRACEABLE, reads_first_token
 from rankmill.workers.batches.layout import check_counts
 from rankmill.workers.host.model_file import check_files, check_headers, checkpoint, read_json
+
+_MODULES = 20
+"""A config may describe 1,000 modules, and this many more for each tensor of the checkpoint. A config with
+more modules is refused. Usual models have one or two modules for each tensor.
+"""
 
 _BUFFERS_BESIDE = 1 << 26
 """The buffers of a model may have twice as many numbers as its checkpoint has, plus this many. A config with
@@ -45,7 +52,7 @@ def check_size(kind: Any, source: str | Path, revision: str | None, config: Any)
     Raises
     ------
     SpecError
-        The config describes more than twice the parameters of the checkpoint, or far more buffers;
+        The config describes more than twice the parameters of the checkpoint, or far more modules or buffers;
         or a file from the hub is damaged.
     WorkerError
         A model of the hub does not fit into the memory of this host.
@@ -53,11 +60,12 @@ def check_size(kind: Any, source: str | Path, revision: str | None, config: Any)
     files = checkpoint(source, revision)
     if isinstance(source, str):  # `locate` has checked the headers in a directory
         check_headers(files, source)
-    saved = sum(prod(shape) for file in files for shape in _shapes(file))
+    shapes = [shape for file in files for shape in _shapes(file)]
+    saved = sum(map(prod, shapes))
     if not saved:
         return
     packed = _PACKED if getattr(config, "quantization_config", None) else 1
-    with torch.device("meta"):
+    with torch.device("meta"), _at_most(_MODULES * len(shapes) + 1000, source):
         wanted = kind.from_config(config, trust_remote_code=False)
     for noun, tensors, most in (
         ("parameters", wanted.parameters(), 2 * saved * packed),
@@ -72,6 +80,24 @@ def check_size(kind: Any, source: str | Path, revision: str | None, config: Any)
 
 _PACKED = 16
 """In a quantized checkpoint, at most this many weights are packed into one number."""
+
+
+@contextmanager
+def _at_most(modules: int, source: str | Path) -> Iterator[None]:
+    """Stop a model's construction with a `SpecError` when it has more than `modules` modules."""
+    count = 0
+
+    def counted(*_: object) -> None:
+        nonlocal count
+        count += 1
+        if count > modules:
+            raise SpecError(f"model {source} has a config.json that describes more than {modules:,} modules")
+
+    hook = register_module_module_registration_hook(counted)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def check_names(source: str | Path, model: Any, report: dict[str, Any]) -> None:

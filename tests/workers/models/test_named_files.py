@@ -191,7 +191,7 @@ def test_the_size_of_a_model_in_several_files_is_checked(
     spec = ScoreSpec(model="some/model", precision="fp32")
     assert load_model(spec, "cpu", "torch", str(tmp_path / "cache")).revision == COMMIT
     edit(folder / "config.json", num_hidden_layers=200)
-    with pytest.raises(SpecError, match=r"parameters, but its config\.json describes"):
+    with pytest.raises(SpecError, match=r"parameters, but its config\.json describes|describes more than"):
         load_model(spec, "cpu", "torch", str(tmp_path / "another-cache"))
 
 
