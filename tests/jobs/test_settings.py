@@ -130,7 +130,8 @@ def test_variables_of_kubernetes_for_a_service_are_not_settings() -> None:
 
 HOSTILE = {
     "a date that is none": ("run_ttl: 2026-13-45\n", "not a YAML file: month must be in"),
-    "an integer of 5,000 digits": (f"window: {'9' * 5000}\n", "not a YAML file: "),
+    "an integer of 5,000 digits": (f"window: {'9' * 5000}\n", "line 1: a value of 5,000 characters"),
+    "an integer too long to print": (f"window: 0x{'f' * 5000}\n", "line 1: a value of 5,002 characters"),
     "20,000 brackets": (f"model: {'[' * 20_000}\n", "line 1: lists and mappings nested deeper than 32"),
     "20,000 mappings": ("? " * 20_000, "nested deeper than 32"),
     "a billion laughs": (

@@ -16,6 +16,11 @@ MAX_DEPTH = 32
 level.
 """
 
+MAX_PLAIN = 1024
+"""A YAML file is refused if a value without quotes has more characters than this. PyYAML takes seconds for
+some of these, and Python prints no integer of thousands of digits.
+"""
+
 _LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """PyYAML's loader in C, which is twelve times as fast, if it is installed."""
 
@@ -26,8 +31,8 @@ def read_yaml(path: Path) -> Any:
     Raises
     ------
     ConfigError
-        The file cannot be read, is too large or too deeply nested, has an alias (a few aliases can expand to
-        gigabytes), or is not YAML.
+        The file cannot be read, is too large or too deeply nested, has a value without quotes that is too
+        long, has an alias (a few aliases can expand to gigabytes), or is not YAML.
     """
     try:
         with path.open("rb") as file:
@@ -38,8 +43,10 @@ def read_yaml(path: Path) -> Any:
         raise ConfigError(f"{path}: larger than {MAX_BYTES >> 10} KiB; is it a config file?")
     try:
         text = raw.decode()
-        _check_shape(text)
+        _check_shape(path, text)
         return yaml.load(text, Loader=_LOADER)  # noqa: S506 -- it is a safe one
+    except ConfigError:
+        raise
     except Exception as error:  # PyYAML raises errors of many types for damaged files
         raise ConfigError(f"{path}: not a YAML file: {shown(error)}") from None
 
@@ -50,12 +57,17 @@ def shown(value: object) -> str:
     return text if len(text) <= 300 else f"{text[:297]}..."
 
 
-def _check_shape(text: str) -> None:
+def _check_shape(path: Path, text: str) -> None:
     depth = 0
     for event in yaml.parse(text, Loader=_LOADER):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        line = event.start_mark.line + 1 if event.start_mark else 1
+        wrong = ""
         if depth > MAX_DEPTH:
-            raise ValueError(f"line {line}: lists and mappings nested deeper than {MAX_DEPTH}")
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError(f"line {line}: an alias (*{event.anchor}); write the value out")
+            wrong = f"lists and mappings nested deeper than {MAX_DEPTH}"
+        elif isinstance(event, yaml.AliasEvent):
+            wrong = f"an alias (*{event.anchor}); write the value out"
+        elif isinstance(event, yaml.ScalarEvent) and not event.style and len(event.value) > MAX_PLAIN:
+            wrong = f"a value of {len(event.value):,} characters without quotes"
+        if wrong:
+            line = event.start_mark.line + 1 if event.start_mark else 1
+            raise ConfigError(f"{path}, line {line}: {shown(wrong)}")
