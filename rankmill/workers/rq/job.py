@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import cached_property
 from types import TracebackType
@@ -12,7 +13,7 @@ from typing import Any
 import redis
 from redis.client import Pipeline
 from rq import Queue
-from rq.executions import Execution
+from rq.executions import Execution, ExecutionRegistry
 from rq.job import Job, JobStatus
 from rq.job_lifecycle import format_exc_info
 from rq.registry import StartedJobRegistry
@@ -37,6 +38,21 @@ _BEAT = Script("workers/rq/lua/beat.lua")
 _BEGIN = Script("workers/rq/lua/begin.lua")
 
 logger = logging.getLogger(__name__)
+
+
+class Executions(ExecutionRegistry):
+    """The executions of a job that are both listed and stored in Redis.
+
+    An execution is RQ's record that a worker holds the job. RQ (3.0) cannot delete a job with an execution
+    that is listed but not stored. That of a dead worker is listed for a minute after its data have expired.
+    """
+
+    def get_executions(self, start: int = 0, end: int = -1) -> list[Execution]:
+        executions = []
+        for execution_id in self.get_execution_ids(start, end):
+            with suppress(ValueError, KeyError, OverflowError):  # the execution is gone or damaged
+                executions.append(Execution.fetch(execution_id, self.job_id, self.connection))
+        return executions
 
 
 class LeasedJobs(StartedJobRegistry):
@@ -151,6 +167,10 @@ class ScoringJob(Job):
         return LeasedJobs(
             self.origin, connection=self.connection, job_class=type(self), serializer=self.serializer
         )
+
+    @property
+    def execution_registry(self) -> Executions:
+        return Executions(self.id, self.connection)
 
     @property
     def success_callback(self) -> None:

@@ -286,6 +286,18 @@ def test_a_job_outlives_a_worker_that_loses_its_device_while_it_loads_the_model(
     assert len(result_of(job).return_value["scores"]) == len(PAIRS)
 
 
+def test_a_job_whose_result_nobody_wants_ends_after_another_worker_has_died(
+    shared_queue: Server, tiny_model: Path
+) -> None:
+    """RQ lists the execution of a dead worker for a minute longer than it keeps its data."""
+    client: Any = shared_queue.client
+    client.zadd("rq:executions:unwanted", {"of a dead worker": time.time() + 60})
+    named: dict[str, Any] = {"model": str(tiny_model), "job_id": "unwanted", "result_ttl": 0}
+    job = queue_of(shared_queue).enqueue("rankmill.score_pairs", PAIRS, **named)
+    wait_for(lambda: client.hget(job.key, "status") in {None, b"failed"})
+    assert not client.exists(job.key)
+
+
 def test_what_depends_on_a_job_follows_it(shared_queue: Server, tiny_model: Path) -> None:
     first = queue_of(shared_queue).enqueue("rankmill.score_pairs", PAIRS, model=str(tiny_model))
     after = queue_of(shared_queue, "after")

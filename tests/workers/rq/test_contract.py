@@ -86,10 +86,12 @@ OVERRIDDEN = (
         "started_job_registry",
         users=("worker:BaseWorker.maintain_heartbeats", "executions:Execution.create"),
     ),
+    Thing(Job, "execution_registry", users=("job:Job.get_executions", "job:Job.delete")),
     Thing(Job, "success_callback", users=("callbacks:execute_success_callback",)),
     Thing(Job, "failure_callback", users=("callbacks:execute_failure_callback",)),
     Thing(Job, "stopped_callback", users=("callbacks:execute_stopped_callback",)),
     Thing(Job, "send_webhooks", "status exc_string", ("worker:BaseWorker.handle_job_failure",)),
+    Thing(ExecutionRegistry, "get_executions", "start end", ("executions:ExecutionRegistry.delete",)),
     Thing(
         StartedJobRegistry,
         "add_execution",
