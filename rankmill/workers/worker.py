@@ -88,8 +88,8 @@ _READING_SECONDS = 0.05
 """Seconds between two checks, in a burst or after ``max_jobs``, whether a model can be loaded."""
 
 _STOPPING_SECONDS = {1: 5.0, 2: 1.0}
-"""After the first and the second signal to stop, a command waits at most this many seconds for Redis. Then
-the process ends, and the leases of its jobs too.
+"""After the first and the second signal to stop, a command waits at most this many seconds for Redis, or
+until a silent server counts as away. Then the process ends, and the leases of its jobs too.
 """
 
 _SHOWN = 50

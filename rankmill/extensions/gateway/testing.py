@@ -35,8 +35,8 @@ def gateway_app(workers: FakeWorkers, **options: Any) -> FastAPI:
     """Make the application of ``rankmill serve``, with fake workers and without a Redis server. Use it with
     `fastapi.testclient.TestClient` in a ``with`` block: all requests need the same event loop.
 
-    The only possible API key is the setting ``gateway_api_key``. Paths for batches, usage and orders to
-    workers answer with an error.
+    The only possible API key is the setting ``gateway_api_key``. Paths for tokens, batches, usage and
+    orders to workers answer with an error.
 
     Parameters
     ----------
