@@ -132,7 +132,8 @@ class Registry:
         """Return an alias; raises `NotInRegistry` if it does not exist."""
         alias = self.find_alias(reference)
         if alias is None:
-            raise NotInRegistry(f"the registry {self.url} has no alias {reference}")
+            known = ", ".join(self.aliases(reference.name)) or "none"
+            raise NotInRegistry(f"the registry {self.url} has no alias {reference}; the model has {known}")
         return alias
 
     def resolve(self, reference: Reference) -> Choice:

@@ -176,8 +176,8 @@ def test_aliases_are_set_shown_and_rolled_back(models: dict[str, Path], registry
         (("alias", "reranker@v9", "as", "live"), "has no reranker@v9"),
         (("alias", "reranker@v1", "as", "live", "--split", "v9=0.1"), "has no reranker@v9"),
         (("alias", "reranker@v1", "as", "live", "--split", "v1=0.1"), "what is left of the shares"),
-        (("rollback", "reranker@other"), "has no alias reranker@other"),
-        (("list", "reranker", "other"), "has no model other"),
+        (("rollback", "reranker@other"), "has no alias reranker@other; the model has live"),
+        (("list", "reranker", "other"), "has no model other; rankmill models list shows all"),
         (("show", "reranker"), "is not of the form NAME@VERSION"),
     ]:
         assert why in refused(*words)

@@ -27,7 +27,8 @@ def list_models(names: tuple[str, ...], settings: Settings, as_json: bool) -> No
     registry = Registry.of(settings)
     listed = {name: manifests(registry, name) for name in names or registry.models()}
     if missing := [name for name in names if not listed[name]]:
-        raise NotInRegistry(f"the registry {registry.url} has no model {missing[0]}")
+        why = f"the registry {registry.url} has no model {missing[0]}"
+        raise NotInRegistry(f"{why}; rankmill models list shows all")
     aliases = {name: registry.aliases(name) for name in listed}
     if as_json:
         views = [version_view(manifest, aliases[name]) for name in listed for manifest in listed[name]]
