@@ -15,6 +15,7 @@ from rankmill.jobs.contract.priority import Priority
 from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
 from rankmill.jobs.contract.wire import decode_rows
 from rankmill.jobs.protocol.runs import RunStore
+from rankmill.producer.collect.cleanup import RunCleaner
 from rankmill.producer.collect.driver import RunDriver
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.live import live_run
@@ -48,7 +49,7 @@ class QueueByHand:
             journal.begin(self.run.id)
         columns = ("query", "passage")
         sizing = sizing or Sizing(len(tables[0]), journals=[journal] if journal else [])
-        kept = live_run(self.store, self.run, columns, journal)
+        kept = live_run(self.store, self.run, RunCleaner(self.store), columns, journal)
         self.driver = RunDriver(kept, iter(tables), sizing, window, reuse)
         self.most_waiting = 0
         self.asked: list[str] = []

@@ -93,6 +93,17 @@ def test_what_is_given_up_without_a_server_is_removed_later(server: Server, tiny
     wait_for(lambda: not list(server.client.scan_iter("rq:job:*")))
 
 
+def test_one_thread_removes_all_that_is_given_up_without_a_server(server: Server) -> None:
+    """Each run had a thread of its own, so in an outage a service could start no more threads."""
+    client = Client(server.url, model="demo", redis_wait_seconds=30)
+    runs = [client.submit(PAIRS[:2]) for _ in range(4)]
+    with OUTAGES["replica"](server.client):
+        for run in runs:
+            run.cancel()
+        assert [thread.name for thread in threading.enumerate()].count("later") == 1
+    wait_for(lambda: not list(server.client.scan_iter("rankmill:run:*")))
+
+
 def test_a_detached_run_that_is_not_submitted_to_its_end_is_removed_later(server: Server) -> None:
     client = Client(server.url, model="demo", chunk_size=1, redis_wait_seconds=1)
     with contextlib.ExitStack() as outage:

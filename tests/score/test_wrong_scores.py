@@ -20,7 +20,7 @@ from rankmill.jobs.contract.wire import decode_rows
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.jobs.system import system
-from rankmill.producer.collect import live
+from rankmill.producer.collect.cleanup import RunCleaner
 from rankmill.score.score_file import score_file
 from tests.conftest import Server
 from tests.harness.queue_by_hand import STATS
@@ -101,7 +101,7 @@ def killed_when_scored(score: Score, device: Device, monkeypatch: pytest.MonkeyP
             raise KeyboardInterrupt
 
     with monkeypatch.context() as dies:
-        dies.setattr(live, "remove_run", lambda *_, **__: None)
+        dies.setattr(RunCleaner, "remove", lambda *_, **__: None)
         with pytest.raises(KeyboardInterrupt):
             score(look)
     device.broken = False

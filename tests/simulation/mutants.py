@@ -412,7 +412,7 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
                "  for _, id in ipairs(redis.call('LPOP', list, ARGV[1]) or {}) do\n",
                "  for _, id in ipairs({}) do\n"),
         Mutant("a finished run is not deleted", _LIVE,
-               "deleted = remove_run(self.store, self.run, [], answered=collector.answered, used=used)\n",
+               "deleted = self.cleaner.remove(self.run, [], answered=collector.answered, used=used)\n",
                "deleted = None\n"),
         Mutant("texts of a long run's claimed chunks stay when it ends", _RUNS,
                "        for names in pairs[1:]:  # a", "        for names in ():  # a",

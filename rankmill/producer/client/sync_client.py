@@ -43,6 +43,7 @@ from rankmill.producer.client.runs import (
     ranked,
     read_together,
 )
+from rankmill.producer.collect.cleanup import RunCleaner
 from rankmill.producer.collect.detached import expired, submit_detached
 from rankmill.producer.collect.driver import RunDriver, collect_detached
 from rankmill.producer.collect.journal import Journal
@@ -148,6 +149,7 @@ class Client:
         self._opened()
         self._names = self._names_class(self.settings)
         self._shadows = system.Semaphore(_SHADOWS)
+        self._cleaner = RunCleaner(self.store)
         self._chunk_rows: dict[str, int] = {}
         self._cluster: EmbeddedCluster | None = None
         self._ends = ExitStack()
@@ -287,7 +289,7 @@ class Client:
             total = "rows as they come" if rows is None else f"{rows} rows"
             logger.info("run begins: %s on queue %r, model %s", total, run.queue, run.spec.model)
         window = WindowSize(settings.window, settings.window_mib << 20, sharers)
-        kept = live_run(self.store, run, columns, journal, row_tokens=row_tokens)
+        kept = live_run(self.store, run, self._cleaner, columns, journal, row_tokens=row_tokens)
         driver = RunDriver(kept, tables, sizing, window, reuse)
         driver.deadline, driver.presence = deadline, self.presence(run.queue)
 

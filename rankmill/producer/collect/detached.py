@@ -20,7 +20,7 @@ from rankmill.jobs.contract.run import Run, Settled
 from rankmill.jobs.contract.wire import decode_rows, encode_rows
 from rankmill.jobs.protocol.runs import DetachedChunks, RunStore
 from rankmill.jobs.runtime.patience import redis_errors
-from rankmill.producer.collect.cleanup import remove_run
+from rankmill.producer.collect.cleanup import RunCleaner
 from rankmill.producer.collect.collector import Collector, Piece
 from rankmill.producer.collect.live import LiveRun
 from rankmill.producer.collect.pairs import OpenTables
@@ -43,7 +43,7 @@ class DetachedRun(LiveRun):
     stays = True
 
     def __init__(self, store: RunStore, run: Run, chunks: DetachedChunks) -> None:
-        super().__init__(store, run, ())
+        super().__init__(store, run, RunCleaner(store), ())
         self._chunks = dict(chunks.chunks)
         self._after = "0"  # id of the last entry that was read from the stream
 
@@ -167,7 +167,7 @@ def submit_detached(
             store.unlist(run)  # no producer would remove the run from the list of unfinished runs
         except BaseException:
             if chunks:
-                remove_run(store, run, [first for first, _ in chunks])
+                RunCleaner(store).remove(run, [first for first, _ in chunks])
             raise
         finally:
             OpenTables(tables, tables).close()

@@ -414,9 +414,7 @@ class RunDriver:
         try:
             self._kept.enqueue(payloads)
         finally:
-            if (
-                self.is_cancelled
-            ):  # another thread has cancelled the run: delete what this one wrote after that
+            if self.is_cancelled:  # by another thread: delete what this one wrote after that
                 self.cancel()
         self._unsent = []
         for piece in pieces:

@@ -23,7 +23,7 @@ from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.runtime.limits import cores
 from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.system import system
-from rankmill.producer.collect.cleanup import remove_run
+from rankmill.producer.collect.cleanup import RunCleaner
 from rankmill.producer.collect.collector import Collector, Piece
 from rankmill.producer.collect.journal import Account, Journal
 from rankmill.producer.collect.progress import RowCounter
@@ -46,6 +46,8 @@ class LiveRun:
     ----------
     store, run
         The store of runs in Redis, and the run.
+    cleaner
+        Removes the run from Redis when it has ended.
     columns
         Names of the query and passage columns of the run's tables, or of the only column.
     row_tokens
@@ -54,6 +56,7 @@ class LiveRun:
 
     store: RunStore
     run: Run
+    cleaner: RunCleaner
     columns: tuple[str, ...]
     row_tokens: bool = field(default=False, kw_only=True)
 
@@ -163,15 +166,17 @@ class LiveRun:
         """
 
     def cancel(self, chunks: Collection[ChunkId], *, hurry: bool) -> None:
-        """Delete the run and its waiting chunks from Redis. With `hurry`, the caller waits for a second."""
-        remove_run(self.store, self.run, chunks, hurry=hurry, used=self.used)
+        """Delete the run and its waiting chunks from Redis. With `hurry`, the first attempt is not repeated
+        while the caller waits.
+        """
+        self.cleaner.remove(self.run, chunks, hurry=hurry, used=self.used)
 
     def end(self, collector: Collector) -> str | None:
         """Delete the complete run from Redis. If a worker has found that the run's scores are wrong, return
         the reason.
         """
         used = self.used_in_all(collector)
-        deleted = remove_run(self.store, self.run, [], answered=collector.answered, used=used)
+        deleted = self.cleaner.remove(self.run, [], answered=collector.answered, used=used)
         return deleted.wrong if deleted else None
 
     def used_in_all(self, collector: Collector) -> Mapping[str, Usage]:
@@ -231,7 +236,7 @@ class JournaledRun(LiveRun):
 
     Parameters
     ----------
-    store, run, columns, row_tokens
+    store, run, cleaner, columns, row_tokens
         As in `LiveRun`.
     journal
         The journal that stores results; chunks whose results it has are not submitted.
@@ -269,7 +274,7 @@ class JournaledRun(LiveRun):
         # They are scored again, so only the usage in the journal counts.
         with suppress(InputError, OutputError):  # cancel the run even if the journal cannot be read
             used = self.journal.account.used
-        if remove_run(self.store, self.run, chunks, hurry=hurry, used=used):
+        if self.cleaner.remove(self.run, chunks, hurry=hurry, used=used):
             self.journal.is_in_redis = False
 
     def used_in_all(self, collector: Collector) -> Mapping[str, Usage]:
@@ -295,6 +300,7 @@ class JournaledRun(LiveRun):
 def live_run(
     store: RunStore,
     run: Run,
+    cleaner: RunCleaner,
     columns: tuple[str, ...],
     journal: Journal | None = None,
     *,
@@ -305,6 +311,6 @@ def live_run(
     If a `journal` is given, it stores the run's results. The other parameters are those of `LiveRun`.
     """
     if journal:
-        return JournaledRun(store, run, columns, journal=journal, row_tokens=row_tokens)
+        return JournaledRun(store, run, cleaner, columns, journal=journal, row_tokens=row_tokens)
     kind = RequestRun if run.priority == "request" else LiveRun
-    return kind(store, run, columns, row_tokens=row_tokens)
+    return kind(store, run, cleaner, columns, row_tokens=row_tokens)

@@ -25,6 +25,7 @@ from rankmill.jobs.contract.keys import parent_of
 from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, ChunkStats, to_entry
 from rankmill.jobs.contract.wire import encode_scores
 from rankmill.jobs.protocol.runs import RunStore
+from rankmill.producer.collect.cleanup import RunCleaner
 from rankmill.producer.collect.driver import RunDriver
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.live import live_run
@@ -99,7 +100,7 @@ def scored(
         journal.begin(run.id)
     table = pa.table({"query": ["q"] * ROWS, "passage": ["p"] * ROWS})
     tables, columns = iter([table] * CHUNKS), ("query", "passage")
-    kept = live_run(store, run, columns, journal)
+    kept = live_run(store, run, RunCleaner(store), columns, journal)
     submission = RunDriver(kept, tables, Sizing(ROWS), WindowSize(8, 1 << 20))
     attempts: dict[int, int] = {}
 
