@@ -148,6 +148,26 @@ def test_a_long_query_that_repeats_makes_smaller_chunks(kind: str, server: Serve
     assert all(queries.count(query) * len(query) <= CHUNK_TEXT_BYTES for queries, _ in sent)
 
 
+def test_no_more_of_a_generators_long_texts_is_read_than_fits_into_a_chunk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All rows of a chunk were read before their texts were counted, and characters as bytes."""
+    monkeypatch.setattr(pairs_module, "CHUNK_TEXT_BYTES", 1000)
+    read = cut = 0
+
+    def pairs() -> Iterator[tuple[str, str]]:
+        nonlocal read
+        for _ in range(100):
+            read += 1
+            yield "q", "月" * 200
+
+    for table in pairs_module.cut_pairs(pairs(), pairs_module.COLUMNS, Sizing(100)):
+        assert read - cut <= 5
+        assert len(table) == 1  # two have 1,202 bytes
+        cut += len(table)
+    assert cut == 100
+
+
 def test_many_runs_at_once_over_one_connection(client: Client, expected: np.ndarray) -> None:
     runs = [client.submit(PAIRS[start:]) for start in range(8)]
     for start in reversed(range(8)):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +16,6 @@ from rankmill.jobs.contract.schema import Inputs
 from rankmill.jobs.contract.spec import SpecOptions
 from rankmill.jobs.contract.wire import is_pair, is_text, mended, text_bytes
 from rankmill.producer.collect.sizing import Sizing
-
-T = TypeVar("T", pa.Table, list[tuple[str | None, ...]])
 
 if TYPE_CHECKING:
 
@@ -149,7 +147,8 @@ def cut_pairs(pairs: Rows, columns: tuple[str, ...], sizing: Sizing, inputs: Inp
     items = rows_of(pairs, inputs) if isinstance(pairs, np.ndarray) else iter(pairs)
     rows = (row_of(item, row, columns, inputs) for row, item in enumerate(items))
     opened = items if isinstance(items, GeneratorType) else None
-    return OpenTables(_tables_from(rows, columns, sizing), opened)
+    tables = chain.from_iterable(_cut_long(table, columns) for table in _tables_from(rows, columns, sizing))
+    return OpenTables(tables, opened)
 
 
 def _check_columns(schema: pa.Schema, columns: tuple[str, ...], inputs: Inputs) -> None:
@@ -248,10 +247,6 @@ def cut_tables(
     """Cut or join `tables` into one table for each chunk. `start` is the row number at which they begin in
     the input.
     """
-
-    def text_size(table: pa.Table) -> int:
-        return sum(text_bytes(table[name]) for name in columns)
-
     waiting = size = 0
     pending: list[pa.Table] = []
     for table in tables:
@@ -262,23 +257,21 @@ def cut_tables(
             waiting += len(pending[-1])
             at += len(pending[-1])
             if waiting == size:
-                yield from _cut_long(pa.concat_tables(pending), text_size)
+                yield from _cut_long(pa.concat_tables(pending), columns)
                 start += size
                 waiting, size, pending = 0, 0, []
     if pending:
-        yield from _cut_long(pa.concat_tables(pending), text_size)
+        yield from _cut_long(pa.concat_tables(pending), columns)
 
 
-def _cut_long(rows: T, text_size: Callable[[T], int]) -> Iterator[T]:
-    """Halve a table or list of rows repeatedly until each part has at most `CHUNK_TEXT_BYTES` of text, or one
-    row.
-    """
-    if len(rows) == 1 or text_size(rows) <= CHUNK_TEXT_BYTES:
-        yield rows
+def _cut_long(table: pa.Table, columns: tuple[str, ...]) -> Iterator[pa.Table]:
+    """Halve a table repeatedly until each part has at most `CHUNK_TEXT_BYTES` of text, or one row."""
+    if len(table) == 1 or sum(text_bytes(table[name]) for name in columns) <= CHUNK_TEXT_BYTES:
+        yield table
         return
-    middle = len(rows) // 2
-    yield from _cut_long(rows[:middle], text_size)
-    yield from _cut_long(rows[middle:], text_size)
+    middle = len(table) // 2
+    yield from _cut_long(table.slice(0, middle), columns)
+    yield from _cut_long(table.slice(middle), columns)
 
 
 def rows_of(array: np.ndarray[Any, Any], inputs: Inputs = "pairs") -> Iterator[object]:
@@ -324,16 +317,26 @@ def row_of(item: object, row: int, columns: tuple[str, ...], inputs: Inputs) -> 
 def _tables_from(
     pairs: Iterator[tuple[str | None, ...]], columns: tuple[str, ...], sizing: Sizing
 ) -> Iterator[pa.Table]:
-    # Arrow stores a repeated text once for each row, so long texts are cut before
-    def text_size(part: list[tuple[str | None, ...]]) -> int:
-        return sum(len(text or "") for pair in part for text in pair)
+    part: list[tuple[str | None, ...]] = []
+    size = 0  # characters of all rows of `part`; Arrow stores a repeated text once for each row
 
-    start = 0
-    while taken := [*islice(pairs, sizing.rows_at(start))]:
-        start += len(taken)
-        for part in _cut_long(taken, text_size):
-            texts = [_texts([pair[side] for pair in part]) for side in range(len(columns))]
-            yield pa.table(texts, names=list(columns))
+    def table() -> pa.Table:
+        texts = [_texts([pair[side] for pair in part]) for side in range(len(columns))]
+        return pa.table(texts, names=list(columns))
+
+    rows = sizing.rows_at(0)
+    for row, pair in enumerate(pairs):
+        length = sum(len(text or "") for text in pair)
+        if part and size + length > CHUNK_TEXT_BYTES:
+            yield table()
+            part, size, rows = [], 0, sizing.rows_at(row)
+        part.append(pair)
+        size += length
+        if len(part) == rows:
+            yield table()
+            part, size, rows = [], 0, sizing.rows_at(row + 1)
+    if part:
+        yield table()
 
 
 def holds_messages(kind: pa.DataType) -> bool:
