@@ -188,8 +188,6 @@ def _become(wanted: dict[str, Any], address: str) -> None:
     os.chdir(wanted["cwd"])
     os.environ.clear()
     os.environ.update(wanted["environ"])
-    if config := sys.modules.get("fsspec.config"):
-        config.set_conf_env(config.conf)  # as its import does
     for own, given in enumerate(wanted["streams"]):
         os.dup2(given, own)
         os.close(given)

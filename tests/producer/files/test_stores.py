@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import io
 import json
 import logging
 import time
+import weakref
 from collections.abc import AsyncIterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -31,6 +33,7 @@ from rankmill.producer.files.stores import lock, paths, reading
 from rankmill.producer.files.stores.paths import ObjectPath, as_path, is_url, object_path, resolved
 from rankmill.producer.files.stores.reading import ObjectReader, fingerprint
 from rankmill.producer.files.stores.writing import identity, put
+from tests.conftest import wait_for
 from tests.harness.models.hub import hub
 from tests.harness.servers.buckets import Bucket
 
@@ -232,6 +235,31 @@ def test_an_object_is_read_as_if_it_were_in_memory(
         assert reader.seek(place) == plain.seek(place)
         assert reader.read(size) == plain.read(size)
         assert reader.tell() == max(plain.tell(), place)
+
+
+def test_a_block_is_fetched_once_and_freed_with_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers that only the garbage collector freed kept their blocks, and hung where it ran in a thread."""
+    monkeypatch.setattr(reading, "_BLOCK_BYTES", 4)
+    path = object_path(store_object("memory://a/d.jsonl", lines(ROWS)))
+    system, starts = path.store[0], []
+    real = system.cat_file
+
+    def cat_file(name: str, start: int, end: int) -> object:
+        starts.append(start)
+        return real(name, start=start, end=end)
+
+    monkeypatch.setattr(system, "cat_file", cat_file)
+    reader = ObjectReader(path)
+    data = reader.read()
+    assert data == lines(ROWS)
+    assert sorted(starts) == list(range(0, len(lines(ROWS)), 4))
+    gone = weakref.ref(reader)
+    gc.disable()
+    try:
+        del reader
+        wait_for(lambda: gone() is None)
+    finally:
+        gc.enable()
 
 
 def test_a_store_that_fails_is_asked_again(

@@ -7,20 +7,24 @@ import hashlib
 import io
 import os
 import stat
+from collections import OrderedDict
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
-from fsspec.caching import BackgroundBlockCache
-from fsspec.spec import AbstractBufferedFile
 
 from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.system import system
 from rankmill.producer.files.stores.paths import WORK_SECONDS, AnyPath, ObjectPath, patiently
 from rankmill.producer.files.stores.roots import check_opened, confined
 
 _BLOCK_BYTES = 4 << 20
+_AHEAD = 2
+"""While a block of an object is read, this many of the following blocks are fetched."""
 
 _DIGESTED_BYTES = 64 << 10
 
@@ -146,8 +150,8 @@ def _check_kind(path: Path, mode: int) -> None:
         )
 
 
-class ObjectReader(AbstractBufferedFile):  # type: ignore[misc]
-    """An object as a file that can be read at any place. While its blocks are read, the next one is fetched.
+class ObjectReader(io.RawIOBase):
+    """An object as a file that can be read at any place.
 
     Parameters
     ----------
@@ -161,37 +165,77 @@ class ObjectReader(AbstractBufferedFile):  # type: ignore[misc]
         errors, too.
     """
 
-    size: int
-
     def __init__(self, path: ObjectPath) -> None:
-        system, name = path.store
+        self._path = path
+        self._system, self._name = path.store
         size = path.about()["size"]
         if size is None:
             raise InputError(f"{path}: the server does not say how long it is; download it first")
-        self._object = path
-        super().__init__(system, name, block_size=_BLOCK_BYTES, cache_type="none", size=int(size))
-        self.cache = self._empty_cache()
+        self.size = int(size)
+        self._place = 0
+        self._blocks: OrderedDict[int, Future[bytes]] = OrderedDict()
 
-    def read(self, length: int | None = -1) -> bytes:
-        return patiently(self._object, lambda: self._read(length), WORK_SECONDS)
+    def readable(self) -> bool:
+        return True
 
-    def _read(self, length: int | None) -> bytes:
-        try:
-            data: bytes = super().read(length)
-            return data
-        except BaseException:
-            self.cache = self._empty_cache()  # one that fails to fetch the next block fails again and again
-            raise
+    def seekable(self) -> bool:
+        return True
 
-    def _empty_cache(self) -> BackgroundBlockCache:
-        return BackgroundBlockCache(_BLOCK_BYTES, self._fetch_range, self.size, _KEPT)
+    def tell(self) -> int:
+        return self._place
 
-    def _fetch_range(self, start: int, end: int) -> bytes:
-        """Read a block; the cache calls this."""
-        end = min(end, self.size)
-        data: bytes = self.fs.cat_file(self.path, start=start, end=end)
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self.size}[whence]
+        self._place = max(base + offset, 0)
+        return self._place
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Read `size` bytes, or fewer at the end of the object; by default, read to its end."""
+        wanted = self.size - self._place
+        wanted = max(wanted if size is None or size < 0 else min(size, wanted), 0)
+        parts = []
+        while wanted:
+            block, start = divmod(self._place, _BLOCK_BYTES)
+            data = self._block(block)[start : start + wanted]
+            parts.append(data)
+            self._place += len(data)
+            wanted -= len(data)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def readinto(self, buffer: Any) -> int:
+        """Read into a buffer until it is full or the object ends, and return the number of bytes.
+        `io.BufferedReader` calls this.
+        """
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _block(self, number: int) -> bytes:
+        for wanted in range(number, number + 1 + _AHEAD):
+            if wanted not in self._blocks and wanted * _BLOCK_BYTES < self.size:
+                self._blocks[wanted] = _pool().submit(self._fetch, wanted)
+        self._blocks.move_to_end(number)
+        while len(self._blocks) > _KEPT:
+            self._blocks.popitem(last=False)
+        future = self._blocks[number]
+        if future.exception() is None:
+            return future.result()
+        data = patiently(self._path, lambda: self._fetch(number), WORK_SECONDS)
+        self._blocks[number] = Future()
+        self._blocks[number].set_result(data)
+        return data
+
+    def _fetch(self, number: int) -> bytes:
+        start = number * _BLOCK_BYTES
+        end = min(start + _BLOCK_BYTES, self.size)
+        data: bytes = self._system.cat_file(self._name, start=start, end=end)
         if len(data) == self.size > end - start:
-            raise InputError(f"{self._object}: the server sends files only as a whole; download it first")
+            raise InputError(f"{self._path}: the server sends files only as a whole; download it first")
         if len(data) != end - start:
             raise OSError(f"{len(data):,} bytes came instead of {end - start:,}")
         return data
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return system.Executor(4, "rankmill-read")
