@@ -29,7 +29,7 @@ from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files.formats.base import TextColumns
 from rankmill.producer.files.inputs import find_files
 from rankmill.producer.files.source import FileSource, open_source
-from rankmill.producer.files.stores import lock, paths, reading
+from rankmill.producer.files.stores import lock, paths, reading, writing
 from rankmill.producer.files.stores.paths import ObjectPath, as_path, is_url, object_path, resolved
 from rankmill.producer.files.stores.reading import ObjectReader, fingerprint
 from rankmill.producer.files.stores.writing import identity, put
@@ -323,6 +323,31 @@ def test_an_object_is_sent_in_pieces_that_fit_into_memory(
     put(large, object_path(f"{bucket.url}/large"))
     found = s3_store.info(f"{bucket.url}/large")
     assert (found["size"], found["ETag"].strip('"')[-2:]) == (40 << 20, "-3")
+
+
+def test_an_object_is_sent_again_if_its_upload_is_gone(
+    bucket: Bucket, s3_store: s3fs.S3FileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "_PIECE_BYTES", 5 << 20)
+    monkeypatch.setattr(paths, "_BACKOFF", Backoff(first=0.001, longest=0.001))
+    real, gone = s3fs.S3FileSystem._call_s3, iter([FileNotFoundError("The specified upload does not exist")])
+
+    async def call(self: s3fs.S3FileSystem, method: str, *arguments: object, **options: object) -> object:
+        answer = await real(self, method, *arguments, **options)
+        if method == "complete_multipart_upload":
+            for error in gone:  # the answer was lost, and the server does not know the upload any more
+                raise error
+        return answer
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", call)
+    large = tmp_path / "large"
+    large.write_bytes(b"a" * (11 << 20))
+    put(large, object_path(f"{bucket.url}/large"))
+    assert next(gone, None) is None
+    assert s3_store.info(f"{bucket.url}/large")["size"] == 11 << 20
+    large.write_bytes(b"a" * (11 << 20))
+    with pytest.raises(InputError, match="s3://there-is-no-such-bucket/large: no such object"):
+        put(large, object_path("s3://there-is-no-such-bucket/large"))
 
 
 def test_a_lock_is_its_holders_until_it_does_not_change_for_long(

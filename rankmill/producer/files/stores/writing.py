@@ -236,7 +236,13 @@ def sync(path: Path) -> None:
 def _send(system: Any, name: str, file: Path, target: ObjectPath) -> None:
     if target.protocol in _IN_PIECES:
         piece = max(_PIECE_BYTES, -(-file.stat().st_size // _MOST_PIECES))
-        system.put_file(str(file), name, chunksize=piece, max_concurrency=_PIECES_AT_ONCE)
+        options = {"chunksize": piece, "max_concurrency": _PIECES_AT_ONCE}
+        try:
+            system.put_file(str(file), name, **options)
+        except FileNotFoundError:
+            # Send the file once more: the upload may be complete, but its answer was lost, and a second
+            # request to complete it failed. If the bucket does not exist, this fails as well.
+            system.put_file(str(file), name, **options)
     elif target.protocol in _WHOLE:
         system.put_file(str(file), name)
     else:
