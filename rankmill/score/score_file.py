@@ -143,8 +143,9 @@ def score_file(
         if source.rows:
             with view(source.rows) as show:
                 since = _score(session, request, source, output, work, show, tally, earlier, several, plan)
-            startup = session.watch.since(started)
-            load = max(since - started - startup, 0.0) if math.isfinite(since) else 0.0
+            # workers are looked for once a second: the first one may have begun to score before it was seen
+            startup = min(session.watch.since(started), since - started)
+            load = since - started - startup if math.isfinite(since) else 0.0
         output.finish(output_metadata())
         source.check_unchanged()
         used = list(dict.fromkeys(models))

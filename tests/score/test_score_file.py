@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.faults.outages import full
+from rankmill.jobs.contract.file_request import FileRequest
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import (
     SCORING_FIELD,
@@ -28,8 +29,10 @@ from rankmill.jobs.protocol.worker_report import (
     queue_workers,
     worker_doings,
 )
+from rankmill.jobs.runtime.settings import load_settings
 from rankmill.producer.collect import presence
 from rankmill.producer.collect.presence import WorkerPresence
+from rankmill.score.score_file import score_file as score_here
 from tests.conftest import BIN, ENVIRON, Server, StartWorker, score_file, start_command, wait_for
 from tests.harness.models.tiny import cross_encoder, make_bert
 from tests.harness.preloaded import PreloadedProcess
@@ -88,6 +91,18 @@ def test_the_load_of_a_model_is_shown_and_is_no_part_of_the_speed(
     assert done["load_seconds"] > 3.5
     scoring = done["seconds"] - done["startup_seconds"] - done["load_seconds"]
     assert done["pairs_per_second"] == pytest.approx(200 / scoring, rel=0.05)
+
+
+def test_a_worker_that_scores_has_been_seen(
+    source: Path, shared_queue: Server, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers are looked for once a second, and one may have scored for most of it."""
+    monkeypatch.setattr(WorkerPresence, "since", lambda *_: 1e6)
+    settings = load_settings({"redis_url": shared_queue.url, "model": str(tiny_model), "precision": "fp32"})
+    request = FileRequest(inputs=(str(source),), output=str(source.with_name("out.parquet")))
+    summary = score_here(request, settings)
+    assert 0 < summary.startup_seconds <= summary.seconds
+    assert summary.pairs_per_second < 1e6
 
 
 def test_workers_that_cannot_send_heartbeats_still_count(
