@@ -117,9 +117,7 @@ def _watched(folder: str, began: float, stop_after: float | None) -> dict[str, A
         while text := os.read(master, 65536).decode(errors="replace"):
             written += text
             now = round(time.monotonic() - began, 2)
-            samples += [(now, int(done)) for done, _ in re.findall(r"(\d+)/(\d+)(?:\x1b\[\S+)? rows", text)][
-                -1:
-            ]
+            samples += [(now, _number(done)) for done in re.findall(r"([\d,]+) of [\d,]+ pairs", text)[-1:]]
             if stop_after and stopped is None and samples and samples[-1][1] > stop_after * 6000:
                 os.write(master, b"\x03")
                 stopped = now
