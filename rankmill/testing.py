@@ -171,14 +171,19 @@ class FakeWorkers:
         def shared(kind: type[Client], settings: Settings) -> Client:
             return alone(kind, settings=settings)
 
+        names_server = "REDIS_URL" in os.environ
         with (
             patch.object(Client, "_store_at", lambda *_: _Store(self)),
             patch.object(LoopClient, "_store_at", lambda *_: _LoopStore(self)),
             patch.object(Client, "embedded", classmethod(alone)),
             patch.object(Client, "_shared", classmethod(shared)),
-            patch.dict(os.environ, {"REDIS_URL": os.environ.get("REDIS_URL", URL)}),
         ):
-            yield self
+            os.environ.setdefault("REDIS_URL", URL)
+            try:
+                yield self
+            finally:
+                if not names_server:
+                    os.environ.pop("REDIS_URL", None)
 
     def end_file(self, run_id: str, reason: str = "", *, rows: int = 0, row_errors: int = 0) -> None:
         """End a submitted run of files. With a `reason`, the run has failed; without one, it is done."""
