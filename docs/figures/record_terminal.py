@@ -108,7 +108,7 @@ def main() -> None:
         shutil.copytree(HERE.parents[1] / "examples", Path(folder, "examples"))
         recording = Recording()
         recording.type(COMMAND)
-        recording.run(COMMAND, folder, interrupt=r"1[0-9]{2} of 250 pairs")
+        recording.run(COMMAND, folder, interrupt=r"([3-9]|1[0-9])[0-9] of 250 pairs")
         recording.type(COMMAND)
         recording.run(COMMAND, folder)
         recording.type(SHOW)

@@ -19,8 +19,10 @@ _STEPS: tuple[Doing, ...] = ("proving", "loading")
 shown.
 """
 
-_LOOK_SECONDS = 1.0
-"""All runs of a client together ask Redis at most once in this many seconds whether the queue has workers."""
+_LOOK_SECONDS, _STARTING_SECONDS = 1.0, 0.1
+"""All runs of a client together ask Redis at most once in `_LOOK_SECONDS` whether the queue has workers, or
+in `_STARTING_SECONDS` while this process starts workers.
+"""
 
 _WORD_SECONDS = 5.0
 _REMIND_SECONDS = 30.0
@@ -100,9 +102,12 @@ class WorkerPresence:
             self._warn(no_workers_message(self._queue, mask_url(self._url)))
 
     def look(self) -> None:
-        """Ask Redis at most once a second which workers the queue has. Raises `RunFailed` as `check` does."""
+        """Ask Redis which workers the queue has: at most once a second, or more often until a worker is seen
+        that this process starts. Raises `RunFailed` as `check` does.
+        """
         unseen = system.monotonic() - self._looked
-        if self._looking or unseen <= _LOOK_SECONDS:
+        starts = self._seconds is None and not self._names
+        if self._looking or unseen <= (_STARTING_SECONDS if starts else _LOOK_SECONDS):
             return
         self._looking, self._looked = True, system.monotonic()
         # If the last look was long ago, the wait begins anew, because workers may have come and gone since.
