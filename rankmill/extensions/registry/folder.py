@@ -28,15 +28,12 @@ class RegistryFolder:
     """Reads and writes files in a registry's folder; a written file appears when it is complete. Methods take
     the parts of a path as separate arguments.
 
+    All methods raise `RegistryAway` if the folder cannot be reached, does not exist, or may not be used.
+
     Parameters
     ----------
     url
-        A path, or a URL of fsspec: ``file://``, ``s3://``, ``gs://``, ``az://``, ``hf://``.
-
-    Raises
-    ------
-    RegistryAway
-        From all methods: the folder cannot be reached, does not exist, or may not be used.
+        As for `rankmill.extensions.registry.registry.Registry`.
     """
 
     def __init__(self, url: str) -> None:

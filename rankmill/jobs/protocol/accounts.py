@@ -110,6 +110,7 @@ class Accountant:
         where = keys.counted(run.id) if stays else keys.results(run.id)
         group = group or tenant_in(run.id)
         facts = [KEPT_DAYS * _DAY, MOST_ENTRIES, group, self._names.get(group, ""), run.spec.model[:_LONGEST]]
+        # the script adds the day to the key, by the server's clock
         _COUNT.run(pipe, [where, keys.usage("")], "SADD" if stays else "XDEL", *facts, *parts)
         if stays:
             pipe.expire(where, run.ttl)

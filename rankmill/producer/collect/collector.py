@@ -25,11 +25,7 @@ from rankmill.jobs.contract.results import (
     joined_usage,
     used_by,
 )
-from rankmill.jobs.contract.run import (
-    Run,
-    Settled,
-    settled_by,
-)
+from rankmill.jobs.contract.run import Run, Settled, settled_by
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.runtime.logs import about
 from rankmill.producer.collect.progress import RowCounter

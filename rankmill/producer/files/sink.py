@@ -259,7 +259,7 @@ class ScoredParts:
         self.row_errors += self._file.row_errors - before
         if self._file.rows == self._rows_per_part and self._done + 1 < self._count:
             self.finish(self._metadata())
-            self.publish()
+            self.publish(self._work.journal)
             self._open()
 
     def finish(self, metadata: Mapping[str, str]) -> None:
@@ -267,8 +267,8 @@ class ScoredParts:
             numbers = {PART: str(self._done + 1), PARTS: str(self._count)}
             self._file.finish({**metadata, **numbers})
 
-    def publish(self, journal: Journal | None = None) -> None:
-        """Move the part to its place, and note this in the run's journal."""
+    def publish(self, journal: Journal) -> None:
+        """Move the part to its place, and note this in the run's `journal`."""
         if self._file is None:
             return
         self._work.check()
@@ -276,11 +276,9 @@ class ScoredParts:
         self._file.__exit__(None, None, None)
         self._file = None
         self._done += 1
-        kept, tally = self._work.journal, self._tally()
-        kept.finish(
-            Finished(
-                parts=self._done, rows=self.rows, row_errors=self.row_errors, first=kept.first, tally=tally
-            )
+        first, tally = journal.first, self._tally()
+        journal.finish(
+            Finished(parts=self._done, rows=self.rows, row_errors=self.row_errors, first=first, tally=tally)
         )
 
     def __enter__(self) -> ScoredParts:
