@@ -9,7 +9,7 @@ import click
 import yaml
 
 from rankmill.cli import options
-from rankmill.cli.exits import CONTEXT
+from rankmill.cli.common import CONTEXT
 from rankmill.jobs.runtime.passwords import mask_passwords, mask_url
 from rankmill.jobs.runtime.settings import Settings, extension_settings, merge_settings, validate
 

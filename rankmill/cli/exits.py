@@ -1,4 +1,4 @@
-"""What all commands share: they report failure by one line on standard error and an exit code."""
+"""Makes commands report failure by one line on standard error and an exit code."""
 
 from __future__ import annotations
 
@@ -12,10 +12,6 @@ from typing import Any, NoReturn, ParamSpec
 import click
 
 from rankmill.jobs.contract.errors import ExitCode, RankmillError
-
-CONTEXT = {"help_option_names": ["-h", "--help"]}
-
-version = click.version_option(package_name="rankmill")
 
 MEASURED = "the measurements are kept, and the same command continues"
 

@@ -6,7 +6,8 @@ from importlib.metadata import EntryPoint
 
 import click
 
-from rankmill.cli.exits import CONTEXT, OneKindOfLine, version
+from rankmill.cli.common import CONTEXT, version
+from rankmill.cli.exits import OneKindOfLine
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.plugins import load_each
 

@@ -19,7 +19,8 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from rankmill.cli.exits import CONTEXT, OneKindOfLine, clean_exit
+from rankmill.cli.common import CONTEXT
+from rankmill.cli.exits import OneKindOfLine, clean_exit
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.contract.home import expanded
 from rankmill.jobs.runtime.installation import require_packages

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from rankmill.cli import options
-from rankmill.cli.exits import version
+from rankmill.cli.common import version
 from rankmill.cli.request import GROUPS, SETTINGS, file_options, refuse_stride
 from rankmill.cli.show import echo, json_of
 from rankmill.cli.standard_output import in_temporary_folder, pass_on
@@ -112,7 +112,7 @@ def score_file(
     embedded = nullcontext() if settings.redis_url else EmbeddedCluster(settings, models=len(request.models))
     with target as named, embedded as cluster:
         # These are imported only now, while the server and the workers are starting.
-        from rankmill.jobs.contract.wire import leave_out_pandas
+        from rankmill.jobs.contract.arrow import leave_out_pandas
         from rankmill.score.progress import progress_view
         from rankmill.score.score_file import score_file as run_score_file
 

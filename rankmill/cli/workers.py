@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from rankmill.cli import options
-from rankmill.cli.exits import version
+from rankmill.cli.common import version
 from rankmill.jobs.runtime.connection import connect
 from rankmill.jobs.runtime.hosts import require_worker_packages
 from rankmill.jobs.runtime.logs import about

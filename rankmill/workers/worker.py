@@ -44,10 +44,10 @@ from functools import partial
 import redis
 
 from rankmill.jobs.cache import cache_folder, strangers
+from rankmill.jobs.contract.arrow import leave_out_pandas
 from rankmill.jobs.contract.errors import ConfigError, RankmillError, WorkerError
 from rankmill.jobs.contract.home import model_of_run
 from rankmill.jobs.contract.spec import ScoreSpec
-from rankmill.jobs.contract.wire import leave_out_pandas
 from rankmill.jobs.protocol.worker_report import LAST_REPORTS, Doing, WorkerReport
 from rankmill.jobs.runtime.connection import check_mode, check_options
 from rankmill.jobs.runtime.hosts import require_worker_packages

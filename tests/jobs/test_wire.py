@@ -329,7 +329,7 @@ def test_lists_of_scores_come_back_and_damaged_ones_do_not() -> None:
 def test_pyarrow_imports_pandas_only_for_what_needs_it() -> None:
     code = """
 import sys
-from rankmill.jobs.contract.wire import leave_out_pandas
+from rankmill.jobs.contract.arrow import leave_out_pandas
 leave_out_pandas()
 import numpy as np, pyarrow as pa
 table = pa.table({"score": np.zeros(2), "text": ["a", None]})

@@ -16,10 +16,7 @@ and requests for tokens ``asked`` (JSON). Scores have ``score`` (float32, or a l
 from __future__ import annotations
 
 import struct
-import sys
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -62,27 +59,6 @@ messages have about 200.
 """
 
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
-
-
-def leave_out_pandas() -> None:
-    """Make pyarrow believe that pandas is not installed. Other code can still import pandas.
-
-    Without this function, pyarrow imports pandas when it makes its first array. That import takes a third of
-    a second, and workers and score-file seldom need it.
-    """
-    if "pandas" in sys.modules:
-        return
-
-    def find_spec(name: str, *_: object) -> None:
-        if name == "pandas":
-            raise ModuleNotFoundError("not looked for", name=name)
-
-    finder: Any = SimpleNamespace(find_spec=find_spec)
-    sys.meta_path.insert(0, finder)
-    try:
-        pa.array([0])
-    finally:
-        sys.meta_path.remove(finder)
 
 
 def encode_rows(columns: Sequence[pa.Array], inputs: Inputs) -> bytes:

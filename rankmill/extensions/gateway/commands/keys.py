@@ -9,7 +9,7 @@ import click
 from pydantic import Field
 
 from rankmill.cli import options
-from rankmill.cli.exits import CONTEXT
+from rankmill.cli.common import CONTEXT
 from rankmill.cli.show import echo
 from rankmill.cluster.tables import duration
 from rankmill.extensions.gateway.keys.api_keys import ApiKey, KeyStore

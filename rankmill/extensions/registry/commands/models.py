@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from rankmill.cli import options
-from rankmill.cli.exits import CONTEXT
+from rankmill.cli.common import CONTEXT
 from rankmill.cli.show import console, echo
 from rankmill.extensions.lab.ask import ask
 from rankmill.extensions.registry.commands import aliases, listing, transfer

@@ -1,0 +1,9 @@
+"""What all commands share, without the libraries that only some commands need."""
+
+from __future__ import annotations
+
+import click
+
+CONTEXT = {"help_option_names": ["-h", "--help"]}
+
+version = click.version_option(package_name="rankmill")
