@@ -45,6 +45,14 @@ def start(*arguments: object, environ: Mapping[str, str] | None = None) -> subpr
 
 def stop(process: subprocess.Popen[str], output: Path, writes: int, sent: signal.Signals) -> bool:
     """Signal `process` after a number of writes to its journal; returns whether it was still running."""
+    if not written(process, output, writes):
+        return False
+    process.send_signal(sent)
+    return process.wait() == -sent or sent is signal.SIGINT
+
+
+def written(process: subprocess.Popen[str], output: Path, writes: int) -> bool:
+    """Wait for a number of writes to the journal of `process`; returns whether it is still running."""
     log = folder_of(output) / "journal.db-wal"
     seen, last = -1, -1  # the first look is not a write
     while process.poll() is None:
@@ -55,8 +63,7 @@ def stop(process: subprocess.Popen[str], output: Path, writes: int, sent: signal
         seen += changed not in (last, -1)
         last = changed
         if seen >= writes:
-            process.send_signal(sent)
-            return process.wait() == -sent or sent is signal.SIGINT
+            return True
         time.sleep(0.001)
     return False
 
