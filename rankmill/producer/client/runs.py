@@ -98,7 +98,8 @@ class Ranked:
 class Classified:
     """The most likely label of a text, and the probability of each label, from `Client.classify`.
 
-    If the text has no scores, ``error`` is the reason and ``label`` is empty.
+    ``probabilities`` has the names of the labels as keys. If the text has no scores, ``error`` is the reason
+    and ``label`` is empty.
     """
 
     label: str

@@ -8,6 +8,7 @@ import re
 import textwrap
 import types
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import rankmill
@@ -23,7 +24,7 @@ from rankmill import Client
 ```
 
 All names below are imported from `rankmill`, those with Fake from `rankmill.testing`. This page is made from
-their docstrings (`python -m tests.harness.reference`). [Python in a service](../guides/python.md) shows how
+their docstrings (`python -m tests.harness.reference`). [Score from Python](../guides/python.md) shows how
 they are used.
 
 """
@@ -86,6 +87,8 @@ def _section(name: str) -> str:
     parts.append(_signature(name, found))
     parts.append(_markdown(inspect.getdoc(found) or ""))
     if inspect.isclass(found) and name not in _INHERITED:
+        for attribute, text in _attributes(found):
+            parts.append(f"\n### {name}.{attribute}\n{_markdown(text)}")
         for member, value in _members(found):
             parts.append(f"\n### {name}.{member}\n")
             if callable(value):
@@ -108,6 +111,22 @@ def _members(found: type) -> Iterator[tuple[str, Any]]:
         member = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
         if (inspect.isfunction(member) or isinstance(member, property)) and inspect.getdoc(member):
             yield name, member
+
+
+def _attributes(found: type) -> Iterator[tuple[str, str]]:
+    """The public attributes that ``__init__`` sets and explains by a text after the line."""
+    init = vars(found).get("__init__")
+    if not inspect.isfunction(init) or not _is_ours(init):
+        return
+    function = ast.parse(textwrap.dedent(inspect.getsource(init))).body[0]
+    assert isinstance(function, ast.FunctionDef)
+    for line, text in pairwise(function.body):
+        match line, text:
+            case (
+                ast.Assign([ast.Attribute(attr=name)]) | ast.AnnAssign(ast.Attribute(attr=name)),
+                ast.Expr(ast.Constant(str() as words)),
+            ) if not name.startswith("_"):
+                yield name, inspect.cleandoc(words)
 
 
 def _signature(name: str, found: Any) -> str:
