@@ -45,7 +45,7 @@ Exit codes:
   0    done
   1    failed, or no server answers
   2    wrong usage or input
-  3    score: done, but some rows have no score
+  3    score, merge, wait: done, but some rows have no score
   130  interrupted"""
 
 
