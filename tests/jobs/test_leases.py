@@ -9,18 +9,20 @@ from typing import Any
 
 import pytest
 from redis.client import Pipeline
+from rq.executions import Execution
 
 from rankmill.extensions.runners.store import FileRunStore
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.job import Payload
 from rankmill.jobs.contract.run import new_run
 from rankmill.jobs.contract.spec import ScoreSpec
-from rankmill.jobs.protocol.leases import UNRENEWED_SECONDS, Leases, Renewals, move, server_time
+from rankmill.jobs.protocol.leases import RQ_DELAY, UNRENEWED_SECONDS, Leases, Renewals, move, server_time
 from rankmill.jobs.protocol.queues import write_capacity
 from rankmill.jobs.protocol.recovery import clean_queue, failure_handler, hand_on_abandoned
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.system import system
 from rankmill.workers.queue.heartbeat import WorkerHeartbeat
+from rankmill.workers.rq.job import LeasedJobs
 from tests.conftest import Server
 
 HOUR = 3600.0
@@ -34,14 +36,15 @@ def store(server: Server) -> RunStore:
 def test_what_was_written_before_the_clock_jumped_back_ends_soon(store: RunStore) -> None:
     queue, now = store.queue("q"), server_time(store.redis)
     started = queue.started_job_registry.key
-    store.redis.zadd(started, {"dead:x": now + HOUR, "alive:x": now + 10})
+    rq_now = now + RQ_DELAY
+    store.redis.zadd(started, {"dead:x": rq_now + HOUR, "alive:x": rq_now + 10})
     store.redis.sadd("rq:workers:q", "rq:worker:dead")
     store.redis.set("rq:worker:dead", 1, ex=int(HOUR))
     store.redis.set(keys.worker("dead"), 1, ex=int(HOUR))
     clean_queue(queue, failure_handler(store), 15, now, trusts_leases=True)
     ends = dict(store.redis.zrange(started, 0, -1, withscores=True))
-    assert ends[b"alive:x"] == pytest.approx(now + 10)
-    assert now < ends[b"dead:x"] <= time.time() + UNRENEWED_SECONDS + 1
+    assert ends[b"alive:x"] == pytest.approx(rq_now + 10)
+    assert rq_now < ends[b"dead:x"] <= time.time() + RQ_DELAY + UNRENEWED_SECONDS + 1
     assert store.redis.ttl(keys.worker("dead")) <= UNRENEWED_SECONDS
 
 
@@ -68,11 +71,28 @@ def test_a_short_lease_beside_a_longer_one_does_not_end_it(store: RunStore) -> N
 
 def test_submitted_runs_of_the_dead_come_back_soon(store: RunStore) -> None:
     files = FileRunStore(store.redis, "files", 3600)
-    now = server_time(store.redis)
-    key = files.queue.started_job_registry.key
-    store.redis.zadd(key, {"run:claim": now + HOUR})
+    key, rq_now = files.queue.started_job_registry.key, server_time(store.redis) + RQ_DELAY
+    store.redis.zadd(key, {"run:claim": rq_now + HOUR})
     files.recover(15, expired=False)
-    assert store.redis.zscore(key, "run:claim") <= time.time() + UNRENEWED_SECONDS + 1
+    assert store.redis.zscore(key, "run:claim") <= time.time() + RQ_DELAY + UNRENEWED_SECONDS + 1
+
+
+def test_rq_s_own_code_takes_no_job_of_a_dead_worker(store: RunStore) -> None:
+    """`rq info` and dashboards clean RQ's registries: a chunk's rows failed beside a row that kills."""
+    queue, now = store.queue("q"), server_time(store.redis)
+    run = new_run(ScoreSpec(model="m"), queue="q", ttl=3600, max_retries=3, priority="bulk")
+    store.enqueue(run, {0: Payload(b"pairs", 1)}, new=True)
+    job = queue.take(["bulk"]).job_id.decode()
+    store.redis.hset(f"rq:job:{job}", "status", "started")
+    with store.redis.pipeline() as pipe:
+        execution = Execution("x", job, store.redis)
+        LeasedJobs("q", connection=store.redis).add_execution(execution, pipe, -60)
+        pipe.execute()
+    assert queue.started_job_registry.count == 1  # as `rq info` counts
+    assert store.redis.hget(f"rq:job:{job}", "status") == b"started"
+    clean_queue(queue, failure_handler(store), 15, now, trusts_leases=True)
+    assert store.failed_attempts(run) == {0: 1}
+    assert not queue.started_job_registry.count
 
 
 def test_the_lock_of_a_cleaning_is_nobodys_after_a_heartbeat(store: RunStore) -> None:
@@ -99,6 +119,7 @@ def test_the_lock_of_a_cleaning_ends_when_the_next_lease_lapses(store: RunStore)
     queue = store.queue("q")
     lock, leases = queue.registry_cleaning_key, queue.started_job_registry.key
     assert heartbeat._lock(queue)
+    now += RQ_DELAY
     store.redis.zadd(leases, {"renewed:x": now + 10})
     heartbeat._end_lock_with_a_lease(queue)
     assert store.redis.get(lock) == str(os.getpid()).encode()
@@ -183,10 +204,10 @@ def test_a_job_that_is_handed_on_or_renewed_meanwhile_has_no_attempt_less(
     store.redis.hset(f"rq:job:{job}", "status", "started")
     store.redis.lrem(queue.intermediate_queue_key, 1, job)
     store.redis.zadd(leases, {f"{job}:x": 0})
-    listed = store.redis.zrangebyscore
+    listed = Pipeline.execute
 
-    def list_and_be_late(*arguments: Any) -> Any:
-        found = listed(*arguments)
+    def list_and_be_late(pipe: Pipeline) -> Any:
+        found = listed(pipe)
         monkeypatch.undo()
         if meanwhile == "renewed":
             store.redis.zadd(leases, {f"{job}:x": time.time() + HOUR})
@@ -194,7 +215,7 @@ def test_a_job_that_is_handed_on_or_renewed_meanwhile_has_no_attempt_less(
             hand_on_abandoned(queue, handle, until=0)
         return found
 
-    monkeypatch.setattr(store.redis, "zrangebyscore", list_and_be_late)
+    monkeypatch.setattr(Pipeline, "execute", list_and_be_late)
     hand_on_abandoned(queue, handle, until=time.time())
     assert store.failed_attempts(run) == ({0: 1} if meanwhile == "handed on" else {})
     assert not store.redis.xlen(keys.results(run.id))

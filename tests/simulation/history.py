@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rankmill.jobs.contract import keys
-from rankmill.jobs.protocol.leases import UNRENEWED_SECONDS
+from rankmill.jobs.protocol.leases import RQ_DELAY, UNRENEWED_SECONDS
 from rankmill.jobs.protocol.ordered_queue import is_bulk_job
 
 if TYPE_CHECKING:
@@ -351,7 +351,7 @@ class History:
         """Who has a job, by leases that have not lapsed."""
         item = self.data.get(f"rq:wip:{self.queue}".encode())
         # The server tells the time in microseconds, and a lease that ends in this one has lapsed by that.
-        entries, now = item.value._bylex.items() if item else (), self.world.redis.time() + 1e-6
+        entries, now = item.value._bylex.items() if item else (), self.world.redis.time() + RQ_DELAY + 1e-6
         return [entry for entry, until in entries if until > now and entry.startswith(f"{name}:".encode())]
 
     def has_run(self, run: str) -> bool:

@@ -230,8 +230,8 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
     ),
     DeadWorkersChunkIsTaken: (
         Mutant("a lease ends by the host's clock", _JOB,
-               "hold(pipeline, self.key, execution.composite_key, ttl, only_renew=xx)",
-               "super().add_execution(execution, pipeline, ttl, xx)"),
+               "hold(pipeline, self.key, execution.composite_key, ttl + RQ_DELAY, only_renew=xx)",
+               "super().add_execution(execution, pipeline, ttl + RQ_DELAY, xx)"),
         Mutant("a lease lasts ten times as long", _WORKER,
                "        return self.lease_seconds\n", "        return 10 * self.lease_seconds\n"),
         Mutant("a dead worker's jobs stay with it", _RECOVERY,
@@ -257,8 +257,7 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
     DeadRunnersRunIsTaken: (
         Mutant("a dead runner's run stays with it for another lease",
                "extensions/runners/lua/recover.lua",
-               "redis.call('ZRANGEBYSCORE', KEYS[1], 0, now)",
-               "redis.call('ZRANGEBYSCORE', KEYS[1], 0, now - 15)"),
+               "now + ARGV[4]}", "now + ARGV[4] - 15}"),
     ),
     HalvesAreSent: (
         Mutant("a failure does not say that the worker died", _RECOVERY,

@@ -22,7 +22,15 @@ from rankmill.extensions.runners.record import FileRun, new_file_run
 from rankmill.extensions.runners.settings import RunnerSettings
 from rankmill.jobs.contract.errors import FormatError, RunExpired, WireError, WrongWorkerError
 from rankmill.jobs.contract.file_request import FileOrder
-from rankmill.jobs.protocol.leases import BOUND, Leases, hold, server_time
+from rankmill.jobs.protocol.leases import (
+    BOUND,
+    OURS,
+    RQ_DELAY,
+    UNRENEWED_SECONDS,
+    Leases,
+    hold,
+    server_time,
+)
 from rankmill.jobs.protocol.script import Script
 from rankmill.jobs.protocol.set_aside import DamagedJob, read_job, set_aside
 from rankmill.jobs.runtime.settings import Settings
@@ -162,7 +170,7 @@ class FileRunStore:
         run whose record is damaged, or whose record and job are gone, is set aside.
         """
         token = system.unique_id()
-        numbers, now = [lease_seconds, token, _LOOK_AT], system.monotonic()
+        numbers, now = [lease_seconds + RQ_DELAY, token, _LOOK_AT], system.monotonic()
         leave = [run_id for run_id, until in self._left.items() if until > now]
         raw = CLAIM.run(self.redis, [self.queue.key, self._leases], *numbers, *leave)
         if raw is None:
@@ -196,14 +204,14 @@ class FileRunStore:
         """
         run = claim.run
         places = [self._leases, keys.file_run(run.id), keys.file_run_cancelled(run.id), Job.key_for(run.id)]
-        state = RENEW.run(self.redis, places, claim.entry, lease_seconds, run.written(), self.ttl)
+        state = RENEW.run(self.redis, places, claim.entry, lease_seconds + RQ_DELAY, run.written(), self.ttl)
         held = cast("LeaseState", state.decode())
         if held == "lost":
             return held
         with self.redis.pipeline() as pipe:
             if held == "forgotten":  # the server has lost its data, so write the data of this run again
                 pipe.set(keys.file_run(run.id), run.written(), ex=self.ttl)
-                hold(pipe, self._leases, claim.entry, lease_seconds, only_renew=False)
+                hold(pipe, self._leases, claim.entry, lease_seconds + RQ_DELAY, only_renew=False)
             self._list(pipe, run.id)
             pipe.execute()
         return held
@@ -244,7 +252,8 @@ class FileRunStore:
         expired
             Whether to put runs with lapsed leases back.
         """
-        RECOVER.run(self.redis, [self._leases, self.queue.key], int(expired), lease_seconds)
+        longest = max(lease_seconds, UNRENEWED_SECONDS) + RQ_DELAY
+        RECOVER.run(self.redis, [self._leases, self.queue.key], int(expired), longest, OURS, RQ_DELAY)
 
     def was_cancelled(self, run_id: str) -> bool:
         return bool(self.redis.exists(keys.file_run_cancelled(run_id)))

@@ -4,7 +4,8 @@ lapses.
 A lease is an entry of a sorted set in Redis, with the time at which it lapses. This time is by the server's
 clock, so the clocks of hosts need not agree. There are two kinds. `Leases` are deleted when they lapse.
 Leases of chunks and submitted runs are in RQ's registries of started jobs, and stay there until another
-process takes the work. `rankmill.workers.queue.heartbeat` renews the leases of a worker's chunks.
+process takes the work; see `RQ_DELAY`. `rankmill.workers.queue.heartbeat` renews the leases of a worker's
+chunks.
 
 The server's clock may jump when another host takes over. A jump ahead makes all leases lapse together: see
 `Renewals`. After a jump back, leases of dead processes would last longer by the jump: see `BOUND`.
@@ -25,6 +26,17 @@ from rankmill.jobs.system import system
 UNRENEWED_SECONDS = 120
 """Each live process renews its leases within this time (s), because ``heartbeat_seconds`` is a minute at
 most.
+"""
+
+RQ_DELAY = 365 * 86400
+"""In RQ's registries, the time of a lease is this much later (s) than its end. RQ's own code, such as
+``rq info`` or a dashboard, takes all jobs from a registry whose time is over. It would drop a submitted run,
+and would not note that a chunk may have killed its worker.
+"""
+
+OURS = RQ_DELAY / 2
+"""An entry of RQ's registries whose time is more than this (s) from now is a lease of rankmill. Any other is
+of a plain RQ worker, or was ended.
 """
 
 BOUND = Script("jobs/protocol/lua/bound.lua")
@@ -97,16 +109,17 @@ def move(
 
 
 def bound_leases(client: redis.Redis, key: str, seconds: float) -> None:
-    """Shorten the leases under `key` that last too long, because the server's clock has jumped back.
+    """Shorten the leases in one of RQ's registries that last too long, because the server's clock has jumped
+    back.
 
     Parameters
     ----------
     client, key
-        The server, and the key of the leases, which stay in Redis when they lapse.
+        The server, and the key of the registry.
     seconds
         How long a new lease lasts.
     """
-    _BOUND_LEASES.run(client, [key], seconds)
+    _BOUND_LEASES.run(client, [key], max(seconds, UNRENEWED_SECONDS) + RQ_DELAY)
 
 
 def server_time(client: redis.Redis) -> float:

@@ -20,7 +20,7 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RedisUnavailable, WireError
 from rankmill.jobs.contract.job import LONGEST_PAUSE, attempt, suspect
 from rankmill.jobs.contract.results import ChunkFailure
-from rankmill.jobs.protocol.leases import bound_leases, move
+from rankmill.jobs.protocol.leases import OURS, RQ_DELAY, bound_leases, move
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.pairs_job import survives
 from rankmill.jobs.protocol.rq import ALL_WORKERS, enqueue, executions_of, record_failure, workers_of
@@ -156,12 +156,19 @@ def hand_on_abandoned(queue: Queue, handle: FailureHandler, until: float, second
     """
     connection: Any = queue.connection
     leases, began = queue.started_job_registry.key, system.monotonic()
-    for entry in connection.zrangebyscore(leases, 0, until):
+    # The first are leases of ScoringWorkers. The others are of plain RQ workers, or ended by `hand_on_jobs`.
+    spans = [(until + OURS, until + RQ_DELAY), (0, until)]
+    with connection.pipeline(transaction=False) as pipe:
+        for span in spans:
+            pipe.zrangebyscore(leases, *span)
+        found = pipe.execute()
+    lapsed = [(entry, last) for (_, last), entries in zip(spans, found, strict=True) for entry in entries]
+    for entry, last in lapsed:
         raw_id = entry.rpartition(b":")[0]
-        has_lapsed = partial(_has_lapsed, connection, leases, entry, until)
+        has_lapsed = partial(_has_lapsed, connection, leases, entry, last)
         with _one_job(queue, raw_id) as read:
             hand_on = partial(_hand_on, queue, handle, read, has_lapsed)
-            move(connection, leases, entry, _key(raw_id), hand_on, until)
+            move(connection, leases, entry, _key(raw_id), hand_on, last)
         if has_lapsed():
             connection.zrem(leases, entry)  # the job was set aside, so nothing has moved it
         if system.monotonic() - began > seconds:

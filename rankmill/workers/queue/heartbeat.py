@@ -9,7 +9,7 @@ from typing import Any
 
 import redis
 
-from rankmill.jobs.protocol.leases import Renewals, server_time
+from rankmill.jobs.protocol.leases import RQ_DELAY, Renewals, server_time
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.orders import ask_for_orders
 from rankmill.jobs.protocol.queues import use_queues, write_capacity
@@ -147,7 +147,7 @@ class WorkerHeartbeat(Periodic):
         """
         connection: Any = self._worker.connection
         for _, ends in connection.zrange(queue.started_job_registry.key, 0, 0, withscores=True):
-            lease_ms = int(1000 * (ends - self._server_now)) + 1
+            lease_ms = int(1000 * (ends - RQ_DELAY - self._server_now)) + 1
             if lease_ms < self._lock_ms:
                 connection.set(queue.registry_cleaning_key, os.getpid(), px=max(lease_ms, 1), xx=True)
 

@@ -25,7 +25,7 @@ from rankmill.jobs.contract.errors import ForeignJobError, RankmillError
 from rankmill.jobs.contract.job import BASE_TIMEOUT, JOB_FUNCTION, chunk_of
 from rankmill.jobs.contract.keys import ChunkId
 from rankmill.jobs.contract.priority import run_id_of_request
-from rankmill.jobs.protocol.leases import hold, move
+from rankmill.jobs.protocol.leases import RQ_DELAY, hold, move
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.pairs_job import DAY, PAIRS_FUNCTION
 from rankmill.jobs.protocol.rq import enqueue, let_expire, record_failure
@@ -63,7 +63,7 @@ class LeasedJobs(StartedJobRegistry):
 
     def add_execution(self, execution: Execution, pipeline: Pipeline, ttl: int = 0, xx: bool = False) -> int:
         """Begin the lease of a claimed job; with `xx`, only renew a lease that exists."""
-        hold(pipeline, self.key, execution.composite_key, ttl, only_renew=xx)
+        hold(pipeline, self.key, execution.composite_key, ttl + RQ_DELAY, only_renew=xx)
         return 0  # the real reply is among the pipeline's replies
 
 

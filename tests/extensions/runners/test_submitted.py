@@ -27,7 +27,7 @@ from rankmill.jobs.contract.errors import RunnerError, RunTimeout, StoreError
 from rankmill.jobs.contract.file_request import FileOrder, FileRequest
 from rankmill.jobs.contract.run import Progress
 from rankmill.jobs.contract.spec import ScoreSpec
-from rankmill.jobs.protocol.leases import server_time
+from rankmill.jobs.protocol.leases import RQ_DELAY, server_time
 from rankmill.jobs.protocol.set_aside import read_job
 from rankmill.jobs.runtime.connection import client_for
 from rankmill.jobs.runtime.settings import load_settings
@@ -56,7 +56,7 @@ def test_leases_follow_the_server_s_clock(
         return float(server.zscore(key, member)) - server_time(server)
 
     assert store.renew(claim, 15) == "forgotten"
-    assert 5 < seconds_until(store.queue.started_job_registry.key, claim.entry) <= 15
+    assert 5 < seconds_until(store.queue.started_job_registry.key, claim.entry) - RQ_DELAY <= 15
     store.note_webhook(claim.run, 30)
     assert 20 < seconds_until(keys.webhooks(store.queue.name), claim.run.id) <= 30
     other = store.submit(ORDER)
@@ -118,6 +118,17 @@ def test_a_run_is_listed_while_it_is_scored_for_longer_than_file_run_ttl(
     assert store.renew(claim, 15) == "held"
     store.submit(ORDER)  # runs that have expired are forgotten
     assert store.find(claim.run.id) == [claim.run.id]
+
+
+def test_rq_s_own_code_loses_no_run_of_a_dead_runner(shared_server: Server) -> None:
+    """`rq info` and dashboards clean RQ's registries."""
+    server: Any = shared_server.client
+    store = FileRunStore(server, "files of the dead", 600)
+    run = store.submit(ORDER)
+    assert store.claim(-60)
+    assert store.queue.started_job_registry.count == 1
+    store.recover(15, expired=True)
+    assert server.lrange(store.queue.key, 0, -1) == [run.id.encode()]
 
 
 def test_a_runner_that_has_lost_its_run_does_not_list_it(shared_server: Server) -> None:

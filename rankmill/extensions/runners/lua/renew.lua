@@ -1,7 +1,7 @@
 -- Renews a runner's lease of a run, and writes the run's record.
--- KEYS: the leases, the record, the cancellation, the job. ARGV: the entry, length of the lease (s), the
--- record, its expiry (s). Returns held, cancelled, lost (the lease has ended, and another runner may have the
--- run) or forgotten (by the server).
+-- KEYS: the leases, the record, the cancellation, the job. ARGV: the entry, its time in RQ's registry (s from
+-- now), the record, its expiry (s). Returns held, cancelled, lost (the lease has ended, and another runner may have
+-- the run) or forgotten (by the server).
 if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then
   return redis.call('EXISTS', KEYS[2]) == 1 and 'lost' or 'forgotten'
 end
