@@ -354,6 +354,18 @@ def test_a_plain_worker_beside_others_ends_no_run(
     assert {(part.stats.worker, part.stats.attempt) for part in parts if part.stats} == {("right", 1)}
 
 
+def test_a_plain_worker_that_cannot_read_chunks_gets_none(
+    client: Client, workers: StartWorker, server: Server, tmp_path: Path
+) -> None:
+    """RQ's own serializer: each chunk went to this worker first, until it had no attempt left."""
+    workers(worker_class="rq.SimpleWorker", name="plain", ready=False, serializer="pickle")
+    workers(environ=QUICK_LEASE)
+    wait_for(lambda: server.client.exists(keys.plain("rankmill")))
+    for _ in range(3):  # the worker waits for each of them
+        assert not client.score(PAIRS[:3], timeout=60).errors
+    assert "score_chunk" not in (tmp_path / "worker.log").read_text()
+
+
 def test_a_run_that_is_taken_up_again_stays_in_its_precision(
     server: Server, workers: StartWorker, tiny_model: Path, tmp_path: Path
 ) -> None:

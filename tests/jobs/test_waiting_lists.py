@@ -23,6 +23,7 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.set_aside import set_aside
+from rankmill.jobs.protocol.worker_report import SCORING_FIELD
 
 BOTH: tuple[Priority, Priority] = ("request", "bulk")
 
@@ -226,6 +227,22 @@ def test_each_worker_that_waits_is_woken_by_one_chunk(store: RunStore, queue: Or
     assert store.redis.zcard(keys.waiters("q"))
     assert store.redis.llen(queue.key) > 0
     assert sorted(taken(queue, worker="a") for _ in range(3)) == [f"{run.id}-{at}" for at in (3, 4, 9)]
+
+
+def test_no_chunk_is_put_where_a_plain_worker_waits(store: RunStore, queue: OrderedQueue) -> None:
+    store.redis.sadd("rq:workers:q", "rq:worker:ours", "rq:worker:plain")
+    store.redis.hset("rq:worker:ours", mapping={"birth": "x", SCORING_FIELD: 1})
+    store.redis.hset("rq:worker:plain", "birth", "x")
+    assert taken(queue, worker="ours", waits=True) == ""
+    queue.count_waiting()
+    run = put(store, [0])
+    assert (store.redis.llen(queue.key), queue.count) == (0, 1)
+    assert taken(queue, worker="ours", waits=True) == f"{run.id}-0"
+    store.redis.delete("rq:worker:plain")
+    queue.count_waiting()
+    assert taken(queue, worker="ours", waits=True) == ""
+    put(store, [1], run=run)
+    assert (store.redis.llen(queue.key), queue.count) == (1, 1)
 
 
 def test_an_idle_worker_is_given_one_chunk_and_counted_once(store: RunStore, queue: OrderedQueue) -> None:

@@ -243,6 +243,13 @@ def waiters(queue: str) -> str:
     return f"{of_queue(queue)}waiters"
 
 
+def plain(queue: str) -> str:
+    """String: exists while plain RQ workers listen on the queue, too. Then no chunk is put into RQ's own list
+    of jobs, and an idle worker may notice a chunk only after a second.
+    """
+    return f"{of_queue(queue)}plain"
+
+
 def idle(queue: str) -> str:
     """Sorted set: names of the queue's workers without work, by the time when their entry expires."""
     return f"{of_queue(queue)}idle"

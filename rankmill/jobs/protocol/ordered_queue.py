@@ -119,11 +119,11 @@ class OrderedQueue(RQQueue):
         _RESCUE.run(self.connection, places, job_id, now, seconds)
 
     def count_waiting(self) -> tuple[int, set[str]]:
-        """Count the waiting jobs, and correct the stored count.
+        """Count the waiting jobs, and correct the stored count. Also note whether plain RQ workers listen.
 
         Returns the number of requests' jobs, and the tenants whose bulk work waits.
         """
-        requests, tenants = _COUNT.run(self.connection, self._places)
+        requests, tenants = _COUNT.run(self.connection, [*self._places, workers_of(self.name)])
         return requests, {tenant.decode(errors="replace") for tenant in tenants}
 
     def put_back(self, job_ids: Sequence[str]) -> int:

@@ -69,8 +69,10 @@ local function push(id, at_front)
   end
 end
 -- Moves jobs from the waiting list of the job `id` to RQ's list, one for each worker that waits at RQ's list. The pairs
--- of these jobs are not counted for their tenant and run, because no other jobs waited.
+-- of these jobs are not counted for their tenant and run, because no other jobs waited. No jobs are moved if plain RQ
+-- workers wait at RQ's list, too: they would take the jobs, and use up the attempts.
 local function call_workers(id)
+  if redis.call('EXISTS', base .. 'plain') == 1 then return end
   local list = where(id)
   local now = redis.call('TIME')[1]
   local lacking = redis.call('ZCOUNT', base .. 'waiters', now, '+inf') - redis.call('LLEN', rq)
