@@ -221,9 +221,16 @@ def test_lines_without_anything_before_the_header_are_passed_over(tmp_path: Path
     assert read(tmp_path / "a.csv").to_pylist() == [{"query": "q", "passage": "p"}]
 
 
-def test_a_csv_with_only_a_header_keeps_its_columns(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("id,query,passage\n")
-    assert opened(tmp_path / "a.csv").schema.names == ["id", "query", "passage"]
+@pytest.mark.parametrize("end", ["\n", ""])
+@pytest.mark.parametrize(("name", "between"), [("a.csv", ","), ("a.tsv", "\t")])
+def test_a_file_with_only_a_header_keeps_its_columns(
+    tmp_path: Path, name: str, between: str, end: str
+) -> None:
+    (tmp_path / name).write_text(between.join(("id", "query", "passage")) + end)
+    assert opened(tmp_path / name).schema.names == ["id", "query", "passage"]
+    assert opened(tmp_path / name).rows == 0
+    (tmp_path / "b.csv").write_text("query,passage\nq,p\n")
+    assert read(tmp_path).to_pylist() == [{"id": None, "query": "q", "passage": "p"}]
 
 
 def test_csv_details(tmp_path: Path) -> None:

@@ -115,13 +115,16 @@ class _DelimitedReader:
             yield pa.RecordBatch.from_pylist([], schema=reader.schema)
             yield from reader
         except (pa.ArrowException, OSError) as error:
-            # Read the rest of the file: the check of quotes may find a quote that is never closed, and its
-            # message is clearer than Arrow's.
-            if self._has_quotes and "Empty CSV file" in str(error):
-                with self._open() as stream:
-                    while stream.read(_BLOCK_BYTES):
-                        pass
-            raise self._explained(error, names) from None
+            if "Empty CSV file" not in str(error):
+                raise self._explained(error, names) from None
+            # Read the rest of the file: the check of quotes may find a quote that is never closed.
+            with self._open() as stream:
+                while stream.read(_BLOCK_BYTES):
+                    pass
+            # The file has only a header, without a line end.
+            yield pa.RecordBatch.from_pylist(
+                [], pa.schema([(name, types.get(name, pa.binary())) for name in wanted])
+            )
 
     def _open(self) -> pa.NativeFile:
         if not self._has_quotes:
