@@ -165,6 +165,8 @@ def plan_output(
         kept = list(dict.fromkeys(form.ids(source.schema)))
     elif source.carries and form.of(target) is JSONL:
         kept = [ROW]
+    elif reserved := next((name for name in kept if name.startswith(ROW)), None):
+        raise InputError(f"the name of column {reserved!r} begins with a NUL character; rename it")
     of_scores, of_ranks = ("name the new one with --score-column", "name the new one with --rank-column")
     added = [(pa.field(score, pa.float32()), of_scores) for score in scores]
     if mean:

@@ -213,6 +213,19 @@ def test_a_column_that_only_a_late_row_has_is_not_overwritten(tmp_path: Path) ->
     assert plan.scores == ["new"]
 
 
+@pytest.mark.parametrize("key", ["\0", "\0query"])
+def test_a_column_whose_name_the_files_reader_uses_is_refused(tmp_path: Path, key: str) -> None:
+    """Its values would be whole rows, or those of the column ``query``."""
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"query": "q", "passage": "p", key: "x"}))
+    with pytest.raises(InputError, match=r"column '\\x00\w*' begins with a NUL character; rename it"):
+        scored(tmp_path / "o.parquet", opened(path))
+    table = pa.table({"query": ["q"], "passage": ["p"], key: ["x"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(InputError, match="begins with a NUL character"):
+        scored(tmp_path / "o.jsonl", opened(tmp_path / "a.parquet"))
+
+
 MIXED: dict[str, tuple[list[Any], list[Any]]] = {
     "numbers and text": ([1, "a2", None, 2.5], ["1", "a2", None, "2.5"]),
     "late": ([1] * 9 + ["x"], ["1"] * 9 + ["x"]),
@@ -226,6 +239,7 @@ MIXED: dict[str, tuple[list[Any], list[Any]]] = {
     "an integer that is too large": ([2**63, 1], [str(2**63), "1"]),
     "an integer that no float holds": ([2**53 + 1, 0.5], [str(2**53 + 1), "0.5"]),
     "such an integer inside": ([{"n": 2**53 + 1}, {"n": 0.5}], ['{"n": 9007199254740993}', '{"n": 0.5}']),
+    "half a character in a key": ([{"n": {"\ud800": 1}}], ['{"n": {"\ufffd": 1}}']),
     "lists of two types": ([[1], ["a"]], ["[1]", '["a"]']),
 }
 

@@ -345,7 +345,8 @@ def _type_of(values: Sequence[Any]) -> pa.DataType | None:
     if kinds in ({dict}, {list}):
         keys: set[str] = set()
         _add_keys(values, keys)
-        if len(keys) > MAX_KEYS:
+        # a field cannot have a lone surrogate in its name: the values are kept as text
+        if len(keys) > MAX_KEYS or any(map(_SURROGATE.search, keys)):
             return None
     try:
         kind = _array(values).type
