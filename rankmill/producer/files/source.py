@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from types import MappingProxyType
 
 import pyarrow as pa
@@ -363,8 +363,12 @@ def open_source(
             )
         rows += survey.rows
         opened.append(_OpenFile(file, before, reader, survey))
-    schema = _unify(opened, columns.names, as_text)
-    return FileSource(opened, columns, schema, limit, shard, as_text)
+    schema = _unify(opened, columns, as_text)
+    source = FileSource(opened, columns, schema, limit, shard, as_text)
+    # read the columns whose type changes: a value that does not fit ends the command before any work
+    if widened := _widened(opened, schema):
+        deque(source.select(widened), 0)
+    return source
 
 
 def _check_file_unchanged(path: AnyPath, before: str) -> None:
@@ -442,9 +446,14 @@ def _with_partition(file: InputFile, survey: Survey) -> Survey:
     return replace(survey, schema=schema)
 
 
-def _unify(
-    opened: Sequence[_OpenFile], query_and_passage: Sequence[str], as_text: Collection[str]
-) -> pa.Schema:
+def _widened(opened: Sequence[_OpenFile], schema: pa.Schema) -> list[str]:
+    """Return the names of the columns that have another type in `schema` than in a file, and are not text."""
+    own = chain.from_iterable(opened_file.survey.schema for opened_file in opened)
+    kinds = {(field.name, field.type) for field in own if not is_text(field.type)}
+    return sorted({name for name, kind in kinds if schema.field(name).type not in (kind, pa.string())})
+
+
+def _unify(opened: Sequence[_OpenFile], columns: TextColumns, as_text: Collection[str]) -> pa.Schema:
     """Make one schema with the columns of all files, in which each column's type fits its values in every
     file.
 
@@ -463,7 +472,7 @@ def _unify(
     mixed = {name for opened_file in opened for name in opened_file.survey.mixed}
     fields = []
     for name, having_it in having.items():
-        kind, is_mixed = _common_type(name, having_it, is_text_asked=name in as_text)
+        kind, is_mixed = _common_type(name, having_it, is_text_asked=name in {*as_text, *columns.texts})
         mixed |= {name} if is_mixed else set()
         first = having_it[0][1].with_type(kind)
         fields.append(first if len(having_it) == len(opened) == 1 else first.with_nullable(True))
@@ -473,7 +482,7 @@ def _unify(
     metadata_of_files = (opened_file.survey.schema.metadata for opened_file in opened)
     first_metadata = next((metadata for metadata in metadata_of_files if metadata), None)
     if not fields:
-        fields = [pa.field(name, pa.string()) for name in query_and_passage]
+        fields = [pa.field(name, pa.string()) for name in columns.names]
     return pa.schema(fields, metadata=first_metadata)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -93,7 +94,7 @@ def test_a_number_that_the_type_of_all_files_cannot_hold_is_named(tmp_path: Path
     with pytest.raises(
         InputError, match=r"a\.parquet: column 'n' does not fit double.*--text-columns n reads"
     ):
-        read(*paths)
+        opened(*paths)  # before any work
     assert read(*paths, as_text=("n",))["n"].to_pylist() == [str(2**53 + 1), "0.5"]
 
 
@@ -105,8 +106,24 @@ def test_a_number_of_json_that_the_type_of_all_files_cannot_hold_is_named(tmp_pa
         InputError,
         match=r"a\.jsonl, line 1: column 'n' holds '9007199254740993', not double.*--text-columns n reads",
     ):
-        read(*paths)
+        opened(*paths)  # before any work
     assert read(*paths, as_text=("n",))["n"].to_pylist() == [str(2**53 + 1), "0.5"]
+
+
+def test_decimals_are_not_rounded_to_the_floats_of_another_file(tmp_path: Path) -> None:
+    paths = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    price = Decimal("1234567890123.23")
+    for inside in (False, True):
+        for path, number in zip(paths, (price, 0.5), strict=True):
+            value = {"is": number} if inside else number
+            pq.write_table(pa.table({"query": ["q"], "passage": ["p"], "n": [value]}), path)
+        with pytest.raises(
+            InputError, match=r"b\.parquet: its columns do not fit .* 'n' holds (struct<is: )?double"
+        ):
+            opened(*paths)
+    pq.write_table(pa.table({"query": ["q"], "passage": ["p"], "n": [0.5]}), paths[1])
+    pq.write_table(pa.table({"query": ["q"], "passage": ["p"], "n": [price]}), paths[0])
+    assert read(*paths, as_text=("n",))["n"].to_pylist() == [str(price), "0.5"]  # the way out
 
 
 @pytest.mark.parametrize("swapped", [False, True])
@@ -147,6 +164,12 @@ def test_the_folders_of_a_partition_are_columns(tmp_path: Path) -> None:
     csv_of(tmp_path / "in" / "date=2026-11-03" / "part.csv", ["1"], "date")
     with pytest.raises(InputError, match=r"'date' is in the file and in its folder's name, date=2026-11-03"):
         opened(tmp_path / "in")
+
+
+def test_a_text_to_score_may_be_a_folder_s_number(tmp_path: Path) -> None:
+    (tmp_path / "query=42").mkdir()
+    (tmp_path / "query=42" / "a.csv").write_text("passage\np\n")
+    assert read(tmp_path).to_pylist() == [{"passage": "p", "query": "42"}]
 
 
 TOP_1000 = '1048585\t7187158\twhat is paula deen\'s brother\tEarl W. "Bubba" Hiers\n1\t2\tq\t\n'

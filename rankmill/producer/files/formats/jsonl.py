@@ -382,9 +382,15 @@ def unified(kinds: Sequence[pa.DataType]) -> pa.DataType | None:
         kinds = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in kinds]
     try:
         schemas = [pa.schema([("", kind)]) for kind in dict.fromkeys(kinds)]
-        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+        both = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         return None
+    # Arrow would silently round decimals to floating-point numbers
+    return None if max(map(_decimals, kinds)) > _decimals(both) else both
+
+
+def _decimals(kind: pa.DataType) -> int:
+    return sum(map(pa.types.is_decimal, every_type(kind)))
 
 
 def _add_keys(value: Any, keys: set[str]) -> None:
