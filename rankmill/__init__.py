@@ -57,7 +57,7 @@ __all__ = [
 ]  # fmt: skip
 
 _HOMES = {
-    **dict.fromkeys(__all__, "jobs.contract.errors"),  # the names of errors have no line below
+    **dict.fromkeys(__all__, "jobs.contract.errors"),  # every name without a line below is an error
     "AsyncClient": "producer.client.async_client",
     "AsyncScoringRun": "producer.client.async_client",
     "Classified": "producer.client.runs",

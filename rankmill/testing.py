@@ -61,7 +61,7 @@ from rankmill.producer.client.sync_client import Client, settings_of
 Scoring: TypeAlias = Callable[..., float | Sequence[float] | str]
 """The type of ``score`` of `FakeWorkers`: a function of a row's texts.
 
-It returns the row's score, its several scores, or the reason why it has none.
+The function returns the row's score, the row's several scores, or the reason why the row has no score.
 """
 
 URL = "redis://fake.invalid:6379/0"
@@ -154,15 +154,15 @@ class FakeWorkers:
         self.files: dict[str, FileRunState] = {}
         self._known: dict[str, FakeRun] = {}
         self._told: set[str] = set()
-        """Ids of cancelled runs whose clients must learn of that (`RunStore.was_cancelled`)."""
+        """Ids of cancelled runs whose clients must learn of the cancellation (`RunStore.was_cancelled`)."""
         self._lock = system.RLock()
 
     @contextmanager
     def everywhere(self) -> Iterator[FakeWorkers]:
-        """Score for all clients that are made within the block, by any code.
+        """Score for all clients that any code makes within the ``with`` block.
 
-        `CrossEncoder` and embedded clients are included. If the variable ``REDIS_URL`` is not set, it is set
-        within the block, to the URL of a server that does not exist.
+        `CrossEncoder` and embedded clients are included. If the variable ``REDIS_URL`` is not set, it has the
+        URL of a server that does not exist within the block.
         """
 
         def alone(kind: type[Client], /, *, settings: Settings | None = None, **options: Any) -> Client:

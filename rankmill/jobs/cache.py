@@ -29,7 +29,9 @@ because its process may not have locked it yet.
 """
 
 _YOUNG_SHARED_SECONDS = 24 * 60 * 60
-"""As `_YOUNG_SECONDS`, for folders that other hosts may share, because they may not see the locks."""
+"""This age (s) replaces `_YOUNG_SECONDS` for a folder that hosts may share, because a host may not see the
+locks of other hosts.
+"""
 
 _MODE = 0o775
 """Mode of a new folder of the cache: other users may not write to it, even if the umask would let them."""
@@ -127,9 +129,9 @@ def owner_in(folder: Path) -> int | None:
 
 
 def _unmapped() -> set[int]:
-    """In a container that does not map root, return a set with the user id that the host's root has there.
+    """Return a set with the user id that stands for the host's root in a container that does not map root.
 
-    The set is empty if the container maps root, or if the system does not tell.
+    The set is empty if this container maps root, or if the system does not tell.
     """
     try:
         mapped = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
@@ -212,7 +214,7 @@ def file_digest(path: Path, cache: Path | None = None) -> str:
 
 
 def _remembered(path: Path, cache: Path | None) -> Path | None:
-    """Return where `cache` stores the digest of the file at `path`, or ``None`` if `cache` cannot be used."""
+    """Return the file in which `cache` stores the digest of `path`, or ``None`` if `cache` cannot be used."""
     if cache is None or strangers(cache / "digests", cache):
         return None
     name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]

@@ -1,9 +1,9 @@
 """The files of a model's directory on which the model's scores may depend, and the digest of these files.
 
 Some JSON files of a model name other files: an index names the files of the weights, and ``modules.json``
-names folders. A file that is named so is part of the model, wherever it lies in the directory. Names of
-weights, configurations and folders must not lead out of the directory: a file out there may be another one on
-another host, and the digest would not tell.
+names folders. Every file that a JSON file names is part of the model, wherever it lies in the directory.
+Names of weights, configurations and folders must not lead out of the directory, because a file outside may
+differ between hosts, which the digest would not show.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Names of models that an extension knows, such as NAME@VERSION: which model each stands for, and its files.
+"""Finds the model and the files for a name that an extension knows, such as NAME@VERSION.
 
 A package adds such names by an entry point of the group ``rankmill.models``, which names a class with the
 methods of `NamedModels`. The class is called with the settings. The names of extensions contain an ``@`` or a
@@ -38,7 +38,7 @@ class Choice:
     Attributes
     ----------
     name
-        A name that stays when a version or an alias changes. A digest of it and of a query decides which
+        A name that stays when a version or an alias changes. A digest of this name and a query decides which
         model scores the query, so a query keeps its model while the shares stay the same.
     shares
         The share of each model, by its name; they add up to 1.
@@ -77,7 +77,7 @@ class Choice:
 class ModelCopy:
     """A model's folder on this host, and the digest of its content.
 
-    ``held`` keeps other processes from removing the folder, until ``held`` is closed.
+    Until ``held`` is closed, it keeps other processes from removing the folder.
     """
 
     folder: Path
@@ -184,8 +184,8 @@ class _Known:
 class ModelNames:
     """Asks extensions which models a name stands for. Threads may share the object.
 
-    An extension's answer is used again for some seconds, and longer while the extension is asked again or
-    cannot reach its service.
+    An extension's answer is used again for some seconds. It is used for longer while another thread asks the
+    extension again, or while the extension cannot reach its service.
 
     Parameters
     ----------
@@ -234,7 +234,7 @@ class ModelNames:
             if has_tag(model):
                 raise ConfigError(unknown_name(model))
             return None
-        # without the lock, which another thread may hold while it asks its owner
+        # Look without the lock, because another thread may hold the lock while it asks an extension.
         if choice := self._at_hand(model):
             return choice
         self._asked.add(model)

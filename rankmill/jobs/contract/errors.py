@@ -32,8 +32,8 @@ class Fault(Enum):
     ATTEMPT = "attempt"
     """The cause lies in this attempt, or is unknown: the chunk is tried again, as often as its run allows.
 
-    After the last attempt, the producer splits the chunk if the worker died, until the faulty row is alone.
-    Otherwise, all rows of the chunk get the reason as their error.
+    If the worker died in the last attempt, the producer splits the chunk until the faulty row is alone.
+    After any other last attempt, all rows of the chunk get the reason as their error.
     """
     WORKER = "worker"
     """The cause is the worker or its host: another worker scores the chunk, unless all live workers refuse
@@ -72,7 +72,7 @@ class RankmillError(Exception):
 
 
 class ConfigError(RankmillError):
-    """A setting is unknown, its value is not allowed, or what is installed here does not fit together."""
+    """A setting is unknown or has a value that is not allowed, or installed packages do not fit together."""
 
     exit_code = ExitCode.USAGE
     fault = Fault.WORKER
@@ -101,7 +101,7 @@ class StoreError(RankmillError):
 
 
 class ConnectionFailed(RankmillError):
-    """No Redis or Valkey server answers at the given URL, or it does not let this user in."""
+    """No Redis or Valkey server answers at the given URL, or the server there refuses this user."""
 
 
 class RedisUnavailable(RankmillError):
@@ -138,7 +138,7 @@ class SpecError(RankmillError):
     message
         What is wrong.
     option
-        Name of the spec's field that does not fit the model on any worker; ``None`` for other reasons.
+        Name of the spec's field, if its value is wrong for the model on every worker; otherwise ``None``.
     """
 
     fault = Fault.WORKER
@@ -168,7 +168,7 @@ class RunFailed(RankmillError):
     message
         Why the run cannot be completed.
     option
-        Name of the spec's field that does not fit the model on any worker; ``None`` for other reasons.
+        Name of the spec's field, if its value is wrong for the model on every worker; otherwise ``None``.
     """
 
     fault = Fault.RUN
@@ -246,8 +246,8 @@ class RunTimeout(StillWaiting, TimeoutError):
 
 
 class NoWorkers(StillWaiting):
-    """No suitable worker listens on the run's queue, or none has come in the time that a client waits for
-    one.
+    """No suitable worker listens on the run's queue. The client may have waited for one before it raised this
+    error.
     """
 
 
@@ -274,7 +274,7 @@ class RegistryAway(RegistryError):
 class EmbeddedError(RankmillError):
     """A Redis server or worker that rankmill starts on this host could not be started or kept alive.
 
-    Rankmill starts both if no server is named.
+    Rankmill starts a server and workers of its own if the user names no server.
     """
 
 

@@ -101,7 +101,9 @@ class FileRequest(WireModel):
     """Column with the passages' texts. If you name several, their texts are joined.
     [default: title, if it exists, and the only column with a known name]"""
     on_duplicate: OnDuplicate = "error"
-    """An id with two texts in the queries or the corpus: stop with an error, or take the first or last."""
+    """What to do if the queries or the corpus have two texts with the same id: stop with an error, or take
+    the first or the last text.
+    """
     depth: Positive | None = None
     """Score only the N best passages of each query of the run, by the run's scores, or by its ranks if it has
     no scores.
@@ -115,7 +117,8 @@ class FileRequest(WireModel):
     standard output.  [default: <input stem>.scored.parquet]"""
     output_format: Annotated[Name, Field(title="FORMAT")] | None = None
     """Format of the output: parquet, csv, tsv, jsonl, trec, arrow, or one that another package adds.
-    [default: by the output's name; on standard output that of INPUT, and required for a run or INPUT -]"""
+    [default: by the output's name; on standard output INPUT's format; --run and INPUT - then need a FORMAT]
+    """
     top_k: Positive | None = None
     """Keep the N best passages of each query, ranked.  [default: all]"""
     tag: Column = "rankmill"
@@ -129,7 +132,7 @@ class FileRequest(WireModel):
     messages_column: Columns = ()
     """Column with conversations, which are lists of {role, content}; CHOSEN,REJECTED scores two columns."""
     score_column: Column = "score"
-    """Column to add for the score. With several models, NAME_MODEL for each, or list them as NAME,NAME,..."""
+    """Column to add for the score. For several models, list NAME,NAME,..., or each gets NAME_MODEL."""
     rank_column: Column = "rank"
     """Column to add for the rank (--top-k)."""
     query_id_column: Column | None = None
@@ -141,7 +144,7 @@ class FileRequest(WireModel):
     list_columns: Columns = ()
     """Columns with lists, such as the passages of a query; each item becomes a row."""
     columns: Columns = ()
-    """Names of all columns, in order, of CSV or TSV files without a header; with --run, of the corpus."""
+    """Names of all columns, in order, if CSV or TSV files have no header; with --run, those of the corpus."""
     delimiter: Delimiter | None = None
     """Character between two fields of CSV or TSV.  [default: detected]"""
     limit: Positive | None = None
@@ -285,7 +288,8 @@ class FileOrder(WireModel):
     queue, chunk_size
         ``None`` means that the runner's settings decide.
     kind
-        Name of an entry point of the group ``rankmill.orders``; ``None`` for a run of files.
+        Name of the entry point in the group ``rankmill.orders`` that carries out the run; ``None`` for a run
+        of files.
     details
         Further fields for a run of this `kind`; empty for a run of files.
     tenant

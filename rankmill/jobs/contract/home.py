@@ -28,8 +28,8 @@ def model_folder(model: str) -> Path | None:
 
 
 def model_of_run(model: str) -> str:
-    """Return a model's name as runs have it. A model's directory gets an absolute path, because workers may
-    run in other folders.
+    """Return a model's name as a run stores it. A directory's name becomes an absolute path, because workers
+    may run in other folders.
     """
     folder = model_folder(model)
     return model if folder is None else str(folder.resolve())
@@ -48,7 +48,7 @@ def of_user(folder: str | Path, remedy: str) -> Path:
     Raises
     ------
     ConfigError
-        The path begins with ``~``, and that home folder is not known, as in some containers.
+        The path begins with ``~``, and the user's home folder is unknown, as in some containers.
     """
     try:
         return Path(folder).expanduser()

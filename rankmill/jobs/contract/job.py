@@ -28,7 +28,9 @@ JOB_FUNCTION = "rankmill.score_chunk"
 _ROW_TOKENS = "row_tokens"
 TRACE = "trace"
 _SUSPECT = "suspect"
-"""Keys in a job's metadata. The value of `_SUSPECT` is true if the job may kill its worker."""
+"""Key in a job's metadata, as are `_ROW_TOKENS` and `TRACE`. The value is true if the job may kill its
+worker.
+"""
 
 BASE_TIMEOUT = 900
 """Part of a job's timeout (s) that does not depend on its number of pairs."""

@@ -83,7 +83,7 @@ def results(run_id: str) -> str:
 
 
 def wrong(run_id: str) -> str:
-    """String: why scores of a run are wrong, as a worker has noted. The note outlives the run."""
+    """String: why a worker's scores of this run are wrong, as that worker says. The key outlives the run."""
     return f"{PREFIX}:run:{run_id}:wrong"
 
 
@@ -98,7 +98,7 @@ def errors(run_id: str) -> str:
 
 
 def cancelled(run_id: str) -> str:
-    """String: a note to the producer that its run was cancelled by someone else."""
+    """String: tells a producer that someone else has cancelled its run."""
     return f"{PREFIX}:run:{run_id}:cancelled"
 
 
@@ -139,7 +139,7 @@ def refusals(run_id: str) -> str:
 
 
 def of_run(run_id: str) -> list[str]:
-    """The keys of a run, except those of its chunks and its notes (`cancelled`, `wrong`)."""
+    """The keys of a run, except `cancelled`, `wrong` and the keys of its chunks."""
     state = (run, results, progress, errors, detached, failed_attempts, counted)
     return [name(run_id) for name in (*state, settled, refusals)]
 
@@ -220,9 +220,9 @@ def waits(queue: str) -> str:
 def turns(queue: str, scope: str) -> str:
     """Sorted set: tenants or runs with waiting jobs, by the number of pairs that workers took from each.
 
-    The one with the lowest number is next. In the scopes ``request`` and ``bulk`` the members are tenants,
-    whose numbers are divided by their weights. In a scope ``bulk:<tenant>`` the members are the tenant's
-    runs.
+    The tenant or run with the lowest number is next. In the scopes ``request`` and ``bulk``, the set has
+    tenants, and each number is divided by the tenant's weight. In a scope ``bulk:<tenant>``, the set has that
+    tenant's runs.
     """
     return f"{of_queue(queue)}turns:{scope}"
 
@@ -230,8 +230,8 @@ def turns(queue: str, scope: str) -> str:
 def level(queue: str, scope: str) -> str:
     """String: the number with which a new tenant or run enters the sorted set `turns`.
 
-    Whenever a tenant or run of `turns` gets its turn, its own number before this turn is written here, unless
-    the number here is higher already. So a tenant or run that had no jobs for a while gains no turns by that.
+    It is the highest number that a tenant or run of `turns` had when its turn came. So a tenant or run that
+    had no jobs for a while gains no advantage.
     """
     return f"{of_queue(queue)}level:{scope}"
 
@@ -256,9 +256,10 @@ def idle(queue: str) -> str:
 
 
 def reader_bell(reader: str) -> str:
-    """Stream: tells a producer that waits for results of many runs to wait for those of another run, too.
+    """Stream: tells a producer that waits for the results of several runs about one more run.
 
-    The producer reads this stream and the streams of results in one command. An entry here ends the command.
+    The producer reads this stream and the streams of results in one command. An entry in this stream ends the
+    command, so that the next one can include the new run.
     """
     return f"{PREFIX}:reader:{reader}:bell"
 

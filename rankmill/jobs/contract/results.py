@@ -116,7 +116,7 @@ class ChunkFailure(WireModel):
     Attributes
     ----------
     fatal
-        Whether no chunk of the run can be scored.
+        Whether the whole run ends with this failure, because none of its chunks could be scored.
     attempts
         Number of attempts.
     worker
@@ -124,7 +124,7 @@ class ChunkFailure(WireModel):
     died
         Whether the worker died during the last attempt, so that one of the rows may kill workers.
     option
-        Name of the spec's field that does not fit the model; ``None`` if the chunk failed for another reason.
+        Name of the spec's field, if its value is wrong for the model; otherwise ``None``.
     """
 
     chunk: Annotated[ChunkId, BeforeValidator(_parse_chunk)]

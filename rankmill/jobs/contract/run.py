@@ -80,7 +80,7 @@ class Settled(NamedTuple):
     Attributes
     ----------
     precision
-        Replaces a precision that the spec leaves open, such as ``auto``; otherwise ``None``.
+        The precision of all chunks, if the spec leaves it open, as ``auto`` does; otherwise ``None``.
     revision
         The model's commit, or the digest of its content; ``None`` if unknown.
     kind
@@ -95,8 +95,8 @@ class Settled(NamedTuple):
 def settled_by(spec: ScoreSpec, precision: str, revision: str | None, kind: str | None) -> Settled:
     """Return the facts that a worker proposes for all chunks of a run.
 
-    The worker proposes its precision only if the spec leaves it open, such as ``auto``, and the rows get
-    scores.
+    The worker proposes its precision only if the spec leaves the precision open, as ``auto`` does, and the
+    rows get scores.
 
     Parameters
     ----------

@@ -1,5 +1,5 @@
-"""Base class of messages between processes: JSON, or the fields of a Redis hash. Readers validate all
-fields.
+"""The base class of the messages that processes exchange as JSON or as fields of a Redis hash. Readers
+validate all fields.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def check_format(written_as: object, subject: str) -> None:
 
 
 class WireModel(BaseModel):
-    """Base of the models that processes exchange. Reading raises `WireError` for an unknown field, a missing
-    one, or one that is not valid.
+    """Base of the models that processes exchange. Reading raises `WireError` for an unknown, missing or
+    invalid field.
 
     A release that changes what fields may contain also changes `FORMAT`.
     """

@@ -93,8 +93,8 @@ class ScoreSpec(BaseModel):
     activation
         Function applied to the logit. ``default`` is the model's own, as
         ``sentence_transformers.CrossEncoder`` would apply it. ``softmax`` is the model's own, then the
-        softmax over its outputs. ``probability`` is the softmax of several logits, or the
-        sigmoid of one; of each, if the model's config says ``multi_label_classification``.
+        softmax over its outputs. ``probability`` is the softmax of several logits, or the sigmoid of a single
+        one. If the model's config says ``multi_label_classification``, it is the sigmoid of each logit.
     instruction
         What the model is asked to do: a text in its prompt or before each query, as in
         ``CrossEncoder.predict(prompt=...)``. ``None`` is the model's own; empty means no instruction.

@@ -62,7 +62,7 @@ _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 
 
 def encode_rows(columns: Sequence[pa.Array], inputs: Inputs) -> bytes:
-    """Encode rows from text arrays ``[n]``, which are queries and passages, or the only column of other rows.
+    """Encode the rows of text arrays ``[n]``: queries and passages, or the only column of other rows.
 
     Accepts string, large_string, string_view and dictionary arrays, chunked or not, with nulls.
 
@@ -244,8 +244,8 @@ def _encode_queries(texts: pa.Array | pa.ChunkedArray) -> pa.DictionaryArray:
 
 
 def _encode_passages(texts: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Encode passages. Do not decode a dictionary here: with each repeated text written out, it may be too
-    large.
+    """Encode passages. A dictionary array stays one, because it may be too large with each repeated text
+    written out.
     """
     return _encode_queries(texts) if pa.types.is_dictionary(texts.type) else _combined(_clip(texts))
 

@@ -37,7 +37,7 @@ _LONGEST = 200
 _COUNT = Script("jobs/protocol/lua/count.lua")
 
 END = "end"
-"""Stands for a stream entry's id where usage belongs to no entry: it is known only when a run ends."""
+"""Replaces a stream entry's id for usage that belongs to no entry, as it is known only when a run ends."""
 
 
 class Entry(NamedTuple):
@@ -50,7 +50,8 @@ class Entry(NamedTuple):
     group
         The digits that stand for the tenant in the ids of its runs.
     other
-        Whether this is the sum of all usage beyond `MOST_ENTRIES`, without tenant, model and device.
+        Whether this entry is the sum of all usage beyond `MOST_ENTRIES`. If so, its group, tenant, model and
+        device are empty.
     """
 
     day: int

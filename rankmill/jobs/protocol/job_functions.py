@@ -66,7 +66,7 @@ def score_pairs(pairs: list[tuple[str, str]], *, model: str, **spec: Any) -> NoR
 
 
 def _wrong_worker(function: str) -> tuple[Job, str]:
-    """Return the current job, and why this worker cannot score it. Also let the failing job expire."""
+    """Return the current job and the message that this worker cannot score it. Also set the job's expiry."""
     job = get_current_job()
     if job is None:
         raise WrongWorkerError(f"{function} runs in RQ workers only")

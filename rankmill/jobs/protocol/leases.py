@@ -1,14 +1,13 @@
-"""Leases: who holds something, and until when. A holder renews its lease again and again; otherwise it
-lapses.
+"""Leases, which say who holds something and until when. A lease lapses unless its holder keeps renewing it.
 
 A lease is an entry of a sorted set in Redis, with the time at which it lapses. This time is by the server's
-clock, so the clocks of hosts need not agree. There are two kinds. `Leases` are deleted when they lapse.
-Leases of chunks and submitted runs are in RQ's registries of started jobs, and stay there until another
-process takes the work; see `RQ_DELAY`. `rankmill.workers.queue.heartbeat` renews the leases of a worker's
-chunks.
+clock, so the clocks of hosts need not agree. There are two kinds of leases. Those of the class `Leases` are
+deleted when they lapse. Leases of chunks and submitted runs are in RQ's registries of started jobs, and stay
+there until another process takes the work; see `RQ_DELAY`. `rankmill.workers.queue.heartbeat` renews the
+leases of a worker's chunks.
 
-The server's clock may jump when another host takes over. A jump ahead makes all leases lapse together: see
-`Renewals`. After a jump back, leases of dead processes would last longer by the jump: see `BOUND`.
+The server's clock may jump when another host takes over. A jump ahead makes all leases lapse together, which
+`Renewals` handles. After a jump back, leases of dead processes would last longer, which `BOUND` prevents.
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ of a plain RQ worker, or was ended.
 """
 
 BOUND = Script("jobs/protocol/lua/bound.lua")
-"""A Lua function that shortens leases that last too long. They may last as long as a new lease, or
-`UNRENEWED_SECONDS` if that is longer.
+"""A Lua function that shortens leases that last longer than a new lease and longer than `UNRENEWED_SECONDS`.
 """
 
 _BOUND_LEASES = Script("jobs/protocol/lua/bound_leases.lua", BOUND)
@@ -70,7 +68,7 @@ def move(
     """Move a job between lists of Redis, and end its lease or pause, in one transaction.
 
     Returns whether the server has confirmed the transaction. If the lease or pause is gone, the job is not
-    moved: another process may have moved it, or an earlier transaction whose reply was lost.
+    moved, because another process has moved it, or a transaction of this call whose reply was lost.
 
     Parameters
     ----------
@@ -81,7 +79,8 @@ def move(
     do
         Adds to a pipeline the commands that move the job.
     until
-        The job is not moved if its lease ends later than this (s since 1970), because the lease was renewed.
+        The job is not moved if its lease ends later than this (s since 1970): the holder has renewed the
+        lease.
     """
     connection: Any = client
     wanted = connection.pipeline()
@@ -102,7 +101,7 @@ def move(
             except redis.WatchError:
                 pass
             except (redis.ConnectionError, redis.TimeoutError):
-                if not pipe.watching:  # before WATCH, the client itself has waited for the server
+                if not pipe.watching:  # the error came from WATCH, for which the client has already waited
                     raise
                 # The connection and its WATCH are lost, and redis-py has tried only once to connect again.
                 pipe.watching = False
@@ -193,8 +192,8 @@ class Renewals:
     def renewed(self, server_now: float) -> None:
         """Note that this process has just renewed its leases.
 
-        If Redis was away or the server's clock has jumped, this process takes over no lapsed lease for the
-        length of a lease. Meanwhile, live processes whose leases have lapsed can renew them.
+        If Redis was away or the server's clock has jumped, this process waits for the length of a lease
+        before it takes over lapsed leases. Live processes whose leases have lapsed renew them in that time.
 
         Parameters
         ----------

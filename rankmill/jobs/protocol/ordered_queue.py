@@ -1,10 +1,10 @@
-"""RQ's queue with a waiting list for each run, in which tenants take turns.
+"""RQ's queue, extended so that tenants share the workers and each run has a waiting list of its own.
 
-The next job is for the tenant from which workers have taken the fewest pairs, divided by its weight. The runs
-of a tenant take turns in the same way.
+The next job is for the tenant from which workers have taken the fewest pairs, divided by its weight. A
+tenant's runs are chosen in the same way.
 
-Chunks of bulk runs wait in a list for each run, and those of requests in a list for each tenant. RQ's own
-list contains only jobs that callers enqueue by name, and a chunk for each worker that waits at that list.
+The chunks of a bulk run wait in the run's own list, and all requests of a tenant in one list. RQ's own list
+contains only jobs that callers enqueue by name, and a chunk for each worker that waits at that list.
 `waiting.lua` describes the keys of the queue's scripts. The cost of taking a job does not depend on how many
 jobs wait.
 """
@@ -110,10 +110,10 @@ class OrderedQueue(RQQueue):
         _PUT.run(pipe, self._places, 0, 0, *job_ids)
 
     def rescue(self, job_id: bytes, seen: bytes, now: float, seconds: float) -> None:
-        """Put back a job that a worker has taken, but not begun for more than `seconds`.
+        """Put back a job that a worker has taken but not begun, if the first call was over `seconds` ago.
 
-        The first call only writes the time `now` to the key `seen`. A worker that was only slow, and begins
-        the job after all, removes it from the queue again.
+        The first call for a job only writes the time `now` to the key `seen`. If the worker was only slow and
+        begins the job after all, it removes the job from the queue again.
         """
         places = [*self._places, self.intermediate_queue_key, seen]
         _RESCUE.run(self.connection, places, job_id, now, seconds)
@@ -133,9 +133,9 @@ class OrderedQueue(RQQueue):
         into the queue twice. If Redis has lost only the lease of a job that a worker is scoring, the job is
         put back, and may be scored twice.
 
-        At first, only the first few of `job_ids` are looked up, which the producer needs first. If the lists
-        have all of these, the other jobs are not looked up. If Redis has lost the entry by which the run
-        takes turns with other runs, the entry is added again.
+        The first few of `job_ids`, which the producer needs first, are looked up first. If none of them is
+        missing from the lists, the other jobs are not looked up. If Redis has lost the run's entry in the
+        sorted set that decides which run is next, the entry is added again.
         """
         if not job_ids:
             return 0
@@ -149,7 +149,7 @@ class OrderedQueue(RQQueue):
         return int(count)
 
     def remove_run(self, run_id: str, chunks: Sequence[ChunkId]) -> int:
-        """Remove the waiting jobs of a run's chunks, with their hashes and payloads. Returns how many.
+        """Remove the waiting jobs of a run's chunks, with their hashes and payloads, and return their number.
 
         The jobs are removed by many short scripts, each of which blocks the server for about a millisecond.
         """
@@ -194,9 +194,9 @@ class OrderedQueue(RQQueue):
         return Taken(*_TAKE.run(self.connection, places, *arguments, *alone))
 
     def claim_idle(self, most: int) -> int:
-        """Take up to `most` workers from the list of idle ones, and return how many were taken.
+        """Take up to `most` workers from the list of idle workers, and return how many were taken.
 
-        None are taken while jobs wait, because idle workers will take these jobs.
+        No worker is taken while jobs wait, because idle workers will take these jobs.
         """
         return int(_CLAIM_IDLE.run(self.connection, self._places, most))
 

@@ -136,7 +136,7 @@ def clean_queue(
     _guarded(partial(bound_leases, queue.connection, queue.started_job_registry.key, seconds))
     _guarded(partial(bound_reports, queue.connection, queue.name, seconds))
     if trusts_leases:
-        # The caller renews no lease of its own meanwhile, so this must end long before those lapse.
+        # The caller cannot renew its leases during this call, so the call must end long before they lapse.
         _guarded(partial(hand_on_abandoned, queue, handle, until=now, seconds=seconds / 4))
     _guarded(partial(rescue_unbegun, queue, seconds, now))
     if not trusts_leases:
@@ -150,7 +150,7 @@ def clean_queue(
 
 def hand_on_abandoned(queue: Queue, handle: FailureHandler, until: float, seconds: float = math.inf) -> None:
     """Retry jobs whose lease lapsed by `until` (s since 1970), or give them up. After `seconds`, leave the
-    other jobs to the next call.
+    remaining jobs to the next call.
 
     This replaces RQ's `StartedJobRegistry.cleanup`, which stops at the first job that it cannot read.
     """
@@ -188,12 +188,12 @@ def _hand_on(
     pipe: Pipeline,
 ) -> None:
     job = read()
-    # Ask this after the job was read. If another process has handed the job on since the leases were listed,
-    # the job already has its next attempt, and `handle` would count that attempt as failed.
+    # Check the lease only after reading the job. If another process has handed the job on since the leases
+    # were listed, the job already has its next attempt, and `handle` would count that attempt as failed.
     if not has_lapsed():
         return
-    # Do not leave out QUEUED: a producer that gets no reply of Redis sends its jobs again, which makes a job
-    # QUEUED even while a worker runs it. If that worker dies, its attempt counts as a failed one, too.
+    # The status QUEUED belongs here: a producer that gets no reply from Redis sends its jobs again, which
+    # makes a job QUEUED even while a worker runs it. If that worker dies, its attempt counts as failed, too.
     if job and job.get_status(refresh=False) in {JobStatus.STARTED, JobStatus.QUEUED}:
         survives(job)
         handle(job, AbandonedJobError, AbandonedJobError(), None)
@@ -207,13 +207,13 @@ def enqueue_due(queue: Queue, now: float) -> None:
     """Put back jobs whose pause after a failed attempt has ended by `now`, a time of the server's clock. Jobs
     by name that RQ has scheduled, for example by `enqueue_in`, are enqueued at their time.
 
-    RQ itself puts such jobs back in its scheduler, a separate process that not every worker starts.
+    RQ leaves this to its scheduler, a separate process that not every worker starts.
     """
     connection: Any = queue.connection
     paused = queue.scheduled_job_registry.key
     due = connection.zrangebyscore(paused, 0, now, start=0, num=1000)
-    # The pause of a chunk that ends later than `LONGEST_PAUSE` from now was begun before the server's clock
-    # jumped back. A job by name may be scheduled for any time.
+    # If a chunk's pause ends later than `LONGEST_PAUSE` from now, the server's clock has jumped back since
+    # the pause began, so the chunk is due. A job by name may be scheduled for any time.
     late = connection.zrangebyscore(paused, now + LONGEST_PAUSE, "+inf", start=0, num=1000)
     due += [raw_id for raw_id in late if keys.parse_job_id(raw_id.decode(errors="replace"))]
     for raw_id in due:

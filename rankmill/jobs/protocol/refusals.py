@@ -1,9 +1,10 @@
 """Refusals of runs: which workers refuse a run, why, and until when.
 
-A run that no worker has begun ends as soon as all live workers refuse the run. A run that a worker has begun
-ends only when all live workers have refused the run for the length of a lease. The reason is that the worker
-that has begun the run may be missing for a while: the server may have lost that worker's report, or that
-worker may be starting again. A worker counts as live while it has a report, which it renews within a lease.
+A run that no worker has begun ends as soon as all live workers refuse it. A run that a worker has begun ends
+only when all live workers have refused it for the length of a lease, because the worker that began it may be
+missing for a while: the server may have lost that worker's report, or the worker may be starting again. A
+worker counts as live while it has a report, which it renews within a lease. Drained workers, which take no
+new chunks, do not count.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class RunRefusals:
         self._worker = worker
         self._lease_seconds = lease_seconds
         self._looks: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """By the run's id: when this worker last read the run's refusals, and since when all live workers
-        refuse the run, both in monotonic seconds. The second is infinity if not all refuse it.
+        """For each run's id, two times in monotonic seconds: when this worker last read the run's refusals,
+        and since when all live workers refuse the run (infinity if some do not).
         """
 
     def refuse(
@@ -53,8 +54,8 @@ class RunRefusals:
     ) -> str | None:
         """Record that this worker cannot score a run. Return why the run must end, or ``None`` if it goes on.
 
-        The run must end if all live workers of the queue have refused it for long enough, as the module's
-        docstring says. A call within a second after the last one for the same run does nothing. The
+        The run must end if all live workers of its `queue` have refused it for long enough, as the module's
+        docstring says. A call within a second after the last one for the same run does nothing. The other
         parameters are those of `record`.
         """
         last, since = self._looks.get(run_id, (-math.inf, math.inf))
@@ -95,8 +96,8 @@ class RunRefusals:
         ttl
             Redis keeps all refusals of the run until this many seconds after the latest one.
         in_redis
-            Whether the run was put into Redis; false for a job that contains its pairs. If the run was put
-            into Redis but is gone, such as a cancelled run, all refusals of the run are deleted.
+            Whether the run was put into Redis; false for a job that contains its pairs. If a run that was put
+            into Redis is gone, for instance because it was cancelled, all of its refusals are deleted.
         """
         key = keys.refusals(run_id)
         now = server_time(self._client)

@@ -72,9 +72,9 @@ class Deleted(NamedTuple):
     Attributes
     ----------
     waiting
-        Number of its jobs that waited or paused.
+        Number of the run's jobs that waited or paused.
     wrong
-        Why some of its scores are wrong, as a worker has noted; ``None`` without a note.
+        Why some of the run's scores are wrong, if a worker has reported that; otherwise ``None``.
     """
 
     waiting: int
@@ -137,8 +137,8 @@ class RunStore:
     def restore(self, run: Run) -> None:
         """Write the run to the server if the server lacks the run or the stream of its results.
 
-        Otherwise, renew its expiry: the run expires `Run.ttl` seconds after its latest change, or after its
-        producer has called this method for the last time.
+        Otherwise, renew the run's expiry. A run expires `Run.ttl` seconds after its latest change or the
+        latest call of this method.
         """
         with self.redis.pipeline() as pipe:
             pipe.exists(keys.run(run.id))
@@ -206,8 +206,8 @@ class RunStore:
         mine
             The facts that the caller proposes.
         over
-            Replace the facts in Redis. A producer that already has results does so, because the server may
-            have lost the facts of these results, and a worker may have settled other facts since.
+            Whether to replace the facts in Redis. A producer that already has results does so, because the
+            server may have lost the facts of these results, and a worker may have settled other facts since.
         """
         facts = [word for name, fact in mine._asdict().items() for word in (name, fact or "")]
         places = keys.run(run.id), keys.settled(run.id)
@@ -222,7 +222,8 @@ class RunStore:
     def enqueue(self, run: Run, payloads: Mapping[ChunkId, Payload], *, new: bool = False) -> None:
         """Put chunks and their jobs into Redis in one transaction. A `new` run is written too.
 
-        Attempts at these chunks that have failed before are counted, unless they are counted already.
+        Also count the earlier failed attempts at these chunks (`Payload.failed`), unless Redis has counted
+        them already.
 
         Raises
         ------
@@ -245,10 +246,10 @@ class RunStore:
             for job, payload in zip(jobs, payloads.values(), strict=True):
                 pipe.hset(Job.key_for(job), mapping={"pairs": payload.rows, "weight": run.weight})
             queue.add(pipe, jobs)
-            # if the reply is lost and this is sent again, an attempt may have failed meanwhile
+            # If this is sent again after a lost reply, a job may pause by now after a failed attempt.
             pipe.zrem(queue.scheduled_job_registry.key, *jobs)
             again = {name: each.failed for name, each in payloads.items() if each.failed or each.suspect}
-            if again:  # here, so that no other process sees the count without the jobs
+            if again:  # in this transaction, so that no other process sees the count without the jobs
                 self.count_attempts(run, again, pipe)
             with sending(self.redis, pipe):
                 pipe.execute()
@@ -368,10 +369,10 @@ class RunStore:
         row_errors: Sequence[RowError] = (),
         used: Mapping[str, Usage] = NOTHING_USED,
     ) -> None:
-        """Delete chunks whose result the producer has, and the stream entries of those results.
+        """Delete chunks whose results the producer has, and the stream `entries` of these results.
 
-        Also write the run's new progress and its new rows without a score, and add what these results have
-        `used` to the accounts of the run's tenant.
+        Also write the run's new progress and its new `row_errors`, and add what these results have `used` to
+        the accounts of the run's tenant.
         """
         with self.redis.pipeline() as pipe:
             self.accountant.count(pipe, run, used)
@@ -404,7 +405,7 @@ class RunStore:
         run
             The run that the job's id stands for.
         which
-            What tells the execution from others with the same job's id. A caller may give a later job the
+            Tells this execution apart from others with the same job id: a caller may give a later job the
             same id, and RQ may repeat a job.
         usage
             What the job has used.
@@ -438,7 +439,7 @@ class RunStore:
         if not prefix.isalnum():
             return []
         entries = self.redis.zscan_iter(keys.runs(), match=f"{prefix}*", count=1000)
-        return sorted({run_id.decode() for run_id, _ in entries if run_id.isalnum()})  # ids only
+        return sorted({run_id.decode() for run_id, _ in entries if run_id.isalnum()})  # no damaged entries
 
     def unlist(self, run: Run) -> None:
         """Remove a run from the list of runs with a producer."""
@@ -451,7 +452,7 @@ class RunStore:
         """
         waiting = list(chunks)
         with self.redis.pipeline(transaction=False) as pipe:
-            # a job exists if it has a status: a heartbeat may have written another field of a lost job's hash
+            # A job without a status is lost: a late heartbeat may have written other fields of its hash.
             for chunk in waiting:
                 job = Job.key_for(keys.job_id(run.id, chunk))
                 pipe.hget(job, "status")

@@ -146,7 +146,7 @@ def _check(job: Job, queue: Queue) -> None:
 def set_aside(queue: Queue, raw_id: bytes, reason: str) -> None:
     """Set a damaged job aside: mark it as failed, and list it with the reason for operators.
 
-    It is also removed from the jobs in transit and the paused jobs.
+    Also remove the job from the lists of jobs in transit and of paused jobs.
     """
     connection: Any = queue.connection
     job_id = raw_id.decode(errors="backslashreplace")[:_MAX_CHARS]
@@ -160,7 +160,7 @@ def set_aside(queue: Queue, raw_id: bytes, reason: str) -> None:
         SET_ASIDE.add(pipe, noted)
         pipe.hset(key, "status", JobStatus.FAILED.value)  # a producer submits a chunk again if its job failed
         pipe.expire(key, _JOB_TTL)
-        with suppress(UnicodeDecodeError):  # who enqueued the job reads the reason from RQ's result
+        with suppress(UnicodeDecodeError):  # the caller that enqueued the job reads the reason in RQ's result
             failure = f"set aside: {reason}"
             result: Any = Result(raw_id.decode(), Result.Type.FAILED, connection, exc_string=failure)
             result.save(_JOB_TTL, pipe)

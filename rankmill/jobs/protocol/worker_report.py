@@ -207,10 +207,10 @@ def queue_workers(client: redis.Redis, queue: str) -> QueueWorkers:
 def worker_doings(client: redis.Redis, names: Iterable[str]) -> dict[Doing, str]:
     """Return what these workers do before they can score, such as loading a model.
 
-    For each kind of activity, this is the longest description that one of the workers has reported.
+    The result has, for each kind of activity, the longest description that any of the workers has reported.
     """
     reports = [report for report in known_reports(client, names).values() if report and report.doing]
-    reports.sort(key=lambda report: len(report.doing_words))  # a text without the time left is shorter
+    reports.sort(key=lambda report: len(report.doing_words))  # longer texts also say the time left
     return {report.doing: report.doing_words for report in reports}
 
 
@@ -245,11 +245,11 @@ def known_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, Worker
 
 
 def worker_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, WorkerReport]:
-    """Return the reports of those of the ScoringWorkers `names` that live and have one that can be read."""
+    """Return the reports of the live ScoringWorkers among `names`, without reports that cannot be read."""
     return {name: report for name, report in known_reports(client, names).items() if report}
 
 
 def taking_workers(client: redis.Redis, scoring: Iterable[str]) -> frozenset[str]:
-    """Return those of the ScoringWorkers in `scoring` that take new chunks: all except drained ones."""
+    """Return the live workers among `scoring` that take new chunks, which are all except drained workers."""
     reports = known_reports(client, sorted(scoring))
     return frozenset(name for name, report in reports.items() if not (report and report.drained))

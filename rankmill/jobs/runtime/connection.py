@@ -32,13 +32,15 @@ IN_TIME: dict[Any, Any] = {
     kind: type(kind.__name__, (InTime, kind), {})
     for kind in (redis.Connection, redis.SSLConnection, redis.UnixDomainSocketConnection)
 }
-"""For each of redis-py's kinds of connections, one that stops waiting at the caller's deadline."""
+"""For each connection class of redis-py, a subclass that stops waiting soon after the caller's deadline."""
 
 _WRONG_SCHEME = {
     "redis": ("Connection (reset|closed)", "; if the server expects TLS, the URL begins with rediss://"),
     "rediss": ("Timeout connecting", "; if the server has no TLS, the URL begins with redis://"),
 }
-"""For a scheme: the error's text if a server expects the other scheme, and what to tell then."""
+"""For each scheme of a URL, a pattern of the error if the server expects the other scheme, and a hint for the
+message.
+"""
 
 
 class WaitingPool(redis.BlockingConnectionPool):
@@ -197,9 +199,11 @@ def check_mode(client: redis.Redis) -> None:
 
 
 def _check_url(url: str) -> None:
-    """Raise `ValueError` if urllib would read a part of the password as host, database or option, or if
-    redis-py would use database 0 because the path is not a number, or if the host is not a name, as in
-    ``redis://redis..svc``.
+    """Raise `ValueError` for a URL that libraries would misread.
+
+    This is the case if urllib would read a part of the password as host, database or option. It is also the
+    case if the path is not a number, because redis-py would then use database 0, and if the host is not a
+    name, as in ``redis://redis..svc``.
     """
     parts = urlsplit(url)
     if parts.scheme in {"redis", "rediss"}:

@@ -91,7 +91,7 @@ class Durability(BaseModel):
         )
 
     def _risks(self) -> Iterator[tuple[RiskName, bool, str]]:
-        """Yield for each risk its name, whether it is known, and the rest of a sentence about Redis."""
+        """Yield for each risk its name, whether it is known, and a sentence without its subject, Redis."""
         policy = self.maxmemory_policy
         if self.maxmemory != 0 and policy != "noeviction":
             says = f"evicts keys when its memory is full (maxmemory-policy {policy})"

@@ -13,7 +13,7 @@ from pathlib import Path
 from rankmill.jobs.runtime.installation import require_packages
 
 TOKEN_BUDGETS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
-"""A batch has at most this many padded tokens, by device, until a better number is found.
+"""The largest number of padded tokens in a batch, by device, until the worker finds a better number.
 
 With fewer tokens, the device may be idle. With more, batches have more padding, and the CPU's caches may be
 too small.
@@ -72,7 +72,8 @@ def visible_gpus() -> list[str]:
     """The NVIDIA GPUs available to this process, as ``CUDA_VISIBLE_DEVICES`` names them."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        # CUDA leaves out all GPUs from the first invalid name on; -1 is such a name, and often hides all
+        # CUDA ignores the first invalid name and all names after it. Users set -1, which is invalid, to hide
+        # all GPUs.
         return list(takewhile(lambda name: name not in {"", "-1"}, map(str.strip, visible.split(","))))
     devices = Path("/proc/driver/nvidia/gpus")
     return [str(number) for number in range(len(list(devices.iterdir())))] if devices.is_dir() else []

@@ -160,7 +160,7 @@ def _known_hosts_only(app: WSGIApplication, names: Collection[str], shown: str) 
 def host_check(names: Collection[str]) -> Callable[[str | None], bool]:
     """Make a function that checks the Host header of a request.
 
-    It returns true for no header, an IP address, ``localhost`` and each of `names`.
+    The function returns true for a missing header, an IP address, ``localhost`` and each of `names`.
     """
     allowed = {"localhost", *(name.lower().rstrip(".") for name in names)}
 

@@ -25,7 +25,7 @@ def install_line(extra: str) -> str:
 
 
 def require_packages(names: Iterable[str], extra: str, needing: str, instead: str = "") -> None:
-    """Raise `ConfigError`, which names them, if some of these packages are not installed.
+    """Raise a `ConfigError` that names the missing packages, if one of `names` is not installed.
 
     Parameters
     ----------

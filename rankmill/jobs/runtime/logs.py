@@ -1,8 +1,9 @@
 """Logs to standard error, as readable lines or as JSON. With JSON, all that Python code writes to standard
 error is JSON.
 
-Every line that is logged within `about`, even by a library, has the ids of the run, chunk, job and worker
-that were given there. So one id finds all lines about a chunk, from its producer to its worker and back.
+Every line that is logged in a ``with`` block of `about`, even by a library, has the ids that `about` got: of
+the run, chunk, job and worker. So one id finds all lines about a chunk, from its producer to its worker and
+back.
 """
 
 from __future__ import annotations

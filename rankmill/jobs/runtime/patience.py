@@ -27,14 +27,14 @@ from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.system import Backoff, system
 
 AUTH_SECONDS = 60
-"""A command waits at most this many seconds while the server refuses the password, which may just be
-changing.
+"""A command waits at most this many seconds while the server refuses the password, because an operator may be
+changing the password at this moment.
 """
 
 _CUT_OFF_SECONDS = 0.1
-"""If a connection breaks after a command ran longer than this (s), the server may have been working until
-then. So that time does not count as waiting. The pauses count: a proxy may take each connection, and close it
-later because the server behind it is away.
+"""If a connection breaks after a command ran longer than this (s), the command's time does not count as
+waiting, because the server may have been working on the command. The pauses between attempts count, because
+a proxy may accept each connection and close it later while its server is away.
 """
 
 _LOOK_SECONDS = 0.5
@@ -177,8 +177,9 @@ def waiting(
 def blocking(read: Callable[[], T]) -> T | None:
     """Run a command that waits at the server, and return its reply, or ``None`` if its connection broke.
 
-    Callers do other work between two such commands, for instance search for lost chunks. In a network that
-    breaks each connection early, a command that is repeated until it has a reply would keep them from it.
+    The caller does other work between two such commands, for instance it searches for lost chunks. If the
+    command were repeated until it has a reply, a network that breaks each connection early would keep the
+    caller from that work.
     """
     token = _WAIT.set(replace(_WAIT.get(), blocks=True))
     try:
@@ -409,7 +410,7 @@ class Patience(Retry):
                     since = since or began  # also count the time in which a silent server did not reply
                     try:
                         fail(error, failures) if with_failure_count else fail(error)
-                    finally:  # also if `fail` raises: for watched keys it does, and the caller tries again
+                    finally:  # pause even if `fail` raises, as for watched keys: the caller then tries again
                         if cut_off and _WAIT.get().blocks:
                             raise _CutOff(reason) from error
                         self._pause(error, reason, failures, since)

@@ -1,8 +1,8 @@
 """URLs that name Sentinels of Redis, and connections to the master that the Sentinels name.
 
 Do not use redis-py's own code for Sentinels, for two reasons. It sends ``SENTINEL MASTERS``, for which a user
-may lack the right. After a failover, it stays connected to the old master until that refuses a write; earlier
-writes are lost.
+may lack the right. After a failover, it stays connected to the old master until the old master refuses a
+write; the writes before that are lost.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def parse_sentinel_url(url: str) -> dict[str, Any]:
     url
         ``redis+sentinel://[USER:PASSWORD@]HOST[:PORT][,HOST…]/SERVICE[/DB][?OPTIONS]``; ``rediss+sentinel``
         for TLS. User, password, database and most options are for the servers. The options
-        ``sentinel_username`` and ``sentinel_password`` are for the Sentinels, and TLS options for both.
+        ``sentinel_username`` and ``sentinel_password`` are for the Sentinels. TLS options are for the servers
+        and the Sentinels.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """Settings, from options, the environment, a config file and ``configs/base.yaml``, in order of precedence.
 
-The defaults come from ``configs/base.yaml``. Workers that RQ's command line starts read the
-same settings from the environment (``RANKMILL_DEVICE=cpu`` and so on).
+The defaults come from ``configs/base.yaml``. Workers that RQ's command line starts read the same settings
+from the environment (``RANKMILL_DEVICE=cpu`` and so on).
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ _CALL = frozenset({"chunk_size", "columns", "detached", "priority", "timeout", "
 
 
 def run_spec(settings: Settings, changes: Mapping[str, Any]) -> ScoreSpec:
-    """Make the spec of a run from the settings and some changes, with the model's name as runs have it.
+    """Make the spec of a run from the settings and some changes. A model's directory gets an absolute path.
 
     Raises
     ------
@@ -359,9 +359,9 @@ def merge_settings(
 
 
 def extension_settings() -> dict[str, type[ExtensionSettings]]:
-    """Return the settings of all installed extensions: the name of each, and the class that it belongs to.
+    """Return the names of the settings of all installed extensions, each with the class that it belongs to.
 
-    Raises `ConfigError` if an extension's settings are not of a subclass of `ExtensionSettings`, or if two
+    Raises `ConfigError` if an extension's class is not a subclass of `ExtensionSettings`, or if two settings
     have the same name.
     """
     kinds: dict[str, type[ExtensionSettings]] = {}
@@ -483,13 +483,13 @@ def config_file(
 ) -> Path | None:
     """Return the path of the config file, or ``None`` if neither `config` nor ``RANKMILL_CONFIG`` names one.
 
-    Each can be a path or the name of a shipped file; `config` comes first. A path is returned even if no file
-    exists there.
+    The result is `config`, or else ``RANKMILL_CONFIG``. Each of them can be a path or the name of a shipped
+    file. A path is returned even if no file exists there.
 
     Raises
     ------
     ConfigError
-        The name is not a path, and neither a file in this folder nor a shipped file has it.
+        The name is not a path, and neither the current folder nor rankmill has a config file of this name.
     """
     config = config or environ.get("RANKMILL_CONFIG")
     if not config:
@@ -510,7 +510,7 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
     Raises
     ------
     ConfigError
-        A variable that starts with ``RANKMILL_`` is not a setting.
+        A variable that starts with ``RANKMILL_`` is neither a setting nor one of `_NOT_SETTINGS`.
     """
     values: dict[str, Any] = {}
     if environ.get("REDIS_URL"):

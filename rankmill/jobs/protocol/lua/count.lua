@@ -4,7 +4,7 @@
 -- KEYS: the stream of results or the set of entries, the prefix of the accounts' keys.
 -- ARGV: XDEL or SADD, expiry of the accounts (s), most entries of a day, the tenant's digits, its name, the model;
 --   then for each result its entry, the number of its devices, and for each device its name and five amounts.
--- Returns nothing; what belongs to damaged accounts is not counted.
+-- Returns nothing; usage is not counted in damaged accounts.
 local day = KEYS[2] .. math.floor(redis.call('TIME')[1] / 86400)
 
 local function add(device, at)

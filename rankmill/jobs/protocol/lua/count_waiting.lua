@@ -14,7 +14,7 @@ for _, tenant in ipairs(redis.call('ZRANGE', base .. 'turns:bulk', 0, -1)) do
   end
   if waits > before then tenants[#tenants + 1] = tenant end
 end
-redis.call('DEL', base .. 'waits')  -- a full server lets a script continue once it has written
+redis.call('DEL', base .. 'waits')  -- a full server refuses SET as a script's first write, but accepts it after DEL
 redis.call('SET', base .. 'waits', waits, 'EX', 86400)
 redis.call('DEL', base .. 'plain')
 for _, worker in ipairs(redis.call('SMEMBERS', KEYS[4])) do

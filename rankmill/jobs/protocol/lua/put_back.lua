@@ -1,7 +1,7 @@
 -- Puts back lost jobs of a run: their hashes say that they wait, pause or run, but no list has them. Also adds the run to
 -- the sorted sets of tenants and runs (`turns:<scope>`), in case the server has lost its entry.
 -- KEYS: see waiting.lua; then the jobs in transit, the paused jobs, the leases. ARGV: the jobs' ids. Returns how many
--- jobs were put back, and how many no list had.
+-- jobs were put back, and how many jobs were in no list.
 local transit, paused, leases = unpack(KEYS, 4, 6)
 local under_way = {queued = true, scheduled = true, started = true}
 local lost, found, missing = {}, 0, 0

@@ -5,4 +5,5 @@ for place = 2, #ARGV do
   redis.call('ZADD', KEYS[1], 'XX', clock[1] + clock[2] / 1000000 + ARGV[1], ARGV[place])
 end
 local seconds = math.ceil(ARGV[1])
-if redis.call('TTL', KEYS[1]) < seconds then redis.call('EXPIRE', KEYS[1], seconds) end  -- others' may last longer
+-- other leases of the set may last longer
+if redis.call('TTL', KEYS[1]) < seconds then redis.call('EXPIRE', KEYS[1], seconds) end

@@ -5,8 +5,8 @@
 -- else 0; expiry (s) of the worker's entries in `waiters` and `idle`; the runs that the worker does not take. Returns
 -- the job's id, or '' if none; then the numbers of waiting jobs, of workers, and of idle workers.
 
--- Moves jobs of runs from the front of RQ's list to the front of their own lists, up to the first job by name. A job of
--- a run is in RQ's list if RQ's own code has put it there, or for a worker that is gone now.
+-- Moves jobs of runs from the front of RQ's list to the front of their own lists, up to the first job by name. A run's
+-- job is in RQ's list if RQ's own code has put it there, or if it was moved there for a worker that is gone now.
 local function bring_strays()
   for _ = 1, 64 do
     local id = redis.call('LINDEX', rq, 0)

@@ -9,5 +9,6 @@ if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[1]) and not redis.call('ZSCORE'
 end
 redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[3])
 local seconds = math.ceil(ARGV[2])
-if redis.call('TTL', KEYS[1]) < seconds then redis.call('EXPIRE', KEYS[1], seconds) end  -- others' may last longer
+-- other leases of the set may last longer
+if redis.call('TTL', KEYS[1]) < seconds then redis.call('EXPIRE', KEYS[1], seconds) end
 return 1

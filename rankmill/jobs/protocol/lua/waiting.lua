@@ -2,10 +2,10 @@
 -- list; KEYS[3]: the prefix of keys of jobs.
 -- `waiting:<run>`: the jobs of a bulk run. `waiting:requests:<tenant>`: the jobs of all requests of a tenant. Jobs by
 -- name wait in RQ's list. `waits`: the number of jobs that wait outside of RQ's list.
--- `turns:<scope>`: how many pairs each tenant or run has had; the lowest is next (start-time fair queueing). In the
--- scopes `request` and `bulk` these are tenants, whose pairs are divided by their weights, and in a scope
--- `bulk:<tenant>` the tenant's bulk runs. An entry without waiting jobs is removed when its turn comes.
--- `level:<scope>`: the value that the entry with the last turn had before that turn; new entries begin with it.
+-- `turns:<scope>`: how many pairs workers took from each tenant or run; the lowest number is next (start-time fair
+-- queueing). The scopes `request` and `bulk` have tenants, whose numbers are divided by their weights. A scope
+-- `bulk:<tenant>` has the tenant's bulk runs. An entry without waiting jobs is removed when its turn comes.
+-- `level:<scope>`: the highest number that an entry had when its turn came; new entries begin with it.
 local base, rq, jobs = unpack(KEYS, 1, 3)
 local function run_of(id) return string.match(id, '^(r?%x+)%-[%d_]+$') end
 local function where(id)  -- the list in which a job waits; then its scopes, with its name in each
@@ -45,11 +45,11 @@ local function costs_of(id)
   return {rows / (weight > 0 and weight or 1), rows}
 end
 local function charge(scope, name, had, cost)
-  had = math.max(had, level(scope))  -- whoever could not be served for a while gains no credit
+  had = math.max(had, level(scope))  -- an entry that was not served for a while gains no credit
   redis.call('SET', base .. 'level:' .. scope, had, 'EX', 86400)
   redis.call('ZADD', base .. 'turns:' .. scope, 'XX', had + cost, name)
 end
-local function give_back(id)  -- gives back the turn of a job that waits again
+local function give_back(id)  -- undoes `charge` for a job that waits again
   local _, scopes = where(id)
   for at, scope in ipairs(scopes) do
     redis.call('ZADD', base .. 'turns:' .. scope[1], 'XX', 'INCR', -costs_of(id)[at], scope[2])
