@@ -1,11 +1,17 @@
 """Defines ScoringWorker, the RQ worker that claims jobs ahead, renews their leases, scores them and ends
 them.
 
-The worker's threads are main (claims, fetches, tokenizes, loads), forward (scores), writer (writes results),
-heartbeat, bell (hears of requests), supervisor (stops the worker when the process that started it ends),
-those of the health server and of RQ's commands, those that compute rows of deterministic models, and short
-ones that read a model's files, ask the hub, or prove a tokenizer. Threads share the following, under these
-locks:
+The worker has these threads:
+
+- main claims jobs, fetches and tokenizes their chunks, and loads models.
+- forward scores.
+- writer writes results.
+- heartbeat renews leases, and bell hears of requests.
+- supervisor stops the worker when the process that started it ends.
+- The health server and RQ's commands have threads of their own, and so have the rows of deterministic models.
+- Short threads read a model's files, ask the hub, or prove a tokenizer.
+
+The threads share the following, under these locks:
 
 - `Pipeline`: its condition protects the waiting rows (in a lane for each engine and priority), the answers,
   whose turn it is, and what `Engine.see` records. Only forward touches the batches in progress, and writes
@@ -80,12 +86,14 @@ LOAD_SECONDS = 1800
 """A worker refuses a model that takes more than this many seconds to download, load and prove."""
 
 _DRAIN_SECONDS = 86400
-"""Scoring the claimed chunks, before a model is unloaded to make room for another one, ends after this many
-seconds.
+"""Before a model is unloaded to make room for another one, the worker scores its claimed chunks, but at most
+for this many seconds.
 """
 
 _READING_SECONDS = 0.05
-"""Seconds between two checks, in a burst or after ``max_jobs``, whether a model can be loaded."""
+"""In a burst or after ``max_jobs``, the worker checks again after this many seconds whether a model can be
+loaded.
+"""
 
 _STOPPING_SECONDS = {1: 5.0, 2: 1.0}
 """After the first and the second signal to stop, a command waits at most this many seconds for Redis, or

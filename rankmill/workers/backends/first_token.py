@@ -42,8 +42,8 @@ def read_first_token_only(model: Any) -> bool:
 
 
 class LastLayer(nn.Module):
-    """Stands for a model's last layer. Most turn the hidden states ``[rows, tokens, width]`` into those of
-    the first token, ``[rows, 1, width]``.
+    """Replaces a model's last layer. Most subclasses turn the hidden states ``[rows, tokens, width]`` into
+    those of the first token, ``[rows, 1, width]``.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -232,4 +232,6 @@ _LAYERS: dict[str, tuple[str, type[LastLayer]]] = {
     "modernbert": ("layers", _ModernBertLayer),
     "deberta-v2": ("encoder.layer", _DebertaLayer),
 }
-"""By type of model, where its layers are and what replaces the last one, if this is not as in BERT."""
+"""For each type of model that differs from BERT: the path of its layers, and the class that replaces the last
+layer.
+"""

@@ -1,4 +1,4 @@
-"""Measures and caches how fast this CPU is in each backend and precision, because CPU flags do not tell.
+"""Measures and caches how fast each backend and precision is on this CPU, because a CPU's flags do not tell.
 
 The measurement times a layer of the model's shape in the backend's own arithmetic, on all threads of the
 worker. An error here never stops a worker from scoring: a combination that cannot be measured is not chosen.
@@ -82,8 +82,8 @@ class Speeds:
     def int8(self, backend: str, over: Combination, without: Collection[Combination] = ()) -> str | None:
         """Choose the kind of int8 for `backend`, or return ``None`` if no measured kind is fast enough.
 
-        Of the fast enough kinds, those with the smallest groups are the most exact. The fastest of these is
-        chosen.
+        Among the kinds that are fast enough, those with the smallest groups are the most exact. The fastest
+        of the most exact kinds is chosen.
 
         Parameters
         ----------

@@ -191,7 +191,7 @@ def varlen_reference(
 def _within(queries: int, keys: int, window: tuple[int, int], device: torch.device) -> Tensor | None:
     """Make the mask of a sliding window, ``[queries, keys]``, or ``None`` without a window.
 
-    It is true where a query sees a key. The last query has the position of the last key.
+    The mask is true where a query sees a key. The last query has the position of the last key.
     """
     if window == (-1, -1):
         return None

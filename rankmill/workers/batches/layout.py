@@ -32,8 +32,8 @@ _FOLLOWED = frozenset(
     {"transformer_task", "modality_config", "module_output_name", "processing_kwargs", "max_seq_length"}
     | {"unpad_inputs", "query_length", "document_length"}  # these have no effect on the scores of pairs
 )
-"""Settings of sentence-transformers' module Transformer that rankmill follows or may ignore. A model is
-refused if it sets another one.
+"""Settings of sentence-transformers' module Transformer that rankmill follows or may ignore. A model with any
+other setting of this module is refused.
 """
 
 

@@ -8,7 +8,7 @@ model has fewer tokens than the budget, so that it takes about half a second. A 
 a better budget, which is cached on disk.
 
 A batch that is not expected to fit into memory (`rankmill.workers.engine.headroom`) is cut. If a batch does
-not fit, the budget becomes at most half of its tokens.
+not fit all the same, the budget becomes at most half of that batch's tokens.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ padding.
 
 _WORTH = 50
 """The search for a better token budget begins when all forwards so far took this many times as long as the
-search will take. A short run therefore does not wait for it.
+search will take. A short run therefore does not wait for a search.
 """
 
 _FACTORS = (0.5, 1, 2, 4)
-"""The search tries these multiples of the first token budget. On a GPU it then doubles the largest one as
-long as that is faster and a batch takes at most `_BATCH_SECONDS`.
+"""The search tries these multiples of the first token budget. On a GPU it then keeps doubling the largest
+budget, until that is no longer faster or a batch would take more than `_BATCH_SECONDS`.
 """
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 12
@@ -104,7 +104,7 @@ class BatchSize:
     Parameters
     ----------
     token_budget
-        A batch has at most this many padded tokens. `search` and `shrink` change this number.
+        A batch has at most this many padded tokens. The methods `search` and `shrink` change this number.
     max_rows
         A batch has at most this many rows.
     search
@@ -144,8 +144,8 @@ class BatchSize:
     def of(cls, settings: WorkerSettings, model: Model) -> BatchSize:
         """Make the size of batches for a model by a worker's settings.
 
-        The token budget adapts only if the settings fix neither it nor the number of rows, and the model is
-        not deterministic.
+        The token budget adapts only if the settings leave the budget and the number of rows open, and the
+        model is not deterministic.
         """
         backend, search = model.backend, None
         token_budget = first_budget(settings.token_budget, backend.device)
@@ -173,8 +173,8 @@ class BatchSize:
         return min(self.token_budget, max(round(_BATCH_SECONDS * median(self._speeds)), _LEAST_TOKENS))
 
     def mixed_batches(self, tokens: int, *, packed: bool = False) -> int:
-        """Chunks can be cut into batches together. Return how many batches of `tokens` tokens such chunks may
-        make in all.
+        """Return how many batches of `tokens` tokens several chunks may make in all, if the chunks are cut
+        into batches together.
 
         The limit is `_FEWEST` if the rows are `packed` (not padded), or if the model's speed is not known
         yet.
@@ -186,8 +186,8 @@ class BatchSize:
     def see(self, planned: int, rows: int, tokens: int, seconds: float) -> bool:
         """Record how long a batch took, and return whether to call `search` now.
 
-        There is no search while the model is so slow that its batches are shorter than all budgets that would
-        be tried.
+        There is no search while the model is so slow that its batches have fewer tokens than the smallest
+        budget that the search would try.
 
         Parameters
         ----------

@@ -116,9 +116,9 @@ class EngineCache:
         cached = self._cached[key]
         self._cached.move_to_end(key)
         cached.used = system.monotonic()
-        options = spec.model_copy(update={"revision": None})  # all engines of `cached` have the same one
+        options = spec.model_copy(update={"revision": None})  # all engines of `cached` have one revision
         engine = cached.engines.pop(options, None) or self._make(cached.loaded.model(spec))
-        cached.engines[options] = engine  # so that the latest engine is last
+        cached.engines[options] = engine  # the most recently used engine comes last
         if len(cached.engines) > _ENGINES:
             del cached.engines[next(iter(cached.engines))]
         return engine
@@ -218,8 +218,8 @@ class EngineCache:
     def unload_idle(self, in_use: Callable[[], Set[Engine | None]] = frozenset) -> None:
         """Unload the models that were not used for the time in the settings.
 
-        The models of the engines that `in_use` returns, which have work, are used now. Without such a time,
-        `in_use` is not called, because it may take long for many claims.
+        A model also counts as used now if `in_use` returns one of its engines, which means that the engine
+        has work. If the settings name no time, `in_use` is not called, because it is slow with many claims.
         """
         if self._settings.model_idle_seconds is None:
             return

@@ -26,8 +26,8 @@ PROVE_SECONDS = 3600.0
 """While work comes, a model's probes (pairs with known scores) are scored again after this many seconds."""
 
 ERROR_SECONDS = 60.0
-"""After a failed batch, a model's probes are scored again at once, but not within this many seconds of the
-last time.
+"""After a failed batch, a model's probes (pairs with known scores) are scored again at once, unless they were
+scored less than this many seconds ago.
 """
 
 Part = tuple[Work, Rows]
@@ -117,8 +117,8 @@ class Engine:
     def queue(self, work: Work, waiting: WaitingRows[Work], *, whole: bool = False) -> None:
         """Add the rows of `work` to `waiting`, which cuts rows into batches by this engine's limits.
 
-        With `whole`, works are cut into batches one at a time, the next one when few batches are left. So
-        `work` keeps all of its rows for longer, and can be removed until one of them is taken.
+        With `whole`, each work is cut into batches by itself, and only when few batches are left. So no row
+        of `work` is taken for longer, and until then `work` can be removed from `waiting`.
         """
         groups, packed = self._groups(work.tokens), self.model.backend.packs
         budget = self.size.tokens(share_prefixes=groups is not None)

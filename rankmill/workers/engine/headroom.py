@@ -87,7 +87,7 @@ class HostMemory:
 
 
 class CudaMemory:
-    """The memory of a GPU, as PyTorch's allocator sees it; what the allocator keeps unused counts as free."""
+    """The memory of a GPU, as PyTorch's allocator sees it. Unused memory of the allocator counts as free."""
 
     def used(self) -> int:
         return self._bytes("allocated_bytes", "current")
@@ -145,7 +145,7 @@ class Headroom:
         """
         self._known_weight, self._known_bytes = 0.0, 0
         """The largest sum of weights of batches that were in progress at the same time, and the bytes that
-        these batches needed. If batches with a smaller sum need more bytes, they replace both numbers.
+        these batches needed. If batches with a smaller sum need more bytes, their numbers replace both.
         """
         self._said = self._read_at = float("-inf")
         self._used = self._free = 0

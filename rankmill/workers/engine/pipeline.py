@@ -78,8 +78,8 @@ class PriorityTurns:
     def took(self, kind: str, pairs: int) -> None:
         """Record that a batch of requests or of bulk work was taken to be scored.
 
-        The lead of requests over bulk work, or of bulk work over requests, is limited. Otherwise the other
-        kind would later get many batches in a row.
+        The lead of requests over bulk work, or of bulk work over requests, is limited, so that neither kind
+        later gets many batches in a row.
 
         Parameters
         ----------
@@ -95,7 +95,7 @@ class PriorityTurns:
             self._ahead = max(self._ahead - self._part, -self._part)
 
     def no_bulk_waits(self) -> None:
-        """Forget that bulk work is owed a turn, because none waits."""
+        """Forget that bulk work is owed a turn, because no bulk work waits."""
         self._ahead = min(self._ahead, 0)
 
 
@@ -229,7 +229,7 @@ class Pipeline:
             return condition()
 
     def wake(self) -> None:
-        """End another thread's wait in `wait_for`, or its next one if it does not wait now."""
+        """End another thread's wait in `wait_for`, or its next wait if it does not wait now."""
         with self._changed:
             self._woken = True
             self._changed.notify_all()
@@ -293,8 +293,8 @@ class Pipeline:
             while self.step():
                 pass
         except ScoresChanged as error:
-            # Do not call `changed` at once, but after all earlier answers: each answer may add a run to those
-            # that may have wrong scores.
+            # Call `changed` after all earlier answers, because each answer may add a run to those that may
+            # have wrong scores.
             self.answer(partial(self.changed, error.model, str(error)))
 
     def step(self, *, wait: bool = True) -> bool:
@@ -364,7 +364,7 @@ class Pipeline:
     def _wait_for_work(self) -> None:
         waiting = True
         while waiting:
-            # Do not wait for work in one long wait: the metrics show the time of a wait only after it ends.
+            # Wait in short steps, because the metrics show the time of a wait only after the wait has ended.
             with metrics.stage("wait"):
                 waiting = not self._changed.wait_for(lambda: self._lanes or self._closed, _WAIT_SECONDS)
                 if not waiting:
@@ -405,8 +405,8 @@ class Pipeline:
         return seconds
 
     def _guard(self, run: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that calls `run`. After any error it ends the worker's process, so that other
-        workers get the jobs.
+        """Return a function that calls `run`, and ends the worker's process after any error, so that other
+        workers get its jobs.
         """
 
         def guarded() -> None:

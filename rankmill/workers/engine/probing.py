@@ -21,7 +21,7 @@ from rankmill.workers.models.loading import Model
 from rankmill.workers.models.probes import SCORED, Probe, columns_of
 
 _BUDGET = 1024
-"""Of the planned batches of probes (pairs that check a model's scores), each has at most this many padded
+"""Each batch of probes (pairs that check a model's scores) that the engine plans has at most this many padded
 tokens.
 """
 
@@ -29,12 +29,12 @@ _UNLIKE = 3
 """Most probes are spread over this many batches, each of which has short and long probes."""
 
 _BESIDE_LONGEST = 2
-"""The longest probe shares a batch with only this many others, because in a padded batch each costs as much
-as the longest.
+"""The longest probe shares a batch with only this many other probes, because in a padded batch each probe
+costs as much as the longest.
 """
 
 _ALIKE = 2
-"""If rows share prefixes, one batch has this many groups of probes that begin alike."""
+"""If rows share prefixes, one batch has the probes of this many groups. The probes of a group begin alike."""
 
 _PACKED_AGAIN = 8
 """Packed batches of probes are scored again this many times, so that their CUDA graphs are used too."""
@@ -46,18 +46,18 @@ _MIDDLE = 4
 """A probe counts as short or middle if it has at most 1/4 of the longest probe's tokens."""
 
 _FEW = 8
-"""The first batch of `Probed.repeated` repeats this many of the shortest probes. The third batch repeats up
-to this many of the longest among the short and middle probes.
+"""The first batch of `Probed.repeated` repeats the shortest probes, this many. The third batch repeats the
+longest of the short and middle probes, at most this many.
 """
 
 _SHARE = 4
-"""If rows share prefixes, a large batch has each probe this many times, because otherwise sharing would not
-pay.
+"""If rows share prefixes, the last batch of `Probed.repeated` has each probe this many times, because
+otherwise sharing would not pay.
 """
 
 _WORKS = 4
-"""A large batch of probes has rows of this many works, because a worker's large batches have rows of several
-chunks, too.
+"""The rows of a large batch of probes come from this many `Work` objects, because those of a worker's large
+batches come from several chunks, too.
 """
 
 
@@ -96,7 +96,7 @@ class Probed:
         - The batches that the engine plans.
         - Batches that mix short and long probes.
         - Some short probes, each by itself.
-        - If all rows of a batch must be equally long: a batch of each length that several probes have.
+        - If all rows of a batch must be equally long: one batch for each length that several probes have.
         - If rows share prefixes: one batch of probes that begin alike.
         - The planned batches with their rows in reverse order.
         - If rows are packed: `_PACKED_AGAIN` - 1 further sets, by turns the planned batches as they are and

@@ -23,8 +23,8 @@ T = TypeVar("T")
 class ProofTime:
     """An estimate of how long the proof of a model's scores takes.
 
-    ``str()`` makes the end of a sentence from it, such as ``: about 20 s``, or an empty text while nothing is
-    known. Other threads may call ``str()`` too.
+    ``str()`` returns the estimate as the end of a sentence, such as ``: about 20 s``. While nothing is known,
+    the text is empty. Any thread may call ``str()``.
 
     Parameters
     ----------

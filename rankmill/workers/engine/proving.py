@@ -45,7 +45,7 @@ from rankmill.workers.models.sources import ModelCopies
 
 _FLOOR, _PART = 1e-4, 1e-5
 """In fp32, a worker's logits may always differ from transformers' by `_FLOOR`, or by `_PART` times the
-largest logit if that is more. The same holds in other precisions if the model is too large to run it in fp32
+largest logit if that is more. The same holds in other precisions if the model is too large to be run in fp32
 for comparison.
 """
 
@@ -264,7 +264,7 @@ class Proving:
         self._known: tuple[Own, float, Literal["exact", "own"]] | None = None
         self._proof: Proof | None = None
         self._sizes: tuple[int, ...] = ()
-        """Rows and tokens of the largest batches of a proof in the cache that is too old to be used."""
+        """Rows and tokens of the largest batches of a cached proof of wrong scores that is too old to use."""
 
     def take(self, way: Way) -> None:
         self._loaded.backend.packs = way == "packed"
@@ -349,9 +349,9 @@ class Proving:
     def _read(self, way: Way) -> bool:
         """Read the proof of the model's scores from this host's cache, and return whether it is used.
 
-        A proof is used only if everything on which it depends (`_about`) is still the same. If it was made
-        without transformers' model in fp32, because memory was short, it is used only while memory is short.
-        A proof of wrong scores is used only for an hour.
+        A proof is used only if everything on which it depends (`_about`) is still the same. A proof that was
+        made without transformers' model in fp32 is used only while the model is too large for that. A proof
+        of wrong scores is used only for an hour.
         """
         if strangers(self.folder, self.folder.parent):
             return False
@@ -441,10 +441,9 @@ class Proving:
     def _first_sizes(self, probed: Probed, seconds: float) -> tuple[int, int]:
         """Choose the largest batches that are checked while the model is loaded: rows and padded tokens.
 
-        A slow model gets smaller ones. `seconds` is the time for scoring the probes (sample rows) at least
-        three times.
+        A slow model gets smaller batches. In `seconds`, each probe (a pair that checks scores) was scored at
+        least three times.
         """
-        # each probe was scored at least three times in these `seconds`
         speed = 3 * probed.size / max(seconds, 1e-6)
         most = _FACTOR * TOKEN_BUDGETS[self._loaded.backend.device.partition(":")[0]]
         tokens = int(min(most, max(_BATCH_SECONDS * speed, 1)))
@@ -518,7 +517,7 @@ class Proving:
         for activation, (label, output) in product(own.scores, _choices(own.labels)):
             every = label is None and several
             spec = {"activation": activation, "label": label, "all_labels": every}
-            with suppress(SpecError):  # without this activation in torch, a spec must name another one
+            with suppress(SpecError):  # no spec can ask for an activation that torch lacks
                 model = self._loaded.model(self._spec.model_copy(update=spec))
                 if model.labels != (own.labels if every else ()):
                     return f"its outputs are {', '.join(own.labels)}, in this order"

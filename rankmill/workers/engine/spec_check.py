@@ -66,8 +66,8 @@ class SpecCheck:
         Raises
         ------
         SpecError
-            The tokens differ from transformers'. A `WorkerError` would refuse all runs of the model, although
-            this host may well score a run with other options.
+            The tokens differ from transformers'. The error is not a `WorkerError`, which would refuse all
+            runs of the model, because this host may well score runs with other options.
         """
         options = spec.model_dump(exclude=_OTHERS, exclude_defaults=True)
         adds = options.keys() - {"inputs", "prompt_template"}

@@ -205,8 +205,8 @@ def reason_of(error: BaseException) -> str:
 def bisect(rows: Rows, run: Callable[[Rows], None], broken: Callable[[int, BaseException], None]) -> None:
     """Call `run` with `rows`, and after an error with each half, down to the single rows that fail.
 
-    `broken` is called with each such row and its error. `SpecError`, which concerns the whole model, and
-    `DeviceLost` are raised.
+    `broken` is called with each row that fails by itself, and its error. `SpecError`, which concerns the
+    whole model, and `DeviceLost` are raised.
     """
     if not len(rows):
         return

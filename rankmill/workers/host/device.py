@@ -1,4 +1,4 @@
-"""Finds the devices of this machine, which one ``auto`` means, and the defaults that depend on the device.
+"""Finds the devices of this machine and the one that ``auto`` means, and chooses defaults for the device.
 
 Until a model is loaded, only this module asks PyTorch about devices, so a device is not touched before a
 worker uses it. On machines without a GPU this module does not import PyTorch, which some workers do not need.

@@ -57,7 +57,7 @@ def commit_of(source: str | Path, revision: str | None) -> str | None:
 
 
 def _hub_answers() -> bool:
-    """Return whether the Hugging Face hub answers within seconds. If not, its client is set offline."""
+    """Return whether the Hugging Face hub answers within seconds. If not, set the hub's client offline."""
     from huggingface_hub import constants, get_session
 
     constants.HF_HUB_OFFLINE = False
@@ -68,8 +68,8 @@ def _hub_answers() -> bool:
             answer = get_session().head(constants.ENDPOINT, timeout=_HUB_SECONDS)
             answers.extend([answer] if answer.status_code < 500 else [])  # a status of 5xx comes from a proxy
 
-    # Ask in a thread, because the client's `timeout` is no limit for the whole call. It does not hold for the
-    # look-up of the hub's name in DNS. If the name has several addresses, it holds for each of them.
+    # Ask in a thread, because the client's `timeout` is not a limit on the whole call. It does not apply to
+    # the look-up of the hub's name in DNS, and it applies to each of the name's addresses separately.
     thread = system.Thread(target=ask, name="hub", daemon=True)
     thread.start()
     thread.join(_HUB_SECONDS)

@@ -16,9 +16,9 @@ from rankmill.workers.models.templates import bound_templates, template_options
 Messages = list[dict[str, Any]]
 
 PROBES = (("alpha", "bravo"), ("charlie", "bravo"), ("alpha", "foxtrot"))
-"""A chat template is tested with these pairs of texts. The second pair has another first text than the first
-pair, and the third pair has another second text. If the first pair and another one give the same result,
-the template drops a text.
+"""A chat template is tested with these pairs of texts. The second pair differs from the first pair only in
+its first text, and the third pair only in its second text. If one of them gives the same result as the first
+pair, the template drops a text.
 """
 
 

@@ -55,8 +55,8 @@ class KnownConfig(BaseModel, frozen=True, extra="forbid", protected_namespaces=(
     problem_type: str | None = None
 
     def __getattr__(self, name: str) -> Any:
-        """Raise an error that `getattr` with a default does not hide: models would be scored in another way
-        once their description is in the cache.
+        """Raise `KeyError` for a missing field, because `getattr` with a default would hide `AttributeError`:
+        a model would then be scored in another way once its description is in the cache.
         """
         if name.startswith("_"):
             raise AttributeError(name)
@@ -222,7 +222,7 @@ def describe(
             check_unchanged()
             facts = _Facts.model_validate(description, from_attributes=True)
             build_once(folder, partial(_save, facts, text))
-            return _load(folder, cache)  # so that this worker's proof is of what others load
+            return _load(folder, cache)  # so that this worker proves what later workers load
     except Exception as error:  # for example, the tokenizer is unusual, or the disk is full
         logger.warning("cannot cache what %s needs, so workers import transformers: %s", source, error)
     return description
@@ -294,8 +294,10 @@ _BY_CONFIG = BertNormalizer, ByteLevel
 
 
 def _tokenizer_code(source: str | Path, revision: str | None) -> str | None:
-    """Return the name of the tokenizer's class in a model's repository, or ``None`` if there is none or
-    transformers has a class of this name. Transformers would use another tokenizer instead.
+    """Return the name of the tokenizer class whose code is in a model's repository, or ``None``.
+
+    The result is ``None`` if there is no such class, or if transformers has a class of this name. Otherwise
+    transformers would use another tokenizer, because it runs no code from repositories here.
     """
     from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 

@@ -52,7 +52,7 @@ class TextEncoder:
     def _texts(self) -> Any:
         try:
             whole = self._tokenizer.backend_tokenizer
-            # Do not use the model's tokenizer: other code sets its truncation.
+            # Make another tokenizer, because other code sets the truncation of the model's tokenizer.
             tokenizer = single_texts(self._tokenizer)
         except (AttributeError, ValueError) as error:
             raise ValueError(f"it does not tell where its tokens are in a text ({error})") from error

@@ -317,7 +317,7 @@ class FastTexts:
 
     def _write(self, result: dict[str, Any]) -> None:
         try_to_keep(self._file, {"library": self._library, **result}, "what is known of a tokenizer")
-        self._take(result)  # the disk may be full
+        self._take(result)  # do not read the file: a full disk may have kept it from being written
 
 
 def _stamp(file: Path) -> int | None:

@@ -33,8 +33,8 @@ _AT_ONCE_SECONDS = 0.2
 
 
 class ModelCopies:
-    """Finds the files of models that extensions know by name, such as registered models, and removes old
-    ones.
+    """Finds this host's copies of models that extensions know by name, such as registered models, and removes
+    old copies.
 
     Parameters
     ----------

@@ -66,7 +66,7 @@ _WIDEN = frozenset({
 """Filters and methods of texts whose result grows with a number: ``"a".zfill(9)`` has 9 characters."""
 
 _MULTIPLY = frozenset({"expandtabs", "indent", "join", "replace", "tojson", "translate", "wordwrap"})
-"""Jinja's filters, and methods of texts, whose result may be as long as two arguments' sizes multiplied."""
+"""Jinja's filters and methods of texts whose result may be as long as the product of two arguments' sizes."""
 
 _DIGITS = 300
 """A chat template that rounds a number to more digits than this is refused."""
@@ -146,7 +146,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     @classmethod
     def like(cls, environment: Environment) -> BoundedEnvironment:
-        """Make a bounded environment from another one, without random text and today's date."""
+        """Make a bounded environment from another one, without random text and without today's date."""
         bounded: Any = environment.overlay()
         bounded.__class__ = cls
         bounded.finalize, bounded.template_class = bounded.written, BoundedTemplate
@@ -279,7 +279,7 @@ def _compiled(template: str) -> Template:
 
 
 def template_options(template: str) -> dict[str, str]:
-    """Return a fixed date as a variable for a chat template that would otherwise ask for today's."""
+    """Return a fixed date as a variable for a chat template that would otherwise ask for today's date."""
     return {"date_string": _DAY} if "strftime_now" in template else {}
 
 

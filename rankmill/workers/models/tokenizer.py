@@ -292,7 +292,8 @@ def longest_first(lengths: Ids, room: int) -> Ids:
 def single_texts(tokenizer: Any) -> Tokenizer:
     """Make a tokenizer like the Rust part of `tokenizer`, without truncation and special tokens.
 
-    Do not copy it by JSON: a Unigram model's scores would lose their last digit, which can change tokens.
+    It is not copied by JSON, in which a Unigram model's scores would lose their last digit. That can change
+    tokens.
     """
     whole = tokenizer.backend_tokenizer
     single = Tokenizer(whole.model)
@@ -346,13 +347,14 @@ class Windows:
     ) -> tuple[Rows, list[str], list[str] | None]:
         """Cut the passages of pairs ``[n]`` into windows, each of which makes a new pair with its query.
 
-        A passage that fits stays whole. It also stays whole, and is truncated later, if the query leaves it
-        less than a quarter of the model's length. Without `passages`, the texts in `queries` are cut.
+        A passage that fits stays whole. If the query leaves a passage less than a quarter of the model's
+        length, the passage also stays whole, and is truncated later. Without `passages`, the texts in
+        `queries` are cut.
 
         Returns
         -------
         For each new pair: the index of the pair that it comes from, its query, and its passage. Without
-        `passages`, the windows are in place of the queries, and the last is ``None``.
+        `passages`, the windows are in place of the queries, and there are no passages (``None``).
         """
         questions, long_texts = ([""] * len(queries), queries) if passages is None else (queries, passages)
         distinct = list(dict.fromkeys(questions))

@@ -236,7 +236,7 @@ class PairsClaim(ChunkClaim):
         """Record a failed attempt. An error that rankmill explains is final, because another attempt would
         fail too.
         """
-        if not self.held.asks_the_same():  # another attempt would overwrite the other job
+        if not self.held.asks_the_same():  # another attempt would overwrite other work with this id
             error = InputError(
                 f"job {self.job.id} was enqueued again with other pairs or options while a worker scored it: "
                 "give each job an id of its own"
@@ -258,8 +258,8 @@ class WrongTokens(Exception):
 class ChunkScorer:
     """Scores chunks of any run with this process's models.
 
-    An error's `Fault` decides what happens to a chunk. Only after `WrongTokens` does the worker hand back all
-    chunks and stop.
+    An error's `Fault` decides what happens to a chunk. `WrongTokens` is an exception: after it, the worker
+    hands back all chunks and stops.
 
     Parameters
     ----------
@@ -319,8 +319,8 @@ class ChunkScorer:
             try:
                 claim.run = run = run.model_copy(update={"spec": self._pinned(run.spec)})
             except WorkerError as error:
-                # Do not raise `WorkerError` here: it would refuse all runs of a model, but which model the
-                # name means is unknown.
+                # A `WorkerError` would refuse all runs of a model, but it is not known which model the name
+                # means.
                 raise SpecError(str(error)) from None
         self._refusals.check(weights_key(self.spec(run)))
 
@@ -411,8 +411,8 @@ class ChunkScorer:
         return self._settled.get(run.id, run.spec)
 
     def _engine(self, claim: ChunkClaim, run: Run, rows: int) -> Engine:
-        """Return the engine that scores a run, with the precision and model content on which its workers
-        agreed.
+        """Return the engine that scores a run, with the precision and model content on which the run's
+        workers agreed.
 
         This worker remembers the agreement. When a chunk is tried again, this worker asks Redis again,
         because the agreement may have changed.
@@ -434,7 +434,7 @@ class ChunkScorer:
             try:
                 engine = self._engines.get(spec)
             except WorkerError as error:
-                # Do not raise `WorkerError` here: this host may well score other runs of the model.
+                # A `WorkerError` would refuse all runs of the model, but this host may well score others.
                 raise SpecError(str(error)) from None
             own = engine.model.backend.precision
             if settled.precision not in {None, own}:

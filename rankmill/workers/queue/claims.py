@@ -55,8 +55,8 @@ class ModelQueue:
     """Holds claimed chunks until their model can be loaded.
 
     A chunk waits if loading its model would unload another model, or if a thread is still reading the files
-    of its model.
-    Chunks of one model begin together, so that two models do not unload each other for every chunk.
+    of its model. Chunks of one model begin together, so that two models do not unload each other for every
+    chunk.
     """
 
     def __init__(self) -> None:
@@ -211,7 +211,8 @@ class Claims:
                 tracing.within(claim.span),
                 self._set_aside_if_damaged(claim.job, claim.queue),
             ):
-                self._claim(claim, put_aside=False)  # the model may be refused since the first chunk
+                # find the run again, because an earlier chunk may have made the worker refuse the model
+                self._claim(claim, put_aside=False)
 
     def _more_to_come(self) -> bool:
         return any(queue.count for queue in self._worker.queues)
@@ -219,7 +220,8 @@ class Claims:
     def drop_cancelled(self) -> None:
         """Stop scoring chunks of runs that are no longer in Redis, because they were cancelled or lost.
 
-        The jobs end without a result. Do not write a failure: the producer of a lost run submits it again.
+        The jobs end without a result and without a failure, because the producer of a lost run submits the
+        run again.
         """
         for claim in list(self.unanswered.values()):
             if claim.work and not claim.is_wanted():
@@ -436,7 +438,7 @@ class Claims:
         self._store.leave_notes({run: ttl for run, ttl in runs.items() if ttl}, why)
         self.wrong = LastReport(worker=self._worker.name, at=system.now(), reason=why, runs=named)
         self._worker.stop()
-        self.hand_back_all()  # here, because the main thread may be loading a model
+        self.hand_back_all()  # in this thread, because the main thread may be loading a model
 
     @contextmanager
     def _set_aside_if_damaged(self, job: ScoringJob, queue: OrderedQueue) -> Iterator[None]:

@@ -47,17 +47,17 @@ class Connection(redis.Redis):
         except ConfigError as error:
             complain(mask_passwords(f"the worker cannot start: {error}"))
             raise SystemExit(os.EX_CONFIG) from None
-        # Until the worker sets its own handler: without one, the first process of a container ignores
-        # SIGTERM.
+        # This handler counts until the worker sets its own. Without any, the first process of a container
+        # ignores SIGTERM.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         set_up(settings.log_level, settings.log_format)  # so that a wait can be logged
         return cast("Connection", cls.from_pool(pool))
 
 
 def stop_without_supervisor() -> None:
-    """Stop this worker, as on SIGTERM, when its supervisor ends.
+    """Stop this worker, as on SIGTERM, when its supervisor ends. Do nothing if it has no supervisor.
 
-    A supervisor is the process that started this worker and starts it again after a crash, if there is one.
+    A supervisor is a process that starts a worker, and starts it again after a crash.
     """
     if os.environ.get(SUPERVISED):
         system.Thread(target=_wait_for_its_end, name="supervisor", daemon=True).start()

@@ -132,7 +132,7 @@ class WorkerHeartbeat(Periodic):
         """Take the lock for cleaning a queue, and return whether this worker has it now.
 
         If another process holds the lock, and the lock lasts longer than a new one would, this worker takes
-        the lock nevertheless. Locks of RQ's own code are such: they last 15 minutes, even if their process
+        the lock nevertheless. Such a lock is one of RQ's own code, which lasts 15 minutes even if its process
         dies.
         """
         connection: Any = self._worker.connection

@@ -73,7 +73,7 @@ class Orders:
         """The models of the setting ``warm`` that are not loaded yet, each with the error if loading has
         failed.
 
-        Do not change this dict, but replace it: other threads read it.
+        Replace this dict instead of changing it, because other threads read it.
         """
         self._pauses = Refusals()
         metrics.drained.set_function(lambda: self.drained)
@@ -188,7 +188,7 @@ class Orders:
         seconds = system.monotonic() - began
         gone = [name for name in dict.fromkeys(before) if name not in self._engines.models]
         text = f"has {model}, as before" if model in before else f"has loaded {model} in {seconds:.1f} s"
-        if gone:  # a chunk for an unloaded model would unload the new one
+        if gone:  # the next chunk for one of these models unloads the new model
             limits = "model_cache_size, model_cache_gib"
             text += f"; unloaded {', '.join(gone)} to make room ({limits}): they take turns"
         self._answer(order, "done", text)

@@ -44,7 +44,8 @@ class Executions(ExecutionRegistry):
     """The executions of a job that are both listed and stored in Redis.
 
     An execution is RQ's record that a worker holds the job. RQ (3.0) cannot delete a job with an execution
-    that is listed but not stored. That of a dead worker is listed for a minute after its data have expired.
+    that is listed but not stored. A dead worker's execution stays listed for a minute after its data have
+    expired.
     """
 
     def get_executions(self, start: int = 0, end: int = -1) -> list[Execution]:
@@ -128,8 +129,8 @@ class ScoringJob(Job):
     def retry(self, queue: Queue, pipeline: Pipeline) -> None:
         """Schedule the job's next attempt as RQ does, but entirely within the pipeline.
 
-        Do not let RQ write the status first: for a job that the server has lost, this makes a hash that never
-        expires.
+        RQ itself would write the status before the pipeline runs. If the server has lost the job, that makes
+        a hash that never expires.
         """
         if not (interval := self.get_retry_interval()):
             super().retry(queue, pipeline)
@@ -196,7 +197,7 @@ class _EndingQueue(OrderedQueue):
     """The queue of a job that succeeds. RQ's transaction ends the job only if Redis still has this job."""
 
     def move_dependents_to_ready(self, job: Job, pipeline: Any = None, *more: Any) -> dict[str, list[str]]:
-        """RQ calls this between WATCH and MULTI. Raises `JobReplaced`."""
+        """Raise `JobReplaced` if Redis no longer has this job. RQ calls this between WATCH and MULTI."""
         pipeline.watch(job.key)
         data = pipeline.hget(job.key, "data")
         if data is None or unpacked(data) != job.data:
@@ -231,8 +232,8 @@ class HeldJob:
     def asks_the_same(self) -> bool:
         """Return whether the job in Redis still has the arguments that this worker has read.
 
-        False if someone has enqueued other work with the same id. True if the job is gone. Raises
-        `DamagedJob`.
+        The result is false if someone has enqueued other work with the same id, and true if the job is gone.
+        Raises `DamagedJob`.
         """
         connection: Any = self.job.connection
         data = connection.hget(self.job.key, "data")
@@ -244,7 +245,7 @@ class HeldJob:
         This does not use up an attempt. If someone has enqueued other work with the same id meanwhile, that
         work is put back. Raises `DamagedJob`.
         """
-        # Read the job again: RQ writes all of its fields, and would overwrite the other work.
+        # Read the job again, because RQ writes all of a job's fields, and would overwrite the other work.
         job = read_job(self.queue, self.job.id.encode()) or self.job
 
         def put_back(pipe: Pipeline) -> None:

@@ -21,8 +21,8 @@ _DTYPES = {"fp32": mx.float32, "fp16": mx.float16, "bf16": mx.bfloat16}
 _BITS = {"int8": 8, "int4": 4}
 
 _GROUP = 32
-"""In 8 and 4 bits, this many weights share a scale. MLX allows no smaller number; small models need a fine
-scale.
+"""In 8 and 4 bits, this many weights share a scale. This is the smallest number that MLX allows; small models
+need a fine scale.
 """
 
 _FINENESS = 16

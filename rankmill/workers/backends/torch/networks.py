@@ -111,8 +111,8 @@ class Network(nn.Module):
     def prepare_packing(self) -> bool:
         """Prepare the network to score rows without padding (packed rows), and return whether it can.
 
-        It can if transformers says that the model runs with Flash Attention, and if the model's last layer is
-        found.
+        A network can do so if transformers says that the model runs with Flash Attention, and if the model's
+        last layer is found.
         """
         told = ("_supports_flash_attn", "_supports_attention_backend")
         return all(getattr(self.model, name, False) for name in told) and self._unpack_at_the_end()
@@ -200,7 +200,7 @@ class LanguageModel(Network):
         return self._score(_at(states, self._last(rest, rest_mask)))
 
     def _unpack_at_the_end(self) -> bool:
-        return True  # nothing to do: `_run_packed` picks the token that a score reads
+        return True  # nothing must change, because `_run_packed` picks the token that a score reads
 
     def pack(self, batch: Batch) -> PackedRows:
         return PackedRows.of(batch.rows, last_tokens(batch.rows, self.skipped), self.first_position)

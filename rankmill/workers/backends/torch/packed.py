@@ -21,7 +21,7 @@ class PackedShape:
     """The sizes of the parts of a `Buffer`, which holds the rows of a batch end to end.
 
     ``keys`` is ``None`` if each row attends only to its own tokens. The sizes may be larger than a batch
-    needs; nothing reads what is beyond its tokens and rows.
+    needs; nothing reads beyond the batch's tokens and rows.
     """
 
     tokens: int

@@ -9,7 +9,8 @@ import numpy as np
 from rankmill.workers.batches.tokens import Batch, Ids
 
 _GAIN = 1.2
-"""Common prefixes are computed only once if the batch would otherwise have this many times the tokens.
+"""Common prefixes are computed only once if the batch would otherwise have at least this many times as many
+tokens.
 
 Sharing has a cost, because keys and values are copied.
 """

@@ -10,7 +10,7 @@ if not job[1] or over[job[1]] or (job[2] or '') ~= ARGV[3] then return 0 end
 if ARGV[4] == '-1' then redis.call('PERSIST', KEYS[3]) else redis.call('EXPIRE', KEYS[3], ARGV[4]) end
 for _, execution in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
   if execution ~= ARGV[1] and redis.call('ZSCORE', KEYS[2], ARGV[2] .. ':' .. execution) then
-    redis.call('HSET', KEYS[3], 'status', 'started')  -- putting it into the queue again changed this
+    redis.call('HSET', KEYS[3], 'status', 'started')  -- whoever enqueued the job again has changed the status
     return 0
   end
 end
