@@ -136,7 +136,7 @@ class FakeWorkers:
     Attributes
     ----------
     runs
-        The runs that were submitted, except those of files, in order.
+        The submitted runs in order, except runs of files.
     files
         The runs of files that were submitted, by id; `end_file` ends them.
     """
@@ -161,8 +161,8 @@ class FakeWorkers:
     def everywhere(self) -> Iterator[FakeWorkers]:
         """Score for all clients that any code makes within the ``with`` block.
 
-        `CrossEncoder` and embedded clients are included. If the variable ``REDIS_URL`` is not set, it has the
-        URL of a server that does not exist within the block.
+        `CrossEncoder` and embedded clients are included. If the variable ``REDIS_URL`` is not set, then
+        within the block it has the URL of a server that does not exist.
         """
 
         def alone(kind: type[Client], /, *, settings: Settings | None = None, **options: Any) -> Client:

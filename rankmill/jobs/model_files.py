@@ -100,7 +100,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def model_facts(folder: Path) -> dict[str, Facts]:
-    """Return `Facts`, such as size and times, about each file of a model. They change if the file changes.
+    """Return `Facts`, such as size and times, about each file of a model. If a file changes, so do its facts.
 
     Raises as `model_files` does.
     """

@@ -83,7 +83,8 @@ from rankmill.workers.queue.orders import Orders
 from rankmill.workers.rq.worker import POLL_SECONDS, DeathPenalty, RQWorker, TooLong, WorkOptions
 
 LOAD_SECONDS = 1800
-"""A worker refuses a model that takes more than this many seconds to download, load and prove."""
+"""A worker refuses a model if downloading it, loading it and checking its scores take more seconds than this.
+"""
 
 _DRAIN_SECONDS = 86400
 """Before a model is unloaded to make room for another one, the worker scores its claimed chunks, but at most
@@ -123,15 +124,16 @@ class ScoringWorker(RQWorker):
 
     - Jobs are JSON, and only `rankmill.score_chunk` and `rankmill.score_pairs` run, whatever the command line
       or the queue says.
-    - The next jobs are claimed, fetched and tokenized while others are scored, and share batches with them
-      (`Pipeline`).
+    - While some jobs are scored, the next jobs are claimed, fetched and tokenized. Batches may have rows of
+      several jobs (`Pipeline`).
     - A heartbeat thread renews the leases of all claimed jobs. When a lease (``lease_seconds``) ends, the job
       goes to another worker; a long job keeps its lease.
     - A chunk's scores are written in the transaction that finishes its job.
 
     On SIGTERM the worker finishes the batches in progress, and writes the results of the chunks that are then
-    complete. If the worker is loading a model, it stops the loading at once. It puts the other claimed jobs
-    back at the front of their queue. After a second SIGTERM, the worker puts all claimed jobs back at once.
+    complete. If the worker is loading a model, it stops the loading at once. Then it puts all other claimed
+    jobs back at the front of their queue. After a second SIGTERM, the worker puts all claimed jobs back at
+    once.
     """
 
     _doing: Doing = ""
@@ -272,7 +274,7 @@ class ScoringWorker(RQWorker):
         metrics.heartbeat_age.set_function(self._heartbeat.age)
 
     def load(self, spec: ScoreSpec) -> Loaded:
-        """Load a model and prove its scores; tests and simulations override this with their own models."""
+        """Load a model and check its scores; tests and simulations override this with their own models."""
         return load_proven(
             spec,
             self._device,
@@ -310,7 +312,7 @@ class ScoringWorker(RQWorker):
         self._orders.news.set()
 
     def _tell_proof(self, spec: ScoreSpec, time: ProofTime) -> None:
-        """Say in the heartbeats that the model's scores are being proven, and how long it takes if known."""
+        """Say in the heartbeats that the model's scores are being checked, and how long that takes if known."""
         self._tell("proving", lambda: f"proving {self._where(spec)}, once on each host{time}")
         if str(time):
             logger.info("%s", self._doing_words())

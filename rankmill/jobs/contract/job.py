@@ -1,8 +1,8 @@
 """The RQ job of a chunk, its payload, its attempts, and the workers that can run it.
 
-A chunk has one attempt, and up to ``max_retries`` further ones after failures, with growing pauses. After the
-last one, a worker reports the failure (`rankmill.jobs.protocol.recovery`). The producer then splits the chunk
-or gives it up (`rankmill.producer.collect.collector`).
+A chunk has one attempt, and after failures up to ``max_retries`` further attempts, with growing pauses. After
+the last attempt, a worker reports the failure (`rankmill.jobs.protocol.recovery`). The producer then splits
+the chunk or gives it up (`rankmill.producer.collect.collector`).
 """
 
 from __future__ import annotations

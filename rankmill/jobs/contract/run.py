@@ -24,8 +24,8 @@ from rankmill.jobs.system import system
 _QUIET_SECONDS = 30
 
 MAX_ROW_ERRORS = 200
-"""Redis keeps at most this many row errors of a run, the first ones. The file ``*.errors.jsonl`` beside the
-output has all row errors.
+"""Redis keeps only a run's first row errors, at most this many. The file ``*.errors.jsonl`` beside the output
+has all row errors.
 """
 
 MAX_ERROR_CHARS = 500

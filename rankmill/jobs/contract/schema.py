@@ -13,8 +13,8 @@ from pydantic_core import from_json
 from rankmill.jobs.contract.errors import FormatError, WireError
 
 FORMAT = 1
-"""Version of the format of all data that processes exchange or keep for others. Readers refuse any other
-version.
+"""Version of the format of all data that processes exchange, or keep for other processes. Readers refuse any
+other version.
 """
 
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]

@@ -1,5 +1,5 @@
-"""Writes for people: makes text that others have written safe to show in a terminal, sorts names as people
-expect, and writes counts.
+"""Prepares text for people: escapes characters that a terminal would act on, sorts names as people expect,
+and writes counts.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ RECIPE_FORMAT = 1
 
 
 def all_labels_fit(value: bool, info: ValidationInfo) -> bool:
-    """Check that the option ``all_labels`` does not contradict another one, such as ``label``."""
+    """Check that the option ``all_labels`` does not contradict another option, such as ``label``."""
     if value and info.data.get("label") is not None:
         raise PydanticCustomError("one_label", "label names one output: leave out one of the two")
     if value and info.data.get("long") == "split":
@@ -213,7 +213,7 @@ def choose_output(label: str | None, labels: Sequence[str], model: str) -> int |
 
 
 def nearest(name: str, names: Iterable[str], written: Callable[[str], str] = str) -> str:
-    """Return a hint for a misspelt name, such as ``, the nearest is model``. It is empty if no name is
+    """Return a hint for a misspelt name, such as ``, the nearest is model``. The hint is empty if no name is
     similar.
 
     Parameters

@@ -55,7 +55,7 @@ class RunRefusals:
         """Record that this worker cannot score a run. Return why the run must end, or ``None`` if it goes on.
 
         The run must end if all live workers of its `queue` have refused it for long enough, as the module's
-        docstring says. A call within a second after the last one for the same run does nothing. The other
+        docstring says. A call within a second after the last call for the same run does nothing. The other
         parameters are those of `record`.
         """
         last, since = self._looks.get(run_id, (-math.inf, math.inf))

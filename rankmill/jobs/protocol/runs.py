@@ -338,7 +338,7 @@ class RunStore:
                 pipe.execute()
 
     def wrong(self, run_ids: Iterable[str]) -> str | None:
-        """Return why scores of these runs are wrong, as a worker has noted for one of them, or ``None``."""
+        """Return why scores of one of these runs are wrong, or ``None`` if no worker has reported that."""
         notes = self.redis.mget([keys.wrong(run) for run in run_ids])
         return next((_text(note) for note in notes if note is not None), None)
 
@@ -484,7 +484,7 @@ class RunStore:
         tell: bool = False,
         used: Mapping[str, Usage] = NOTHING_USED,
     ) -> Deleted:
-        """Delete the run and the waiting or paused jobs of `chunks`, but not a note about wrong scores.
+        """Delete the run and the waiting or paused jobs of `chunks`, but keep a note that scores are wrong.
 
         The deletion takes many short commands, so that other clients are served in between. If a command
         fails, call this method again. Claimed jobs stay with their workers, which find that the run is gone

@@ -180,9 +180,9 @@ def bound_reports(client: redis.Redis, queue: str, seconds: int) -> None:
 
 
 def listed_workers(client: redis.Redis, queue: str) -> list[str]:
-    """Return the names in RQ's list of a queue's workers, including dead ones.
+    """Return the names in RQ's list of a queue's workers, including dead workers.
 
-    Do not ask RQ for them: it fails at names that are not UTF-8.
+    RQ's own function for this is not used, because it fails at names that are not UTF-8.
     """
     listed = cast("set[bytes]", client.smembers(workers_of(queue)))
     return [key.decode(errors="backslashreplace").removeprefix(WORKER_PREFIX) for key in listed]

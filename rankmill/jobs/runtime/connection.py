@@ -218,7 +218,7 @@ def _check_url(url: str) -> None:
 def impatient(client: redis.Redis, seconds: float = _PROBE_SECONDS) -> redis.Redis:
     """Make a client of the same server that tries each command once.
 
-    It waits `seconds` for a connection, and `seconds` for a reply.
+    The client waits `seconds` for a connection, and `seconds` for a reply.
     """
     pool = client.connection_pool
     options = {

@@ -230,7 +230,8 @@ class Settings(WorkerSettings):
 class SettingsOptions(TypedDict, total=False):
     """The settings of a client as options by name, except ``redis_url``; ``None`` means not given.
 
-    They include the settings of rankmill's extensions, because a package cannot add fields to this type.
+    The options include the settings of rankmill's own extensions, because a package cannot add fields to this
+    type.
     """
 
     model: str | None

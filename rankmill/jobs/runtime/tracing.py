@@ -52,7 +52,7 @@ def step(name: str) -> Iterator[None]:
 
 
 def carrier(span: Span) -> Mapping[str, str]:
-    """Return the span's context for a job's metadata. It is empty if no traces are collected."""
+    """Return the span's context for a job's metadata. The context is empty if no traces are collected."""
     headers: dict[str, str] = {}
     inject(headers, trace.set_span_in_context(span))
     return headers

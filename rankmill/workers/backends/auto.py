@@ -29,7 +29,7 @@ def backends() -> dict[str, BackendKind]:
     Raises
     ------
     ConfigError
-        A backend cannot be imported, or its name is not that of its entry point.
+        A backend cannot be imported, or its name differs from its entry point's name.
     """
     kinds: list[BackendKind] = []
     for name in plugins.names("rankmill.backends"):

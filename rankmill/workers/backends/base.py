@@ -272,8 +272,8 @@ class BackendKind:
     concurrent
         Whether several threads may call `Backend.submit` at the same time; each computes in its own thread.
     lacks
-        Returns what this machine lacks for a device and a precision, or ``None``. It is called only if
-        `packages` are installed.
+        Returns what this machine lacks for a device and a precision, or ``None``. This function is called
+        only if `packages` are installed.
     """
 
     name: str

@@ -43,7 +43,7 @@ class PackedInput:
     ids, positions, types
         Ids, positions and segment ids, ``[1, tokens]``; ``types`` is ``None`` for models without types.
     starts
-        Where each row begins, and where the last one ends, ``[rows + 1]``, int32.
+        Where each row begins, and where the last row ends, ``[rows + 1]``, int32.
     key_starts
         Where the keys of each row begin, and where the last row's end, ``[rows + 1]``, int32.
     keys

@@ -193,8 +193,8 @@ class WaitingRows(Generic[Owner]):
             yield self.take()
 
     def _cut_next(self) -> None:
-        """Cut the oldest waiting work into batches if few batches are left, together with younger works if
-        the limits of `add` allow this.
+        """Cut waiting works into batches, the oldest first, as long as the limit for works that are cut
+        together (`mixed_batches`) allows. If few batches are left, cut at least the oldest work.
         """
         while self._behind:
             few = len(self._batches) < self._ahead
@@ -219,7 +219,7 @@ class WaitingRows(Generic[Owner]):
         return self._tokens[int(self._behind[0][_NUMBER, 0])]
 
     def whole(self) -> list[Owner]:
-        """Return the works of which no row has been taken yet, the oldest first."""
+        """Return the works (rows that belong together) of which no row was taken yet, the oldest first."""
         return [work for number, work in self._works.items() if self._left[number] == self._size[number]]
 
     def remove(self, work: Owner) -> int:

@@ -39,7 +39,7 @@ from rankmill.workers.models.loading import Model
 
 _MIXED_SECONDS = 4.25
 """Chunks are cut into batches together only if scoring all of them takes at most this many seconds. Further
-chunks wait, so that the first ones end soon: if the worker dies, the scored rows of unfinished chunks are
+chunks wait, so that the first chunks end soon: if the worker dies, the scored rows of unfinished chunks are
 lost.
 """
 

@@ -151,8 +151,8 @@ class Engine:
             return Flight(parts, error)
 
     def finish(self, flight: Flight) -> list[Work]:
-        """Wait for the forward of a batch, and write the scores into the works that its rows come from.
-        Returns the works that have no row left to score.
+        """Wait for the forward of a batch, and write the scores into each `Work` that rows of the batch come
+        from. Returns each of these works that has no row left to score.
 
         Raises
         ------

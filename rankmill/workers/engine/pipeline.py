@@ -162,8 +162,8 @@ class Pipeline:
     ) -> None:
         """Let `engine` score `work`. After the last row is scored, `answer` is called in the writing thread.
 
-        With `whole`, works that wait are cut into batches one by one, when few batches are left. So the first
-        rows of `work` are scored later, and until then `withdraw` can remove `work`.
+        With `whole`, each waiting work is cut into batches by itself, and only when few batches are left. So
+        the first rows of `work` are scored later, and until then `withdraw` can remove `work`.
         """
         if not work.left:
             self.answer(answer)
@@ -350,8 +350,8 @@ class Pipeline:
     def _next_lane(self) -> tuple[int, Priority]:
         """Return the key of the waiting rows that are scored next: their engine's number and their priority.
 
-        The priority whose turn it is comes first. If no rows of that priority wait, the other one comes
-        first. Among several engines with rows of one priority, the one that has waited longest is next.
+        The priority whose turn it is comes first. If no rows of that priority wait, the other priority comes
+        first. Among several engines with rows of one priority, the engine that has waited longest is next.
         """
         first: dict[Priority, tuple[int, Priority]] = {}
         for key in self._lanes:

@@ -26,38 +26,44 @@ tokens.
 """
 
 _UNLIKE = 3
-"""Most probes are spread over this many batches, each of which has short and long probes."""
+"""Most probes (test pairs) are spread over this many batches, each of which has short and long probes."""
 
 _BESIDE_LONGEST = 2
-"""The longest probe shares a batch with only this many other probes, because in a padded batch each probe
-costs as much as the longest.
+"""The longest probe (a test pair) shares a batch with only this many other probes, because in a padded batch
+each probe costs as much as the longest.
 """
 
 _ALIKE = 2
-"""If rows share prefixes, one batch has the probes of this many groups. The probes of a group begin alike."""
+"""If rows share prefixes, one batch has this many groups of probes (test pairs). The probes of a group begin
+alike.
+"""
 
 _PACKED_AGAIN = 8
-"""Packed batches of probes are scored again this many times, so that their CUDA graphs are used too."""
+"""Packed batches of probes (test pairs) are scored again this many times, so that their CUDA graphs are used
+too.
+"""
 
 _ALONE = 8
-"""At least this many probes (if there are so many) are also scored in batches of one row, as requests are."""
+"""At least this many probes (test pairs), if there are so many, are also scored in batches of one row, as a
+request may be.
+"""
 
 _MIDDLE = 4
-"""A probe counts as short or middle if it has at most 1/4 of the longest probe's tokens."""
+"""A probe (a test pair) counts as short or middle if it has at most 1/4 of the longest probe's tokens."""
 
 _FEW = 8
-"""The first batch of `Probed.repeated` repeats the shortest probes, this many. The third batch repeats the
-longest of the short and middle probes, at most this many.
+"""The first batch of `Probed.repeated` repeats this many of the shortest probes (test pairs). The third batch
+repeats the longest of the short and middle probes, at most this many.
 """
 
 _SHARE = 4
-"""If rows share prefixes, the last batch of `Probed.repeated` has each probe this many times, because
-otherwise sharing would not pay.
+"""If rows share prefixes, the last batch of `Probed.repeated` has each probe (test pair) this many times,
+because otherwise sharing would not pay.
 """
 
 _WORKS = 4
-"""The rows of a large batch of probes come from this many `Work` objects, because those of a worker's large
-batches come from several chunks, too.
+"""The rows of a large batch of probes (test pairs) come from this many `Work` objects, because the rows of a
+worker's large batches come from several chunks, too.
 """
 
 
@@ -140,8 +146,8 @@ class Probed:
     def repeated(self, rows: int, tokens: int) -> Iterator[tuple[Rows, Logits]]:
         """Score four large batches that repeat probes, and yield each batch's probes (as indices) and logits.
 
-        1. The first batch has `rows` rows, which repeat the shortest probes. The others have at most `rows`
-        rows and `tokens` padded tokens.
+        1. The first batch has `rows` rows, which repeat the shortest probes. The other batches have at most
+        `rows` rows and `tokens` padded tokens.
 
         2. The second repeats probes of one length.
 

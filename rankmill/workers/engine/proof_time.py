@@ -1,4 +1,4 @@
-"""Estimates how long a proof of a model's scores takes, from the time that its finished batches took."""
+"""Estimates how long it takes to check a model's scores, from the time that the finished batches took."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OVERHEAD = 32
 """Each forward counts as this many tokens more than it has, because starting it takes time too."""
 
 _ENOUGH = 0.1
-"""The time that a proof still needs is estimated as soon as this share of its work is done."""
+"""The time that a check of a model's scores still needs is estimated once this share of its work is done."""
 
 _STEP, _LONG, _MINUTE = 5, 120, 60
 """An estimate is rounded up to a multiple of `_STEP` seconds, or to whole minutes above `_LONG` seconds."""
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class ProofTime:
-    """An estimate of how long the proof of a model's scores takes.
+    """An estimate of how long the proof of a model's scores (a comparison with transformers') takes.
 
     ``str()`` returns the estimate as the end of a sentence, such as ``: about 20 s``. While nothing is known,
     the text is empty. Any thread may call ``str()``.

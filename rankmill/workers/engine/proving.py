@@ -68,7 +68,7 @@ _CHOSEN = 16
 """At most this many of a model's outputs are checked one by one, by their names and by their numbers."""
 
 _LONGEST = 160
-"""A probe's error is cut to this many characters in messages."""
+"""The error of a probe (a test pair) is cut to this many characters in messages."""
 
 _BATCH_SECONDS = 0.5
 """A model's scores are checked at loading in batches of up to about this many seconds. Larger batches are
@@ -464,7 +464,7 @@ class Proving:
         rows, tokens
             Sizes of the batches.
         bound
-            The largest allowed difference; by default that of the proof.
+            The largest allowed difference; by default the bound of the proof.
         """
         assert self._known
         bound = self._proof.bound if bound is None and self._proof else bound
@@ -630,7 +630,8 @@ def _rounded_up(size: int) -> int:
 def _choices(labels: tuple[str, ...]) -> Iterator[tuple[str | None, slice]]:
     """Yield values for the label of a spec, each with the slice of a model's outputs that it selects.
 
-    The first is ``None``, for all outputs. The others are names and numbers of up to `_CHOSEN` outputs.
+    The first value is ``None``, for all outputs. The other values are names and numbers of up to `_CHOSEN`
+    outputs.
     """
     yield None, slice(None)
     lower = [label.lower() for label in labels]

@@ -162,7 +162,10 @@ class FastTexts:
         return news
 
     def settle(self) -> bool:
-        """Prove the fast tokenizer library now if possible, and return whether it is in use."""
+        """If possible, compare the fast tokenizer library with Hugging Face's now, and wait for the result.
+
+        Returns whether the fast library is in use.
+        """
         if proof := self.begin_proof():
             proof.join()
         return self.is_fast
@@ -205,7 +208,7 @@ class FastTexts:
         return None
 
     def _unproven(self, texts: list[str]) -> list[int]:
-        """Return the indices of texts with a character for which the fast library is not proven right."""
+        """Return the indices of texts with a character for which the fast library may give wrong ids."""
         other = [place for place, text in enumerate(texts) if not text.isascii()]
         if not other or self._all_proven("".join([texts[place] for place in other])):
             return []
@@ -216,8 +219,8 @@ class FastTexts:
         return bool(self._proven[codes].all())
 
     def _mixed(self, texts: list[str], odd: list[int]) -> Tokens:
-        """Tokenize the texts at the indices `odd` with Hugging Face's tokenizer, the others with the fast
-        library.
+        """Tokenize the texts at the indices `odd` with Hugging Face's tokenizer, and all other texts with the
+        fast library.
         """
         assert self._fast
         others = sorted(set(range(len(texts))) - set(odd))

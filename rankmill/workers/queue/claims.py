@@ -186,7 +186,7 @@ class Claims:
     def take(self, job: ScoringJob, queue: OrderedQueue) -> None:
         """Claim a job and let its chunk be scored.
 
-        A job whose model would unload another one waits in the `ModelQueue`. A suspect job, which may kill
+        A job whose model would unload another model waits in the `ModelQueue`. A suspect job, which may kill
         its worker, is scored by itself, so that it is not blamed for a row of another chunk.
         """
         with self._set_aside_if_damaged(job, queue):
@@ -204,7 +204,7 @@ class Claims:
                     self._pipeline.drain()
 
     def begin_put_aside(self) -> None:
-        """Begin to score chunks that wait in the `ModelQueue`, if those of one model may begin now."""
+        """Begin to score chunks that wait in the `ModelQueue`, if the chunks of a model may begin now."""
         for claim in self._put_aside.take(self._more_to_come, self._scorer.reads):
             with (
                 about_job(claim.job.id),

@@ -125,7 +125,7 @@ class Orders:
             self.news.set()
 
     def warm(self, models: Iterable[str]) -> None:
-        """Load `models` before chunks need them. If one cannot be loaded, the worker still serves the others.
+        """Load `models` before chunks need them. The worker serves other models even if one cannot be loaded.
 
         Raises `DeviceLost`.
         """

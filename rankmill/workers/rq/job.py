@@ -144,8 +144,8 @@ class ScoringJob(Job):
         """Start the job for a worker. The pipeline's reply says whether it was started.
 
         The job is not started if it is gone or over, if another worker has tried it since it was read, or if
-        another execution has a lease. Starting removes the job from the lists in which it may still wait. It
-        then expires with its run, or never if its ``failure_ttl`` is -1.
+        another execution has a lease. A started job is removed from the lists in which it may still wait, and
+        expires with its run, or never if its ``failure_ttl`` is -1.
         """
         self.worker_name, self._status = execution.worker_name, JobStatus.STARTED
         self.last_heartbeat = self.started_at = now()

@@ -48,8 +48,8 @@ _MADE_UP = re.compile("[0-9a-f]{32}")
 """Matches the name that RQ makes up for a worker that was started without a name."""
 
 _GRACE_SECONDS = 60.0
-"""A call that runs this long (s) past its time limit counts as hanging. It does not react to the limit's
-signal.
+"""A call that runs this long (s) past its time limit counts as hanging, because it does not react to the
+limit's signal.
 """
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,8 @@ class TooLong(BaseException):
 class DeathPenalty(UnixSignalDeathPenalty):
     """A time limit for the main thread, by RQ's alarm signal; it raises `TooLong`.
 
-    While an inner time limit runs, the outer one stops. It starts again when the inner one ends.
+    While an inner time limit runs, the outer limit does not. The outer limit starts again, with its whole
+    time, when the inner limit ends.
     """
 
     _current: ClassVar[DeathPenalty | None] = None

@@ -122,7 +122,7 @@ def smooth(classifier: Any, factors: Mapping[str, Tensor], left_out: tuple[str, 
     Raises
     ------
     ValueError
-        A name in `left_out` or `factors` is not that of a linear layer of the classifier.
+        A name in `left_out` or `factors` does not belong to a linear layer of the classifier.
     """
     linears = {name for name, module in classifier.named_modules() if isinstance(module, nn.Linear)}
     foreign = sorted({*factors, *left_out} - linears)

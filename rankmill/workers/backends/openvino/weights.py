@@ -1,9 +1,10 @@
 """Turns a model's weights into 8-bit whole numbers for OpenVINO, with a scale for each group of a row.
 
 OpenVINO quantizes the inputs of linear layers when the model runs, in groups of the same size. OpenVINO's own
-tool (NNCF) would write one scale for a whole row. With groups the speed is the same, and scores differ from
-those of fp32 by a quarter less. The scales of inputs are not calibrated on a sample of texts. Calibration
-gave worse scores than any precision that rankmill offers, and each worker would calibrate on another sample.
+tool (NNCF) would write one scale for a whole row. With groups the speed is the same, and the difference from
+scores in fp32 is a quarter smaller. The scales of inputs are not calibrated on a sample of texts, because
+calibration gave worse scores than any precision that rankmill offers, and each worker would calibrate on
+another sample.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def round_linear_layers(network: nn.Module) -> None:
 
     Each row of weights and each token has its own scale, so no token depends on its neighbours. A model's
     last projections are not of type `nn.Linear`, so they are not rounded. Layers whose widths are not
-    multiples of 16 are not rounded either, because the kernels do not take these.
+    multiples of 16 are not rounded either, because the kernels do not take such layers.
     """
     from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerRow, quantize_
     from torchao.quantization.quantize_.common import KernelPreference

@@ -205,8 +205,8 @@ def _modes(source: str | Path, config: dict[str, Any]) -> Sequence[str]:
 
 
 def _function(source: str | Path, config: dict[str, Any]) -> nn.Module:
-    """Return the activation function that a `Dense` module's config names. Only those of ``torch.nn`` are
-    allowed, as in sentence-transformers.
+    """Return the activation function that a `Dense` module's config names. As in sentence-transformers, only
+    functions of ``torch.nn`` are allowed.
     """
     path = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     kind = getattr(nn, str(path).rpartition(".")[2], None) if str(path).startswith("torch.nn.") else None

@@ -163,7 +163,7 @@ class Graphs:
 def _close(logits: Tensor) -> float:
     """Return the allowed difference between logits of a CUDA graph and of a forward without a graph.
 
-    They differ because the graph's sizes are rounded up.
+    The logits differ because the graph's sizes are rounded up.
     """
     return 1e-4 if logits.device.type == "cpu" else 0.05
 
