@@ -299,7 +299,7 @@ class ScoringWorker(RQWorker):
             self._tell("")
 
     def _drain(self) -> None:
-        """Score the claimed chunks. This time does not count for the chunk whose model needs the room."""
+        """Score the claimed chunks. This time does not count for the chunk that waits for another model."""
         with self.limit(_DRAIN_SECONDS):
             self._pipeline.drain()
 
@@ -312,7 +312,7 @@ class ScoringWorker(RQWorker):
         self._orders.news.set()
 
     def _tell_proof(self, spec: ScoreSpec, time: ProofTime) -> None:
-        """Say in the heartbeats that the model's scores are being checked, and how long that takes if known."""
+        """Let heartbeats say that the model's scores are being checked, and how long that takes if known."""
         self._tell("proving", lambda: f"proving {self._where(spec)}, once on each host{time}")
         if str(time):
             logger.info("%s", self._doing_words())

@@ -18,7 +18,7 @@ def expanded(name: str) -> Path:
 
 
 def model_folder(model: str) -> Path | None:
-    """Return the directory that a model's name stands for on this host, or ``None`` without such a directory.
+    """Return the directory that a model's name stands for on this host, or ``None`` if it does not exist.
 
     The names ``demo`` and NAME@TAG never stand for a directory.
     """

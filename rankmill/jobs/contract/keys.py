@@ -115,7 +115,7 @@ def failed_attempts(run_id: str) -> str:
 
 
 def settled(run_id: str) -> str:
-    """Hash: facts such as the precision, with which all chunks of a run are scored (`Settled`)."""
+    """Hash: what is the same for all chunks of a run, such as the precision (`Settled`)."""
     return f"{PREFIX}:run:{run_id}:settled"
 
 

@@ -45,7 +45,7 @@ class Proof(BaseModel):
     reference
         What the scores were compared with: a key of `REFERENCES`.
     probes, longest
-        The number of test pairs, and of tokens of the longest one.
+        The number of test pairs, and the number of tokens of the longest test pair.
     rows, tokens
         The most rows, and the most padded tokens, of the batches that were compared. Larger batches are
         compared before their scores are returned.

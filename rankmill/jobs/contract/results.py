@@ -34,7 +34,7 @@ class ChunkStats(WireModel):
     attempt
         Number of the attempt, from 1.
     tokens, padded_tokens
-        Real tokens, and real tokens with padding.
+        Numbers of tokens without padding, and with it.
     batches
         Number of batches that had rows of the chunk.
     seconds

@@ -39,8 +39,7 @@ of a plain RQ worker, or was ended.
 """
 
 BOUND = Script("jobs/protocol/lua/bound.lua")
-"""A Lua function that shortens leases that last longer than a new lease and longer than `UNRENEWED_SECONDS`.
-"""
+"""A Lua function that shortens leases that last longer than both a new lease and `UNRENEWED_SECONDS`."""
 
 _BOUND_LEASES = Script("jobs/protocol/lua/bound_leases.lua", BOUND)
 _TAKE = Script("jobs/protocol/lua/take_lease.lua", BOUND)
@@ -190,7 +189,7 @@ class Renewals:
         return system.monotonic() - self._last
 
     def renewed(self, server_now: float) -> None:
-        """Note that this process has just renewed its leases.
+        """Record that this process has just renewed its leases.
 
         If Redis was away or the server's clock has jumped, this process waits for the length of a lease
         before it takes over lapsed leases. Live processes whose leases have lapsed renew them in that time.

@@ -26,8 +26,8 @@ IDLE_SECONDS = 5
 """A worker counts as idle, or as waiting at RQ's list, for this many seconds after it last said so."""
 
 _PUT_BACK_FIRST, _PUT_BACK_AT_ONCE = 4, 1000
-"""The first call of the script `_PUT_BACK`, and each further one, look for at most this many jobs. The script
-reads whole lists: 100,000 jobs take tens of milliseconds.
+"""The first call of the script `_PUT_BACK` looks for at most `_PUT_BACK_FIRST` jobs, and each further call
+for at most `_PUT_BACK_AT_ONCE`. The script reads whole lists: 100,000 jobs take tens of milliseconds.
 """
 
 _REMOVE_AT_ONCE = 100

@@ -207,7 +207,7 @@ def enqueue_due(queue: Queue, now: float) -> None:
     """Put back jobs whose pause after a failed attempt has ended by `now`, a time of the server's clock. Jobs
     by name that RQ has scheduled, for example by `enqueue_in`, are enqueued at their time.
 
-    RQ leaves this to its scheduler, a separate process that not every worker starts.
+    In RQ itself, only the scheduler puts such jobs back, a separate process that not every worker starts.
     """
     connection: Any = queue.connection
     paused = queue.scheduled_job_registry.key

@@ -348,7 +348,7 @@ class RunStore:
         """Read the results after entry `after` (``"0"`` for all), waiting up to `block_ms` for the first.
 
         Each result is complete and of the right types, or is a `BadResult`. The caller checks that the chunk
-        is one of the run's, and that the number of rows is right.
+        belongs to the run, and that the number of rows is right.
         """
         read = partial(self.redis.xread, {keys.results(run.id): after}, block=block_ms or None)
         reply = blocking(read) if block_ms else read()

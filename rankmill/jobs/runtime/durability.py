@@ -160,7 +160,7 @@ def _number(value: object) -> int | None:
 
 
 def warn_of_risks(durability: Durability | None, url: str, concerns: Concerns) -> None:
-    """Log the losses of data that a server's settings allow. Each of them is logged only once for a server.
+    """Log the losses of data that a server's settings allow. Each kind of loss is logged once for a server.
 
     Parameters
     ----------

@@ -49,7 +49,7 @@ class LastLayer(nn.Module):
     def __init__(self, layer: Any) -> None:
         super().__init__()
         self.layer = layer
-        self.attention_type = getattr(layer, "attention_type", None)  # by which ModernBERT chooses masks
+        self.attention_type = getattr(layer, "attention_type", None)  # ModernBERT chooses a mask by this
 
 
 class _BertLayer(LastLayer):

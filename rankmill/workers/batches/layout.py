@@ -117,14 +117,14 @@ def read_layout(source: str | Path, revision: str | None, config: Any) -> ModelL
     # Without modules.json, sentence-transformers ignores config_sentence_transformers.json too.
     if modules is None or saved.get("model_type") != "CrossEncoder":
         first = (getattr(config, "architectures", None) or [""])[0]
-        if first.endswith("ForTokenClassification"):  # some have the same weights as a sequence classifier
+        if first.endswith("ForTokenClassification"):  # its weights may load as a sequence classifier's
             raise SpecError(f"model {source} is a {first}, which labels tokens: it is not a cross-encoder")
         return ModelLayout(task="causal" if first.endswith("ForCausalLM") else "classifier", activation=older)
     return _saved(source, revision, modules, saved, older)
 
 
 _LONGEST_PROMPT = 1 << 14
-"""A model's own prompt may have this many characters, because it is added to every row."""
+"""A model's own prompt may have at most this many characters, because it is added to every row."""
 
 _LABELS = re.compile("^(num_labels|id2label|label2id)$")
 """Matches the names of entries in a model's config that say how many outputs the model has."""

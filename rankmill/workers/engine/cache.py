@@ -201,8 +201,8 @@ class EngineCache:
         return len(keys)
 
     def has(self, spec: ScoreSpec) -> bool:
-        """Return whether the model of `spec` is loaded and, unless the spec names a revision, its files are
-        unchanged.
+        """Return whether the model of `spec` is loaded. If `spec` names no revision, the model's files must
+        also be unchanged.
         """
         cached = self._cached.get(self._key(self._weights_of(spec)[0]))
         try:

@@ -326,7 +326,7 @@ class Engine:
             if work.apart is not None:
                 work.apart[rows[finite]] = mine[finite]
             else:
-                # the score of a pair is that of its best window
+                # the score of a pair is the score of its best window
                 np.fmax.at(out.scores, places[finite], mine[finite])
             for place in places[~finite].tolist():
                 precision = self.model.backend.precision

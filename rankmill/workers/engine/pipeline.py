@@ -178,15 +178,15 @@ class Pipeline:
             self._changed.notify_all()
 
     def drop(self, work: Work, answer: Answer) -> None:
-        """Stop scoring `work` if any of its rows waits, and call this `answer` instead of the one given to
-        `put`.
+        """If any row of `work` still waits, stop scoring `work`, and call `answer` instead of the answer that
+        `put` was given.
         """
         with self._changed:
             if self._remove(work):
                 self.answer(answer)
 
     def withdraw(self, work: Work) -> bool:
-        """Remove bulk work and do not call its answer, unless one of its rows is scored or being scored.
+        """Remove bulk `work` and never call its answer, if no row of `work` is scored or being scored.
 
         Returns whether the work was removed.
         """

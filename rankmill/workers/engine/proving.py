@@ -389,8 +389,8 @@ class Proving:
         way
             How the rows of a batch share a forward, such as ``padded`` to one length.
         rows, tokens
-            Sizes of the largest batches that the proof includes, smaller if memory is short. By default the
-            speed of the model decides.
+            Sizes of the largest batches that the proof includes; if memory is short, they become smaller. By
+            default, the speed of the model decides the sizes.
         """
         began, backend = system.monotonic(), self._loaded.backend
         own, off, reference = self._known = self._known or self._reference()

@@ -1,7 +1,8 @@
 """Finds the devices of this machine and the one that ``auto`` means, and chooses defaults for the device.
 
 Until a model is loaded, only this module asks PyTorch about devices, so a device is not touched before a
-worker uses it. On machines without a GPU this module does not import PyTorch, which some workers do not need.
+worker uses it. On machines without a GPU this module does not import PyTorch, because some workers can do
+without PyTorch.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ _CHOOSE_KERNELS = (
     "ONEDNN_DEFAULT_FPMATH_MODE", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "OV_CPU_MAX_ISA",
     "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG",
 )  # fmt: skip
-"""Environment variables that make libraries choose other kernels than the device's usual ones."""
+"""Environment variables that make libraries choose kernels other than the usual kernels of the device."""
 
 
 def forced_kernels() -> list[str]:

@@ -136,7 +136,7 @@ def model_file(source: str | Path, revision: str | None, name: str) -> Path | No
         if not constants.HF_HUB_OFFLINE:
             url = hf_hub_url(source, name, revision=revision)
             status = get_session().head(url, headers=build_hf_headers(), timeout=_HUB_SECONDS).status_code
-            if status != 404:  # without a file that exists, the model could have other scores
+            if status != 404:  # the file may exist, and without it the model could have other scores
                 raise ConnectionError(f"the hub answers {status} for {name}")
             return None
         logger.warning(

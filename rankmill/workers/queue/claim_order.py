@@ -93,7 +93,7 @@ class ClaimOrder:
             self._chunk_pairs = pairs
 
     def refused(self, run_id: str) -> None:
-        """Remember that this worker cannot score the run, so that it takes none of its chunks for a while."""
+        """Remember that this worker cannot score the run, and let it take no chunk of the run for a while."""
         self._refused[run_id] = system.monotonic()
 
     def no_bulk_waits(self) -> None:

@@ -67,7 +67,7 @@ class Orders:
         order.
         """
         self.known: Sequence[bytes] = ()
-        """The operators' orders that the last heartbeat read. The next one deletes them from Redis."""
+        """The operators' orders that the last heartbeat read. The next heartbeat deletes them from Redis."""
         self.drained = False
         self.cold: dict[str, str] = {}
         """The models of the setting ``warm`` that are not loaded yet, each with the error if loading has

@@ -41,8 +41,7 @@ _NAME_SECONDS = 0.2
 """Seconds between two checks whether a worker's name is free."""
 
 _NO_EXPIRY, _NO_KEY = -1, -2
-"""What Redis answers, in place of the time until a key expires, if the key never expires or does not exist.
-"""
+"""What Redis answers when it is asked for the expiry of a key that never expires, and of a missing key."""
 
 _MADE_UP = re.compile("[0-9a-f]{32}")
 """Matches the name that RQ makes up for a worker that was started without a name."""
@@ -183,7 +182,7 @@ class RQWorker(SimpleWorker):
         return self._suspended
 
     def take_name(self, device: str) -> None:
-        """Replace a name that RQ has made up by one with the host, the accelerator and the process."""
+        """If RQ has made up this worker's name, replace it by a name with host, accelerator and process."""
         if not _MADE_UP.fullmatch(self.name):
             return
         name = first = worker_name(device, str(os.getpid()))
