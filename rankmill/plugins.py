@@ -83,7 +83,7 @@ def names(seam: Seam) -> list[str]:
     Raises
     ------
     ConfigError
-        Several packages add the same name, or this code of rankmill is not the one that is installed.
+        Several packages add the same name, or the running copy of rankmill is not the installed one.
     """
     return [_only(points).name for points in _named(seam).values()]
 
@@ -96,8 +96,8 @@ def load(seam: Seam, name: str) -> Any:
     KeyError
         No installed package adds that name.
     ConfigError
-        The plugin cannot be imported, several packages add the name, or this code of rankmill is not the one
-        that is installed; the message says what to do.
+        The plugin cannot be imported, several packages add the name, or the running copy of rankmill is not
+        the installed one; the message says what to do.
     """
     ours = [point for point in _ours() if (point.group, point.name) == (seam, name)]
     return _load(ours or _named(seam)[name])
@@ -112,7 +112,7 @@ def load_each(seam: Seam) -> Iterator[tuple[str, str, Any]]:
     """Import the plugins of a group (`Seam`), rankmill's own first. Yields name, package and plugin of each.
 
     If a plugin cannot be imported, or several packages add its name, a `ConfigError` that says so is yielded
-    instead of the plugin. Raises `ConfigError` if this code of rankmill is not the one that is installed.
+    instead of the plugin. Raises `ConfigError` if the running copy of rankmill is not the installed one.
     """
     for name, points in _named(seam).items():
         try:
@@ -141,7 +141,7 @@ def _ours() -> EntryPoints:
     Raises
     ------
     ConfigError
-        Rankmill is not installed, or this code is not the one that is installed.
+        Rankmill is not installed, or the running copy is not the installed one.
     """
     try:
         points = distribution("rankmill").entry_points

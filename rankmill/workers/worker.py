@@ -24,10 +24,10 @@ The threads share the following, under these locks:
   numbers.
 - `Claims` remembers, for each model, the runs of which it has written scores: the writer adds runs. When
   forward has scored a model's probes again, and the scores are right, forward removes the runs of this model.
-- RQ's ``executions``: main adds, main and writer remove. Loops over the executions take a copy (`list`)
-  first.
-- `EngineCache`, `ClaimOrder`, `Intake`, `ChunkScorer`, `Reading`: only main uses these. Two exceptions change
-  nothing: the writer calls `ChunkScorer.result`, and other threads read `EngineCache.loading`.
+- RQ's ``executions``: main adds executions, and main and writer remove them. Loops over them take a copy
+  (`list`) first.
+- `EngineCache`, `ClaimOrder`, `Intake`, `ChunkScorer`, `Reading`: only main uses these, with two exceptions,
+  which change nothing: the writer calls `ChunkScorer.result`, and other threads read `EngineCache.loading`.
 - `Orders`: its lock protects answers and drains; new orders are a deque. The dict ``cold`` (models that are
   not loaded yet) is replaced, never changed.
 - `Refusals`: only main writes; loops of other threads take a copy first.
@@ -97,8 +97,9 @@ loaded.
 """
 
 _STOPPING_SECONDS = {1: 5.0, 2: 1.0}
-"""After the first and the second signal to stop, a command waits at most this many seconds for Redis, or
-until a silent server counts as away. Then the process ends, and the leases of its jobs too.
+"""The most seconds that a command waits for Redis after the first and after the second signal to stop. A
+command to a silent server waits until the server counts as away. Then the process ends, and so do the leases
+of its jobs.
 """
 
 _SHOWN = 50

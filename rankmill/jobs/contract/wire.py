@@ -50,7 +50,7 @@ _HEADER = struct.Struct(">4sIQ")
 _LEVEL = -5
 """A zstd level that is faster than level 1 but compresses less, because payloads live only for seconds."""
 _OPTIONS = pa.ipc.IpcWriteOptions()
-"""Without options, pyarrow lets environment variables change the format."""
+"""Options for writing a stream. Without options, pyarrow lets environment variables change the format."""
 _MAGIC = b"RKML"
 
 _MAX_METADATA = 64 << 10

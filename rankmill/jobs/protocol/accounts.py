@@ -37,7 +37,7 @@ _LONGEST = 200
 _COUNT = Script("jobs/protocol/lua/count.lua")
 
 END = "end"
-"""Replaces a stream entry's id for usage that belongs to no entry, as it is known only when a run ends."""
+"""Replaces the id of a stream entry for usage that is known only when a run ends and belongs to no entry."""
 
 
 class Entry(NamedTuple):

@@ -154,7 +154,7 @@ class RunStore:
             pipe.execute()
 
     def _write(self, pipe: Pipeline, run: Run, *, has_results: bool = False) -> None:
-        """Write a run that Redis does not have. With `has_results`, Redis still has its stream of results."""
+        """Write a run that Redis lacks. With `has_results`, Redis still has the run's stream of results."""
         meta, results = keys.run(run.id), keys.results(run.id)
         pipe.unlink(meta)
         pipe.hset(meta, mapping=cast("dict[Any, Any]", run.fields()))
@@ -181,7 +181,7 @@ class RunStore:
         return read_run(run_id, raw) if raw else None
 
     def load_with(self, run_id: str, chunk: ChunkId) -> tuple[Run | None, bytes | None]:
-        """Read a run and the encoded rows of a chunk in one round trip. Each is ``None`` if it is gone.
+        """Read a run and the encoded rows of a chunk in one round trip. What is gone is ``None``.
 
         Raises
         ------

@@ -103,8 +103,8 @@ class WorkerReport(WireModel):
     stage_seconds
         Seconds of each of `STAGES`.
     latency_counts, request_latency_counts
-        Numbers of chunks, and of chunks of requests, in each of `LATENCY_BUCKETS`; the last value counts
-        slower chunks.
+        Numbers of chunks, and of chunks of requests, in each of `LATENCY_BUCKETS`. The last value counts
+        chunks that are slower than all buckets.
     """
 
     device: str
@@ -217,8 +217,8 @@ def worker_doings(client: redis.Redis, names: Iterable[str]) -> dict[Doing, str]
 def _died(client: Any, name: str) -> bool:
     """Return whether a listed worker that has no report is dead.
 
-    It is dead if its hash marks a ScoringWorker, because live ScoringWorkers have reports. It also counts as
-    dead if its hash has no time of birth: then it has ended, or the server has lost its hash.
+    The worker is dead if its hash marks a ScoringWorker, because live ScoringWorkers have reports. The worker
+    also counts as dead if its hash has no time of birth: it has ended, or the server has lost its hash.
     """
     try:
         born, mark = client.hmget(WORKER_PREFIX + name, "birth", SCORING_FIELD)

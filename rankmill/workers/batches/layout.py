@@ -139,7 +139,8 @@ _WIDE = re.compile(r"(^|_)(attention_window|chunk_length|block_size|buckets)$")
 """Matches entries, such as ``chunk_length``, that may make each token cost more."""
 
 _LIMITS = (_LABELS, 1 << 14), (_REPEATED, 1000), (_WIDE, 1 << 14)
-"""A model is refused if an entry of its config is larger than this."""
+"""Patterns for names of entries in a model's config, each with the largest value that such an entry may have.
+"""
 
 
 def check_counts(source: str | Path, config: Any, name: str = "") -> None:

@@ -152,7 +152,7 @@ class WaitingRows(Generic[Owner]):
             Beyond that, the next work waits until fewer than two batches are left, so that the oldest works
             end sooner. By default, all works are cut together.
         whole
-            Cut works one by one, so that a work can be removed until one of its rows is taken.
+            Whether to cut works one by one, so that a work can be removed until one of its rows is taken.
         """
         count = np.size(lengths)
         if not count:

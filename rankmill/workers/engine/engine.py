@@ -117,8 +117,8 @@ class Engine:
     def queue(self, work: Work, waiting: WaitingRows[Work], *, whole: bool = False) -> None:
         """Add the rows of `work` to `waiting`, which cuts rows into batches by this engine's limits.
 
-        With `whole`, each work is cut into batches by itself, and only when few batches are left. So no row
-        of `work` is taken for longer, and until then `work` can be removed from `waiting`.
+        With `whole`, each work is cut into batches by itself, and only when few batches are left. So `work`
+        keeps all of its rows for longer, and can be removed from `waiting` until one of its rows is taken.
         """
         groups, packed = self._groups(work.tokens), self.model.backend.packs
         budget = self.size.tokens(share_prefixes=groups is not None)

@@ -26,7 +26,7 @@ from rankmill.workers.models.loading import Model
 _WAIT_SECONDS = 5
 
 _LOOK_SECONDS = 1
-"""Seconds between two checks whether the worker must stop, while a thread waits for all scores."""
+"""While a thread waits for all scores, it checks after this many seconds whether the worker must stop."""
 
 _ENOUGH_BATCHES = 2
 
@@ -381,7 +381,7 @@ class Pipeline:
     def _finish(self, lane: _Lane, flight: Flight) -> float:
         """Finish the forward of a batch, and answer the work whose last row is scored.
 
-        Returns how long the batch took, not counting the time in which it waited for the previous one.
+        Returns how long the batch took, not counting the time in which it waited for the previous batch.
         """
         complete = lane.engine.finish(flight)
         now = system.monotonic()

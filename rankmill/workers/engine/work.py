@@ -19,7 +19,7 @@ from rankmill.workers.models.loading import Model
 Texts = Sequence[str | None]
 
 _MOST_FOUND = MAX_CHUNK_BYTES // 2
-"""The results of a chunk that asks for tokens may have this many bytes. A row beyond this limit gets an
+"""The results of a chunk that asks for tokens have at most this many bytes. A row beyond this limit gets an
 error.
 """
 

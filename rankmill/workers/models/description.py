@@ -259,7 +259,8 @@ def load_tokenizer(source: str | Path, revision: str | None) -> Any:
     """Load the tokenizer of a model, with the parts that its ``tokenizer.json`` describes.
 
     For many classes of tokenizers, transformers reads only the vocabulary from this file, and makes the other
-    parts as they usually are in the class. The model would get other tokens than in its training.
+    parts as they usually are in the class. With such parts, the model would get other tokens than in its
+    training.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 

@@ -183,7 +183,7 @@ class FastTexts:
         return tokens
 
     def _tokenize_fast(self, texts: list[str]) -> Tokens | None:
-        """Tokenize texts with the fast library, or with Hugging Face's if a character is not proven.
+        """Tokenize texts with the fast library, or with Hugging Face's where the fast one may be wrong.
 
         Returns ``None`` if the library fails, or if this or another process finds that its ids are wrong.
         """

@@ -15,7 +15,9 @@ from rankmill.jobs.contract.schema import Inputs
 from rankmill.workers.models.conversations import Messages, exchange
 
 LONGEST = 512
-"""Probes are cut to at most this many tokens when their scores are compared; BigBird's may be longer."""
+"""Probes (test pairs) are cut to at most this many tokens when their scores are compared. For BigBird, they
+may be longer.
+"""
 
 _TEXT = (
     "the moon is far away and nobody knows how long a river flows under old stone bridges before it meets "

@@ -292,8 +292,8 @@ def longest_first(lengths: Ids, room: int) -> Ids:
 def single_texts(tokenizer: Any) -> Tokenizer:
     """Make a tokenizer like the Rust part of `tokenizer`, without truncation and special tokens.
 
-    It is not copied by JSON, in which a Unigram model's scores would lose their last digit. That can change
-    tokens.
+    The tokenizer is not copied by JSON, in which a Unigram model's scores would lose their last digit. Then
+    tokens could change.
     """
     whole = tokenizer.backend_tokenizer
     single = Tokenizer(whole.model)

@@ -160,8 +160,8 @@ class Refusals:
     """Remembers each model or run that a worker cannot score, and when the worker may try it again.
 
     After a refusal, the worker hands back the chunks of the model or run until a pause is over. Then it tries
-    the next chunk. If that fails too, the pause is twice as long, up to a minute, but never shorter than the
-    failed attempt.
+    the next chunk. If that chunk fails too, the next pause is twice as long, up to a minute. No pause is
+    shorter than the failed attempt.
     """
 
     def __init__(self) -> None:

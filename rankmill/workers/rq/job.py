@@ -302,7 +302,7 @@ class HeldJob:
         Raises
         ------
         JobReplaced
-            Redis has no job or another job with this id, which must not get this result.
+            Redis has no job with this id, or another job, which must not get this result.
         """
         queue = _EndingQueue(self.queue.name, connection=self.job.connection, serializer=self.job.serializer)
         while True:

@@ -163,7 +163,7 @@ class RQWorker(SimpleWorker):
         return cast("list[OrderedQueue]", self._ordered_queues)
 
     def limit(self, seconds: float) -> BaseDeathPenalty:
-        """A context for the main thread that raises `TooLong` after `seconds`."""
+        """Make a context manager for the main thread, which raises `TooLong` after `seconds`."""
         return self.death_penalty_class(seconds, TooLong)
 
     def listen(self, options: WorkOptions) -> None:
@@ -251,8 +251,8 @@ class RQWorker(SimpleWorker):
 
     @property
     def dequeue_timeout(self) -> int:
-        """Longest silence in seconds that RQ expects of a connection. After ten more, the connection counts
-        as dead.
+        """Longest silence in seconds that RQ expects of a connection. After ten more seconds, the connection
+        counts as dead.
         """
         return POLL_SECONDS
 
@@ -288,7 +288,7 @@ class RQWorker(SimpleWorker):
         self._stop_requested = True
 
     def get_heartbeat_ttl(self, job: Job, working_time: float = 0.0) -> int:
-        """Seconds that the lease of a job lasts; the heartbeat thread renews it."""
+        """Seconds that the lease of a job lasts; the heartbeat thread renews the lease."""
         return self.lease_seconds
 
     def serialize(self) -> dict[str, Any]:
@@ -350,7 +350,7 @@ class RQWorker(SimpleWorker):
         super().unsubscribe()  # type: ignore[no-untyped-call]
 
     def handle_execution_ended(self, job: Job, queue: Queue, heartbeat_ttl: int) -> None:
-        """Note a job's end as RQ does, but without its last heartbeat, which would write to a job that is
-        gone.
+        """Record a job's end as RQ does, but without the job's last heartbeat, which would write to a job
+        that is gone.
         """
         job.ended_at = now()

@@ -35,8 +35,7 @@ _PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
 
 @cache
 def core() -> openvino.Core:
-    """Return OpenVINO's object for compiling models (`Core`), the only one of the process, which is never
-    deleted.
+    """Return OpenVINO's `Core`, which compiles models. The process has only one core, and never deletes it.
 
     The CPU plugin of each core gives the thread a stack for signals. When a core is deleted, the plugin
     restores the stack that the thread had before, even if that stack has been freed. So with several cores,

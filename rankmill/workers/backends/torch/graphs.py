@@ -129,7 +129,7 @@ class Graphs:
     def _recorded(self, rows: PackedRows, shape: PackedShape) -> CudaGraph | None:
         """Record a CUDA graph for a shape, with `rows` as an example.
 
-        Returns ``None`` if recording fails, the graph's logits differ from the forward's, or it is too slow.
+        Returns ``None`` if recording fails, or if the graph is too slow or has other logits than the forward.
         """
         exact = self._put(rows.filled(rows.shape))
         try:

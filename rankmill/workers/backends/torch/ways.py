@@ -1,5 +1,5 @@
-"""Chooses whether a network pads the rows of a batch or packs them end to end. The logits of both are
-compared, and the speeds measured.
+"""Chooses whether a network pads the rows of a batch or packs them end to end, by comparing the logits and
+the speeds of padded and packed rows.
 """
 
 from __future__ import annotations
