@@ -16,7 +16,7 @@ from rankmill.jobs.system import system
 Priority = Literal["request", "bulk"]
 
 REQUEST_ROWS = 256
-"""A run of at most this many rows is a request, and a larger one is bulk work. Callers can choose otherwise.
+"""A run of at most this many rows is a request, and a larger run is bulk work. Callers can choose otherwise.
 """
 
 GROUP = 12

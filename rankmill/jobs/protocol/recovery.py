@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 def failure_handler(store: RunStore) -> FailureHandler:
     """Make an RQ exception handler for failed attempts at chunks.
 
-    If the chunk has attempts left, the handler counts the failed one. If not, it writes a failure to the
+    If the chunk has attempts left, the handler counts the failed attempt. If not, it writes a failure to the
     run's results. If the worker has died, the handler also marks the job as one that may kill workers.
     """
 

@@ -18,7 +18,7 @@ level.
 
 MAX_PLAIN = 1024
 """A YAML file is refused if a value without quotes has more characters than this. PyYAML takes seconds for
-some of these, and Python prints no integer of thousands of digits.
+some long values, and Python does not print an integer with thousands of digits.
 """
 
 _LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -1,4 +1,4 @@
-"""Caches files that are derived from models on disk, under names that depend on all inputs of the files."""
+"""Caches on disk what is derived from models. A cached folder's name depends on all inputs of its files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rankmill.jobs.model_files import model_content
 from rankmill.jobs.system import system
 
 _DIGESTS = "digests.json"
-"""The file in a cached folder with the folder's name and the SHA-256 of each other file."""
+"""Name of a file in each cached folder, which has the folder's name and the SHA-256 of every other file."""
 
 logger = logging.getLogger(__name__)
 

@@ -328,7 +328,7 @@ def _save(facts: _Facts, text: str, folder: Path) -> None:
 
 def _plain(tokenizer: Any, source: str | Path, revision: str | None) -> str | None:
     """Return JSON with which a `PlainTokenizer` gives the same tokens as `tokenizer`, or ``None`` if there is
-    none.
+    no such JSON.
     """
     if not tokenizer.is_fast or tokenizer.truncation_side != "right" or tokenizer.split_special_tokens:
         return None

@@ -30,7 +30,7 @@ of int8 use the factors.
 
 class Smoothed(nn.Module):
     """A linear layer that divides its inputs by smoothing factors ``[into]`` and has weights that are
-    multiplied by them. In exact arithmetic it computes the same as the layer without factors.
+    multiplied by the same factors. In exact arithmetic it computes the same as the layer without factors.
     """
 
     inverse: Tensor

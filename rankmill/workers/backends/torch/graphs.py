@@ -1,5 +1,5 @@
-"""Records the forwards of packed rows as CUDA graphs. One launch of a graph replaces hundreds, so that the
-device does not wait for Python.
+"""Records the forwards of packed rows as CUDA graphs. The launch of a graph replaces hundreds of launches, so
+that the device does not wait for Python.
 
 A graph has one shape, so numbers of tokens and rows are rounded up. Recording takes about as long as a few
 forwards, so a shape is recorded only after it has occurred several times. The graph is kept if it gives the
