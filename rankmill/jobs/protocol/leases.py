@@ -29,13 +29,13 @@ most.
 
 RQ_DELAY = 365 * 86400
 """In RQ's registries, the time of a lease is this much later (s) than its end. RQ's own code, such as
-``rq info`` or a dashboard, takes all jobs from a registry whose time is over. It would drop a submitted run,
-and would not note that a chunk may have killed its worker.
+``rq info`` or a dashboard, takes all jobs from a registry whose time is over. That code would drop a
+submitted run, and would not record that a chunk may have killed its worker.
 """
 
 OURS = RQ_DELAY / 2
-"""An entry of RQ's registries whose time is more than this (s) from now is a lease of rankmill. Any other is
-of a plain RQ worker, or was ended.
+"""An entry of RQ's registries whose time is more than this (s) from now is a lease of rankmill. Any other
+entry belongs to a plain RQ worker, or is a lease that was ended.
 """
 
 BOUND = Script("jobs/protocol/lua/bound.lua")

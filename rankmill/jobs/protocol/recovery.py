@@ -156,7 +156,8 @@ def hand_on_abandoned(queue: Queue, handle: FailureHandler, until: float, second
     """
     connection: Any = queue.connection
     leases, began = queue.started_job_registry.key, system.monotonic()
-    # The first are leases of ScoringWorkers. The others are of plain RQ workers, or ended by `hand_on_jobs`.
+    # The first span has leases of ScoringWorkers. The second span has leases of plain RQ workers, and those
+    # that `hand_on_jobs` has ended.
     spans = [(until + OURS, until + RQ_DELAY), (0, until)]
     with connection.pipeline(transaction=False) as pipe:
         for span in spans:
