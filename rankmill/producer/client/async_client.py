@@ -55,13 +55,13 @@ T = TypeVar("T")
 _PROBE_SECONDS = 5
 _PATROL_SECONDS = 0.2
 _PATROL_SECONDS_PER_RUN = 0.01
-"""A waiting run is checked at most once in `_PATROL_SECONDS`. If many runs wait, each is checked less often:
-at most once in `_PATROL_SECONDS_PER_RUN` times their number.
+"""If many runs wait, each of them is checked at most once in this many seconds times the number of waiting
+runs. If few wait, each is checked at most once in `_PATROL_SECONDS` seconds.
 """
 
 _BEGINNING = 32
 """At most this many runs of a client are encoded and sent at the same time; further runs wait. Without this
-bound, the first of a thousand runs would be sent only after all thousand are encoded.
+bound, a client with a thousand new runs would encode all of them before it sends the first.
 """
 
 _SMALL_ROWS = 256
@@ -126,7 +126,8 @@ class LoopClient(Client):
         return LoopStore(LoopRedis(url, self.settings.redis_wait_seconds))
 
     def _opened(self) -> None:
-        # `AsyncClient._open` asks the server at the first call, because there may be no event loop yet
+        # Do not ask the server here, because there may be no event loop yet: `AsyncClient._open` asks it
+        # later.
         self._beginning = asyncio.Semaphore(_BEGINNING)
 
     def start(self, *args: Any, deadline: float = math.inf, **options: Any) -> ScoringRun:
@@ -137,7 +138,9 @@ class LoopClient(Client):
             self._beginning.release()
 
     async def _turn(self, deadline: float) -> None:
-        """Wait until fewer than `_BEGINNING` runs begin; raises `RunTimeout` at `deadline`."""
+        """Wait until fewer than `_BEGINNING` other runs of this client are being started. Raises `RunTimeout`
+        at `deadline`.
+        """
         seconds = None if math.isinf(deadline) else deadline - system.monotonic()
         try:
             async with asyncio.timeout(seconds):
@@ -345,7 +348,7 @@ class AsyncClient:
         await self._client.store.end()
 
     async def _open(self) -> None:
-        """Check that the Redis server answers. After a check that succeeded, do not check again."""
+        """Check that the Redis server answers, unless an earlier check has succeeded."""
         loop = asyncio.get_running_loop()
         if self._opening is None or (self._opening.done() and _failed(self._opening)):
             self._opening = loop.create_task(self._probe())

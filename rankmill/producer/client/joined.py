@@ -47,7 +47,7 @@ def start_each(
     tables, columns, sizing, options
         Passed to `start`.
     """
-    # closing one of these readers closes the tables that all of them read
+    # Closing one of these readers closes `tables`, which all of them read.
     readers = [OpenTables(reader, tables) for reader in tee(tables, len(models))]
     runs: list[ScoringRun] = []
     try:
@@ -74,8 +74,8 @@ def start_several(
 ) -> ScoringRun:
     """Start one run for each model, and read all runs as one. Each row gets a list of the models' scores.
 
-    With the option ``apart``, each run scores another column, so the list has a score for each column. The
-    parameters are those of `start_each`.
+    With the option ``apart``, each run scores a different column, so the list has a score for each column.
+    The parameters are those of `start_each`.
     """
     runs = start_each(start, models, tables, columns, sizing, **options)
     names = (

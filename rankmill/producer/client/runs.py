@@ -145,9 +145,10 @@ class RunStats:
     """Statistics of the rows of a run that were read so far.
 
     ``retries`` counts attempts beyond a chunk's first. ``tokens`` counts real tokens, and ``padded_tokens``
-    counts padding too. ``workers`` has the number of rows by the worker's name; rows that no worker scored
-    have the empty name. ``seconds`` is the time of the slowest chunk, from fetching it to its scores, without
-    the time for loading the model. ``tokenize_seconds`` and ``forward_seconds`` are parts of that time.
+    counts padding too. ``workers`` has the number of rows that each worker scored, by its name; rows that no
+    worker scored count under the empty name. ``seconds`` is the time of the slowest chunk, from fetching it
+    to its scores, without the time for loading the model. ``tokenize_seconds`` and ``forward_seconds`` are
+    parts of that time.
 
     ``precision``, ``backend``, ``device``, ``revision`` and ``kind`` are those of the last scored chunk, or
     ``None`` if they are not known. ``kind`` is only known for a deterministic run; if two runs of a model
@@ -180,8 +181,8 @@ class RunStats:
     def bound(self) -> float | None:
         """The proven bound on the difference between the workers' logits and the model's own. Workers prove
         the bound on probes, which are test pairs. In fp32 the bound leaves room for rows that differ more
-        than the probes. In other precisions, a few rows may differ by more than the bound. ``None`` if a
-        chunk read so far has no proof.
+        than the probes. In other precisions, a few rows may differ by more than the bound. ``None`` if the
+        bound of a chunk that was read is not proven.
         """
         return worst(self.bounds)
 
@@ -223,7 +224,7 @@ class RunStats:
 
 
 class Join(NamedTuple):
-    """Functions that combine several runs into one: their tables, their progress and their numbers of rows.
+    """Functions that combine the tables, the progress and the numbers of rows of several runs.
 
     ``places`` has the row numbers that each run scores. It is empty if every run scores all rows.
     """
@@ -241,12 +242,12 @@ class ScoringRun(Generic[RowScore]):
     """Handle of a submitted run. Read a run's results once, either all with `scores`, or in parts by
     iterating.
 
-    At first, at most as many chunks are submitted as the setting ``window`` allows. The others are submitted
-    while the caller reads results. Only one thread at a time may read a run; any thread may use `cancel` and
-    `progress`.
+    At first, at most as many chunks are submitted as the setting ``window`` allows. Further chunks are
+    submitted while the caller reads results. Only one thread at a time may read a run; any thread may use
+    `cancel` and `progress`.
 
-    A detached run is entirely in Redis. Any process that knows the run's id may read such a run, until
-    ``run_ttl`` seconds after its submission. The tables of a detached run have no columns.
+    A detached run is entirely in Redis. Any process that knows the id of a detached run may read the run,
+    until ``run_ttl`` seconds after its submission. The tables of a detached run have no columns.
     """
 
     def __init__(self, *drivers: RunDriver, join: Join = _ALONE) -> None:
@@ -415,7 +416,7 @@ class ScoringRun(Generic[RowScore]):
 
     @property
     def _is_read(self) -> bool:
-        """Whether no row is left to read."""
+        """Whether the caller has read all rows of the run."""
         return all(driver.collector.done for driver in self._drivers)
 
     @property

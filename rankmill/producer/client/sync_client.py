@@ -145,7 +145,7 @@ class Client:
         self.url = url
         self.durability: Durability | None = None
         self.store = self._store_at(url)
-        self.store.accountant.know(self.settings.tenant)  # also for runs that others have submitted
+        self.store.accountant.know(self.settings.tenant)  # also for runs that other processes have submitted
         self._opened()
         self._names = self._names_class(self.settings)
         self._shadows = system.Semaphore(_SHADOWS)
@@ -380,9 +380,9 @@ class Client:
         priority: Priority | None = None,
         **spec: Unpack[SpecOptions],
     ) -> dict[str, Scores]:
-        """Score pairs with several models, but read the pairs once. An option ``revision`` is that of the
-        first model; the client's setting is that of its own model. Other parameters and errors are as in
-        `Client.score`.
+        """Score pairs with several models, but read the pairs once. The option ``revision`` applies only to
+        the first of `models`. The client's setting ``revision`` applies only to the client's own model. Other
+        parameters and errors are as in `Client.score`.
 
         Returns
         -------
@@ -442,9 +442,10 @@ class Client:
         """Score texts, and return for each text the most likely label and the probabilities of all labels.
         Other parameters and errors are as in `score`.
 
-        Probabilities are the softmax of several outputs, and the sigmoid of a single one. Labels that do not
-        exclude each other have a sigmoid each: if the model's config says ``multi_label_classification``, or
-        with ``activation="sigmoid"``.
+        If the model has several outputs, the probabilities are their softmax. If it has one output, the
+        probability is its sigmoid. If the model's config says ``multi_label_classification``, or with
+        ``activation="sigmoid"``, each probability is the sigmoid of its own output, because several labels
+        may be right at once.
         """
         options: SpecOptions = {"activation": "probability", "all_labels": True, **spec}
         return classified(self.score(texts=texts, timeout=timeout, **options))
@@ -607,7 +608,7 @@ class Client:
         """
         files = self.files
         self._warn_of_losses()
-        if request.models:  # they name columns, so the runner finds out which versions they stand for
+        if request.models:  # columns are named after them, so the runner resolves aliases
             asked = run_spec(self.settings, {**spec, "model": request.models[0]})
         else:
             asked = self._names.pinned(run_spec(self.settings, spec))
@@ -637,7 +638,7 @@ class Client:
         options: dict[str, Any] = {**spec, "priority": priority, "deadline": deadline, "tenant": tenant}
         if choice and not choice.only:
             return self._start_split(choice, pairs, columns, **options)
-        if choice:  # choose the version now: the alias may soon stand for another
+        if choice:  # choose now, because the alias may soon stand for another version
             options["model"] = choice.only
         return self._start(pairs, columns, **options)
 
@@ -719,6 +720,6 @@ def _rows(pairs: Rows) -> int | None:
 
     Do not ask a DuckDB relation for its length: DuckDB would run the whole query to count the rows.
     """
-    with suppress(TypeError):  # a progress bar around a generator has a length that raises this
+    with suppress(TypeError):  # `len` of a progress bar around a generator raises this
         return len(pairs) if isinstance(pairs, Sized) and not hasattr(pairs, "fetchone") else None
     return None

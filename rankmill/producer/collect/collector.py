@@ -118,8 +118,8 @@ class Accepted(NamedTuple):
     taken
         The results, each with its piece (a chunk or a part of one).
     jobless
-        Chunks, or parts of chunks, that may have no job in Redis, each with the reason. They are halves of a
-        chunk that may kill workers, or have an unusable result.
+        Chunks, or parts of chunks, that may have no job in Redis, each with the reason. Either the result of
+        the chunk or part cannot be used, or the part is one half of a chunk whose worker died.
     used
         Tokens and device time of each finished chunk, by the index of the result that finished the chunk.
     """
@@ -132,8 +132,8 @@ class Accepted(NamedTuple):
 class HowScored:
     """Checks that all chunks of a run are scored in the same way as its first scored chunk.
 
-    All must have the same precision, content of the model and labels. In a deterministic run, the device and
-    versions (`ChunkStats.kind`) must be the same, too.
+    All chunks must have the same precision, the same labels, and a model with the same content. In a
+    deterministic run, the device and versions (`ChunkStats.kind`) must be the same, too.
 
     Parameters
     ----------
@@ -238,7 +238,9 @@ class Collector:
         self._unfinished: dict[int, UnfinishedChunk] = {}
         self._finished: list[FinishedChunk] = []
         self._waiting: dict[int, int] = {}
-        """Number of rows of each finished chunk that waits for the caller, by the chunk's number."""
+        """The finished chunks that the caller has not taken yet: their numbers of rows, by the chunks'
+        numbers.
+        """
         self._reuse = reuse
         self._load = Load()
         self._payloads: dict[ChunkId, int] = {}
@@ -261,7 +263,9 @@ class Collector:
 
     @property
     def wants_chunks(self) -> bool:
-        """Whether to cut more chunks: the input has rows left, and a quarter of the window is free."""
+        """Whether the input has rows left and a quarter of the window is free, so that more chunks can be
+        cut.
+        """
         return not self.exhausted and self._window.wants_more(self._load)
 
     @property
@@ -325,7 +329,7 @@ class Collector:
                 continue
             piece = self.pieces.pop(result.chunk, None)
             if piece is None:
-                continue  # the piece already has a result, or is not of this run
+                continue  # the piece has a result already, or is not of this run
             self._leave(piece)
             self.answered.append(piece.id)
             if isinstance(result, ChunkFailure) and result.fatal:
@@ -355,11 +359,10 @@ class Collector:
         Parameters
         ----------
         reasons
-            For each chunk or part, why its last attempt failed. If the worker of a chunk died, the two halves
-            of the chunk are listed, too, although there was no attempt at them yet. Their reason is stated if
-            they are given up.
+            For each chunk or part, why it must be sent again. If the chunk or part is given up, its failure
+            states this reason.
         failed
-            Number of failed attempts before the last one.
+            For each chunk or part that has failed before, the number of failed attempts before the last one.
 
         Returns
         -------
@@ -368,7 +371,8 @@ class Collector:
         again: list[Piece] = []
         given_up: list[ChunkFailure] = []
         for chunk, reason in reasons.items():
-            # A suspect piece is half of a chunk. Before the half is first sent, there was no attempt at it.
+            # A suspect piece is half of a chunk whose worker died. It comes here before it is first sent,
+            # when no attempt at it has failed.
             begun = -1 if self.pieces[chunk].suspect else 0
             attempts = failed.get(chunk, begun) + 1
             if attempts > self._run.max_retries:

@@ -67,7 +67,7 @@ class DetachedRun(LiveRun):
             self.store.unlist(self.run)
 
     def settle(self, news: Settled, *, is_last: bool) -> Settled:
-        """Return the facts `news` and store nothing. All chunks of the run must share these facts, such as
+        """Return `news` and store nothing. `news` are facts that all chunks of the run must share, such as
         the precision.
 
         Nothing needs to be stored, because each process that collects the run reads the same first result,

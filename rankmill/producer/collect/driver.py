@@ -36,9 +36,9 @@ still exist.
 
 _PATROL_SHARE = 0.1
 _LONGEST_PATROL = 1.0
-"""While a producer waits, it checks its run again and again. The pause between two checks is a tenth of the
-time since the last result, but at least `RunStore.patrol_seconds` and about `_LONGEST_PATROL` seconds at
-most.
+"""While a producer waits, it checks its run again and again. The pause between two checks is the share
+`_PATROL_SHARE` of the time since the last result, but at most `_LONGEST_PATROL` seconds. If
+`RunStore.patrol_seconds` is longer than this, it is the pause.
 """
 
 logger = logging.getLogger(__name__)
@@ -102,13 +102,15 @@ class RunDriver:
         self._sized = sizing.is_known
         self._is_handed_out = False  # whether the reader has got a table, and not asked for the next one
         self._has_ended = False  # whether all tables were read, and the run was ended on the server
-        # Another thread may call `cancel`, which must not run while results are accepted.
+        # Held while results are accepted: another thread may call `cancel`, which must wait meanwhile.
         self._accepting = system.RLock()
         self._reading = system.Lock()  # held to read or close the source
         self._unsent: list[Piece] = []
         """Chunks, or parts of chunks, to send. After an interruption, the next call of `fill` sends them."""
         self._jobless: dict[ChunkId, str] = {}
-        """As in `Accepted`. If they are given up, their rows' errors state the reason."""
+        """Chunks, or parts of chunks, that may have no job in Redis, each with the reason (see `Accepted`).
+        If one is given up, the errors of its rows state the reason.
+        """
 
     def begin(self) -> None:
         """Store the run on the server, unless it is stored together with its first chunks."""
@@ -257,7 +259,7 @@ class RunDriver:
                 with self._reading:
                     table = next(self._source, None)
             except BaseException:
-                self.cancel()  # the source gives no more rows, as if it were at its end
+                self.cancel()  # from now on, a source that has failed looks like one at its end
                 raise
             if table is None:
                 self._check_cancelled()  # the source also ends if another thread has cancelled the run
@@ -333,7 +335,7 @@ class RunDriver:
             self.collector.how.settled = self._kept.settle(news, is_last=is_last)
         accepted = self._accept(entries)
         self._kept.forget([entry for entry, _ in entries], self.collector)
-        if self.is_cancelled:  # by another thread: delete what this one wrote after that
+        if self.is_cancelled:  # another thread did this: delete what this thread wrote later
             self.cancel()
         self._jobless |= accepted.jobless
 
@@ -389,7 +391,8 @@ class RunDriver:
         self._retry({piece: reasons.get(piece, "it was lost") for piece in missing}, failed)
 
     def _retry(self, reasons: Mapping[ChunkId, str], failed: Mapping[ChunkId, int]) -> None:
-        """Submit again the chunks that have no job in Redis. A chunk that has no attempt left fails.
+        """Submit the chunks in `reasons` again, because they have no job in Redis. A chunk that has no
+        attempt left fails.
 
         `reasons` has, for each chunk or part of a chunk, the reason to state if it fails; `failed` has the
         numbers of failed attempts.
@@ -414,7 +417,7 @@ class RunDriver:
         try:
             self._kept.enqueue(payloads)
         finally:
-            if self.is_cancelled:  # by another thread: delete what this one wrote after that
+            if self.is_cancelled:  # another thread did this: delete what this thread wrote later
                 self.cancel()
         self._unsent = []
         for piece in pieces:
@@ -445,7 +448,9 @@ class RunDriver:
 
     @contextmanager
     def _at_redis(self) -> Iterator[None]:
-        """Let Redis commands in the ``with`` block wait for the server, and call `_look_around` meanwhile."""
+        """Let Redis commands in the ``with`` block wait while the server cannot serve. Call `_look_around`
+        during the wait.
+        """
         with about(run=self.run.id), redis_errors(), waiting(look=self._look_around, until=self.deadline):
             yield
 

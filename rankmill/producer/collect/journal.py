@@ -67,8 +67,8 @@ class Account(WireModel):
     scored
         Number of rows that devices have scored.
     used
-        What each of the last run's latest results has used, by the id of the result's entry in that run's
-        stream. If this entry is still in Redis, the usage must still be added to the tenant's account.
+        The usage of the latest results of the last run. Its keys are the ids of the results' entries in the
+        run's stream. If an entry is still in Redis, its usage must still be added to the tenant's account.
     rest
         The rows that no device has scored, such as those without a score; ``None`` until a run is complete.
     """

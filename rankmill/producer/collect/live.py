@@ -31,8 +31,8 @@ from rankmill.producer.collect.scored import EarlierScores
 from rankmill.producer.collect.sizing import WindowSize
 
 _ENCODERS = 8
-"""At most this many threads encode and compress the chunks of a run. They run at the same time, because Arrow
-releases Python's lock meanwhile.
+"""At most this many threads encode and compress the chunks of a run. Several threads help, because Arrow
+encodes without Python's lock.
 """
 
 logger = logging.getLogger(__name__)
@@ -130,8 +130,8 @@ class LiveRun:
         return self.store.results(self.run, after="0", block_ms=block_ms)
 
     def look_back(self) -> None:
-        """Make the next call of `results` begin with the first result in the run's stream. Here this needs
-        nothing, because each call begins with the first result.
+        """Make the next call of `results` begin with the first result in the run's stream. Here this does
+        nothing, because every call begins there anyway.
         """
 
     def log(self, piece: Piece, result: ChunkResult) -> None:
@@ -166,8 +166,8 @@ class LiveRun:
         """
 
     def cancel(self, chunks: Collection[ChunkId], *, hurry: bool) -> None:
-        """Delete the run and its waiting chunks from Redis. With `hurry`, the first attempt is not repeated
-        while the caller waits.
+        """Delete the run and its waiting chunks from Redis. With `hurry`, the caller waits for only one
+        attempt.
         """
         self.cleaner.remove(self.run, chunks, hurry=hurry, used=self.used)
 
@@ -281,8 +281,9 @@ class JournaledRun(LiveRun):
         """Return the usage (rows, tokens and device time) to add to the tenant's account when the run is
         complete.
 
-        Rows without a device (their scores came from the cache, or they failed) count once for each output.
-        If an earlier complete run for the output has counted them, they are left out.
+        Rows that no device has scored (because their scores came from the cache, or because they failed)
+        count once for each output. If an earlier complete run for the output has counted these rows, they are
+        left out.
         """
         account = self.journal.account
         if account.rest:

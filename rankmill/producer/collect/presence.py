@@ -15,19 +15,19 @@ from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.system import system
 
 _STEPS: tuple[Doing, ...] = ("proving", "loading")
-"""Steps of a worker before its first scores. If workers are at different steps, the first one of these is
-shown.
+"""Steps of a worker before its first scores. If workers are at different steps, the step that comes first in
+this list is shown.
 """
 
 _LOOK_SECONDS, _STARTING_SECONDS = 1.0, 0.1
-"""All runs of a client together ask Redis at most once in `_LOOK_SECONDS` whether the queue has workers, or
-in `_STARTING_SECONDS` while this process starts workers.
+"""All runs of a client together ask Redis whether the queue has workers: at most once in the first number of
+seconds, and while this process starts workers, at most once in the second number of seconds.
 """
 
 _WORD_SECONDS = 5.0
 _REMIND_SECONDS = 30.0
-"""The first warning comes after `_WORD_SECONDS` without a worker. Two warnings are at least `_REMIND_SECONDS`
-apart.
+"""Two warnings about the workers are at least this many seconds apart. The first warning that there is no
+worker comes after `_WORD_SECONDS` without one.
 """
 
 logger = logging.getLogger(__name__)
@@ -95,15 +95,15 @@ class WorkerPresence:
         if self._seconds is None or self._looking:
             return
         self.look()
-        missing = self._looked - max(self._seen, since)  # the time after the last check does not count
+        missing = self._looked - max(self._seen, since)  # only the time until the last look at Redis counts
         if missing > self._seconds:
             raise NoWorkers(f"{no_workers_message(self._queue, mask_url(self._url))}; waited {missing:.0f} s")
         if missing > _WORD_SECONDS:
             self._warn(no_workers_message(self._queue, mask_url(self._url)))
 
     def look(self) -> None:
-        """Ask Redis which workers the queue has: at most once a second, or more often until a worker is seen
-        that this process starts. Raises `RunFailed` as `check` does.
+        """Ask Redis which workers the queue has, at most once a second. If this process starts workers and
+        none was seen yet, Redis is asked more often. Raises `RunFailed` as `check` does.
         """
         unseen = system.monotonic() - self._looked
         starts = self._seconds is None and not self._names

@@ -41,8 +41,8 @@ class RowCounter:
         self._rows = self._seen_rows = known_rows
         self._row_errors = row_errors
         self._points: deque[tuple[float, int]] = deque()
-        """Points of time in the last minute, each with the number of rows that were done by then, including
-        known rows.
+        """Points of time in the last minute, each with the number of rows that were done at that time. Known
+        rows count as done.
         """
 
     @property

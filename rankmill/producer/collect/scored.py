@@ -167,9 +167,8 @@ class EarlierScores:
         order = np.argsort(keys[:, 0], kind="stable")
         self.columns, self.made = columns, made or {}
         self.kind = self.made.get("rankmill.kind")
-        """The device, versions and precision of a deterministic output, as one text (`ChunkStats.kind`).
-
-        The bits of its scores depend on them. ``None`` if the output is not deterministic.
+        """The device, versions and precision on which the bits of a deterministic output's scores depend, as
+        one text (`ChunkStats.kind`). ``None`` if the output is not deterministic.
         """
         self._keys, self._scores = keys[order], scores[order]
 

@@ -1,4 +1,6 @@
-"""Decides how many chunks are in Redis at a time (the window), and how many rows each chunk has."""
+"""Decides how many chunks of a run may be in Redis without a result (the window), and how many rows each
+chunk has.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ number is less than `MIN_CHUNKS`, because the first chunks are small, and each s
 """
 
 _AHEAD = 2
-"""With ``window: auto``, the window has room for this many times the pairs that the workers claim ahead."""
+"""Workers claim some pairs before they score them. With ``window: auto``, the window has room for this many
+times these pairs.
+"""
 
 _REFILL_SHARE = 4
 """More chunks are submitted when 1/4 of the window is free, because sending several chunks together costs
@@ -157,8 +161,8 @@ class Sizing:
         return bool(self._fixed) or self._models.keys() <= self._learnt.keys()
 
     def rows_at(self, start: int) -> int:
-        """Number of rows of the chunk that begins at row `start` of the input. If the texts in these rows are
-        long, the caller makes several smaller chunks of the rows.
+        """Return the number of rows of the chunk that begins at row `start` of the input. If the texts of
+        these rows are long, the caller cuts the rows into several smaller chunks.
         """
         wanted = (max(self._learnt.get(model, MIN_ROWS), least) for model, least in self._models.items())
         rows = self._fixed or min(wanted, default=MIN_ROWS)

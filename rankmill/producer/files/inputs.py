@@ -147,7 +147,8 @@ def without_hidden(files: Sequence[AnyPath], pattern: AnyPath) -> list[AnyPath]:
     There are two exceptions:
 
     - Folders of partitions, such as ``_day=1``, are not hidden.
-    - A pattern with such a name, such as ``_*/a.csv``, finds all that it matches.
+    - If a name in the pattern itself begins so, as in ``_*/a.csv``, all files that the pattern matches are
+      returned.
 
     Parameters
     ----------
@@ -216,8 +217,8 @@ def _printable(name: str) -> str:
 
 
 def _is_left_behind(path: AnyPath) -> bool:
-    """Whether an earlier score-file has left the file: in the folder of a run or of an index, which both end
-    in ``.rankmill``, or as a list of row errors.
+    """Whether an earlier score-file has left the file. Such a file is a list of row errors, or is in the
+    folder of a run or an index, whose name ends in ``.rankmill``.
     """
     name = path.name.lower()
     is_list = name.endswith(".errors.jsonl") and is_output_name(name.removesuffix(".errors.jsonl"))

@@ -120,7 +120,8 @@ class OutputFormat:
         return self.top_k is not None or self.of(path) is TREC
 
     def group(self, schema: pa.Schema, query: str) -> str:
-        """Return the column that tells queries apart: that of their ids, or `query` if the input has no ids.
+        """Return the column that tells queries apart: the column of their ids, or `query` if the input has no
+        ids.
 
         Parameters
         ----------

@@ -36,7 +36,9 @@ rows are returned in tables of at most this many.
 """
 
 _QUERY, _ROW = "\0query", "\0row"
-"""Columns that rows have while they wait to be ranked: the number of the row's query, and that of the row."""
+"""Columns that rows have while they wait to be ranked: the number of the row's query, and the row's own
+number.
+"""
 
 _LOOKED_AT = 1000
 """Rows with the same hash are checked for equal ids. This is done for at most this many hashes. More are not
@@ -67,7 +69,7 @@ class HeldRows:
     ranks.
 
     Ranked rows come query by query, in the order in which the queries appeared. Rows without a score are left
-    out. Rows that are not ranked all stay, in their order.
+    out. If rows are not ranked, all of them are returned in input order.
 
     Parameters
     ----------
@@ -248,7 +250,7 @@ class Repeats:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Note the ids of further rows, in order; raises `OutputError` if the temporary folder is full."""
+        """Add the ids of further rows, in order; raises `OutputError` if the temporary folder is full."""
         with as_output_error(Path(tempfile.gettempdir())):
             self._file.write(np.fromiter(map(hash, self._ids(batch)), np.int64, len(batch)).tobytes())
             self._file.flush()

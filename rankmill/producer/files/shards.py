@@ -132,8 +132,8 @@ def _with_parts(paths: Iterable[AnyPath]) -> Iterator[AnyPath]:
 
 
 class _Piece:
-    """A shard or a part of one; both are numbered from 1. The constructor raises `InputError` for a file that
-    is neither.
+    """A shard, or a part of a shard. Shards and parts are numbered from 1. The constructor raises
+    `InputError` for any other file.
     """
 
     def __init__(self, path: AnyPath) -> None:

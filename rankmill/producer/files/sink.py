@@ -127,8 +127,8 @@ class ScoredFile:
     def publish(self, journal: Journal | None = None) -> None:
         """Move the file, and the list of row errors if there are any, to their final paths.
 
-        Before the file is moved, the `journal` notes the file's `identity`, so that a resumed run recognizes
-        the file as its own.
+        Before the file is moved, its `identity` is recorded in the `journal`, so that a resumed run
+        recognizes the file as its own.
         """
         if journal:
             journal.seal(identity(self.partial, self.path))
@@ -197,9 +197,9 @@ class ScoredParts:
     """Writes rows with their scores as parts (files) of `rows_per_part` rows each. It is used like
     `ScoredFile`.
 
-    When a part is in place, the journal notes the part and forgets the scores of its rows. A resumed run
-    begins after the last part. If a part is in place but was not noted, the run makes it again, with the same
-    name and scores.
+    When a part is in place, the part is recorded in the journal, and the scores of its rows are deleted
+    there. A resumed run begins after the last recorded part. If a part is in place but not recorded, the run
+    makes it again, with the same name and scores.
 
     Parameters
     ----------
@@ -214,7 +214,7 @@ class ScoredParts:
     metadata
         Returns the metadata of a part.
     tally
-        Returns the sums that the caller keeps over the rows so far, to be noted in the journal.
+        Returns the caller's sums over the rows so far, which are recorded in the journal.
     """
 
     def __init__(
@@ -268,7 +268,7 @@ class ScoredParts:
             self._file.finish({**metadata, **numbers})
 
     def publish(self, journal: Journal) -> None:
-        """Move the part to its place, and note this in the run's `journal`."""
+        """Move the part to its place, and record this in the run's `journal`."""
         if self._file is None:
             return
         self._work.check()
@@ -289,7 +289,8 @@ class ScoredParts:
     ) -> None:
         if self._file:
             self._file.__exit__(kind, error, trace)
-        # delete all parts: together they may have rows from before and from after the change of the input
+        # If the input has changed, delete all parts: some rows may be from before the change, others from
+        # after it.
         if isinstance(error, InputChanged):
             self._folder.clear(self._work.record)
         elif error and self._done:

@@ -45,8 +45,8 @@ _AS_USUAL = ReadOptions()
 
 _AHEAD_BYTES = 16 << 20
 _AHEAD_BATCHES = 64
-"""At most this many bytes, and this many batches, are read ahead. One batch is always read ahead, even if it
-has more bytes.
+"""At most this many batches, and at most `_AHEAD_BYTES` bytes, are read ahead. One batch is always read
+ahead, even if it has more bytes.
 """
 
 
@@ -303,7 +303,8 @@ class _ReadAhead(Iterator[pa.RecordBatch]):
         """Wait for the thread to end, and close the files."""
         self._pending.clear()
         self._thread.shutdown(cancel_futures=True)
-        # After a signal in `submit`, the executor does not know its thread, which may be reading.
+        # If a signal has interrupted `submit`, the executor does not know its thread. So `shutdown` has not
+        # waited for the thread, which may still be reading.
         with self._reading:
             if close := getattr(self._batches, "close", None):
                 close()
@@ -376,7 +377,7 @@ def _check_file_unchanged(path: AnyPath, before: str) -> None:
         now = fingerprint(path)
     except InputError as error:
         if not isinstance(error.__context__, FileNotFoundError):
-            raise  # the disk does not serve the file now, which says nothing about a change
+            raise  # the disk cannot be read now; the file need not have changed
         now = "not there"
     if now != before:
         raise _changed(path, before, now)
@@ -526,8 +527,8 @@ def _text_of_column(opened_file: _OpenFile, field: pa.Field) -> pa.DataType:
 
 
 def _to_ask_for(survey: Survey, schema: pa.Schema) -> pa.Schema:
-    """Return the columns of `schema` that a file has, to ask the file's reader for. If the reader cannot
-    convert columns, the columns have their types in the file.
+    """Return the columns to ask a file's reader for: those of `schema` that the file has. If the reader
+    cannot convert columns, they have the types that they have in the file.
     """
     own = dict(zip(survey.schema.names, survey.schema, strict=True))
     if survey.as_asked:

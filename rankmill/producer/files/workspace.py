@@ -88,8 +88,8 @@ class PartsFolder(OutputFile):
     def taken(self, journal: Journal) -> AnyPath | None:
         """Return the path of a part that the journal's run cannot have made; ``None`` if no such part exists.
 
-        The run may have made one part more than the journal lists, if the process died before the journal
-        noted that part.
+        The run may have made one part more than the journal lists, if the process died before it recorded
+        that part.
         """
         own = journal.finished.parts + 1 if journal.rows else 0
         return next((path for path in sorted(self.there()) if (part_number(path.name) or 0) > own), None)
@@ -126,8 +126,8 @@ class Workspace:
     - `begin` has not returned, and the folder has scored rows of an earlier run.
     - An error other than `InputChanged` ends the block, and the folder has scored rows. A note on the error
       says that the rows are kept, unless the error is `WrongScores`.
-    - An error ends the block or `begin` has not returned, and the folder has no scored rows, but one of its
-      journals names a run that may still be in Redis.
+    - The folder has no scored rows, but one of its journals names a run that may still be in Redis; and the
+      block ends with an error, or before `begin` has returned.
     - The folder, its lock or a journal was removed or replaced during the block.
 
     Parameters
@@ -219,7 +219,8 @@ class Workspace:
                 return  # keep the folder of an earlier run
             if (error or is_refused) and not rows and any(journal.is_in_redis for journal in self.journals):
                 return  # a journal names a run that may still be in Redis
-            # If the input changed, scored rows may be from before or after the change.
+            # If the input has changed, drop the scored rows: some may be from before the change, others from
+            # after it.
             if not rows or isinstance(error, InputChanged):
                 self.remove()  # the folder is removed while the lock is held
             elif error and not isinstance(error, WrongScores):
@@ -350,7 +351,7 @@ class Workspace:
             raise self._unwritable(error) from None
         changed = differences(self.journal.manifest, manifest)
         rows = self.rows
-        if self._restart:  # before the journals forget which parts are this output's
+        if self._restart:  # now, while the journals still know which parts they have
             self._output.clear(self.record)
         self._is_empty = not rows
         wrong = next(filter(None, (journal.wrong for journal in self.journals)), None)

@@ -35,7 +35,7 @@ class EmbeddedCluster:
     Parameters
     ----------
     settings
-        The settings; ``workers``, ``threads``, ``device`` and all others that workers read are used.
+        The settings, such as ``workers``, ``threads`` and ``device``.
     models
         Number of models that are used in turn; a worker keeps all of them loaded.
 
@@ -139,7 +139,7 @@ class _Shared:
 
 
 _shared: dict[str, _Shared] = {}
-_shared_lock = system.RLock()  # the garbage collector may end the block of a dropped caller at any time
+_shared_lock = system.RLock()  # reentrant: the garbage collector may end a block under the lock
 _MODELS = 8
 """A worker of a shared cluster keeps up to this many models loaded if memory allows, even if the setting
 ``model_cache_size`` is smaller. Otherwise, a process that uses several models in turn would load them again

@@ -245,5 +245,6 @@ def server_environ(url: str) -> dict[str, str]:
 def worker_command(queues: Sequence[str], name: str) -> list[str]:
     """Return RQ's command line for a ScoringWorker; ``RQ_REDIS_URL`` names the server."""
     options = ["--worker-class", "rankmill.ScoringWorker", "--serializer", "json", "--name", name]
-    # Do not import modules from the current directory: Python adds it without -P, and RQ without --path.
+    # Do not import modules from the current directory: without -P, Python would add it, and without --path,
+    # RQ would add it.
     return [sys.executable, "-P", "-m", "rq.cli", "worker", *queues, *options, "--path", sys.prefix]

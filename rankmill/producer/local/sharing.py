@@ -106,8 +106,8 @@ class SharedGpu:
         self._is_full = False
 
     def see(self, given: Mapping[str, WorkerReport | None]) -> str | None:
-        """Take the latest reports of the GPU's workers. Return in words why to add a worker, or ``None`` if
-        it is not worth its cost.
+        """Take the latest reports of the GPU's workers. Return in words why another worker should be added,
+        or ``None`` if none should be.
         """
         reports = {name: report for name, report in given.items() if report is not None}
         self._is_full |= len(given) < self._count
@@ -115,7 +115,7 @@ class SharedGpu:
             name in self._before and report.beat == self._before[name].beat
             for name, report in reports.items()
         ):
-            return None  # ``heartbeat_seconds`` may be longer than `LOOK_SECONDS`
+            return None  # no new report: ``heartbeat_seconds`` may exceed `LOOK_SECONDS`
         speed = self._speed(reports) if len(reports) == len(given) else None
         uses = [report.gpu.use for report in reports.values() if report.gpu and report.gpu.use is not None]
         self._before = dict(reports)
@@ -137,7 +137,7 @@ class SharedGpu:
 
     def _speed(self, reports: Mapping[str, WorkerReport]) -> float | None:
         """Return the pairs per second of all of the GPU's workers since their previous reports. Returns
-        ``None`` if one of the workers had too little work, or has loaded a model, or if its host's clock has
+        ``None`` if one of the workers had too little work or has loaded a model, or if its host's clock has
         gone back.
         """
         total = 0.0

@@ -127,7 +127,7 @@ def _sharing(processes: WorkerProcesses, url: str | None) -> Callable[[], None]:
     """Make a function that adds a worker for each GPU whose workers do not keep it busy.
 
     Do not call this before the server and the workers are started: importing redis-py would double the time
-    until then.
+    that their start takes.
     """
     if url is None or not any(worker.gpu for worker in processes.workers):
         return lambda: None

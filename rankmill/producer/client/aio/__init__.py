@@ -1,1 +1,3 @@
-"""Parts of the asyncio client: it runs the code of the synchronous `Client`, but waits in the event loop."""
+"""Parts of the asyncio client, which runs the code of the synchronous `Client`, but waits in the event
+loop.
+"""

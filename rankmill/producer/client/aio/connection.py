@@ -1,8 +1,8 @@
 """A Redis client for synchronous code, which `producer.client.aio.bridge` runs in an event loop.
 
-It uses the asyncio connections of redis-py. The commands of all tasks share one connection, and are sent
-together if they come while others are in progress. One command on another connection waits for the results of
-all runs.
+It uses the asyncio connections of redis-py. The commands of all tasks share one connection. Commands that
+come while others are in progress are then sent together. On another connection, a single command waits for
+the results of all runs.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _BLOCK_SECONDS = 1.0
 _BELL_SECONDS = 60
 
 _PAUSE_SECONDS = 1e-4
-"""Pause after an XREAD command, in seconds for each stream read. Results that come in the pause are read
-together by the next command.
+"""After an XREAD command, the reader pauses for this many seconds times the number of streams. The next
+command then reads all results that came during the pause.
 """
 
 Command: TypeAlias = tuple[Any, ...]
@@ -88,7 +88,7 @@ class Line:
 
         An error that the server replies is returned as a reply. An error of the connection is raised.
         """
-        # Encode here: an argument that cannot be encoded must not fail the calls that share the write.
+        # Encode before calls are joined: an argument that cannot be encoded must fail only its own call.
         encoded = [[*map(self._encode, command)] for command in commands]
         call = _Call(encoded, asyncio.get_running_loop().create_future())
         self._calls.append(call)
@@ -127,7 +127,7 @@ class Line:
                     if not call.replies.done():
                         call.replies.set_result(replies)
         except BaseException as error:
-            # An open connection would give the outstanding replies to another command.
+            # Close the connection: otherwise another command would get the replies that are still to come.
             await connection.disconnect(nowait=True)
             if isinstance(error, TimeoutError):
                 raise redis.TimeoutError("it does not answer") from error
@@ -232,7 +232,7 @@ class Streams:
                 pipe.expire(self._bell, _BELL_SECONDS)
                 await pipe.execute()
         except redis.RedisError:
-            pass  # no message here: the command that waits for results fails as well
+            pass  # no message is needed: the XREAD command fails as well, and reports it
 
 
 def _found(reply: Any) -> Found:
@@ -383,7 +383,8 @@ class _LoopMaster(redis.asyncio.Connection):
         """Send a command. If the master has moved, connect to the new one first (see `MasterConnection`)."""
         if self.is_connected:
             look, address = self._finder.has_moved, (self.host, self.port)
-            # only where Sentinels are asked: a thread costs more than a command, and may not be free
+            # Use a thread only if Sentinels must be asked: a thread costs more than a command, and may not be
+            # free.
             if await asyncio.to_thread(look, address) if self._finder.is_due else look(address):
                 await self.disconnect(nowait=True)
         await super().send_packed_command(*args, **options)

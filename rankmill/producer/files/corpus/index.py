@@ -69,7 +69,7 @@ class TextIndex:
     def find(self, ids: pa.Array) -> Rows:
         """Return the row number of each id, or -1 for an id that is not in the index."""
         wanted = _hashes(ids)
-        order = np.argsort(wanted)  # because sorted ids are found several times as fast
+        order = np.argsort(wanted)  # numpy finds sorted hashes several times as fast
         places = np.empty(len(wanted), np.int64)
         places[order] = np.searchsorted(self.hashes, wanted[order])
         rows_found = np.full(len(wanted), -1, np.int64)
@@ -186,11 +186,11 @@ def on_disk(
             new.mkdir(mode=0o700)
             _build(new, files, on_duplicate, fields)
             (new / "about.json").write_text(json.dumps(facts))
-            if _about(folder) == facts:  # another process was quicker; on NFS it would lose a deleted index
+            if _about(folder) == facts:  # a quicker process uses it: on NFS, deleting would break its reads
                 return _open(folder)
             index = _open(new)
             shutil.rmtree(folder, ignore_errors=True)
-            with suppress(OSError):  # another process may just have put its index there
+            with suppress(OSError):  # another process may have just moved its index there
                 new.rename(folder)
             return index
     except OSError as error:

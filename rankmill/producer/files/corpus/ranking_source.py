@@ -63,7 +63,7 @@ class RankingSource(PairSource):
     ------
     InputError
         A file cannot be read, an id has two texts, a query has a passage twice, a text is missing, or
-        ``files.depth`` is set and the passages of a query do not follow each other.
+        ``files.depth`` is set and the passages of a query are not in consecutive rows.
     OutputError
         The index of the corpus or a temporary file cannot be written.
     """
@@ -243,8 +243,8 @@ def _best(
     ranks = batch["run_rank"].to_numpy(zero_copy_only=False).astype(np.float64)
     by_score = best_first(numbers, scores, batch["doc_id"])
     by_rank = best_first(numbers, -ranks, None)
-    # A query's rows have the same places in `by_score` and in `by_rank`. So for each query, either the one or
-    # the other order can be taken.
+    # A query's rows have the same places in `by_score` and in `by_rank`. So the order can be chosen for each
+    # query: by score if the query has scores, else by rank.
     order = np.where(has_scores[by_score], by_score, by_rank)
     places = np.arange(len(batch)) - np.repeat(starts, sizes)
     kept = np.sort(order[places < depth])

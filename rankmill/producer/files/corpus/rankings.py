@@ -38,8 +38,8 @@ _USUAL: Mapping[str, Sequence[Sequence[str]]] = {
 }
 """The names that a column of a ranking may have in a file.
 
-``run_rank`` and ``run_score`` are used only if the file has no rank and no score of another name. An output
-of score-file has them beside its own score: they come from the run that it scored.
+The names ``run_rank`` and ``run_score`` count only if the file has no other column of ranks or scores. An
+output of score-file may have both: its own score, and the rank and score of the run that was scored.
 """
 
 _RELEVANCE: Sequence[Sequence[str]] = [("relevance",), ("rel", "label", "score")]
@@ -140,7 +140,7 @@ def column_of(path: AnyPath, names: Sequence[str], *usual: Sequence[str]) -> str
     Raises
     ------
     InputError
-        No column has a usual name, or several columns have one of the same group.
+        No column has a usual name, or several columns have names of the same group.
     """
     column = _column_with(path, names, usual)
     if column is None:
@@ -196,8 +196,8 @@ def _judged_table(path: AnyPath) -> pd.DataFrame:
 
 
 def _judged_fields(path: AnyPath, words: Sequence[str]) -> Sequence[str]:
-    """Name the fields on each line of judgements, if the `words` of the first line are a header with usual
-    names. Otherwise the number of fields names them.
+    """Return the names of the fields on each line of judgements, if the `words` of the first line are a
+    header with usual names. Otherwise return no names: the number of fields then decides them.
     """
     columns = {_column_with(path, words, usual): name for name, usual in _JUDGED.items()}
     return () if None in columns else [columns.get(word, "") for word in words]
@@ -264,7 +264,7 @@ def _third_field(path: AnyPath) -> str:
     - If any number is negative or not whole, the field is the score.
     - If whole numbers rise from row to row in each query, the field is the rank.
     - If whole numbers never rise from row to row in a query, the field is the score.
-    - If each query has only one row, whole numbers are ranks in a file that is read in one batch.
+    - If each query has only one row, and the file is read in one batch, whole numbers are ranks.
 
     Raises
     ------

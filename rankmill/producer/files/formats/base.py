@@ -318,7 +318,7 @@ def undictionaried(kind: pa.DataType) -> pa.DataType:
 
 
 def every_type(kind: pa.DataType) -> Iterator[pa.DataType]:
-    """Yield a type and all types inside of it. In place of a dictionary's type comes that of its values."""
+    """Yield a type and all types inside of it. For a dictionary, yield the type of its values instead."""
     kind = undictionaried(kind)
     yield kind
     for place in range(kind.num_fields):

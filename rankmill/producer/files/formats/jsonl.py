@@ -3,9 +3,9 @@ r"""Reads JSON Lines or a JSON array of objects, and writes JSON Lines; gzip or 
 Rows are parsed to get the texts to score. An output in JSON Lines has the lines of the input, with keys
 added. Only unrolled lists and columns read as text change the rest of a line.
 
-In an output with types, such as Parquet, a column has the type that fits all of its values, or is text if no
-type does. Lone surrogates (``\ud800``), which are not valid in Unicode text, become U+FFFD in texts that are
-sent or converted.
+In an output with types, such as Parquet, a column has the type that fits all of its values. If no type fits,
+the column is text. Lone surrogates (``\ud800``), which are not valid in Unicode text, become U+FFFD in texts
+that are sent or converted.
 
 A hostile file could be nested so deeply that parsers crash, or have a column for every row, so the depth and
 the number of columns are bounded.
@@ -100,7 +100,9 @@ class JsonlReader:
         return pa.schema([(name, pa.string()) for name in first])
 
     def survey(self, *, find_nulls: bool) -> Survey:
-        """Parse the file to find its columns, and again if the type of a nested column was widened."""
+        """Parse the file to find its columns. If the type of a nested column was widened, parse the file
+        again to check that all values fit.
+        """
         rows, null = 0, None
         columns = _Columns(self._path, self._texts, self._options)
         way_out = _NUMBERS if self._options.way_out else f"{_NUMBERS}{_LISTS}"

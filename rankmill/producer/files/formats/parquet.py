@@ -53,7 +53,7 @@ class ParquetReader:
         with _open(self._path) as file, _reading(self._path):
             own = file.schema_arrow.names
             names = set(schema.names)
-            wanted = [name for name in own if name in names] or own[:1]  # without columns, rows are lost
+            wanted = [name for name in own if name in names] or own[:1]  # else the batches have no rows
             columns = None if len(wanted) == len(own) else wanted
             yield from map(
                 plain_batch, file.iter_batches(batch_size=rows, columns=columns, use_threads=False)

@@ -95,7 +95,9 @@ class Quotes:
         # a quote that is not at the beginning of a field is an ordinary character
         self._outside = re.compile(rb'(?:[^"]++|(?<!%b)"|%b)*+' % (edge, field))
         self._rest, self._at = b"\n", -1
-        """The last byte that was checked and the bytes after it, and the place of that byte in the file."""
+        """`_rest` is the last byte that was checked, with the bytes after it. `_at` is the place of its first
+        byte in the file.
+        """
         self._open: int | None = None
         """Place in the file of the quote that is open, or ``None`` if no quote is open."""
 

@@ -114,8 +114,8 @@ def _without_time(kind: pa.DataType) -> pa.DataType:
 
 
 def cannot_be_text(kind: pa.DataType) -> bool:
-    """Whether a type holds, at any depth, what has no form in JSON: bytes, durations, intervals, or a struct
-    with two fields of one name.
+    """Whether a type has, at any depth, a part that JSON cannot hold: bytes, a duration, an interval, or a
+    struct with two fields of the same name.
     """
     tests = (
         pa.types.is_binary,

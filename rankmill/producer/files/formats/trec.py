@@ -54,7 +54,7 @@ def read_lines(
     path
         The file.
     lines
-        The columns, and what a line may be.
+        The kind of file: its columns, and the fields that a line may have.
     fields_of
         Returns the names of the fields, given the words of the first line. If it returns none, the number of
         words says which fields they are.

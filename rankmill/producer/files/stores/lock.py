@@ -28,8 +28,9 @@ logger = logging.getLogger(__name__)
 def lock_in_store(lock: AnyPath, output: AnyPath, folder: Path) -> ObjectLock | None:
     """Make the lock of an output in an object store, or return ``None`` in two cases:
 
-    - On this host, the lock in the run's folder protects an output.
-    - In a repository of the Hugging Face Hub, each write of a lock would be a commit that stays.
+    - The output is on this host, where the lock in the run's folder protects it.
+    - The output is in a repository of the Hugging Face Hub, where each write of a lock would be a commit that
+      stays.
     """
     if isinstance(lock, ObjectPath) and not is_in_repository(lock):
         return ObjectLock(lock, output, folder)

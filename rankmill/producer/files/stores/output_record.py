@@ -38,7 +38,7 @@ class OutputRecord:
         self._folder = workspace_of(output)
 
     def check(self, files: Iterable[AnyPath], folder: AnyPath | None = None) -> None:
-        """Raise `RunnerError` if a file exists that is not in the state in which a runner left it.
+        """Raise `RunnerError` if an existing file is not in the state in which a runner has left it.
 
         Parameters
         ----------

@@ -64,7 +64,7 @@ class OwnFolder:
             self._above = os.dup(above)
         self._watched: dict[Path, tuple[int, int]] = {}
         try:
-            self._check_content()  # even if it is new: somebody may have replaced it
+            self._check_content()  # check even a new folder: somebody may have replaced it
             self.watch(path, os.fstat(self._descriptor))
             self.inside = held(self._descriptor, path)
             """The path at which to write files of the folder. In a process that works for other users, it

@@ -222,7 +222,7 @@ def resolved(path: AnyPath) -> AnyPath:
     Raises
     ------
     InputError
-        Links lead in a circle, or the path is not valid UTF-8, so that it fits into no journal and no JSON.
+        Links lead in a circle, or the path is not valid UTF-8, so that a journal or JSON cannot hold it.
     """
     if isinstance(path, ObjectPath):
         return path

@@ -161,8 +161,8 @@ class ObjectReader(io.RawIOBase):
     Raises
     ------
     InputError, StoreError
-        The object cannot be read, or not in parts, or the store was away for long; `read` raises these
-        errors, too.
+        The object cannot be read, or cannot be read in parts, or the store did not answer for too long.
+        `read` raises these errors, too.
     """
 
     def __init__(self, path: ObjectPath) -> None:

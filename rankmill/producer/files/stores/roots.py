@@ -1,7 +1,7 @@
 """Limits which files a process may read and write if it works for other users, as a runner does.
 
-Such a process is called confined. It asks here before it reads or writes a file, and again after opening it,
-because by then the name may lead elsewhere.
+A process with these limits is called confined. It asks here before it reads or writes a file. After it has
+opened the file, it asks again, because the file's name may lead elsewhere in the meantime.
 """
 
 from __future__ import annotations

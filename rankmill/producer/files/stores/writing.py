@@ -1,4 +1,4 @@
-"""Moves complete local files to their places. A file appears there as a whole, and stays after a power
+"""Moves complete local files to their places. Either a file appears there as a whole, and survives a power
 failure, or it does not appear at all.
 """
 
