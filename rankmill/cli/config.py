@@ -41,7 +41,7 @@ def show(config: str | None) -> None:
 
 
 def _line(key: str, value: object) -> str:
-    flow = None if isinstance(value, tuple) else False  # None: a list as `key: [a, b]`, on one line
+    flow = None if isinstance(value, tuple) else False  # `None` writes a list on one line: `key: [a, b]`
     return str(yaml.safe_dump({key: value}, default_flow_style=flow, width=float("inf"))).strip()
 
 
@@ -56,7 +56,9 @@ for command in (show, schema):
 
 
 def config_schema() -> dict[str, Any]:
-    """Make the JSON schema of a config file, with all settings, none of them required, and ``extends``."""
+    """Make the JSON schema of a config file. It has all settings, none of which is required, and
+    ``extends``.
+    """
     made = Settings.model_json_schema()
     for model in dict.fromkeys(extension_settings().values()):
         made["properties"] |= model.model_json_schema()["properties"]

@@ -35,7 +35,7 @@ def show_cluster(
 ) -> None:
     """Print the state of a cluster: `table` makes a table of it, and `text` makes JSON of it.
 
-    With `watch`, it is printed every 2 s until Ctrl-C, even while the server does not answer.
+    With `watch`, the state is printed every 2 s until Ctrl-C, even while the server does not answer.
     """
 
     def shown(cluster: Snapshot | str) -> RenderableType:

@@ -13,8 +13,8 @@ RUNS = 1000
 """The backlog is computed from at most this many runs, those with the most recent activity."""
 
 _QUIET_SECONDS = 600
-"""If its queue has jobs and workers, a run is active for this many seconds after its last result. Later, its
-producer has probably died, and its remaining rows do not count in the backlog.
+"""A run whose queue has jobs and workers is active for this many seconds after the run's last result. Later,
+the run's producer has probably died, so the remaining rows do not count in the backlog.
 """
 
 _ABANDONED_SECONDS = 60
@@ -95,8 +95,9 @@ def _pairs(queue: QueueState, runs: Iterable[RunState], chunk_pairs: float) -> i
         if run.rows is not None and (run.quiet_seconds < limit or (jobs and not queue.workers))
     ]
     pairs = [max((run.rows or 0) - run.rows_done, 0) for run in active]
-    # For a run that is a request, the number of waiting jobs is unknown. It cannot be more than the number of
-    # pairs that the run has left, which is used instead. The runs of the started jobs are unknown, too.
+    # For a run that is a request, the number of waiting jobs is unknown. The number of pairs that the run has
+    # left is used instead, because there cannot be more jobs than pairs. The runs of the started jobs are
+    # unknown, too.
     waiting = sum(
         run.waiting if priority_of(run.id) == "bulk" else left
         for run, left in zip(active, pairs, strict=True)

@@ -1,4 +1,4 @@
-"""Reads a cluster from Redis with many commands in one round trip; damaged keys are noted and left out."""
+"""Reads a cluster from Redis with many commands in one round trip; damaged keys are left out and listed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 
 
 class Look:
-    """Reads keys of a Redis server, many in one round trip, and notes which of them are damaged.
+    """Reads keys of a Redis server, many in one round trip, and lists those that are damaged.
 
     Attributes
     ----------
@@ -82,7 +82,7 @@ class Look:
         return [text for text in (self.text(raw, key) for raw in raws) if text is not None]
 
     def time(self, raw: bytes | None, key: str) -> float | None:
-        """Convert a time in RQ's format to seconds since 1970. If `raw` is not a time, note `key` as damaged.
+        """Convert a time in RQ's format to seconds since 1970. If `raw` is not a time, list `key` as damaged.
 
         The result is ``None`` for ``None``, and for damaged times.
         """
@@ -93,7 +93,7 @@ class Look:
             return None
 
     def number(self, raw: bytes | None, key: str) -> int:
-        """Convert a count to a number. If `raw` is not a number, note `key` as damaged.
+        """Convert a count to a number. If `raw` is not a number, list `key` as damaged.
 
         The result is 0 for ``None``, and for empty, negative and damaged counts.
         """

@@ -119,7 +119,7 @@ def order_workers(
     Raises
     ------
     WorkerOutOfReach
-        A worker does not take orders. No worker has got the order then.
+        One of the workers does not take orders. In this case, no worker has got the order.
     """
     for worker in workers:
         if reason := unreachable(worker):

@@ -37,7 +37,7 @@ def find_run(store: RunStore, prefix: str) -> Run:
 
 
 def cancel_run(client: redis.Redis, settings: Settings, run_id: str) -> str:
-    """Cancel a run, and return a sentence that names it. The run may also be one of an extension.
+    """Cancel a run, and return a sentence that names it. The run may also belong to an extension.
 
     Parameters
     ----------

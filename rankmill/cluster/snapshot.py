@@ -112,7 +112,7 @@ class QueueState(_Frozen):
     Attributes
     ----------
     waiting, started, failed
-        Number of jobs that wait, that workers have begun, and that have failed for good.
+        Numbers of jobs: those that wait, those that workers have begun, and those that have failed for good.
     oldest_seconds
         Age of the oldest job among the first ones of all waiting lists; ``None`` if no job waits.
     workers
@@ -194,9 +194,9 @@ class Snapshot(_Frozen):
     extensions
         What each extension shows, by the extension's name.
     durability
-        ``None`` unless the caller has added it.
+        Which data the server may lose, by its settings; ``None`` unless the caller has added this.
     memory
-        ``None`` if the server does not tell it.
+        The memory of the server; ``None`` if the server does not tell it.
     """
 
     at: float
@@ -237,7 +237,7 @@ def read_cluster(client: redis.Redis, *, page: int = 0, page_size: int = PAGE_RU
 class _Reader(Look):
     def snapshot(self, page: int, page_size: int) -> Snapshot:
         now = self.now
-        # the arguments desc, withscores, score_cast_func, byscore and bylex of redis-py's zrange
+        # These are the arguments desc, withscores, score_cast_func, byscore and bylex of redis-py's zrange.
         latest_first = (True, False, float, True, False)
         ((queue_keys, worker_keys, total, run_ids, used, suspended),) = self.replies(
             [""],

@@ -95,7 +95,9 @@ class UsageMetrics:
         self._lock = system.Lock()
         self._seen: dict[tuple[int, tuple[str, ...]], Amounts] | None = None
         self._totals: dict[tuple[str, ...], Amounts] = {}
-        """By the tenant's digits, model and device: a tenant's name may become known only later."""
+        """The totals by tenant, model and device. A key has the tenant's digits in place of the name, because
+        the name may become known only later.
+        """
         self._names: dict[str, str] = {}
 
     def families(self, entries: Iterable[Entry] | None) -> Iterable[CounterMetricFamily]:

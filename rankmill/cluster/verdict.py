@@ -216,7 +216,7 @@ def _is_stuck(run: RunState, queues: Iterable[QueueState], workers: Iterable[Wor
 def _is_free(worker: WorkerState) -> bool:
     """Return whether a worker is idle and would take any chunk.
 
-    A worker that refuses some runs is not free: it may be idle while their chunks wait.
+    A worker that refuses some runs is not free: it may be idle while chunks of these runs wait.
     """
     report = worker.report
     return worker.state == "idle" and not (report and (report.doing or report.refusals))

@@ -187,8 +187,8 @@ class Watch:
         return self.nothing
 
     def find(self, client: redis.Redis, settings: Settings, run_id: str) -> WatchedRun | None:
-        """Find the extension's run whose id is or begins with `run_id`, or return ``None`` without such a
-        run.
+        """Find the extension's run whose id is or begins with `run_id`. Return ``None`` if the extension has
+        no run with this id.
 
         Raises `InputError` if several ids begin with `run_id`.
         """

@@ -196,7 +196,7 @@ def find_target(request: FileRequest, files: Sequence[InputFile]) -> OutputTarge
     Raises
     ------
     InputError
-        The request does not name the output, and its input, such as several files, gives no default.
+        The request does not name the output, and there is no default for its input, such as several files.
     """
     if request.output:
         path = as_path(request.output)
@@ -207,7 +207,7 @@ def find_target(request: FileRequest, files: Sequence[InputFile]) -> OutputTarge
         raise InputError("this output has no default: name it with -o")
     source = as_path(name)
     folder = source.is_dir()
-    source = source if request.run or folder else files[0].path  # a pattern may match one file
+    source = source if request.run or folder else files[0].path  # the name may be a pattern for one file
     ending = "" if request.rows_per_part else OutputFormat(request.output_format).ending
     named = resolved(source).name if folder else stem(source)
     return OutputTarget(request, resolved(source).parent / f"{named}.scored{ending}")

@@ -50,7 +50,7 @@ def _in_terminal(total: int) -> Iterator[Show]:
     def show(progress: Progress, workers: int, doing: str) -> None:
         bar.update(task, completed=progress.rows, description=_text(progress, total, workers, doing))
 
-    with suppress(OSError):  # the terminal may be closed, and the run goes on
+    with suppress(OSError):  # go on even if the terminal is closed
         bar.start()
     try:
         yield show

@@ -51,7 +51,7 @@ def earlier_scores(request: FileRequest, settings: Settings) -> tuple[Settings, 
     if request.reuse is None:
         return settings, None
     path, made = made_earlier(request.reuse, "--reuse")
-    # the model that a name such as NAME@ALIAS stands for now
+    # A name such as NAME@ALIAS is replaced by the name of the model that it stands for now.
     pinned = ModelNames(settings).pinned(settings.spec())
     named = settings.model_copy(update={"model": pinned.model, "revision": pinned.revision})
     wanted = metadata(named, Tally()) | named_columns(request)

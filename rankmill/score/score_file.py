@@ -143,7 +143,8 @@ def score_file(
         if source.rows:
             with view(source.rows) as show:
                 since = _score(session, request, source, output, work, show, tally, earlier, several, plan)
-            # workers are looked for once a second: the first one may have begun to score before it was seen
+            # The first worker may have begun to score before it was seen, because workers are looked for only
+            # once a second.
             startup = min(session.watch.since(started), since - started)
             load = since - started - startup if math.isfinite(since) else 0.0
         output.finish(output_metadata())
@@ -238,7 +239,7 @@ def _score(
         "row_tokens": bool(plan.tokens),
     }
     named = client.settings.revision
-    if models:  # with CHOSEN,REJECTED, the two models are one; else the option --revision is for the first
+    if models:  # --revision is for the first model; with CHOSEN,REJECTED, both are equal
         own = [
             {
                 "model": model,
@@ -266,13 +267,13 @@ def _score(
     except RunFailed as error:
         if work.rows or isinstance(error, WrongScores):
             raise
-        # no chunk was scored, so the model or an option is most likely wrong
+        # If no chunk was scored, the model or an option is most likely wrong.
         raise InputError(str(error)) from None
 
 
 def _check_kind(tally: Tally, earlier: EarlierScores | None) -> None:
     """Raise `InputError` if this run's workers compute other bits than the workers that made the scores of
-    ``--reuse``. Otherwise note in `tally` how the scores of ``--reuse`` were made.
+    ``--reuse``. Otherwise add to `tally` how the scores of ``--reuse`` were made.
 
     Scores that are not deterministic are not checked.
     """
@@ -314,7 +315,7 @@ def _end_last_run(store: RunStore, journal: Journal) -> None:
 def drop_last_run(output: OutputFile, models: int, store: RunStore) -> None:
     """Delete from Redis the run of a process that has died, if no other process will complete its `output`.
 
-    The rows that are scored already stay in the output's working folder. Raises what `Workspace` raises.
+    The rows that are scored already stay in the output's working folder. Raises the errors of `Workspace`.
     """
     if workspace_of(output.path).exists():
         with Workspace(output, restart=False, force=True, models=models) as work:

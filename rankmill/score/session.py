@@ -130,7 +130,7 @@ class Session:
         **options: Any,
     ) -> Iterator[ScoringRun]:
         """Start a run that scores the `tables`; with several `models`, start a run for each model. An error
-        inside the ``with`` block cancels what was started.
+        inside the ``with`` block cancels these runs.
 
         While results are awaited, the session watches the workers, and calls `on_wait`. The other parameters
         are those of `Client.start` and `start_several`.
@@ -147,7 +147,7 @@ class Session:
         try:
             yield run
         except BaseException:
-            with suppress(RankmillError):  # the server may be what has failed
+            with suppress(RankmillError):  # the failure may be the server's
                 run.cancel()
             raise
 

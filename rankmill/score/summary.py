@@ -32,9 +32,9 @@ class Summary(RunOutcome):
     startup_seconds
         Part of ``seconds`` until a worker was seen.
     load_seconds
-        Part of ``seconds`` from then until a worker had loaded the model.
+        Part of ``seconds`` after ``startup_seconds``, until a worker had loaded the model.
     pairs_per_second
-        Speed of this command in the rest of its time.
+        Speed of this command after a worker had loaded the model.
     real_token_share
         Share of the computed tokens that were not padding.
     int8_gain

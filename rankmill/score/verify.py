@@ -38,7 +38,7 @@ class Verification(BaseModel):
     differ
         Number of rows that were scored again and whose score in the file is wrong.
     first
-        Number of the first such row, from 0.
+        Number (from 0) of the first row with a wrong score.
     largest
         Largest difference between an old and a new score.
     allowed
@@ -111,7 +111,7 @@ def read_scored(name: str, settings: Settings, given: Mapping[str, Any]) -> Scor
     name
         Path of the file.
     settings
-        Settings that say where to score; the metadata replace those that say how.
+        Settings that say where to score. The file's metadata replace the settings that say how to score.
     given
         Options of the command, as `settings` have them. Those that are not ``None`` must have the values with
         which the file was scored.
