@@ -46,8 +46,8 @@ from rankmill.producer.files.workspace import OutputFile, clear_workspace
 
 _ROWS = 16_384
 _CHARS = 64 << 20
-"""A row group of a batch's pairs has at most about this many characters: a query is written with each of its
-passages, and Arrow's columns of text have at most 2 GiB.
+"""A row group of a batch's pairs has at most about this many characters. Without this bound, a query that is
+repeated with each of its passages could need more than the 2 GiB that Arrow's columns of text have.
 """
 
 _PAIRS = pa.schema([("query", pa.string()), ("passage", pa.string())])
@@ -69,7 +69,7 @@ class BatchWork:
     store
         The store for the records of the batch's files.
     score, keep
-        The runner's functions that score files and note an outcome.
+        The runner's functions that score files and record an outcome.
     """
 
     def __init__(self, run: FileRun, store: BatchStore, score: Score, keep: Keep) -> None:

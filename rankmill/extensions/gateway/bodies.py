@@ -114,7 +114,8 @@ class RequestBody:
 def parse(raw: bytes) -> JsonObject:
     """Return the JSON object in a request's body. Raises `Refusal` if the body is not a JSON object.
 
-    A number that is too large for a float becomes infinite. Fields that are sent back must refuse it.
+    A number that is too large for a float becomes infinite. Fields that are sent back must refuse infinite
+    numbers.
     """
     try:
         value = from_json(raw, allow_inf_nan=False)

@@ -30,7 +30,9 @@ from rankmill.jobs.system import system
 from rankmill.producer.client.aio.connection import LoopRedis
 
 _WARM_SECONDS, _WARM_FIRST_SECONDS = 10.0, 1.0
-"""Seconds between two looks whether a worker must load the model, with workers and without them."""
+"""Seconds between two checks whether a worker must load the model: the first number counts while there are
+workers, the second while there are none.
+"""
 
 _END_SECONDS = 5.0
 """When the gateway ends, it waits at most this many seconds for the last requests to cancel their runs."""

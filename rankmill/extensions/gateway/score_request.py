@@ -57,7 +57,7 @@ class ScoreRequest:
 
 def alone(texts: Sequence[str], model: str | None, spec: Mapping[str, str | int | None]) -> ScoreRequest:
     """Make a request for single texts or conversations, not pairs. The gateway's settings for pairs do not
-    apply, and for conversations not its ``truncation_side`` either.
+    apply. For conversations, the gateway's setting ``truncation_side`` does not apply, either.
 
     Parameters
     ----------

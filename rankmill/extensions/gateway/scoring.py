@@ -41,8 +41,8 @@ set, the error is the caller's.
 
 
 class ServedModel(NamedTuple):
-    """A model of the gateway: callers use its ``name``, and ``model`` is its name for workers. ``given`` is
-    its name in the settings, such as ``./trained``; callers and API keys may use both of these, too.
+    """A model of the gateway. ``name`` is its name for callers, ``model`` its name for workers, and ``given``
+    its name in the settings, such as ``./trained``. Callers and API keys may use any of the three names.
     """
 
     name: str
@@ -240,7 +240,7 @@ class Scoring:
             with self.load.work(chars, len(rows), priority, group_of(tenant.name)):
                 await self.admission.take(key, served, len(rows))
                 began = time.perf_counter()
-                with waiting(most=MOST_WAIT):  # for a Redis server that cannot serve
+                with waiting(most=MOST_WAIT):  # the longest wait for a Redis server that cannot serve
                     run = await self.client.begin(given, priority=priority, tenant=tenant, **spec)
                 try:
                     shown = served.name if served.name != served.model else None
@@ -328,7 +328,8 @@ class SubmittedRequest:
         end = asyncio.get_running_loop().time() + self.seconds
         try:
             while True:
-                # Not around the yield: a timeout would cancel the caller, which may be sending to a client.
+                # Do not include the `yield`: a timeout would cancel the caller, which may be sending to a
+                # client.
                 async with asyncio.timeout_at(end):
                     async for score in scores:
                         values.append(score)

@@ -123,7 +123,8 @@ class _Server(uvicorn.Server):
         self._begin = begin
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        # Do not announce the address before signals are handled: who reads it may send a signal at once.
+        # Do not announce the address before signals are handled: a program that reads it may send a signal at
+        # once.
         await self._begin()
         await super().startup(sockets)
 

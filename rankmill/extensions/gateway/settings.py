@@ -27,7 +27,8 @@ class GatewaySettings(ExtensionSettings):
 
 
 def name_and_model(entry: str) -> tuple[str, str]:
-    """Split an entry of ``gateway_models`` into the name for callers, empty if it gives none, and the model.
+    """Split an entry of ``gateway_models`` into the name for callers and the model. The name is empty if the
+    entry gives none.
 
     The ``=`` of a path such as ``/data/epoch=3`` separates no name, because a name has no slash.
     """

@@ -142,7 +142,7 @@ class GrpcServer:
         """Admit a call, and note facts about it. An error in the ``with`` block becomes the call's status.
 
         `scores` is false for a call that only asks about the model. The limits on requests in progress do not
-        apply to such a call.
+        apply to a call without scores.
         """
         metadata = context.invocation_metadata() or ()
         headers = {str(name): value for name, value in metadata if isinstance(value, str)}

@@ -42,7 +42,7 @@ class Agreement:
         score in one of the rankings.
     top_overlap
         Mean share of the first `TOP` rows of a query that are in the first `TOP` of both rankings. Only
-        queries with more than `TOP` rows count; without any, it is ``None``.
+        queries with more than `TOP` rows count; ``None`` if there are none.
     """
 
     spearman: float
@@ -78,8 +78,8 @@ class Agreement:
 def agreement(queries: Sequence[str], scores: Scores, reference: Scores) -> Agreement | None:
     """Compare how `scores` and `reference`, both ``[n]``, rank the rows of each query.
 
-    A row without a score in one of the two is left out, and a query if all its rows have the same score.
-    Returns ``None`` if no query remains.
+    A row is left out if `scores` or `reference` lacks its score. A query is left out if `scores` or
+    `reference` gives all its rows the same score. Returns ``None`` if no query remains.
     """
     both = np.flatnonzero(np.isfinite(scores) & np.isfinite(reference))
     if not len(both):

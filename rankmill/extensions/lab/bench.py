@@ -23,7 +23,7 @@ from rankmill.score.session import RunScores, Session
 _LOOK_SECONDS = 0.1
 
 _REPORT_SECONDS = 30
-"""A worker's next report is waited for this many seconds more than ``heartbeat_seconds``."""
+"""The longest wait for a worker's next report is ``heartbeat_seconds`` plus this many seconds."""
 
 
 class Records:

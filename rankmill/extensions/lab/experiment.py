@@ -75,8 +75,8 @@ class Measure(_Strict):
         return self
 
     def changed(self, changes: Mapping[str, Any]) -> Measure:
-        """Return a copy with some values replaced by `changes`. If these name shipped pairs, the columns of
-        the file before them are dropped. Raises `ConfigError` for an invalid value.
+        """Return a copy with some values replaced by `changes`. If `changes` name shipped pairs, the columns
+        of the former file are dropped. Raises `ConfigError` for an invalid value.
         """
         dropped = {"query_column", "passage_column"} if changes.get("pairs") in BUILT_IN else set()
         try:

@@ -52,8 +52,8 @@ channel.
 """
 
 _SHIPPED_ROWS = 2000
-"""At least this many of the shipped pairs are made to quantize a model with: fewer would have too few
-queries.
+"""To quantize a model with the shipped pairs, at least this many of them are made, because fewer pairs would
+have too few queries.
 """
 
 
@@ -133,8 +133,9 @@ def draw(queries: Sequence[str], rows: int) -> list[int]:
     """Choose a sample of at most `rows` rows, given the query of each row. Returns the indices of the chosen
     rows.
 
-    The sample takes up to 50 rows of each query; if these are too few, up to 50 more of each, and so on. The
-    order of queries and rows is random, because a query's first rows may be its best ones. The seed is fixed.
+    The sample takes up to 50 rows of each query. If these rows are too few, it takes up to 50 more of each
+    query, and so on. The order of queries and rows is random, because a query's first rows may be its best
+    ones. The seed is fixed.
     """
     random = np.random.default_rng(0)
     places: dict[str, list[int]] = {}

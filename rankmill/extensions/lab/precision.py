@@ -46,7 +46,7 @@ class Measured:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Return all fields, and those of `agreement` in its place."""
+        """Return all fields by name, with the fields of `agreement` in place of `agreement` itself."""
         fields = asdict(self)
         ranks = fields.pop("agreement")
         return {**fields, **ranks}

@@ -257,7 +257,7 @@ class Trials:
 
     def _bench(self, changes: Changes) -> Bench:
         settings = self._base.changed(changes)
-        if len(worker_environs(settings)) > 1:  # each worker is to score one sample
+        if len(worker_environs(settings)) > 1:  # let each worker score one sample
             most = len(self.pairs) if settings.chunk_size == "auto" else settings.chunk_size
             share = {"chunk_size": min(most, len(self.pairs)), "claim_ahead": 1}
             settings = settings.model_copy(update=share)
@@ -302,8 +302,8 @@ class Tuned:
     ----------
     changes
         The best settings, as changes to the initial ones. If the initial settings turned out better, there
-        are no changes, or only the backend and precision, if ``auto`` might otherwise choose ones that were
-        refused.
+        are no changes. But if ``auto`` might choose a backend or precision that was refused, the changes are
+        the backend and the precision.
     gain
         How many times as good the best settings are as the initial ones; ``None`` if this was not measured.
     story

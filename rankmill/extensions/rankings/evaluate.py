@@ -134,7 +134,7 @@ class Result:
     ranked
         Number of judged queries that have passages after reranking.
     after_ranked, before_ranked
-        The same means over the ``ranked`` queries only.
+        As ``after`` and ``before``, but over the ``ranked`` queries only.
     """
 
     measure: str
@@ -200,7 +200,7 @@ def _measure(name: str) -> Any:
         raise ConfigError(f"measures need ir-measures: {install_line('rankings')}") from None
     try:
         measure = ir_measures.parse_measure(name)
-        str(measure)  # a measure without such a parameter raises a KeyError
+        str(measure)  # raises a KeyError if `name` has a parameter that the measure lacks
     except (NameError, ValueError, TypeError, SyntaxError, AssertionError, KeyError):
         measure = None
     if measure is None or measure.params.get("cutoff") == 0:  # with 0, pytrec_eval aborts the process

@@ -26,9 +26,9 @@ class Rules(options.CommandOptions):
     """Options of ``rankmill mine`` that choose the negatives of a query, named as in sentence-transformers'
     `mine_hard_negatives`.
 
-    First the candidates are found: passages of the run without a grade above 0. Among passages with the same
-    text, only the first is a candidate, and none if one of them has a grade above 0. Candidates without a
-    score are not chosen. If both margins are given, the larger one decides.
+    First the candidates are found: passages of the run without a grade above 0. If several passages have the
+    same text, only the first of them is a candidate. If one of them has a grade above 0, none of them is a
+    candidate. Candidates without a score are not chosen. If both margins are given, the larger one decides.
     """
 
     min_relevance: options.Number = 1

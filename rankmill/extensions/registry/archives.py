@@ -81,7 +81,7 @@ def unpack(source: Any, folder: Path) -> Path:
     if not is_whole:
         raise InputError(_NO_ARCHIVE)
     while source.read(PIECE):
-        pass  # read to the end, because tar fills its last record with zeros
+        pass  # read the rest, because tar fills its last record with zeros
     inside = list(folder.iterdir())
     alone = len(inside) == 1 and inside[0].is_dir()
     return inside[0] if alone else folder

@@ -65,7 +65,7 @@ class ModelComparison:
     differences
         The queries whose passages the models rank most differently, the largest difference first.
     spearman
-        The rank correlation of each query. Left out are queries to whose passages a model gave only one
+        The rank correlation of each query. A query is left out if a model gave all its passages the same
         score.
     """
 

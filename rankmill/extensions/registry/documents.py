@@ -230,8 +230,8 @@ class Alias(_Document):
     before: tuple[Target, ...] = Field(default=(), max_length=_MAX_BEFORE)
 
     def then(self, target: Target) -> Alias:
-        """Return this alias with a new target. If the target has the same versions as the present one, it is
-        no step that could be taken back.
+        """Return this alias with a new target. The present target becomes an earlier one, unless both have
+        the same versions: then there would be nothing to roll back.
         """
         is_same = (target.versions, target.shadow) == (self.now.versions, self.now.shadow)
         before = self.before if is_same else (self.now, *self.before)[:_MAX_BEFORE]

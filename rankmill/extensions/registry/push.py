@@ -227,8 +227,9 @@ def push(
     registry, folder, name
         The registry, the model's folder, and the model's name.
     version
-        Name of the version; by default, the next of ``v1``, ``v2``, … If the latest version has the same
-        files, it is returned instead. If a later push of the same files was interrupted, it is continued.
+        Name of the version. By default, it is the next of ``v1``, ``v2``, … But if the latest version has the
+        same files, that version is returned. If a push of the same files was interrupted after the latest
+        version, that push is continued.
     trial
         Loads the model in a folder, scores with it, and returns its family; raises an error if that fails.
     by, notes

@@ -180,8 +180,8 @@ class Registry:
         self.folder.remove(reference.name, ALIASES, f"{reference.tag}.json")
 
     def remove(self, reference: Reference, note: bytes) -> None:
-        """Remove a version of a model. First `note` is written, which makes the version invisible, then the
-        files are deleted.
+        """Remove a version of a model. First `note` is written, which makes the version invisible. Then the
+        files of the version are deleted.
         """
         self.folder.replace(note, *reference, REMOVED)
         for name in self.folder.names(*reference):

@@ -59,7 +59,9 @@ class RunnerHeartbeat:
 
     @property
     def claim(self) -> RunLease:
-        """The run in progress and its lease, with all changes from `note`. There must be such a run."""
+        """The run in progress and its lease, with all changes from `note`. Call this only while there is a
+        run in progress.
+        """
         assert self._claim is not None
         return self._claim
 

@@ -21,8 +21,8 @@ for numbers of tokens or ``None``, and a function that returns whether another r
 """
 
 Keep = Callable[..., None]
-"""A function that notes the `RunOutcome` of a run. If the output is complete, it also gets the finished file
-and the path to which the file is moved next. An exception prevents the move.
+"""A function that records the `RunOutcome` of a run. If the output is complete, it also gets the finished
+file and the path to which the file is moved next. An exception prevents the move.
 """
 
 
@@ -33,7 +33,7 @@ class OrderKind(Protocol):
         """Raise `InputError` if the order is not valid."""
 
     def carry_out(self, run: FileRun, settings: Settings, score: Score, keep: Keep) -> None:
-        """Make the output of a run. If a runner dies at this, another runner calls `carry_out` again."""
+        """Make the output of a run. If the runner dies meanwhile, another runner calls `carry_out` again."""
 
     def why_failed(self, error: Exception, order: FileOrder) -> str:
         """Explain to the submitter of an order why it failed."""

@@ -42,7 +42,7 @@ class FileRun(FileRunState):
     begun_rows
         Number of rows that were scored before the present runner began.
     seal
-        Identifies the complete output file; noted just before the file is moved into place.
+        Identifies the complete output file; recorded just before the file is moved into place.
     restarted
         Whether a runner has begun to score the rows. If true, the next runner continues the scoring, even if
         the order says ``--restart``.

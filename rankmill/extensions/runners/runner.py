@@ -166,7 +166,8 @@ class Runner:
     def _finish(self, run: FileRun) -> None:
         """Record the end of a run whose output is already complete.
 
-        A runner was interrupted after it had moved the output into place, before it could record the end.
+        The run was left in this state by a runner that was interrupted between moving the output into place
+        and recording the end.
         """
         drop(run, self._settings)
         clear(run)
@@ -235,8 +236,8 @@ class Runner:
             self._clear_done(run)
 
     def _clear_done(self, run: FileRun) -> None:
-        """Delete the run's folder, if another runner has completed the run. The other runner could not delete
-        the folder while this runner worked there.
+        """Delete the run's folder, if another runner has completed the run. That runner could not delete the
+        folder while this runner worked there.
         """
         with suppress(RunExpired, WireError, DamagedJob):
             if self._store.load(run.id).state == "done":

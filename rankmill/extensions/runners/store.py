@@ -59,10 +59,12 @@ again.
 """
 
 WEBHOOK_SECONDS = 120
-"""Seconds after which another runner takes a webhook, if the first runner has noted no result."""
+"""Seconds after which another runner takes a webhook, if the first runner has recorded no result."""
 
 PUT_OFF_SECONDS = 5.0
-"""A webhook is put off for this number of seconds while its receiver's host has not answered another one."""
+"""A webhook is put off for this number of seconds while the receiver's host has not answered an earlier
+webhook.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -164,10 +166,11 @@ class FileRunStore:
     def claim(self, lease_seconds: int) -> RunLease | None:
         """Take the first waiting run that is not left to other runners.
 
-        Returns ``None`` if no such run waits, or the run has already ended, or its record cannot be read. A
-        run that has ended and was enqueued once more under its id begins anew. A cancelled run is returned,
-        because data of it may be left in Redis. A run whose record has another format stays in the queue. A
-        run whose record is damaged, or whose record and job are gone, is set aside.
+        Returns ``None`` in three cases: this runner may take none of the waiting runs, the run has already
+        ended, or its record cannot be read. If a run has ended and was enqueued once more under its id, it
+        begins anew. A cancelled run is returned, because data of it may be left in Redis. A run whose record
+        has another format stays in the queue. A run whose record is damaged, or whose record and job are
+        gone, is set aside.
         """
         token = system.unique_id()
         numbers, now = [lease_seconds + RQ_DELAY, token, _LOOK_AT], system.monotonic()
@@ -337,8 +340,8 @@ class FileRunStore:
         """Read the record of a run. If only the run's RQ job exists, make a new record from it. Returns
         ``None`` if neither a record nor a job exists.
 
-        The job of a run that has ended is deleted. So a job beside the record of such a run was enqueued
-        again under the same id, and makes a new run.
+        When a run ends, its job is deleted. So if a run has ended but has a job, the job was enqueued again
+        under the same id, and makes a new run.
         """
         run = self._record(run_id)
         if run and not run.is_ended:

@@ -102,7 +102,7 @@ class WebhookSender:
 
     def _send(self, run: FileRun) -> None:
         problems: list[str | None] = []
-        # in a thread, because urllib has no limit for the whole answer; a late one is ignored
+        # Use a thread, because urllib cannot limit the time of the whole answer. A late answer is ignored.
         asking = system.Thread(target=lambda: problems.append(self._problem(run)), daemon=True)
         asking.start()
         asking.join(_LONGEST)

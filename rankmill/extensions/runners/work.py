@@ -76,7 +76,7 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
         begun_rows = run.begun_rows
 
         def show(progress: Progress, workers: int, doing: str) -> None:
-            nonlocal begun_rows  # fewer than the last runner has reported, if its rows are on another host
+            nonlocal begun_rows  # fewer, if the last runner's rows are on another host
             begun_rows = min(begun_rows, progress.rows)
             note(progress=progress, begun_rows=begun_rows)
 
@@ -126,8 +126,8 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
 def made(run: FileRun) -> FileRun | None:
     """Return the run with its outcome if its output is complete, or ``None``.
 
-    Sometimes such a run is not marked as done: its last runner was stopped just after moving the output,
-    or the server has lost the mark.
+    Such a run is not marked as done if its last runner was stopped just after moving the output, or if the
+    server has lost the mark.
     """
     if _is_in_place(run):
         return run

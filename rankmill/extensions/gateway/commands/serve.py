@@ -122,7 +122,9 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
 
 
 def _check_server(url: str, concerns: Concerns) -> None:
-    """Refuse a server in cluster mode, and warn if its settings risk the loss of data."""
+    """Refuse a server in cluster mode, and warn if its settings risk the loss of data. `concerns` says whose
+    data count, as in `warn_of_risks`.
+    """
     client = impatient(client_for(url, 0))
     check_mode(client)
     warn_of_risks(read_durability(client), url, concerns)

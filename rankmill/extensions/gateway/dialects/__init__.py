@@ -1,3 +1,3 @@
-"""A module for each rerank service whose HTTP interface the gateway has. It only translates requests and
-answers.
+"""A module for each rerank service whose HTTP interface the gateway has. Each module only translates requests
+and answers.
 """

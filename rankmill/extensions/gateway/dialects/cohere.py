@@ -64,7 +64,9 @@ Value = str | int | FiniteFloat | bool | None
 
 
 def _until_wrong(document: object) -> object:
-    """Return only the first wrong value of an object, if it has one: see `Many`."""
+    """Return an object with only its first wrong value, or the whole object if no value is wrong. So there is
+    at most one error for each object (see `Many`).
+    """
     items = document.items() if isinstance(document, dict) else ()
     return next(({name: value} for name, value in items if isinstance(value, list | dict)), document)
 

@@ -87,7 +87,7 @@ def _holder_of(right: Right) -> Any:
 Admin = Annotated[ApiKey | None, _holder_of("admin")]
 ModelManager = Annotated[ApiKey | None, _holder_of("manage_models")]
 """Parameter type for FastAPI's path functions: the caller's API key, which may manage models. Other callers
-are refused. It is ``None`` if no keys exist.
+are refused. If no keys exist, the parameter is ``None``.
 """
 
 

@@ -53,7 +53,7 @@ class Observed:
 
         async def read() -> Message:
             nonlocal has_held_body
-            has_held_body = False  # uvicorn now sends 100 Continue
+            has_held_body = False  # the client may send the body now, because uvicorn answers 100 Continue
             return await receive()
 
         async def answer(message: Message) -> None:
@@ -63,7 +63,7 @@ class Observed:
                 note.status = message["status"]
                 written = MutableHeaders(scope=message)
                 written[HEADER] = note.id
-                # The body was never read: the client's next bytes may be this body, or another request.
+                # If the body was never read, the client's next bytes may be this body, or another request.
                 if has_held_body:
                     written["Connection"] = "close"
             await send(message)

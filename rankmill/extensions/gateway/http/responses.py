@@ -48,7 +48,7 @@ def event(name: str, data: object) -> bytes:
 class Stream(StreamingResponse):
     """An HTTP answer that is sent in pieces. When it ends, it closes `ends`, a stack of open resources.
 
-    If the client has gone, `pieces` is closed first, so that it can close the resources with an error.
+    If the client has gone, `pieces` is closed first, so that `pieces` can close the resources with an error.
     """
 
     def __init__(
@@ -74,8 +74,9 @@ def event_stream(
     ends
         The request's open resources, which are closed when the answer ends.
     most_unread
-        Number of events that a slow client may have to read before `events` has to wait. By default, it never
-        waits, so that a client that reads nothing does not hold the request's resources.
+        Number of events that are held for a slow client. While so many are held, `events` is not read
+        further. By default there is no limit: otherwise a client that reads nothing could hold the request's
+        resources.
     """
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return Stream(_with_comments(events, most_unread), ends, headers, "text/event-stream")
@@ -105,7 +106,7 @@ async def _with_comments(events: AsyncGenerator[bytes], most_unread: float) -> A
     finally:
         receive.close()
         producing.cancel()
-        with anyio.CancelScope(shield=True):  # also if the client has gone
+        with anyio.CancelScope(shield=True):  # wait even if the client has gone
             await asyncio.wait({producing})
 
 

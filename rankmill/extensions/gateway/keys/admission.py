@@ -30,7 +30,9 @@ MOST_WAIT = 5.0
 FOR_ADMINS = "this needs a key for admins"
 
 _LOOK_SECONDS = 5.0
-"""Seconds between two reads of all API keys from Redis, by which the gateway knows who may read metrics."""
+"""Seconds between two reads of all API keys from Redis. By these keys, the gateway knows who may read
+metrics.
+"""
 
 _LOOK_AGAIN_SECONDS = 1.0
 """If a caller with an unknown key wants metrics, all keys are read again, but at most once in this number of
@@ -105,7 +107,7 @@ class Admission:
         request = system.unique_id()
         try:
             await _asked(self._limits.begin, key.name, request, key.requests_at_once)
-        except asyncio.CancelledError:  # the server may have counted it
+        except asyncio.CancelledError:  # the server may have counted the request already
             await asyncio.shield(self._end(key.name, request))
             raise
         try:

@@ -103,8 +103,8 @@ def calibrate(request: Mapping[str, Any]) -> dict[str, Any]:
     existing folder.
 
     The request is ``{"spec": {...}, "queries": [...], "passages": [...], "folder": "..."}``, and the answer
-    is ``{"revision": ..., "digest": ..., "layers": {NAME: SHARE, ...}}``. ``SHARE`` is the part of all
-    multiplications in these layers that the layer does; the shares add up to 1.
+    is ``{"revision": ..., "digest": ..., "layers": {NAME: SHARE, ...}}``. ``SHARE`` is the layer's part of
+    the multiplications in all of these layers; the shares add up to 1.
 
     Raises
     ------

@@ -51,7 +51,7 @@ def compare(
     else:
         console().print(_table(comparison))
     if report:
-        from rankmill.extensions.registry.report import write_report  # matplotlib
+        from rankmill.extensions.registry.report import write_report  # matplotlib is slow to import
 
         path = write_report(comparison, report)
         click.echo(f"the report is in {path}", err=as_json)

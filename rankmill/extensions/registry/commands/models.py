@@ -52,7 +52,7 @@ def describe(settings: Settings, as_json: bool) -> None:
 def prove(settings: Settings, as_json: bool) -> None:
     """Prove that the devices of this host compute MODEL's scores correctly, as workers do before they score.
 
-    The command scores probe pairs as a worker would, and compares the scores with those of transformers' own
+    The command scores test pairs as a worker would, and compares the scores with those of transformers' own
     model in fp32. A check that a device has passed before is not repeated. The exit code is 1 if a device
     fails.
     """

@@ -1,7 +1,7 @@
--- Takes the first run that waits. A run that a runner already holds is only removed from the queue: after a
--- lost reply, a run may be in both places.
--- KEYS: the queue, the leases. ARGV: the lease's time in RQ's registry (s from now), the claim, number of runs to
--- look at, ids that this runner leaves to others. Returns the run's id, or nothing.
+-- Takes the first run that waits. A run that a runner already holds is only removed from the queue: after a lost
+-- reply, a run may be in both places.
+-- KEYS: the queue, the leases. ARGV: the lease's time in RQ's registry (s from now), a new token for the entry of
+-- the lease, number of runs to look at, ids that this runner leaves to others. Returns the run's id, or nothing.
 local skip, held = {}, {}
 for place = 4, #ARGV do skip[ARGV[place]] = true end
 for _, entry in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do

@@ -1,4 +1,5 @@
--- Puts runs whose leases have lapsed back into the queue, and shortens leases that end too late (`bound`).
+-- Puts runs whose leases have lapsed back into the queue, and shortens leases that end too late (by the function
+-- `bound`).
 -- KEYS: the leases, the queue. ARGV: 1 to put runs back, 0 only to shorten leases; how far from now a lease's time
 -- in RQ's registry may be (s); OURS and RQ_DELAY of leases.py. Returns nothing.
 local now = redis.call('TIME')[1]
