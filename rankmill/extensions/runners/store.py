@@ -1,8 +1,9 @@
 """Keeps submitted runs of files in Redis. At most one runner at a time holds a run.
 
 A runner holds a run as long as it has an entry in RQ's registry of started jobs. The entry is
-``<run>:<claim>``; its score is the time at which it expires, by the server's clock. While a run is held, only
-its holder writes its record. Each change of a run's state is one Lua script.
+``<run>:<token>``, with a new token for each claim. Its score is the end of the runner's lease, by the
+server's clock, plus `RQ_DELAY`. While a run is held, only its holder writes its record. Each change of a
+run's state is one Lua script.
 """
 
 from __future__ import annotations
