@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from rankmill.workers.backends.base import ModelFiles
 from rankmill.workers.backends.classifier import own_memory
@@ -49,6 +52,8 @@ class TracedNetwork(nn.Module):
     def __init__(self, network: Any, config: Any) -> None:
         super().__init__()
         cast_all_but_head(network, torch.float32, network.heads)
+        if network.model.config._attn_implementation == "sdpa":
+            network.model.set_attn_implementation(_TRACED)
         self.network = network
         self.inputs = INPUTS if (getattr(config, "type_vocab_size", 0) or 0) > 1 else INPUTS[:2]
 
@@ -63,6 +68,25 @@ class TracedNetwork(nn.Module):
     def forward(self, ids: Tensor, mask: Tensor, types: Tensor | None = None) -> Tensor:
         logits: Tensor = self.network(ids, mask, types)
         return logits[:, 0] if logits.shape[1] == 1 else logits
+
+
+_TRACED = "rankmill_traced"
+"""Name under which PyTorch's attention with the masks of `_mask` is registered with transformers."""
+
+
+def _mask(*sizes: Any, **options: Any) -> Tensor | None:
+    """Make transformers' mask, but let each token that would see no token see all of them.
+
+    With a sliding window, padding may be far from all of the row's tokens. OpenVINO's attention returns NaN
+    for a token that sees none, and in the next layer NaN reaches the row's other tokens. What padding sees
+    changes no score.
+    """
+    mask: Tensor | None = sdpa_mask(*sizes, **options)
+    return None if mask is None else mask | ~mask.any(dim=-1, keepdim=True)
+
+
+AttentionInterface.register(_TRACED, sdpa_attention_forward)
+AttentionMaskInterface.register(_TRACED, _mask)
 
 
 _MASKED = -10_000.0

@@ -30,6 +30,7 @@ from rankmill.workers.engine.engine import Engine
 from rankmill.workers.host.device import use_threads
 from rankmill.workers.models.loading import load_model
 from tests.harness.models.backends import require
+from tests.harness.models.rerankers import make_encoder
 from tests.harness.models.tiny import make_bert
 from tests.harness.tools import slow_but
 from tests.workers.backends.test_first_token import FAMILIES, OTHERS, small_model
@@ -110,6 +111,16 @@ def test_openvino_ranks_the_example_as_fp32_does(precision: str, openvino_backen
         assert model.backend.precision in {"fp32", "bf16", *INT8}
         ranks.append(Engine(model, 4096).score(*texts).scores.argsort().argsort())
     assert np.min(np.corrcoef(ranks)) > 0.999 - 0.001 * (precision == "int8")
+
+
+def test_padding_that_sees_no_token_gets_no_nan_in_openvino(tmp_path: Path, openvino_backend: Any) -> None:
+    """Padding that is farther from all tokens of its row than ModernBERT's sliding window."""
+    model = make_encoder(tmp_path, "modernbert, mean", labels=3)
+    spec, batch = ScoreSpec(model=str(model), precision="fp32", all_labels=True), some_batch(5, 61, 0)
+    expected, logits = (
+        load_model(spec, "cpu", name).backend.submit(batch).result() for name in ("torch", "openvino")
+    )
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
 
 
 def test_openvino_runs_the_families_it_is_known_to_score(openvino_backend: Any) -> None:

@@ -12,7 +12,7 @@ from rankmill.jobs.system import system
 from rankmill.workers.backends.base import ModelFiles
 from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, kept_as, version
 
-_VERSION = 4
+_VERSION = 5
 """Version of the export to ONNX. It changes when the same model would give another file."""
 
 OPSET = 17

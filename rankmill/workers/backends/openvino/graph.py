@@ -18,7 +18,7 @@ from rankmill.workers.backends.openvino.weights import shrink
 from rankmill.workers.backends.speed import INT8
 from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, kept_as, version
 
-_VERSION = 5
+_VERSION = 6
 """Version of the conversion to OpenVINO. It changes when the same model would give another graph."""
 
 _FILE = "model.xml"
