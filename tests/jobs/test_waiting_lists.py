@@ -305,6 +305,22 @@ def test_what_the_server_has_lost_of_the_lists_is_put_back_once(
     assert [taken(queue) for _ in range(3)] == [jobs[4], jobs[5], ""]
 
 
+@pytest.mark.parametrize("kind", BOTH)
+def test_lists_are_read_only_until_all_jobs_are_found(
+    store: RunStore, queue: OrderedQueue, kind: Priority
+) -> None:
+    run = put(store, range(2000), kind=kind)
+    scored = taken(queue, kind)
+    store.redis.rpush(queue.key, *(f"by-name-{number}" for number in range(5000)))
+    store.redis.lrem(queue.intermediate_queue_key, 1, scored)
+    store.redis.zadd(queue.started_job_registry.key, {f"{scored}:execution": 1})
+    store.redis.config_resetstat()
+    assert queue.put_back([f"{run.id}-1", f"{run.id}-2"]) == 0
+    assert store.redis.info("commandstats")["cmdstat_lrange"]["calls"] == 1
+    assert queue.put_back([scored]) == 0
+    assert store.redis.info("commandstats")["cmdstat_lrange"]["calls"] == 1 + 2  # none in RQ's list
+
+
 @pytest.mark.parametrize("scope", ["turns", "level"])
 @pytest.mark.parametrize("kind", BOTH)
 def test_a_list_whose_turn_is_lost_gets_it_back(

@@ -27,7 +27,8 @@ IDLE_SECONDS = 5
 
 _PUT_BACK_FIRST, _PUT_BACK_AT_ONCE = 4, 1000
 """The first call of the script `_PUT_BACK` looks for at most `_PUT_BACK_FIRST` jobs, and each further call
-for at most `_PUT_BACK_AT_ONCE`. The script reads whole lists: 100,000 jobs take tens of milliseconds.
+for at most `_PUT_BACK_AT_ONCE`. If a job is lost, the script reads whole lists: 100,000 jobs take tens of
+milliseconds.
 """
 
 _REMOVE_AT_ONCE = 100

@@ -6,14 +6,20 @@ local transit, paused, leases = unpack(KEYS, 4, 6)
 local under_way = {queued = true, scheduled = true, started = true}
 local lost, found, missing = {}, 0, 0
 for _, id in ipairs(ARGV) do lost[id] = not redis.call('ZSCORE', paused, id) or nil end
-for _, list in ipairs({(where(ARGV[1])), rq, transit}) do
+local function look_in(list)
   for first = 0, redis.call('LLEN', list) - 1, 1000 do
+    if not next(lost) then return end
     for _, id in ipairs(redis.call('LRANGE', list, first, first + 999)) do lost[id] = nil end
   end
 end
-for _, entry in ipairs(redis.call('ZRANGE', leases, 0, -1)) do
-  lost[string.match(entry, '^(.*):') or entry] = nil
+look_in((where(ARGV[1])))
+look_in(transit)
+if next(lost) then
+  for _, entry in ipairs(redis.call('ZRANGE', leases, 0, -1)) do
+    lost[string.match(entry, '^(.*):') or entry] = nil
+  end
 end
+look_in(rq)  -- last, because it may be long
 for _, id in ipairs(ARGV) do
   if lost[id] then
     missing = missing + 1
