@@ -58,7 +58,7 @@ HELP = {
     "queue": "Name of the queue.",
     "tenant": "Owner of the run; waiting tenants get equal numbers of pairs.",
     "weight": "Share of the tenant; weight 2 gets twice the pairs of weight 1.",
-    "chunk_size": "Most pairs in a job; auto: about a second's work of the slowest worker, 16 to 16,384.",
+    "chunk_size": "Most pairs in a job; auto: about a second's work of the slowest device, 16 to 16,384.",
     "workers": "Worker processes on this host; auto: 1 for each GPU, up to 4 if it waits for them; else 1.",
     "threads": f"CPU threads of each worker; auto: its share of the cores ({cores()} here).",
     "device": "Device on which workers of this host run the model; auto: cuda, else mps, else cpu.",
