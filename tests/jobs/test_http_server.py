@@ -30,7 +30,7 @@ def asked(port: int, method: str, path: str) -> tuple[int, str | None, bytes]:
 def test_head_is_answered_as_get_without_a_body() -> None:
     apps = {"/metrics": make_wsgi_app(CollectorRegistry()), "/healthz": ALIVE}
     _, port = serve(paths(apps), "metrics_address", "127.0.0.1:0")
-    assert asked(port, "HEAD", "/metrics")[::2] == (200, b"")
+    assert asked(port, "HEAD", "/metrics") == (200, None, b"")  # the length of its body is not known
     for path, status in (("/healthz", 200), ("/other", 404)):
         whole = asked(port, "GET", path)
         assert whole[0] == status

@@ -189,7 +189,8 @@ def _guarded(app: WSGIApplication) -> WSGIApplication:
         try:
             is_head = environ["REQUEST_METHOD"] == "HEAD"
             body = app({**environ, "REQUEST_METHOD": "GET"} if is_head else environ, start)
-            return [] if is_head else body
+            # wsgiref would send "Content-Length: 0" for an empty list; an iterator has no known length
+            return iter([b""]) if is_head else body
         except Exception:
             logger.exception("the request for %s failed", environ.get("PATH_INFO"))
             return failed(environ, start)
