@@ -45,7 +45,7 @@ _FIRST = (
 _TESTING = ("FakeWorkers", "FakeRun", "FakeClient", "FakeAsyncClient")
 """Those of `rankmill.testing`."""
 
-_INSIDE = {"begin", "files", "note_durability", "sizing", "start", "submit_request", "tables"}
+_INSIDE = {"begin", "files", "note_durability", "presence", "sizing", "start", "submit_request", "tables"}
 """Methods for rankmill's own rooms."""
 _WIDTH = 88
 
