@@ -148,6 +148,18 @@ def test_several_models_score_pairs_that_are_read_once(side: Side, request: pyte
         np.testing.assert_allclose(each, client.score(PAIRS, timeout=60), atol=1e-5)
 
 
+def test_the_setting_revision_is_only_for_the_model_of_the_settings() -> None:
+    workers = FakeWorkers()
+    client = FakeClient(fake_workers=workers, model="m", revision="own")
+    client.score(PAIRS)
+    client.score(PAIRS, model="m")
+    client.score(PAIRS, model="n")
+    client.score(PAIRS, model="n", revision="its")
+    client.submit(PAIRS, model="n", detached=True)
+    asked = [(run.asked.spec.model, run.asked.spec.revision) for run in workers.runs]
+    assert asked == [("m", "own"), ("m", "own"), ("n", None), ("n", "its"), ("n", None)]
+
+
 def test_a_revision_is_that_of_the_first_of_several_models() -> None:
     workers = FakeWorkers()
     FakeClient(fake_workers=workers, revision="other").score_models(PAIRS, ["m", "n"], revision="mine")

@@ -291,6 +291,7 @@ _CALL = frozenset({"chunk_size", "columns", "detached", "priority", "timeout", "
 
 def run_spec(settings: Settings, changes: Mapping[str, Any]) -> ScoreSpec:
     """Make the spec of a run from the settings and some changes. A model's directory gets an absolute path.
+    The setting ``revision`` is only for the model of the settings.
 
     Raises
     ------
@@ -299,7 +300,9 @@ def run_spec(settings: Settings, changes: Mapping[str, Any]) -> ScoreSpec:
     """
     names = {*ScoreSpec.model_fields, *_CALL} - changes.keys()
     spec = _made_spec({**settings.spec().model_dump(), **changes}, names)
-    return spec.model_copy(update={"model": model_of_run(spec.model)})
+    model = model_of_run(spec.model)
+    is_other = "revision" not in changes and model != model_of_run(settings.model)
+    return spec.model_copy(update={"model": model, **({"revision": None} if is_other else {})})
 
 
 def _made_spec(values: Mapping[str, Any], names: Iterable[str] = ()) -> ScoreSpec:

@@ -502,7 +502,8 @@ class Client:
             Put all rows into Redis before this call returns, so that the run no longer needs this process.
             Any process can fetch the scores with `attach`, until `run_ttl` seconds after this call.
         spec
-            Fields of `ScoreSpec`, such as ``model``, that replace the client's settings for this run.
+            Fields of `ScoreSpec`, such as ``model``, that replace the client's settings for this run. The
+            setting ``revision`` is not used for another model.
 
         Raises
         ------
@@ -634,8 +635,11 @@ class Client:
 
         The parameters are those of `submit` and `start`.
         """
-        choice = self._names.choice(str(spec.get("model", self.settings.model)))
+        named = str(spec.get("model", self.settings.model))
+        choice = self._names.choice(named)
         options: dict[str, Any] = {**spec, "priority": priority, "deadline": deadline, "tenant": tenant}
+        if choice and named == self.settings.model:
+            options.setdefault("revision", self.settings.revision)
         if choice and not choice.only:
             return self._start_split(choice, pairs, columns, **options)
         if choice:  # choose now, because the alias may soon stand for another version

@@ -31,7 +31,7 @@ from rankmill.jobs.contract.errors import ConfigError, InputError, RegistryAway,
 from rankmill.jobs.model_names import ModelNames, has_tag
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.jobs.system import system
-from rankmill.testing import FakeClient
+from rankmill.testing import FakeClient, FakeWorkers
 from tests.harness.models.registries import put_version
 from tests.harness.servers.buckets import Bucket
 from tests.harness.tools import needs_package
@@ -361,6 +361,18 @@ def test_an_alias_that_is_split_names_its_versions(tmp_path: Path, model: Path) 
         InputError, match=r"several versions \(reranker@v1, reranker@v2\); name one, as reranker@v2"
     ):
         names(tmp_path).pin("reranker@production")
+
+
+def test_the_revision_of_the_settings_is_that_of_the_version_of_their_alias(
+    tmp_path: Path, model: Path
+) -> None:
+    put_version(tmp_path, model, "reranker")
+    alias(Registry(str(tmp_path)), "production", {"v1": 1.0})
+    workers, options = FakeWorkers(), {"registry": str(tmp_path), "model": "reranker@production"}
+    client = FakeClient(fake_workers=workers, settings=load_settings({**options, "revision": "mine"}))
+    client.score([("what", "a cat")])
+    (run,) = workers.runs
+    assert (run.asked.spec.model, run.asked.spec.revision) == ("reranker@v1", "mine")
 
 
 def test_a_submitted_run_of_several_models_has_the_revision_of_none(tmp_path: Path, model: Path) -> None:
