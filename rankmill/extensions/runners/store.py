@@ -155,7 +155,12 @@ class FileRunStore:
         runner's next heartbeat.
         """
         ended = run.end("cancelled")
-        return ended if self._end(ended, "") else self.load(run.id)
+        if self._end(ended, ""):
+            return ended
+        found = self.load(run.id)
+        if found.is_ended:  # meanwhile: the note would cancel the next run with this id
+            self.redis.delete(keys.file_run_cancelled(run.id))
+        return found
 
     def leave(self, run_id: str, seconds: float = _LEFT_SECONDS) -> None:
         """Make `claim` pass over a run for `seconds`, so that other runners can take it."""

@@ -106,6 +106,22 @@ def test_no_time_is_enough_for_a_run_that_has_ended(
     assert SubmittedFile(store, claim.run.id).wait(timeout=0).state == "done"
 
 
+def test_a_cancellation_that_came_too_late_does_not_cancel_the_next_run_with_the_same_id(
+    shared_server: Server,
+) -> None:
+    store = FileRunStore(shared_server.client, "files late", 600)
+    submitted = store.submit(ORDER, "again")
+    claim = store.claim(15)
+    assert claim
+    assert store.end(RunLease(claim.run.end("done"), claim.entry))
+    assert store.cancel(submitted).state == "done"
+    store.submit(ORDER, "again")
+    again = store.claim(15)
+    assert again
+    assert not again.run.is_ended
+    assert not store.was_cancelled("again")
+
+
 def test_a_run_is_listed_while_it_is_scored_for_longer_than_file_run_ttl(
     shared_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
