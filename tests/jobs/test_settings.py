@@ -100,6 +100,12 @@ def test_what_no_spec_may_have_is_one_line(setting: str, value: str) -> None:
         load_settings({setting: value}).spec()
 
 
+@pytest.mark.parametrize("setting", ["run_ttl", "max_retries"])
+def test_numbers_that_redis_or_a_run_cannot_hold_are_refused_with_the_setting(setting: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{setting}: .* less than or equal to 1000000000, got 10"):
+        load_settings({setting: 10**19})
+
+
 def test_a_bad_value_is_traced_to_the_environment_or_the_options() -> None:
     with pytest.raises(ConfigError, match="set in the environment"):
         load_settings(environ={"RANKMILL_WINDOW": "0"})

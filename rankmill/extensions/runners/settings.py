@@ -39,7 +39,7 @@ class RunnerSettings(ExtensionSettings):
     """The queue of submitted runs, the places that runners may use, and the webhooks."""
 
     file_queue: str = Field(min_length=1, description="Name of the queue of submitted runs.")
-    file_run_ttl: int = Field(ge=60)
+    file_run_ttl: int = Field(ge=60, le=1_000_000_000)
     runner_read: Names = Field(description="Folders and URLs that runs may read from, separated by commas.")
     runner_write: Names = Field(description="Folders and URLs that runs may write to, separated by commas.")
     webhook_secret: Annotated[str | None, BeforeValidator(read_secret), BeforeValidator(without_line_end)]

@@ -220,8 +220,8 @@ class Settings(WorkerSettings):
     window_mib: int = Field(ge=1)
     tenant: str = Field(max_length=200)
     weight: Weight
-    run_ttl: int = Field(ge=60)
-    max_retries: int = Field(ge=0)
+    run_ttl: int = Field(ge=60, le=1_000_000_000)
+    max_retries: int = Field(ge=0, le=1_000_000_000)
     workers: CountOrAuto
     exporter_address: str = Field(min_length=1)
     exporter_hosts: Names
