@@ -26,6 +26,7 @@ from rankmill.producer.files.formats.base import ROW, Reader, ReadOptions, Surve
 from rankmill.producer.files.formats.delimited import CSV, TSV
 from rankmill.producer.files.formats.jsonl import unified, with_keys, with_text
 from rankmill.producer.files.formats.table import format_of, open_reader
+from rankmill.producer.files.formats.text import texts_of
 from rankmill.producer.files.inputs import InputFile
 from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import fingerprint
@@ -392,7 +393,7 @@ def _changed(path: AnyPath, before: str, now: str) -> InputChanged:
 
 def _cast(column: pa.Array, field: pa.Field, path: AnyPath) -> pa.Array:
     try:
-        return column.cast(field.type)
+        return (texts_of(column) if isinstance(column.type, pa.UuidType) else column).cast(field.type)
     except pa.ArrowInvalid as error:
         raise InputError(
             f"{path}: column {field.name!r} does not fit {field.type}, which fits the other files: "
@@ -521,7 +522,7 @@ def _text_of_column(opened_file: _OpenFile, field: pa.Field) -> pa.DataType:
     if is_text(kind):
         return kind
     is_plain = pa.types.is_primitive(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind)
-    if opened_file.survey.as_asked or is_plain:
+    if opened_file.survey.as_asked or is_plain or isinstance(kind, pa.UuidType):
         return pa.string()
     raise InputError(f"--text-columns: column {field.name!r} of {opened_file.file.path} holds {kind}")
 

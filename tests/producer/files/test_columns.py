@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import uuid
 from decimal import Decimal
 from pathlib import Path
 
@@ -85,6 +86,20 @@ def test_a_column_that_has_a_type_in_some_files_alone_is_text(
     with pytest.raises(InputError, match=r"d\.parquet: .* 'n' holds string, not int64 \(--text-columns NAME"):
         opened(parquet, other)
     assert read(parquet, other, as_text=("n",))["n"].to_pylist() == ["4", "four"]  # the way out
+
+
+def test_uuids_beside_texts_are_read_as_text(tmp_path: Path) -> None:
+    csv, parquet, other = csv_of(tmp_path / "a.csv", ["x"]), tmp_path / "b.parquet", tmp_path / "c.parquet"
+    ids = pa.array([uuid.UUID(int=7).bytes, None], pa.binary(16)).cast(pa.uuid())
+    pq.write_table(pa.table({"query": ["q"] * 2, "passage": ["p"] * 2, "n": ids}), parquet)
+    pq.write_table(pa.table({"query": ["q"], "passage": ["p"], "n": ["four"]}), other)
+    shown = [str(uuid.UUID(int=7)), None]
+    assert read(parquet)["n"].type == pa.uuid()
+    assert read(parquet, as_text=("n",))["n"].to_pylist() == shown
+    with pytest.raises(InputError, match="--text-columns NAME"):
+        opened(parquet, other)
+    assert read(parquet, other, as_text=("n",))["n"].to_pylist() == [*shown, "four"]
+    assert read(csv, parquet)["n"].to_pylist() == ["x", *shown]
 
 
 def test_a_number_that_the_type_of_all_files_cannot_hold_is_named(tmp_path: Path) -> None:
