@@ -99,7 +99,7 @@ def keep(processes: WorkerProcesses, share_gpus: Callable[[], None]) -> None:
 
 
 class _Stopped(Exception):
-    """A signal arrived while the command waited for Redis."""
+    """Raised when a signal arrives while the command waits for Redis."""
 
 
 def _why(worker: LocalWorker) -> str:

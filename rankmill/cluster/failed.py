@@ -23,7 +23,7 @@ MOST = 100
 """At most this many failed jobs of each queue are listed, the latest ones."""
 
 _OURS = "rankmill."
-"""The names of all functions that rankmill's jobs name begin with this."""
+"""Prefix of the names of the functions that rankmill's jobs call."""
 
 _UNREADABLE = "no worker can read it"
 _OF_A_RUN = "its run has its failure already: score what has no score again, with --reuse for the rest"

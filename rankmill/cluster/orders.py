@@ -21,7 +21,9 @@ TAKE_CHUNKS = frozenset({"idle", "busy"})
 
 
 class WorkerOutOfReach(RankmillError):
-    """A worker does not take orders: it is lost, its report cannot be read, or it is not a ScoringWorker."""
+    """Raised if a worker does not take orders: it is lost, its report cannot be read, or it is not a
+    ScoringWorker.
+    """
 
 
 class OrderOutcome(BaseModel):

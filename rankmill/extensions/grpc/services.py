@@ -45,7 +45,7 @@ _Answer: TypeAlias = "Callable[[TeiServices, Sequence[M], Call], Awaitable[list[
 
 @dataclass(frozen=True)
 class Call:
-    """A gRPC call: the facts noted about it, and its API key."""
+    """The facts about a gRPC call for logs and metrics, and the call's API key."""
 
     note: Observation
     key: ApiKey | None

@@ -19,7 +19,9 @@ from rankmill.jobs.runtime.settings import Settings
 
 
 class ProcessFailed(RankmillError):
-    """A process that works on a model gave no answer, for example because memory or time ran out."""
+    """Raised if a process that works on a model gave no answer, for example because memory or time ran
+    out.
+    """
 
 
 def ask(

@@ -80,11 +80,11 @@ class Records:
 
 
 class BenchFailed(RankmillError):
-    """The workers died or took too long during a measurement."""
+    """Raised if the workers died or took too long during a measurement."""
 
 
 class BenchTimeout(BenchFailed):
-    """A measurement was stopped, because its time limit was reached."""
+    """Raised if a measurement was stopped, because its time limit was reached."""
 
 
 class Bench:

@@ -291,7 +291,9 @@ RecordT = TypeVar("RecordT", bound=BaseModel)
 
 
 class NothingWorks(RankmillError):
-    """No backend and precision can score the sample here in time and with the required rank correlation."""
+    """Raised if no backend and precision can score the sample here in time and with the required rank
+    correlation.
+    """
 
 
 @dataclass

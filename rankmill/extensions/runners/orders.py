@@ -27,7 +27,7 @@ file and the path to which the file is moved next. An exception prevents the mov
 
 
 class OrderKind(Protocol):
-    """How a runner checks, carries out and cleans up one kind of orders."""
+    """Checks, carries out and cleans up the orders of one kind, for a runner."""
 
     def check(self, run: FileRun) -> None:
         """Raise `InputError` if the order is not valid."""

@@ -90,7 +90,7 @@ class SubmittedFile:
 
 
 class _LoopFile(SubmittedFile):
-    """For code that `bridge.run` calls: a wait lets the event loop go on."""
+    """A `SubmittedFile` for code that `bridge.run` calls. While it waits, the event loop continues."""
 
     def _pause(self, seconds: float) -> None:
         bridge.wait(asyncio.sleep(seconds))

@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file to read: ``day=5/a.csv`` has the ``partition`` ``(("day", "5"),)``."""
+    """A file to read. The file ``day=5/a.csv`` has the ``partition`` ``(("day", "5"),)``."""
 
     path: AnyPath
     partition: tuple[tuple[str, str | None], ...] = ()

@@ -149,7 +149,7 @@ class _OpenFile:
 
 
 class FileSource(PairSource):
-    """Reads files in order, with one schema; `open_source` makes it."""
+    """Reads files in order, with one schema for all of them. `open_source` makes this object."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ from rankmill.producer.files.formats.base import TextColumns
 
 
 class PrecisionRefused(RankmillError):
-    """A precision ranks too differently from fp32, or loses rows."""
+    """Raised if a precision ranks too differently from fp32, or loses rows."""
 
 
 class PrecisionOptions(options.CommandOptions):

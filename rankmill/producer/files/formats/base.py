@@ -359,5 +359,5 @@ def is_empty(path: AnyPath) -> InputError:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the message of another library's error, in one line."""
+    """Return the message of an error of another library, in one line."""
     return " ".join(str(error).split())
