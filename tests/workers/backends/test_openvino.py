@@ -74,7 +74,7 @@ def test_a_damaged_graph_is_made_again(tmp_path: Path, name: str, caplog: pytest
         assert "is damaged and will be made again" in caplog.text
         caplog.clear()
         check(model, cache)
-        assert not caplog.text
+        assert not [each for each in caplog.records if each.name.startswith("rankmill.workers")]
 
 
 def test_a_cache_that_cannot_be_written_costs_only_time(

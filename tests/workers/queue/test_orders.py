@@ -20,6 +20,7 @@ from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.protocol.orders import give_order
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker, worker_reports
+from rankmill.producer.collect import presence
 from rankmill.producer.collect.presence import WorkerPresence
 from tests.cli.test_commands import rankmill
 from tests.conftest import QUICK_LEASE, Outcome, Server, StartWorker, wait_for
@@ -198,6 +199,11 @@ def test_a_worker_that_ends_or_does_not_read_is_reported_as_it_is() -> None:
     assert "has not read the order yet" in found[2].text
 
 
+def of_presence(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was logged, but for what threads of other tests have logged."""
+    return [each.getMessage() for each in caplog.records if each.name == presence.logger.name]
+
+
 def test_a_producer_says_that_workers_are_suspended(caplog: pytest.LogCaptureFixture) -> None:
     client = fakeredis.FakeRedis()
     client.sadd("rq:workers:q", "rq:worker:a")
@@ -205,7 +211,7 @@ def test_a_producer_says_that_workers_are_suspended(caplog: pytest.LogCaptureFix
     announce_worker(client, "a", WorkerReport(device="cpu", started=1, beat=1), 60)
     suspend(client)
     WorkerPresence(RunStore(client), "url", "q", 60).check(0)
-    (message,) = caplog.messages
+    (message,) = of_presence(caplog)
     assert "rq suspend was called" in message
 
 
@@ -216,10 +222,10 @@ def test_a_producer_says_that_all_workers_are_drained(caplog: pytest.LogCaptureF
         client.hset(f"rq:worker:{name}", "birth", "some time")
         announce_worker(client, name, WorkerReport(device="cpu", started=1, beat=1, drained=name == "a"), 60)
     WorkerPresence(RunStore(client), "url", "q", 60).check(0)
-    assert not caplog.messages
+    assert not of_presence(caplog)
     announce_worker(client, "b", WorkerReport(device="cpu", started=1, beat=1, drained=True), 60)
     WorkerPresence(RunStore(client), "url", "q", 60).check(0)
-    (message,) = caplog.messages
+    (message,) = of_presence(caplog)
     assert "all workers of queue 'q' are drained" in message
 
 
