@@ -48,7 +48,7 @@ def test_a_model_whose_template_has_no_end_is_refused_and_others_score(
 def test_a_model_whose_template_has_no_end_is_not_pushed(tmp_path: Path) -> None:
     model = make_decoder(tmp_path / "model", "qwen3", task="causal", template=HEAVY + TEXTS)
     with pytest.raises(InputError, match=r"cannot be pushed: .*too many steps"):
-        try_model(model, load_settings(), seconds=60)
+        try_model(model, load_settings(), seconds=250)
 
 
 def test_a_model_that_is_never_loaded_is_refused_and_others_score(
@@ -74,11 +74,9 @@ def test_a_worker_whose_load_sees_no_signal_ends(
 
 
 def test_a_limit_within_a_limit_leaves_that_as_it_was() -> None:
-    with pytest.raises(TooLong), DeathPenalty(2):  # noqa: PT012
-        began = time.monotonic()
-        with pytest.raises(TooLong), DeathPenalty(1):
+    with pytest.raises(TooLong, match="2 seconds"), DeathPenalty(2):  # noqa: PT012
+        with pytest.raises(TooLong, match="1 seconds"), DeathPenalty(1):
             swallow()
-        assert time.monotonic() - began < 1.9
         with DeathPenalty(60):
             pass
         swallow()
@@ -116,9 +114,11 @@ def swallow() -> None:
 
 
 def test_a_limit_that_is_not_noticed_is_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rq_worker, "_GRACE_SECONDS", -9.8)
-    with DeathPenalty(10):
+    clock = 0.0
+    monkeypatch.setattr(system, "monotonic", lambda: clock)
+    with DeathPenalty(900):
+        clock = 900.0 + rq_worker._GRACE_SECONDS
         assert not DeathPenalty.is_overdue()
-        time.sleep(0.3)
+        clock += 1
         assert DeathPenalty.is_overdue()
     assert not DeathPenalty.is_overdue()

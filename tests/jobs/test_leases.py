@@ -61,7 +61,7 @@ def test_a_longer_lease_is_left_alone(store: RunStore) -> None:
 
 def test_a_short_lease_beside_a_longer_one_does_not_end_it(store: RunStore) -> None:
     """As of two runners, or gateways, whose settings differ."""
-    long, short = (Leases(store.redis, "leases", seconds) for seconds in (100, 2))
+    long, short = (Leases(store.redis, "leases", seconds) for seconds in (100, 20))
     for renew in (short.take, lambda holder: short.renew([holder])):
         assert long.take("long")
         renew("short")

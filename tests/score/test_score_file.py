@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.faults.outages import full
+from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.file_request import FileRequest
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import (
@@ -112,12 +113,13 @@ def test_workers_that_cannot_send_heartbeats_still_count(
     client = server.client
     client.sadd("rq:workers:rankmill", "rq:worker:w")
     client.hset("rq:worker:w", mapping={"birth": "some time", SCORING_FIELD: 1})
-    announce_worker(client, "w", WorkerReport(device="cpu", started=1, beat=1), 1)
+    announce_worker(client, "w", WorkerReport(device="cpu", started=1, beat=1), 600)
     watch = WorkerPresence(RunStore(client), server.url, "rankmill", 60)
     watch.look()
     assert watch.workers == 1
     with full(client):
-        wait_for(lambda: not queue_workers(client, "rankmill").scoring)
+        client.delete(keys.worker("w"))  # as its expiry does
+        assert not queue_workers(client, "rankmill").scoring
         watch.look()
         assert watch.workers == 1
     watch.look()

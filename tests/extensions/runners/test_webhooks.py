@@ -204,7 +204,7 @@ def test_a_slow_receiver_delays_no_other_host(server: Server) -> None:
             server.client.zincrby(keys.webhooks("files"), -10, run)
         sender.start()
         try:
-            wait_for(lambda: quick.got)
+            wait_for(lambda: quick.got and slow.got)
             (held,) = [headers["webhook-id"] for headers, _ in slow.got]
             (put_off,) = {*to_slow} - {held}
             free.set()

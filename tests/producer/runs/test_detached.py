@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, ChunkStats
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.system import system
 from rankmill.producer.collect import driver
-from tests.conftest import Server, run_command
+from tests.conftest import Server, run_command, wait_for
 from tests.harness.waiting import lose_waiting, waiting_jobs
 
 STATS = ChunkStats(
@@ -58,6 +59,18 @@ def write(
 
 def queued(client: Client) -> list[str]:
     return waiting_jobs(client.store.redis, client.settings.queue)
+
+
+def wait_until(run: ScoringRun, condition: Callable[[], bool]) -> None:
+    """Wait for the scores of a run, until they are there or `condition` holds."""
+
+    def is_over() -> bool:
+        with suppress(RunTimeout):
+            run.scores(1)
+            return True
+        return condition()
+
+    wait_for(is_over)  # after the first second, unless the machine is busy
 
 
 def test_scores_of_a_killed_submitter_are_fetched_by_another_process(
@@ -99,11 +112,12 @@ def test_chunks_that_are_lost_and_rows_that_kill_their_worker(
     for start in (0, 20):  # the first one kills its worker, the second one is lost
         alone.store.redis.delete(f"rq:job:{keys.job_id(run.id, start)}")
     alone.store.write_result(stored, ChunkFailure(chunk=0, message="died", fatal=False, died=True))
-    with pytest.raises(RunTimeout, match="0 rows were done when the time was over"):
-        run.scores(1)
     pieces: list[ChunkId] = [PieceId(0, 0, 5), PieceId(0, 5, 5)]
     # the list was lost, too: what it had is put back, and the others are submitted
+    wait_until(run, lambda: len(queued(alone)) == 5)
     assert queued(alone) == [keys.job_id(run.id, number) for number in [10, 30, 20, *pieces]]
+    with pytest.raises(RunTimeout, match="0 rows were done when the time was over"):
+        run.scores(0.1)
     other = attached(alone, run.id)
     with pytest.raises(RunTimeout):
         other.scores(1)
@@ -228,8 +242,7 @@ def test_all_collectors_of_a_detached_run_share_the_count_of_attempts(
         submissions += 1
         client.store.redis.delete(f"rq:job:{job}")
         lose_waiting(client.store.redis, client.settings.queue)
-        with suppress(RunTimeout):
-            attached(client, run.id).scores(1)
+        wait_until(attached(client, run.id), lambda: queued(client) == [job])
     assert submissions == 3
     for each in (run, attached(client, run.id)):
         assert set(each.scores(60).errors.values()) == {"given up after attempt 3: it was lost"}

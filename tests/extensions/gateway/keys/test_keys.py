@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import get_args
@@ -81,7 +80,7 @@ def test_every_key_expires(store: KeyStore) -> None:
     text, _ = store.create("brief", days=1 / 86400)
     kept, _ = store.create("kept", days=1)
     client = store.redis
-    assert all(client.ttl(key) > 0 for key in client.scan_iter())
+    assert all(client.ttl(key) != -1 for key in client.scan_iter())
     wait_for(lambda: store.find(text) is None)
     assert [key.name for key in store.all()] == ["kept"]
     assert store.find(kept)
@@ -177,11 +176,13 @@ def test_what_is_tried_again_when_it_is_told_is_let_in(
 
 
 def test_requests_at_once_are_those_of_live_gateways(store: KeyStore) -> None:
-    alive, dies = (Limits(store.redis, 1) for _ in range(2))
+    alive, dies = (Limits(store.redis, 60) for _ in range(2))
     alive.begin("shop", "held", 2)
     dies.begin("shop", "died", 2)
 
     def is_refused() -> bool:
+        for request in store.redis.zrange("rankmill:api-key-requests:shop", 0, -1):
+            store.redis.zincrby("rankmill:api-key-requests:shop", -40, request)  # 40 s go by
         alive.renew()
         try:
             alive.begin("shop", "next", 2)
@@ -191,11 +192,9 @@ def test_requests_at_once_are_those_of_live_gateways(store: KeyStore) -> None:
         return False
 
     assert is_refused()
-    wait_for(lambda: not is_refused())  # the lease of the gateway that died is over
+    assert not is_refused()  # the lease of the gateway that died is over
     alive.begin("shop", "other", 2)
-    until = time.monotonic() + 1.2
-    while time.monotonic() < until:
-        assert is_refused()
+    assert all(is_refused() for _ in range(5))
     alive.end("shop", "held")
     assert not is_refused()
     alive.end("shop", "other")
@@ -264,10 +263,13 @@ def test_a_request_that_ends_while_it_is_counted_counts_no_more(
                 pass
 
         await begin()
-        redis_server.client.client_pause(500, all=True)
+        redis_server.client.client_pause(60_000, all=False)
         gone = asyncio.create_task(begin())
-        await asyncio.sleep(0.1)
+        while not any("b" in each["flags"] for each in redis_server.client.client_list()):
+            await asyncio.sleep(0.01)
         gone.cancel()
+        await asyncio.sleep(0)
+        redis_server.client.client_unpause()
         await asyncio.wait([gone])
         assert gone.cancelled()
         await begin()
