@@ -82,8 +82,8 @@ def start_worker(
 
 
 def wait_until(condition: Callable[[], object], process: subprocess.Popen[bytes] | None = None) -> None:
-    """Wait up to a minute for a condition; end the benchmark if that or `process` fails."""
-    deadline = time.monotonic() + 60
+    """Wait up to three minutes for a condition; end the benchmark if that or `process` fails."""
+    deadline = time.monotonic() + 180
     while not condition():
         if time.monotonic() > deadline or (process is not None and process.poll() is not None):
             raise SystemExit("waited for what did not come")

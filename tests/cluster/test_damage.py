@@ -181,9 +181,9 @@ def check_the_rest(damaged: Damage, replaced: Replaced, valkey: Server, page: st
         assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     json.loads(done.stdout, parse_constant=strict)
     for path in ("/api/cluster.json", "/sd"):
-        with urllib.request.urlopen(page + path, timeout=10) as reply:
+        with urllib.request.urlopen(page + path, timeout=60) as reply:
             json.loads(reply.read(), parse_constant=strict)
-    with urllib.request.urlopen(page + "/metrics", timeout=10) as reply:
+    with urllib.request.urlopen(page + "/metrics", timeout=60) as reply:
         assert b"rankmill_redis_up 1.0" in reply.read()
 
 
@@ -218,7 +218,7 @@ def test_the_history_goes_on_over_damaged_keys(server: Server, exporters: StartE
     url = exporters(server.url, before=soon)
 
     def points() -> list[float | None]:
-        with urllib.request.urlopen(url + "/api/cluster.json", timeout=10) as reply:
+        with urllib.request.urlopen(url + "/api/cluster.json", timeout=60) as reply:
             series: dict[str, list[float | None]] = json.loads(reply.read())["series"]
             return series["waiting"]
 
@@ -254,7 +254,7 @@ def test_only_names_of_this_host_are_answered(host: str, status: int, page: str)
     for path in ("/", "/api/cluster.json", "/metrics", "/sd"):
         request = urllib.request.Request(page + path, headers={"Host": host})
         try:
-            with urllib.request.urlopen(request, timeout=10) as reply:
+            with urllib.request.urlopen(request, timeout=60) as reply:
                 found = reply.status
         except urllib.error.HTTPError as error:
             found = error.code
@@ -267,6 +267,6 @@ def test_an_app_that_fails_is_logged_and_answered(caplog: pytest.LogCaptureFixtu
 
     host, port = serve(fails, "metrics_address", "127.0.0.1:0")
     with pytest.raises(urllib.error.HTTPError, match="500") as failed:
-        urllib.request.urlopen(f"http://{host}:{port}/x", timeout=10)
+        urllib.request.urlopen(f"http://{host}:{port}/x", timeout=60)
     assert b"ZeroDivisionError" not in failed.value.read()
     assert "ZeroDivisionError" in caplog.text

@@ -214,7 +214,7 @@ def test_an_alert_reaches_its_receiver_with_an_address_that_opens(tmp_path: Path
             stdout=log, stderr=log,
         )  # fmt: skip
         try:
-            alert = reached.get(timeout=60)
+            alert = reached.get(timeout=200)
             assert alert["labels"]["alertname"] == "RankmillExporterDown"
             page, _, place = alert["annotations"]["runbook_url"].partition("#")
             assert get(page) == (200, (CONFIGS / "consoles" / "runbook.html").read_text())

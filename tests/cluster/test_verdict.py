@@ -204,9 +204,9 @@ def test_a_cluster_at_work_is_well(server: Server) -> None:
 
 
 def test_the_speed_is_that_of_all_runs(server: Server) -> None:
-    store = RunStore(server.client)
+    store, now = RunStore(server.client), time.time()
     for _ in range(2):
-        far = Progress(rows=3_000, since=time.time() - 30, at=time.time())
+        far = Progress(rows=3_000, since=now - 30, at=now)
         server.client.set(keys.progress(stored_run(store).id), far.model_dump_json())
     assert verdict(read_cluster(server.client)).sentence == "All is well: 0 workers, 2 runs, 200 pairs/s"
     assert verdict(read_cluster(server.client, page_size=1)).sentence == "All is well: 0 workers, 2 runs"

@@ -181,7 +181,7 @@ def test_a_run_that_a_worker_cannot_score_keeps_it_from_no_other(
 
     before = handed_back()
     time.sleep(3.0)
-    assert handed_back() - before <= 5  # a look a second; 64 a second while it took each chunk
+    assert handed_back() - before <= 20  # a look a second; 64 a second while it took each chunk
     refused.cancel()
 
 

@@ -57,7 +57,7 @@ class Running:
     def send(self, request: urllib.request.Request) -> Reply:
         """Send a request; refusals are replies as well."""
         try:
-            with urllib.request.urlopen(request, timeout=60) as reply:
+            with urllib.request.urlopen(request, timeout=240) as reply:
                 return Reply(reply.status, reply.headers, reply.read())
         except urllib.error.HTTPError as error:
             with error:

@@ -120,7 +120,7 @@ def start_worker(
 
 
 def wait_for(
-    condition: Callable[[], object], process: subprocess.Popen[Any] | None = None, seconds: float = 60
+    condition: Callable[[], object], process: subprocess.Popen[Any] | None = None, seconds: float = 180
 ) -> None:
     """Wait until `condition` holds; fails if it never does or `process` ends first."""
     deadline = time.monotonic() + seconds
@@ -177,7 +177,7 @@ def messages_in(err: str) -> list[str]:
 
 
 def score_file(
-    *arguments: object, cwd: Path | None = None, environ: dict[str, str] | None = None, timeout: float = 120
+    *arguments: object, cwd: Path | None = None, environ: dict[str, str] | None = None, timeout: float = 240
 ) -> Outcome:
     """Run ``score-file`` as `run_command` does; no failure of it may be a traceback."""
     done = run_command("score-file", *arguments, cwd=cwd, environ=environ, timeout=timeout)
@@ -186,7 +186,7 @@ def score_file(
 
 
 def run_command(
-    *words: object, cwd: Path | None = None, environ: Mapping[str, str] | None = None, timeout: float = 120
+    *words: object, cwd: Path | None = None, environ: Mapping[str, str] | None = None, timeout: float = 240
 ) -> Outcome:
     """Run a real command to its end, as `start_command` starts it."""
     process = start_command(*words, cwd=cwd, environ=environ)

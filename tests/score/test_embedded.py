@@ -129,7 +129,7 @@ def long_run(
     source = write_pairs(tmp_path / "a.parquet", 50_000, words=60)
     environ = {EXECUTED: "1"} if executed else {}
     process = start(source, tiny_model, private_tmp, "--workers", "2", **environ)
-    wait_for(lambda: rows_done(private_tmp), process, seconds=120)
+    wait_for(lambda: rows_done(private_tmp), process, seconds=200)
     wait_for(lambda: len(cluster_of(private_tmp).workers) == 2, process)
     yield process
     process.kill()
@@ -168,11 +168,11 @@ def test_nothing_outlives_the_command(
         assert {*found.all} <= {*cluster}
     assert len({*cluster}) >= 4
     long_run.send_signal(sent)
-    _, err = long_run.communicate(timeout=20)
+    _, err = long_run.communicate(timeout=100)
     assert long_run.returncode == code
     assert "Traceback" not in err
-    wait_for(lambda: not alive(cluster), seconds=30)
-    wait_for(lambda: not list(private_tmp.iterdir()), seconds=30)
+    wait_for(lambda: not alive(cluster), seconds=100)
+    wait_for(lambda: not list(private_tmp.iterdir()), seconds=100)
     assert not (tmp_path / "a.scored.parquet").exists()
     if sent is not signal.SIGKILL:
         assert_nothing_left(tmp_path)
@@ -186,10 +186,10 @@ def test_a_supervisor_that_is_killed_takes_nothing_with_it_but_the_run(
     found = cluster_of(private_tmp)
     assert {*found.all} <= {*cluster}
     found.supervisor.kill()
-    _, err = long_run.communicate(timeout=30)
+    _, err = long_run.communicate(timeout=100)
     assert long_run.returncode == 1
     assert "the embedded server has stopped unexpectedly" in err
-    wait_for(lambda: not alive(cluster), seconds=30)
+    wait_for(lambda: not alive(cluster), seconds=100)
     assert_nothing_left(tmp_path)
     assert not list(private_tmp.iterdir())
 
@@ -202,7 +202,7 @@ def test_nothing_outlives_a_command_killed_with_its_supervisor(
     long_run.kill()
     found.supervisor.kill()
     workers = found.all if sys.platform == "linux" else [found.supervisor, *found.workers]
-    wait_for(lambda: not alive(workers), seconds=30)
+    wait_for(lambda: not alive(workers), seconds=100)
 
 
 def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, private_tmp: Path, tiny_model: Path) -> None:
@@ -217,9 +217,9 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, private_tmp: Path, 
         worker.suspend()
         return rows_done(private_tmp) < 2_500
 
-    wait_for(stands_still_at_work, process, seconds=120)
+    wait_for(stands_still_at_work, process, seconds=200)
     cluster_of(private_tmp).workers[0].kill()
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     assert json.loads(out)["retries"] >= 1
     scores = pq.read_table(tmp_path / "a.scored.parquet")["score"]

@@ -45,7 +45,7 @@ def test_the_dialects_answer(path: str, body: dict[str, Any], read: Any) -> None
 def test_what_goes_wrong_has_the_gateways_answers() -> None:
     workers = FakeWorkers()
     body = {"query": "q", "texts": ["a"]}
-    with TestClient(gateway_app(workers, gateway_request_seconds=0.2, gateway_api_key="a" * 16)) as client:
+    with TestClient(gateway_app(workers, gateway_request_seconds=2, gateway_api_key="a" * 16)) as client:
         assert client.post("/rerank", json=body).status_code == 401
         client.headers["authorization"] = "Bearer " + "a" * 16
         assert client.post("/rerank", json={"query": "q"}).status_code == 422

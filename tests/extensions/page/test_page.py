@@ -50,12 +50,12 @@ def page(server: Server) -> Iterator[str]:
     wait_for(lambda: answers(url), process)
     yield url
     process.terminate()
-    process.wait(timeout=20)
+    process.wait(timeout=60)
 
 
 def answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=10):
+        with urllib.request.urlopen(url, timeout=60):
             return True
     except urllib.error.URLError:
         return False
@@ -63,7 +63,7 @@ def answers(url: str) -> bool:
 
 def figures(url: str, page: str = "0") -> dict[str, Any]:
     try:
-        with urllib.request.urlopen(f"{url}api/cluster.json?page={page}", timeout=20) as reply:
+        with urllib.request.urlopen(f"{url}api/cluster.json?page={page}", timeout=60) as reply:
             found: dict[str, Any] = json.load(reply)
     except urllib.error.HTTPError as error:  # 503
         found = json.load(error)
@@ -128,12 +128,12 @@ def test_what_comes_from_redis_is_text_and_nothing_else(server: Server, page: st
     server.client.set(keys.progress(run.id), Progress(rows=499_999, since=1.0, at=2.0).model_dump_json())
     server.client.sadd("rq:workers", "rq:worker:w")
     report = WorkerReport(device="cpu", started=time.time(), beat=time.time(), refusals=(f"no model {evil}",))
-    announce_worker(server.client, "w", report, 60)
+    announce_worker(server.client, "w", report, 600)
     gpu = GpuReport(use=0.875, memory_used=3 * 2**29, memory_size=80 * 2**30, celsius=64)
     use = {"cpu": 1.75, "gpu": gpu, "resident_bytes": 2**31, "model_hits": 3, "model_loads": 1}
     drained = report.model_copy(update={**use, "drained": True, "refusals": ()})
     server.client.sadd("rq:workers", "rq:worker:x")
-    announce_worker(server.client, "x", drained, 60)
+    announce_worker(server.client, "x", drained, 600)
     html = shown(page, tmp_path / "browser")
     assert "&lt;img src=x" in html
     assert "99% of 500,000" in text(html, "runs")
@@ -163,7 +163,7 @@ def test_workers_in_trouble_come_first_then_a_row_for_each_host(
         server.client.hset(f"rq:worker:{name}", mapping=born)
         report = WorkerReport(device="cuda", started=1.0, beat=time.time(), pairs=1, drained=number == 4)
         if number:
-            announce_worker(server.client, name, report, 60)  # the first one is lost
+            announce_worker(server.client, name, report, 600)  # the first one is lost
     from rankmill.extensions.runners.redis_keys import file_queues  # the other tests run without runners
 
     server.client.zadd(file_queues(), {"files": 1})
@@ -195,7 +195,7 @@ def test_runs_are_paged_whatever_is_asked_for(server: Server, page: str) -> None
 
 
 def test_nothing_is_inline_and_nothing_comes_from_elsewhere(page: str) -> None:
-    with urllib.request.urlopen(page, timeout=10) as reply:
+    with urllib.request.urlopen(page, timeout=60) as reply:
         policy = reply.headers["Content-Security-Policy"]
         html = reply.read().decode()
     assert "default-src 'none'" in policy
@@ -214,7 +214,7 @@ def test_a_slow_worker_is_named_by_page_status_and_exporter(server: Server) -> N
         server.client.hset(f"rq:worker:{name}", mapping={"birth": "x", "scoring": 1})
         device = "cuda" if name == "alone" else "cpu"
         report = WorkerReport(device=device, started=1.0, beat=time.time(), pace=pace)
-        announce_worker(server.client, name, report, 60)
+        announce_worker(server.client, name, report, 600)
     workers = {worker.name: worker for worker in read_cluster(server.client).workers}
     assert [name for name, worker in workers.items() if worker.is_slow] == ["three"]
     assert workers["three"].relative_pace == pytest.approx(0.1)

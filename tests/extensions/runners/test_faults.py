@@ -261,7 +261,7 @@ def test_a_runner_stops_although_python_drops_errors_in_finalizers(
     client: Client, queue: Server, runners: StartRunner, source: Path, output: Path
 ) -> None:
     run = client.submit_file(str(source), str(output), limit=50)
-    assert runners(queue, before=_TOLD_IN_A_FINALIZER).wait(timeout=30) == 0
+    assert runners(queue, before=_TOLD_IN_A_FINALIZER).wait(timeout=55) == 0
     assert run.status().state == "waiting"
 
 
@@ -275,7 +275,7 @@ def test_a_runner_that_cannot_begin_is_not_listed(queue: Server) -> None:
 def test_a_runner_without_a_run_stops_whenever_it_is_told(queue: Server, runners: StartRunner) -> None:
     runner = runners(queue, before=_TOLD_AS_IT_BEGINS_TO_WAIT)
     runner.terminate()
-    assert runner.wait(timeout=30) == 0
+    assert runner.wait(timeout=60) == 0
 
 
 @pytest.mark.parametrize("attempts", [1, 2])
@@ -296,8 +296,8 @@ def test_a_run_whose_end_the_server_has_lost_is_done(
         known = json.loads(server.get(keys.file_run(run.id)))
         known |= {"outcome": end["outcome"], "seal": {**end["seal"], "identity": "of another file"}}
         server.set(keys.file_run(run.id), json.dumps(known), ex=600)
-    server.rpush("rq:queue:rankmill-files", run.id)
     assert run.status().state == "waiting"
+    server.rpush("rq:queue:rankmill-files", run.id)
     again = run.wait(60)
     assert runner.poll() is None
     assert again.outcome == done.outcome
@@ -442,7 +442,7 @@ def start_fork(command: Sequence[str], environ: Mapping[str, str], log: Path) ->
 @pytest.mark.slow
 def test_gateway_runner_worker_and_server_die_in_a_batch(tmp_path: Path) -> None:
     """Shows: a gateway is killed."""
-    toll = everybody_dies_in_a_batch(tmp_path, lines=2000, kills=1, seed=1, seconds=0.5, start=start_fork)
+    toll = everybody_dies_in_a_batch(tmp_path, lines=2000, kills=1, seed=1, seconds=1.0, start=start_fork)
     assert (toll.lost, toll.doubled, toll.different, toll.moved) == (0, 0, 0, 0)
     assert toll.kills == 7
 
@@ -450,7 +450,7 @@ def test_gateway_runner_worker_and_server_die_in_a_batch(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_submitter_runner_worker_and_server_die(tmp_path: Path) -> None:
     """Shows: the server restarts with its append-only file."""
-    toll = everybody_dies(tmp_path, rows=4000, kills=1, seed=1, seconds=0.5, start=start_fork)
+    toll = everybody_dies(tmp_path, rows=4000, kills=1, seed=1, seconds=1.0, start=start_fork)
     assert (toll.lost, toll.doubled, toll.different, toll.moved, toll.scored_again) == (0, 0, 0, 0, 0)
     assert toll.kills == 4
     assert 0 < toll.journalled[0] < 4000 <= toll.submitted

@@ -92,7 +92,7 @@ def test_killed_many_times_it_repeats_only_what_was_in_flight(
         [*command, "--json", "--chunk-size", size],
         output,
         kills=6,
-        writes=15,
+        writes=10,
         seed=1,
         environ={**IN_SMALL_CHUNKS, "RANKMILL_TENANT": "killed"},
         begin=start,

@@ -91,7 +91,7 @@ def test_a_run_goes_on_when_the_server_can_serve_again(kind: str, cluster: Clust
 
 def _ready(port: int) -> str:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=60) as answer:
             return str(answer.read())
     except urllib.error.HTTPError as error:
         return str(error.read())
