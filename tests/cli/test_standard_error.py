@@ -34,7 +34,7 @@ def check(err: str, *, json_expected: bool) -> None:
 
 def run(words: list[Any], form: Form, **environ: str) -> tuple[int, str]:
     process = start_command(*words, environ={"RANKMILL_LOG_FORMAT": form, **environ})
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=240)
     return process.returncode, err
 
 
@@ -102,7 +102,7 @@ def served(words: list[str], environ: Mapping[str, str], begun: str, log: Path) 
             [BIN / words[0], *words[1:]], stdout=out, stderr=out, env={**ENVIRON, **environ}
         )
     try:
-        wait_for(lambda: begun in log.read_text(), process, seconds=120)
+        wait_for(lambda: begun in log.read_text(), process)
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=60)
     finally:

@@ -164,7 +164,7 @@ def test_an_interrupted_experiment_goes_on_where_it_was(tmp_path: Path, tiny_mod
     first = start(file, "-o", out)
     wait_for(lambda: kept.exists() and kept.read_text().endswith("\n"), first)
     first.send_signal(signal.SIGINT)
-    _, told = first.communicate(timeout=60)
+    _, told = first.communicate(timeout=200)
     assert first.returncode == 130
     assert "interrupted; the measurements are kept, and the same command continues" in told
     before = kept.read_bytes()
@@ -241,7 +241,7 @@ def test_workers_that_are_killed_or_too_slow_are_results(tmp_path: Path, tiny_mo
 
     wait_for(workers, command)
     os.kill(found[0].pid, signal.SIGKILL)
-    _, told = command.communicate(timeout=60)
+    _, told = command.communicate(timeout=200)
     assert command.returncode == 0, told
     assert "token_budget=512: failed: a worker was killed, as the system does when memory runs out" in told
 

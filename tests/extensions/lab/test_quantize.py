@@ -238,8 +238,8 @@ def test_what_is_ended_half_way_leaves_nothing_to_be_seen(
     begun: subprocess.Popen[bytes], signum: signal.Signals, tmp_path: Path
 ) -> None:
     begun.send_signal(signum)
-    _, err = begun.communicate(timeout=30) if signum == signal.SIGTERM else (b"", b"")
-    begun.wait(30)
+    _, err = begun.communicate(timeout=100) if signum == signal.SIGTERM else (b"", b"")
+    begun.wait(100)
     assert [path for path in tmp_path.iterdir() if not path.name.startswith(".")] == []
     if signum == signal.SIGTERM:
         assert begun.returncode == 130

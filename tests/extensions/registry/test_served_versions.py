@@ -150,7 +150,7 @@ def test_an_alias_stays_if_a_worker_ends_before_it_has_loaded_the_version(
     server.client.hset(
         "rq:worker:w", mapping={"birth": "x", "state": "idle", "queues": "q", SCORING_FIELD: 1}
     )
-    announce_worker(server.client, "w", WorkerReport(device="cpu", started=1.0, beat=time.time()), 2)
+    announce_worker(server.client, "w", WorkerReport(device="cpu", started=1.0, beat=time.time()), 4)
     live, wanted = Reference("reranker", "live"), target_of({"v1": 1.0}, shadow=None, by="a test", at=1.0)
     with pytest.raises(NotWarm, match=r"1 of 1 workers have not loaded reranker@v1 \(w: has ended"):
         promote(Registry(str(tmp_path)), live, wanted, server.client, wait_seconds=60, on_outcome=print)
