@@ -145,7 +145,7 @@ HOSTILE: dict[str, tuple[str, Callable[[pa.NativeFile], None], str]] = {
     "a line of 1 GiB": (
         "a.jsonl.zst",
         repeated(b'{"query": "', b"x", 1024, b'"}'),
-        "line 1: longer than 16 MiB",
+        "line 1: longer than 16 MiB; shorten it, or write the file as Parquet",
     ),
     "a line of 1 GiB after others": (
         "a.jsonl.zst",
@@ -201,12 +201,12 @@ HOSTILE: dict[str, tuple[str, Callable[[pa.NativeFile], None], str]] = {
     "a quote that is never closed": (
         "a.csv.zst",
         repeated(b'query,passage\nq,p\nq,"', b"x\n", 1024),
-        r"a\.csv\.zst, line 3: .* longer than 16 MiB; is its closing quote missing",
+        r"a\.csv\.zst, line 3: the closing quote of .* is missing, or .* longer than 16 MiB",
     ),
     "a row of 1 GiB": (
         "a.tsv.zst",
         repeated(b"query\tpassage\nq\t", b"x", 1024),
-        "a row is longer than 16 MiB",
+        "a row is longer than 16 MiB; shorten it",
     ),
 }
 

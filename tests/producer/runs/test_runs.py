@@ -158,8 +158,10 @@ def test_trec_runs_of_any_spacing(rows: list[tuple[Any, ...]], space: str, ends:
     ("text", "message"),
     [
         ("1 Q0 a 1 2.5 t\n2 Q0 b 1 2.5\n", "line 2: 5 fields, not 6 as in line 1"),
-        ("1 Q0 a 1 2.5 t\n2 Q0 b x 2.5 t\n", "line 2: rank is 'x', not a number"),
+        ("1 Q0 a 1 2.5 t\n2 Q0 b x 2.5 t\n", "line 2: rank is 'x', not a whole number"),
         ("1 Q0 a 1 2.5 t\n\n2 Q0 b 1 y t\n", "line 3: score is 'y', not a number"),
+        ("1 Q0 a 1.0 2.5 t\n", "line 1: rank is '1.0', not a whole number"),
+        ("1 Q0 a 1 2.5 t\n2 Q0 caf\xe9 1 2 t\n", "line 2: not valid UTF-8; convert the file first"),
         ("one\n", "line 1: 1 fields; a run has two"),
         ("qid other\n1 2\n", "no column passage_id or pid or doc_id"),
         ("", "a.trec has 0 bytes"),
@@ -167,7 +169,7 @@ def test_trec_runs_of_any_spacing(rows: list[tuple[Any, ...]], space: str, ends:
     ],
 )
 def test_damaged_runs(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "a.trec").write_text(text)
+    (tmp_path / "a.trec").write_bytes(text.encode("latin1"))
     with pytest.raises(InputError, match=message):
         rows_of(tmp_path / "a.trec")
 

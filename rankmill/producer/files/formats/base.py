@@ -20,7 +20,11 @@ from rankmill.jobs.contract.wire import is_text
 from rankmill.producer.files.stores.paths import AnyPath
 
 MAX_LINE_BYTES = 16 << 20
-"""A line of a text file may have at most this many bytes. A longer line is refused before it is parsed."""
+"""A line of a text file, and a field in quotes, may have at most this many bytes. A longer one is refused
+before it is parsed.
+"""
+
+TOO_LONG = f"longer than {MAX_LINE_BYTES >> 20} MiB; shorten it, or write the file as Parquet"
 
 NOT_UTF8 = "not valid UTF-8; convert the file first: iconv -f latin1 -t utf-8 (or -f utf-16, if it is that)"
 
@@ -235,7 +239,7 @@ def line_blocks(
     while data:
         end = data.rfind(b"\n") + 1
         if len(rest) + (data.find(b"\n") if end else len(data)) > MAX_LINE_BYTES:
-            raise InputError(f"{path}, line {line}: longer than {MAX_LINE_BYTES >> 20} MiB")
+            raise InputError(f"{path}, line {line}: {TOO_LONG}")
         if end:
             yield line, rest + data[:end]
             line += rest.count(b"\n") + data.count(b"\n", 0, end)

@@ -22,7 +22,9 @@ from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.file_request import DELIMITERS
 from rankmill.producer.files.formats.base import (
     BYTE_ORDER_MARK,
+    MAX_LINE_BYTES,
     NOT_UTF8,
+    TOO_LONG,
     Format,
     ReadOptions,
     Survey,
@@ -31,7 +33,7 @@ from rankmill.producer.files.formats.base import (
     text_of,
     undictionaried,
 )
-from rankmill.producer.files.formats.quotes import MAX_FIELD_BYTES, open_quoted
+from rankmill.producer.files.formats.quotes import open_quoted
 from rankmill.producer.files.formats.text import (
     TextWriter,
     as_text,
@@ -42,7 +44,7 @@ from rankmill.producer.files.formats.text import (
 from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_stream
 
-_BLOCK_BYTES = MAX_FIELD_BYTES
+_BLOCK_BYTES = MAX_LINE_BYTES
 """CSV and TSV are parsed in blocks of this many bytes. A row must fit into a block."""
 
 _BEGINNING_BYTES = 1 << 20
@@ -187,7 +189,7 @@ class _DelimitedReader:
             where = f"column {names[int(narrow[1])]!r}, row {narrow[2]} ({counted})"
             return InputError(f"{self._path}: {where} is {NOT_UTF8}")
         if "straddling object" in text:
-            return InputError(f"{self._path}: a row is longer than {_BLOCK_BYTES >> 20} MiB")
+            return InputError(f"{self._path}: a row is {TOO_LONG}")
         way_out = ""
         if "Expected " in text:
             another = self._options.way_out or "name another delimiter with --delimiter"

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.formats.base import MAX_LINE_BYTES, NOT_UTF8
+from rankmill.producer.files.formats.base import MAX_LINE_BYTES, NOT_UTF8, TOO_LONG
 from rankmill.producer.files.stores.paths import AnyPath
 
 MAX_DEPTH = 32
@@ -119,7 +119,7 @@ def _item(where: str, text: _Text, decoder: json.JSONDecoder) -> str:
             value, end = decoder.raw_decode(text.text, text.at)
         except json.JSONDecodeError as error:
             if len(text.text) - text.at > MAX_LINE_BYTES:
-                raise InputError(f"{where}: longer than {MAX_LINE_BYTES >> 20} MiB") from None
+                raise InputError(f"{where}: {TOO_LONG}") from None
             if not text.more():
                 raise InputError(f"{where}: not JSON: {error.msg}") from None
             continue

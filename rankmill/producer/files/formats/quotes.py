@@ -11,12 +11,9 @@ import re
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.formats.base import BYTE_ORDER_MARK
+from rankmill.producer.files.formats.base import BYTE_ORDER_MARK, MAX_LINE_BYTES, TOO_LONG
 from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_stream
-
-MAX_FIELD_BYTES = 16 << 20
-"""A field in quotes may have at most this many bytes. A longer one is refused."""
 
 _PIECE_BYTES = 1 << 20
 """The quotes of a CSV file are checked in pieces of this many bytes."""
@@ -37,7 +34,7 @@ def open_quoted(path: AnyPath, delimiter: str) -> pa.NativeFile:
 
     - A closing quote is followed by anything but a delimiter or a line end.
     - A quote is never closed.
-    - A field in quotes has more than `MAX_FIELD_BYTES`.
+    - A field in quotes has more than `MAX_LINE_BYTES`.
 
     If the last line has no line end, one is added. Otherwise, Arrow would misread a last line such as
     ``"a",``: it would take the empty field at the end for a field in quotes, too.
@@ -119,11 +116,10 @@ class Quotes:
                     break
                 self._open, place = self._at + place, place + 1
             place = _end(_INSIDE, piece, place)
-            if self._at + place - self._open > MAX_FIELD_BYTES:
+            if self._at + place - self._open > MAX_LINE_BYTES:
                 raise Misquoted(
                     self._open,
-                    f"the field in quotes that begins here is longer than {MAX_FIELD_BYTES >> 20} MiB; "
-                    "is its closing quote missing?",
+                    f"the closing quote of the field that begins here is missing, or the field is {TOO_LONG}",
                 )
             if place + 1 >= len(piece):  # the next piece may begin with the second of two quotes
                 break

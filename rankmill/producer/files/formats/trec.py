@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.csv as pcsv
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.formats.base import Format, is_empty, line_blocks, text_of
+from rankmill.producer.files.formats.base import NOT_UTF8, Format, is_empty, line_blocks, text_of
 from rankmill.producer.files.formats.text import TextWriter, as_text, joined
 from rankmill.producer.files.stores.paths import AnyPath
 from rankmill.producer.files.stores.reading import open_stream
@@ -145,6 +145,8 @@ def _explained(
     """
     for number, text in enumerate(block.split(b"\n"), line):
         words = text.split()
+        if text.decode("utf-8", "replace").encode() != text:
+            return InputError(f"{path}, line {number}: {NOT_UTF8}")
         if words and len(words) != len(fields):
             return InputError(f"{path}, line {number}: {len(words)} fields, not {len(fields)} as in line 1")
         for name, word in zip(fields, words, strict=False):
@@ -153,7 +155,7 @@ def _explained(
                 _ = int(word) if pa.types.is_integer(kind) else pa.types.is_floating(kind) and float(word)
             except ValueError:
                 shown = word.decode("utf-8", "replace")
-                lacks = "not a number" if name.startswith("run_") else "not a whole number"
+                lacks = "not a whole number" if pa.types.is_integer(kind) else "not a number"
                 return InputError(f"{path}, line {number}: {name.removeprefix('run_')} is {shown!r}, {lacks}")
     return InputError(f"{path}, from line {line} on: {text_of(error)}")
 
