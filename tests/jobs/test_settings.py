@@ -189,6 +189,14 @@ def test_shipped_files_are_valid_and_say_when_to_use_them(file: Path) -> None:
     assert second.startswith("# ")
 
 
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_a_copy_of_a_shipped_file_works_in_any_folder(file: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "my.yaml"
+    copy.write_text(file.read_text())
+    of_copy, of_shipped = (load_settings(config=each, environ={}) for each in (copy, file))
+    assert of_copy.model_dump() == of_shipped.model_dump()
+
+
 def test_a_name_that_is_not_shipped_is_told_with_those_that_are() -> None:
     with pytest.raises(ConfigError, match="shipped with rankmill; shipped are base, cpu, cpu-openvino, cuda"):
         load_settings(config="gpu", environ={})

@@ -18,8 +18,8 @@ A setting comes from the first of these that names it:
 3. a config file: `--config FILE`, or `RANKMILL_CONFIG`,
 4. [configs/base.yaml](../../configs/base.yaml), which has every default.
 
-A key or a `RANKMILL_` variable that names no setting is an error. A config file may extend another one with
-`extends: other.yaml`. `rankmill config show --config cuda` prints every setting and its source.
+A key or a `RANKMILL_` variable that names no setting is an error. A config file may extend another one in its
+folder with `extends: other.yaml`. `rankmill config show --config cuda` prints every setting and its source.
 `rankmill config schema` prints a schema for editors.
 
 `--config` also takes the name of a config file that rankmill ships:
@@ -48,9 +48,7 @@ def _shipped() -> str:
     rows = ["| name | what for |", "| --- | --- |"]
     for path in sorted(BASE.parent.glob("*.yaml")):
         if path != BASE:
-            comment = re.findall(
-                r"^# (?!yaml-language)(.*)", path.read_text().partition("\nextends")[0], re.M
-            )
+            comment = re.findall(r"^# (?!yaml-language)(.*)", path.read_text(), re.M)
             rows.append(f"| `{path.stem}` | {' '.join(comment)} |")
     return "\n".join(rows) + "\n"
 
