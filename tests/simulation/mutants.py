@@ -310,7 +310,7 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
                "redis.call('ZRANGE', turns, skipped, skipped, 'WITHSCORES')",
                "redis.call('ZREVRANGE', turns, skipped, skipped, 'WITHSCORES')"),
         Mutant("the level of turns is not raised", _WAITING,
-               "  had = math.max(had, level(scope))  -- who", "  -- who", test=_ALONE),
+               "  had = math.max(had, level(scope))  -- an", "  -- an", test=_ALONE),
         Mutant("a chunk that is handed back has had its turn", "jobs/protocol/lua/put.lua",
                "  if ARGV[2] == '1' then give_back(ARGV[at]) end\n", "",
                test=f"{_LISTS}a_chunk_that_is_handed_back_is_next_and_costs_no_turn"),
