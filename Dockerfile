@@ -4,7 +4,7 @@
 # Without workers (score-file, exporter, gateway): docker build --build-arg EXTRAS=gateway,grpc --tag rankmill:base .
 FROM python:3.11-slim
 
-# PyTorch for CPUs has an index of its own and is a tenth of the size of the CUDA build on PyPI.
+# PyTorch for CPUs has an index of its own, and is far smaller than the CUDA build on PyPI (docs/start.md).
 ARG VARIANT=cpu
 ARG EXTRAS=worker,gateway,grpc
 WORKDIR /opt/rankmill
