@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from examples import fastapi_service
+from rankmill import Client
 from rankmill.extensions.gateway.testing import served
 from rankmill.testing import FakeWorkers, fake_workers
 from tests.conftest import ENVIRON, Server, run_command, wait_for
@@ -91,6 +92,8 @@ def test_the_fastapi_service(shared_queue: Server, tmp_path: Path) -> None:
 
     try:
         wait_for(answers, service)
+        # The service waits only 30 s for scores, and a worker of a busy machine may still load its model.
+        Client(shared_queue.url, model="demo").score([("a query", "a passage")])
         best, other = ask(query="how far is the moon", passages=["Cheese.", "About 384,400 km."])
         assert (best["index"], other["index"], best["error"]) == (1, 0, None)
         assert best["score"] > other["score"]
