@@ -119,7 +119,7 @@ def score_file(
         revision = _revision(work.journal, settings.revision)
         columns = names_of_score_columns(request, settings, partial(session.labels, revision=revision))
         plan = target.plan(source, columns, tokens_column)
-        work.clear_output()
+        work.check_replaced()
         tally = Tally.read(work.journal.finished.tally)
         several = models if len(models) > 1 else ()
         tally.each = [Tally() for _ in several]

@@ -386,12 +386,30 @@ def test_an_input_that_would_be_overwritten_is_refused(source: Path) -> None:
     assert (done.code, "is the input itself" in done.err, part.exists()) == (2, True, True)
 
 
-def test_a_command_that_cannot_run_leaves_the_parts_of_an_earlier_one(source: Path) -> None:
-    part = source.parent / "out" / "part-00001-of-00001.parquet"
+def test_a_command_that_cannot_run_leaves_the_parts_of_an_earlier_one(
+    source: Path, table: pa.Table, shared_queue: Server, tiny_model: Path
+) -> None:
+    part = source.parent / "out" / "part-00001-of-00009.csv"
     part.parent.mkdir()
     part.write_bytes(b"of an earlier run")
-    done = score_file(source, "-o", part.parent, "--rows-per-part", "9", "--force", "--query-column", "other")
-    assert (done.code, "no column 'other'" in done.err, part.exists()) == (2, True, True)
+    lists = source.with_name("lists.parquet")
+    pq.write_table(table.append_column("tags", pa.array([[1]] * len(table))), lists)
+    command = ["-o", part.parent, "--rows-per-part", "99", "--output-format", "csv", "--force"]
+    command += options(shared_queue, tiny_model)
+    for pairs, further, message in (
+        (source, ["--query-column", "other"], "no column 'other'"),
+        (lists, [], "CSV cannot hold column 'tags'"),
+        (source, ["--max-length", "8000"], "max_length 8000 is more than the 128 positions"),
+    ):
+        done = score_file(pairs, *command, *further)
+        assert (done.code, message in done.err, part.exists()) == (2, True, True)
+    assert score_file(source, *command).code == 0
+    assert sorted(path.name[:10] for path in part.parent.iterdir()) == [
+        "part-00001",
+        "part-00002",
+        "part-00003",
+    ]
+    assert not part.exists()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -272,6 +272,9 @@ class ScoredParts:
         if self._file is None:
             return
         self._work.check()
+        if not self._done:  # the parts of another output stay until the first part that replaces them
+            with as_output_error(self.path):
+                self._folder.clear(self._work.record)
         self._file.publish()
         self._file.__exit__(None, None, None)
         self._file = None

@@ -120,7 +120,7 @@ class PartsFolder(OutputFile):
 class Workspace:
     """The folder ``OUTPUT.rankmill/``, which holds the journal, and the output while it is being written.
 
-    Use the object as a context manager, and call `begin` and `clear_output` in the block. The end of the
+    Use the object as a context manager, and call `begin` and `check_replaced` in the block. The end of the
     block deletes the folder, except in four cases:
 
     - `begin` has not returned, and the folder has scored rows of an earlier run.
@@ -147,7 +147,7 @@ class Workspace:
     Raises
     ------
     RunnerError
-        On entering: this runner may not write here. From `begin` and `clear_output`: it may not replace the
+        On entering: this runner may not write here. From `begin` and `check_replaced`: it may not replace the
         existing output.
     InputError
         On entering: the output exists, this user may not make the folder, the folder or a file in it does not
@@ -373,15 +373,9 @@ class Workspace:
             self.resumes = True
         self._begun = True
 
-    def clear_output(self) -> None:
-        """Delete the parts of another output, which --force replaces. Call this when all else was checked, so
-        that a command that cannot run deletes nothing.
-
-        Raises `RunnerError` if this runner may not replace the existing output.
-        """
-        if self._is_empty:
-            self._output.clear(self.record)
-        elif self.record and self._force:
+    def check_replaced(self) -> None:
+        """Raise `RunnerError` if this runner may not replace the existing output."""
+        if self.record and (self._is_empty or self._force):
             self.record.check(self._output.there())
 
 
