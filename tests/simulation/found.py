@@ -339,6 +339,13 @@ KEPT = (
     Kept("A job by name was enqueued with the id of another one, while a worker ended that one: it got the "
          "scores of the other's pairs.",
          "4568551c", THEMES["enqueued_again"](Scenario.drawn(39, themed=False), random.Random("theme 39"))),
+    _kept("RQ's own code put back the chunks of dead workers while somebody looked at RQ's registries, and "
+          "nobody noted which chunk kills: good rows beside that row failed.",
+          "7736759c", _run((*_pairs(20), *_POISON, *_pairs(19)), 1.0, "live"), Fault(0.5, "rq_info", 150.0),
+          seed=2, workers=(0.05, 0.05), chunk_size=4),
+    _kept("The same with a submitted run of a dead runner: RQ dropped it, and no runner took it any more.",
+          "7736759c", _run(200, 1.0, "submitted parquet"), Fault(0.5, "rq_info", 30.0),
+          Fault(3.8, "kill_producer", 0.0, 1), workers=(0.05,), runners=(0.0,)),
 )  # fmt: skip
 
 FOUND = tuple(each.scenario for each in KEPT)

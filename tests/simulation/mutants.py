@@ -258,6 +258,8 @@ BREAKS: dict[type[Promise], tuple[Mutant, ...]] = {
         Mutant("a dead runner's run stays with it for another lease",
                "extensions/runners/lua/recover.lua",
                "now + ARGV[4]}", "now + ARGV[4] - 15}"),
+        Mutant("RQ's own code takes leases that have lapsed", "jobs/protocol/leases.py",
+               "RQ_DELAY = 365 * 86400", "RQ_DELAY = 0", kept=True),
     ),
     HalvesAreSent: (
         Mutant("a failure does not say that the worker died", _RECOVERY,

@@ -18,7 +18,7 @@ from typing import Any
 import rankmill.workers.engine.engine as engine_module
 import rankmill.workers.worker as worker_module
 from rankmill.jobs.contract.priority import NOBODY, Priority, Tenant, group_of
-from tests.simulation import files, host_faults, producers, runners, tasks
+from tests.simulation import files, host_faults, operators, producers, runners, tasks
 from tests.simulation.cluster import (
     MACHINES,
     MODEL,
@@ -37,7 +37,7 @@ from tests.simulation.promises import PROMISES, NothingIsLeft
 from tests.simulation.server import Server
 from tests.simulation.world import Deadlock, TooLong, World, living_in
 
-KINDS = {**SERVER_KINDS, **host_faults.KINDS}
+KINDS = {**SERVER_KINDS, **host_faults.KINDS, **operators.KINDS}
 
 RUNS: dict[str, type[producers.Command]] = {
     **producers.KINDS,
@@ -65,6 +65,9 @@ _REPORTS = "rankmill:worker:"
 
 _BY_NAME = 0.1
 """Share of the seeds with a job by name."""
+
+_BY_HAND = 0.1
+"""Share of the seeds in which somebody uses RQ's own commands."""
 
 _TURNS = 15
 """Of so many seeds in a row each theme has one; the others have none."""
@@ -145,7 +148,8 @@ class Scenario:
             runners=tuple(dice.choice([0.0, 0.0, 3600.0, -3600.0]) for _ in range(hosts)),
         )
         theme = [*THEMES.values()][seed % _TURNS : seed % _TURNS + 1] if themed and number is None else []
-        return theme[0](found, random.Random(f"theme {seed}")) if theme else found
+        found = theme[0](found, random.Random(f"theme {seed}")) if theme else found
+        return replace(found, faults=(*found.faults, *_by_hand(seed)))
 
     def __str__(self) -> str:
         """The scenario in a few lines."""
@@ -435,6 +439,15 @@ FEATURES: dict[str, Callable[[Scenario], bool]] = {
 """What a scenario may have, by name."""
 
 
+def _by_hand(seed: int) -> tuple[Fault, ...]:
+    """Perhaps a command of RQ's; its dice decide nothing else that a seed does."""
+    dice = random.Random(f"RQ {seed}")
+    if dice.random() >= _BY_HAND:
+        return ()
+    kind = dice.choice(sorted(operators.KINDS))
+    return (Fault(dice.uniform(0.5, 15.0), kind, dice.choice([0.1, 5.0, 20.0, 45.0])),)
+
+
 def _by_name(seed: int, number: int) -> tuple[Submitted, ...]:
     """Perhaps a job that a service enqueues by name; its dice decide nothing else that a seed does."""
     dice = random.Random(f"by name {seed}")
@@ -572,7 +585,10 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
 _APART = frozenset({"stop", "cut_off", "breaks", "half_open", "freeze", "two_masters"})
 """Faults by which a worker may lose its leases though it is alive."""
 
-_PLAIN = frozenset({"term", "drain", "miscompute", "kill_producer", "kill_at_write"})
+_UNNOTICED = frozenset({"rq_info", "rq_requeue"})
+"""What nobody may notice where nothing goes wrong."""
+
+_PLAIN = _UNNOTICED | {"term", "drain", "miscompute", "kill_producer", "kill_at_write", "rq_suspend"}
 """Faults beside which all promises are kept, in time: somebody is asked for something, a worker sees that its
 device is broken, or a producer dies.
 """
@@ -601,7 +617,8 @@ def _promise(history: History, scenario: Scenario) -> None:
     history.in_reach = not _APART & {fault.kind for fault in scenario.faults}
     history.size = len(scenario.workers)
     again = scenario.has(producers.BY_NAME_AGAIN)  # such a job's pairs may be scored for the one before, too
-    history.undisturbed = not (scenario.faults or scenario.stumbles or again)
+    goes_wrong = scenario.stumbles or any(fault.kind not in _UNNOTICED for fault in scenario.faults)
+    history.undisturbed = not (goes_wrong or again)
     history.alike = len(set(scenario.machines)) < 2
     history.willing = history.alike and all(run.model == MODEL for run in scenario.runs)
     # A job by name is no chunk: it may have more pairs, or fewer.
@@ -609,7 +626,7 @@ def _promise(history: History, scenario: Scenario) -> None:
     history.one_engine = len({run.deterministic for run in scenario.runs}) < 2
     history.weights = {group_of(run.tenant.name): run.tenant.weight for run in scenario.runs}
     poisoned = any(passage == POISON for run in scenario.runs for _, passage in run.pairs)
-    history.calm = history.fair and not (scenario.faults or scenario.stumbles or poisoned)
+    history.calm = history.fair and not (goes_wrong or poisoned)
     for run in scenario.runs:
         if run.kind in producers.CANCELLED:
             history.owners |= {first_token(*run.texts(row)): run.name for row in range(len(run.pairs))}
