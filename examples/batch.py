@@ -2,7 +2,7 @@
 
 Commands, of which the last two are for other terminals; serve prints the address that the runner needs::
 
-    pip install '.[gateway,worker]' openai
+    pip install -c constraints.txt '.[gateway,worker]' openai
     mkdir batches
     RANKMILL_GATEWAY_FILES=batches rankmill serve --embedded --model demo
     rankmill runner --redis …

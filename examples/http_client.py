@@ -1,6 +1,6 @@
 """Gets a ranking and a stream of scores over HTTP, without a client library.
 
-pip install '.[gateway,worker]'
+pip install -c constraints.txt '.[gateway,worker]'
 rankmill serve --embedded --model demo
 python examples/http_client.py http://127.0.0.1:9809
 """

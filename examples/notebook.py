@@ -1,6 +1,6 @@
 """The cells of a notebook that starts a server and workers, scores a data frame, and ranks passages.
 
-pip install '.[worker]'
+pip install -c constraints.txt '.[worker]'
 """
 
 # %% A server and workers on this host; they end with the notebook
