@@ -460,6 +460,15 @@ def test_dictionaries_and_nulls_at_any_depth_are_written(tmp_path: Path, name: s
         assert len(lines) == 3
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_lists_of_categories_are_read_from_several_row_groups(tmp_path: Path, rows: int) -> None:
+    lists = pa.ListArray.from_arrays(_THREE, pa.array(["a", "b", "a"]).dictionary_encode())
+    table = pa.table({"query": ["q"] * 3, "passage": ["p"] * 3, "x": lists})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=rows)
+    output = scored(tmp_path / "o.parquet", opened(tmp_path / "a.parquet"))
+    assert pq.read_table(output)["x"].to_pylist() == lists.to_pylist()
+
+
 @pytest.mark.parametrize(
     "column",
     [

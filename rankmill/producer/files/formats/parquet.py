@@ -55,9 +55,9 @@ class ParquetReader:
             names = set(schema.names)
             wanted = [name for name in own if name in names] or own[:1]  # else the batches have no rows
             columns = None if len(wanted) == len(own) else wanted
-            yield from map(
-                plain_batch, file.iter_batches(batch_size=rows, columns=columns, use_threads=False)
-            )
+            for group in range(file.num_row_groups):  # Arrow cannot join lists of dictionaries of two groups
+                batches = file.iter_batches(rows, [group], columns, use_threads=False)
+                yield from map(plain_batch, batches)
 
 
 class ParquetWriter:
