@@ -149,6 +149,7 @@ class Client:
         self._opened()
         self._names = self._names_class(self.settings)
         self._shadows = system.Semaphore(_SHADOWS)
+        self._is_closed = False
         self._cleaner = RunCleaner(self.store)
         self._chunk_rows: dict[str, int] = {}
         self._cluster: EmbeddedCluster | None = None
@@ -201,6 +202,7 @@ class Client:
 
     def close(self) -> None:
         """Close the connections; an embedded server and its workers end, unless another client uses them."""
+        self._is_closed = True
         self.store.close()
         self._ends.close()
 
@@ -711,8 +713,13 @@ class Client:
                     table, columns=columns, timeout=_SHADOW_SECONDS, priority="bulk", model=model,
                     show_progress=False, **spec,
                 )  # fmt: skip
-            except RankmillError as error:
-                logger.warning("%s could not score in the shadow: %s", model, error)
+            except Exception as error:
+                if self._is_closed:  # redis-py raises errors of several types for a closed connection
+                    logger.debug("%s did not end in the shadow: the client was closed", model)
+                elif isinstance(error, RankmillError):
+                    logger.warning("%s could not score in the shadow: %s", model, error)
+                else:
+                    raise
             finally:
                 self._shadows.release()
 

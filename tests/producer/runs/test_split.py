@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rq.suspension import WORKERS_SUSPENDED
 
 from rankmill import AsyncClient, Client
 from rankmill.extensions.registry.documents import Alias, Reference, target_of
 from rankmill.extensions.registry.registry import Registry
 from rankmill.extensions.registry.settings import RegistrySettings
 from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.protocol.rq import WORKER_PREFIX
 from rankmill.jobs.protocol.worker_report import worker_reports
 from rankmill.producer.client.joined import rows_by_version, version_of
 from rankmill.producer.client.runs import Scores
@@ -113,6 +116,25 @@ def test_a_split_and_a_shadow_score_as_their_versions_do(client: Client, server:
     np.testing.assert_allclose(asyncio.run(_asyncio_scores(client, server)), alone["v1"], atol=1e-5)
     assert _pairs(server) >= before + 2 * len(PAIRS)
     wait_for(lambda: not client.store.redis.keys("rankmill:run:*"))
+
+
+def test_a_client_may_be_closed_while_a_shadow_scores(
+    client: Client, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", errors.append)
+    before = {*threading.enumerate()}
+    let_it_stand_for(client, {"v1": 1.0}, shadow="v2")
+    server.client.set(WORKERS_SUSPENDED, 1)
+    wait_for(lambda: server.client.hget(f"{WORKER_PREFIX}only", "state") == b"suspended")
+    run = client.begin(PAIRS)
+    (shadow,) = (each for each in {*threading.enumerate()} - before if each.name == "later")
+    wait_for(lambda: "xread" in {each["cmd"] for each in server.client.client_list() if "b" in each["flags"]})
+    client.close()
+    server.client.delete(WORKERS_SUSPENDED)
+    shadow.join()
+    assert not [error for error in errors if error.thread is shadow]
+    run.cancel()
 
 
 def test_versions_with_other_labels_have_no_scores_together(client: Client, tmp_path: Path) -> None:
