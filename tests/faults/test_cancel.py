@@ -17,7 +17,6 @@ from rankmill.jobs.contract.errors import RunCancelled
 from rankmill.jobs.contract.run import Run
 from rankmill.jobs.protocol.runs import RunStore
 from tests.conftest import Server, StartWorker, wait_for
-from tests.harness.models.tiny import make_bert
 from tests.harness.runs import stored_run
 from tests.harness.servers.valkey import nothing_left
 from tests.harness.waiting import lists, take_out, waiting_jobs
@@ -28,17 +27,23 @@ OF_RQ = {b"rq:queues", b"rq:workers", b"rq:workers:rankmill"}
 """Sets of names that RQ keeps for good; a few bytes for each queue and worker."""
 
 
-def test_a_cancelled_run_leaves_nothing_behind(server: Server, workers: StartWorker, tmp_path: Path) -> None:
-    model = make_bert(tmp_path / "model", hidden=128, layers=4)
-    client = Client(server.url, model=str(model), chunk_size=64, window=8)
-    worker = workers(environ={"RANKMILL_CLAIM_AHEAD": "64"})
-    run = client.submit((f"cat {n}", "the moon " * 40) for n in itertools.count())
-    next(iter(run))  # some chunks are done, one is being scored, the others wait
+def test_a_cancelled_run_leaves_nothing_behind(
+    server: Server, workers: StartWorker, model_with_marks: Path, tmp_path: Path
+) -> None:
+    client = Client(server.url, model=str(model_with_marks), chunk_size=64, window=16)
+    environ = {"FORWARDS": str(tmp_path / "forwards"), "PYTHONPATH": str(Path(__file__).parents[2])}
+    worker = workers(
+        worker_class="tests.harness.misbehaving.MisbehavingWorker",
+        environ={**environ, "RANKMILL_CLAIM_AHEAD": "64"},
+    )
+    run = client.submit((f"cat {n}", "hold" if n >= 6 * 64 else "moon") for n in itertools.count())
+    next(iter(run))  # some chunks are done, one is held by the worker, the others wait
     assert len(waiting_jobs(server.client)) > 2
     run.cancel()
     run.cancel()  # once more changes nothing
     assert not waiting_jobs(server.client)
     assert not list(server.client.scan_iter("rankmill:run:*"))
+    (tmp_path / "go").touch()
     with pytest.raises(RunCancelled):
         next(iter(run))
     # The chunk that was being scored ends for nobody, and the worker is free for others.
@@ -67,6 +72,15 @@ def test_a_run_that_another_thread_cancels_leaves_nothing(shared_queue: Server, 
 def test_cancelling_many_waiting_chunks_does_not_keep_others_waiting(server: Server, behind: bool) -> None:
     """20,000 of its jobs wait, alone or between as many of others."""
     store = RunStore(server.client)
+    for _ in range(5):  # a busy machine stops the server itself now and then
+        server.client.flushall()
+        if cancels_without_a_slow_command(store, behind=behind):
+            return
+    pytest.fail("each time, a command took more than 0.1 s; a few ms if nothing else runs")
+
+
+def cancels_without_a_slow_command(store: RunStore, *, behind: bool) -> bool:
+    """Cancel a run with 20,000 jobs that wait; returns whether each command took less than 0.1 s."""
     run, other = (stored_run(store, queue="q") for _ in range(2))
     chunks = list(range(0, 8 * 20_000, 8))
     for jobs_of, some in ((other, chunks[:10_000]), (run, chunks), (other, chunks[10_000:])):
@@ -75,15 +89,16 @@ def test_cancelling_many_waiting_chunks_does_not_keep_others_waiting(server: Ser
     waiting = [keys.job_id(other.id, chunk) for chunk in chunks] if behind else []
     store.redis.rpush("rq:queue:q", "by-name")
     queue = store.queue("q")
-    server.client.config_set("slowlog-log-slower-than", 100_000)
-    server.client.slowlog_reset()
+    store.redis.config_set("slowlog-log-slower-than", 100_000)
+    store.redis.slowlog_reset()
     assert store.cancel(run) == len(chunks)
-    assert server.client.slowlog_len() == 0  # each took less than 0.1 s; a few ms if nothing else runs
+    slow = store.redis.slowlog_len()
     assert waiting_jobs(store.redis, "q") == [*waiting, "by-name"]
     assert queue.count == len(waiting) + 1
-    left = set(server.client.scan_iter(f"*{run.id}*", count=10_000))
+    left = set(store.redis.scan_iter(f"*{run.id}*", count=10_000))
     assert left == {keys.cancelled(run.id).encode()}
     assert len(store.chunks(other)) == len(waiting)
+    return bool(slow == 0)
 
 
 def test_chunks_that_workers_have_or_that_pause_are_counted_and_expire(server: Server) -> None:

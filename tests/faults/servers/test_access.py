@@ -157,7 +157,7 @@ def test_each_user_may_do_what_it_must(
         first = named.enqueue("rankmill.score_pairs", PAIRS[:2], model=str(tiny_model))
         second = named.enqueue("rankmill.score_pairs", PAIRS[:2], model=str(tiny_model), depends_on=first)
         for job in (first, second):
-            assert (result := job.latest_result(timeout=30))
+            assert (result := job.latest_result(timeout=120))
             assert result.type is result.Type.SUCCESSFUL
         runners(Server(url.format("producer"), admin))
         assert submitted.wait(60).state == "done"
@@ -227,7 +227,7 @@ def use_gateway(gateway: Running, key: str, start_runner: Callable[[], object]) 
     wait_for(lambda: gateway.get("/v1/cache", **mine).json["data"])
     pairs = {"query": "moon", "texts": [text for _, text in PAIRS]}
     assert gateway.post("/rerank", pairs, **mine).status == 200
-    assert gateway.post("/rerank", pairs, **mine).status == 429
+    wait_for(lambda: gateway.post("/rerank", pairs, **mine).status == 429)  # at once, if the first was quick
     (warmed,) = gateway.post("/v1/cache/warm", {"model": gateway.get("/info", **mine).json["model_id"]},
                              **mine).json["data"]  # fmt: skip
     assert warmed["state"] == "done"

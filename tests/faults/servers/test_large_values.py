@@ -43,11 +43,11 @@ def test_the_size_of_a_value_that_is_refused_is_said(strict: Server, over: str) 
         strict.client.config_set("port", port)
         url = f"redis://127.0.0.1:{port}"
     with Client(url, model="demo", chunk_size=40) as client, pytest.raises(ValueRefused, match=SAID):
-        client.score(pairs, timeout=50)
+        client.score(pairs, timeout=200)
 
     async def ask() -> None:
         async with AsyncClient(url, model="demo", chunk_size=40) as client:
-            await client.score(pairs, timeout=50)
+            await client.score(pairs, timeout=200)
 
     with pytest.raises(ValueRefused, match=SAID):
         asyncio.run(ask())
@@ -75,8 +75,8 @@ def test_a_result_that_is_refused_ends_its_run(tmp_path: Path, strict: Server, w
     workers()
     with Client(strict.url, model=str(model), all_labels=True, chunk_size=128) as client:
         with pytest.raises(RunFailed, match=SAID):
-            client.score(pairs, timeout=50)
-        assert client.score(pairs[:4], timeout=50).shape == (4, 3000)
+            client.score(pairs, timeout=200)
+        assert client.score(pairs[:4], timeout=200).shape == (4, 3000)
 
 
 def test_a_result_that_is_too_large_for_a_payload_ends_its_run(
@@ -88,5 +88,5 @@ def test_a_result_that_is_too_large_for_a_payload_ends_its_run(
     workers()
     with Client(server.url, model=str(model), all_labels=True, chunk_size=16_000) as client:
         with pytest.raises(RunFailed, match=r"over the limit of 67,108,864: set a smaller chunk_size"):
-            client.score(pairs, timeout=100)
-        assert client.score(pairs[:4], timeout=50).shape == (4, 1_100)
+            client.score(pairs, timeout=200)
+        assert client.score(pairs[:4], timeout=200).shape == (4, 1_100)
