@@ -13,7 +13,7 @@ from rq.serializers import JSONSerializer
 from rq.suspension import resume, suspend
 
 from rankmill.jobs.contract.errors import RankmillError
-from tests.simulation.world import world
+from tests.simulation.world import Process, world
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
@@ -41,14 +41,16 @@ def rq_suspend(cluster: Cluster, fault: Fault) -> None:
     def main() -> None:
         client, history = cluster.world.redis.client(), world().history
         suspend(client)
-        since = world().now
-        told = [each for each in cluster.workers if each.alive and each not in history.drained]
-        history.drained |= dict.fromkeys(told, since)
-        world().sleep(fault.amount)
+        until, told = world().now + fault.amount, dict[Process, float]()
+        while world().now < until:  # also workers that are started meanwhile
+            there = [each for each in cluster.workers if each.alive and each not in history.drained]
+            told |= (new := dict.fromkeys(there, world().now))
+            history.drained |= new
+            world().sleep(1.0)
         resume(client)
-        history.drained = {
-            each: at for each, at in history.drained.items() if each not in told or at != since
-        }
+        for each, since in told.items():
+            if history.drained.get(each) == since:  # else it was drained, too
+                del history.drained[each]
 
     cluster.world.process("operator", main)
 
