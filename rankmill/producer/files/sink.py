@@ -239,6 +239,7 @@ class ScoredParts:
         self._file: ScoredFile | None = None
         finished = work.journal.finished
         self._done, self.rows, self.row_errors = finished.parts, finished.rows, finished.row_errors
+        self._replaces = not self._done and bool(self._folder.there())
         self._open()
 
     @property
@@ -272,9 +273,10 @@ class ScoredParts:
         if self._file is None:
             return
         self._work.check()
-        if not self._done:  # the parts of another output stay until the first part that replaces them
+        if self._replaces:  # the parts of another output stay until the first part that replaces them
             with as_output_error(self.path):
                 self._folder.clear(self._work.record)
+            self._replaces = False
         self._file.publish()
         self._file.__exit__(None, None, None)
         self._file = None
