@@ -207,7 +207,7 @@ def find_target(request: FileRequest, files: Sequence[InputFile]) -> OutputTarge
         raise InputError("this output has no default: name it with -o")
     source = as_path(name)
     folder = source.is_dir()
-    source = source if request.run or folder else files[0].path  # the name may be a pattern for one file
+    source = source if request.run or folder else files[0].path  # the request may name the file by a glob
     ending = "" if request.rows_per_part else OutputFormat(request.output_format).ending
     named = resolved(source).name if folder else stem(source)
     return OutputTarget(request, resolved(source).parent / f"{named}.scored{ending}")

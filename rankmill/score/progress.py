@@ -43,7 +43,7 @@ def _text(progress: Progress, total: int, workers: int, doing: str) -> str:
 
 @contextmanager
 def _in_terminal(total: int) -> Iterator[Show]:
-    text = TextColumn("{task.description}", markup=False, table_column=Column())  # a long name goes on below
+    text = TextColumn("{task.description}", markup=False, table_column=Column())  # a long name is wrapped
     bar = Bar(BarColumn(12), text, console=Console(stderr=True), transient=True)
     task = bar.add_task("", total=total)
 

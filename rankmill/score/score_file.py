@@ -239,7 +239,7 @@ def _score(
         "row_tokens": bool(plan.tokens),
     }
     named = client.settings.revision
-    if models:  # --revision is for the first model; with CHOSEN,REJECTED, both are equal
+    if models:  # --revision is for the first model; CHOSEN and REJECTED are scored by one model
         own = [
             {
                 "model": model,
@@ -294,8 +294,7 @@ def _revision(journal: Journal, named: str | None) -> str | None:
 
 
 def _end_last_run(store: RunStore, journal: Journal) -> None:
-    """Delete from Redis the run of a producer that has died, and add what the run has used to the account of
-    the run's tenant.
+    """Delete a dead producer's run from Redis, and add what the run has used to its tenant's account.
 
     Only results that the producer had accepted are counted. All other results are dropped, and their chunks
     are scored again.

@@ -147,7 +147,7 @@ class Session:
         try:
             yield run
         except BaseException:
-            with suppress(RankmillError):  # the failure may be the server's
+            with suppress(RankmillError):  # if the server has failed, cancelling fails too
                 run.cancel()
             raise
 

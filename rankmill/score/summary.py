@@ -44,12 +44,11 @@ class Summary(RunOutcome):
     reused_rows
         Rows that took their score from an earlier output.
     bound
-        How far a logit may be from the model's own logit. Workers prove this with test pairs; ``None`` if one
-        of them has not.
+        How far a logit may be from the model's own logit. Workers prove this with test pairs. ``None`` if a
+        worker has not proven it.
     reference
-        ``own`` if the model was too large to compare the workers' logits with those in fp32. For the bound,
-        the workers' logits were then compared with those that transformers computes in the worker's
-        precision. Otherwise ``None``.
+        ``own`` if the model was too large to be run in fp32 for comparison. The bound then says how far the
+        workers' logits may be from transformers' logits in the worker's precision. Otherwise ``None``.
     deterministic
         Whether the scores are deterministic.
     kind

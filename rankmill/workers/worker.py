@@ -97,9 +97,9 @@ loaded.
 """
 
 _STOPPING_SECONDS = {1: 5.0, 2: 1.0}
-"""The most seconds that a command waits for Redis after the first and after the second signal to stop. A
-command to a silent server waits until the server counts as away. Then the process ends, and so do the leases
-of its jobs.
+"""After the first and the second signal to stop, the worker waits at most this many seconds for a server that
+is away. A server that is only silent counts as away after some more seconds. When the wait is over, the
+process ends, and the leases of its jobs lapse.
 """
 
 _SHOWN = 50

@@ -95,7 +95,7 @@ class PartsFolder(OutputFile):
         return next((path for path in sorted(self.there()) if (part_number(path.name) or 0) > own), None)
 
     def check(self, journal: Journal) -> None:
-        """Check that all parts which the journal knows exist; raises `InputError` if not."""
+        """Raise `InputError` if a part that the journal lists does not exist."""
         present = {part_number(path.name) for path in self.there()}
         for number in range(1, journal.finished.parts + 1):
             if number not in present:
@@ -304,7 +304,7 @@ class Workspace:
                 self._place.delete(path.name + suffix)
             journal = Journal(path, self.check, place)
         try:
-            for end in ("", "-wal"):  # SQLite follows links, and opens the second file later
+            for end in ("", "-wal"):  # SQLite follows links, and opens the file -wal later
                 self._place.watch(Path(f"{path}{end}"), Path(f"{place}{end}").lstat())
         except OSError as error:
             raise self._unwritable(error) from None
@@ -351,7 +351,7 @@ class Workspace:
             raise self._unwritable(error) from None
         changed = differences(self.journal.manifest, manifest)
         rows = self.rows
-        if self._restart:  # now, while the journals still know which parts they have
+        if self._restart:  # before the journals forget which parts are to be deleted
             self._output.clear(self.record)
         self._is_empty = not rows
         wrong = next(filter(None, (journal.wrong for journal in self.journals)), None)

@@ -139,7 +139,7 @@ class _Shared:
 
 
 _shared: dict[str, _Shared] = {}
-_shared_lock = system.RLock()  # reentrant: the garbage collector may end a block under the lock
+_shared_lock = system.RLock()  # reentrant: while a thread holds it, garbage collection may end another block
 _MODELS = 8
 """A worker of a shared cluster keeps up to this many models loaded if memory allows, even if the setting
 ``model_cache_size`` is smaller. Otherwise, a process that uses several models in turn would load them again

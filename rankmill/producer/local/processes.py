@@ -58,7 +58,7 @@ class LocalWorker:
 
     @property
     def gpu(self) -> str | None:
-        """The NVIDIA GPU that the worker is bound to, as ``CUDA_VISIBLE_DEVICES`` names it, if one is set."""
+        """The worker's ``CUDA_VISIBLE_DEVICES``, which names its NVIDIA GPU; ``None`` if it is not set."""
         return self.environ.get("CUDA_VISIBLE_DEVICES")
 
     @property

@@ -20,7 +20,7 @@ LOOK_SECONDS = 6.0
 """Seconds between two readings of the workers' reports. A reading without new reports does not count."""
 
 _LOOKS = 3
-"""Whether a GPU gets another worker is decided by the means of this many successive readings."""
+"""A GPU gets another worker only after this many successive readings of the reports. Their means decide."""
 
 _BUSY = 0.9
 """No worker is added for a GPU that computes for at least this share of the time: the GPU is the limit."""

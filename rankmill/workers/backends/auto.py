@@ -214,7 +214,7 @@ def _fastest(able: list[Combination], config: Any, device: str, cache: Path) -> 
 def _int8_gain(
     able: list[Combination], chosen: Combination, config: Any, device: str, cache: Path
 ) -> float | None:
-    """Return how many times as fast int8 is as the chosen precision, or ``None`` if this is unknown."""
+    """Return the speed of int8 divided by that of the chosen precision; ``None`` if this is unknown."""
     kinds = [backends()[name] for name, _ in able]
     known = any(set(INT8) & set(kind.timed) and kind.is_measured(config) for kind in kinds)
     return _speeds(able, config, cache).int8_gain(chosen) if known and device == "cpu" else None

@@ -258,9 +258,9 @@ class BackendKind:
     machines
         Machines that the backend runs on, as `platform.machine` names them; empty means any.
     timed_layer
-        Returns a function that runs one layer of the given shape on the CPU, in one of the `timed`
-        precisions, with the backend's arithmetic on the worker's threads. On a CPU, ``auto`` takes a backend
-        without `timed_layer` only as a last resort.
+        Gets the shape of a layer, and one of the `timed` precisions. Returns a function that runs the layer
+        once on the CPU, on the worker's threads, as the backend would compute it. On a CPU, ``auto`` takes a
+        backend without `timed_layer` only as a last resort.
     timed
         Precisions that `timed_layer` accepts, if the backend supports them.
     rounding

@@ -103,9 +103,9 @@ class Speeds:
         return max(finest, key=lambda kind: speeds[kind], default=None)
 
     def int8_gain(self, over: Combination) -> float | None:
-        """Return how many times as fast int8 is as the backend and precision `over`.
+        """Return the speed of int8 divided by the speed of `over`, a backend and precision.
 
-        If the speed of int8 or of `over` was not measured, return ``None``.
+        If one of the two speeds was not measured, return ``None``.
         """
         int8_speeds = {choice: speed for choice, speed in self.gflops.items() if choice[1] in INT8}
         if not int8_speeds or not self.gflops.get(over):

@@ -75,11 +75,11 @@ _TRACED = "rankmill_traced"
 
 
 def _mask(*sizes: Any, **options: Any) -> Tensor | None:
-    """Make transformers' mask, but let each token that would see no token see all of them.
+    """Make transformers' mask; but if it lets a token see no token at all, let this token see all tokens.
 
-    With a sliding window, padding may be far from all of the row's tokens. OpenVINO's attention returns NaN
-    for a token that sees none, and in the next layer NaN reaches the row's other tokens. What padding sees
-    changes no score.
+    With a sliding window, padding may be too far from the row's tokens to see any. For such a token,
+    OpenVINO's attention returns NaN, and in the next layer NaN reaches the row's other tokens. What padding
+    sees changes no score.
     """
     mask: Tensor | None = sdpa_mask(*sizes, **options)
     return None if mask is None else mask | ~mask.any(dim=-1, keepdim=True)

@@ -24,7 +24,7 @@ PACKED = "rankmill_packed"
 """Name under which the attention over packed rows is registered with transformers."""
 
 _ASKS_FOR_GROUPS = "enable_gqa" in signature(varlen_attn).parameters
-"""Whether PyTorch's kernel must be told, by this argument, that keys have fewer heads than queries."""
+"""Whether PyTorch's kernel has an argument that says that keys have fewer heads than queries."""
 
 _WITHOUT_EFFECT = frozenset(
     {"dropout", "deterministic", "output_attentions", "position_ids", "token_type_ids", "use_cache"}
@@ -45,7 +45,7 @@ class PackedInput:
     starts
         Where each row begins, and where the last row ends, ``[rows + 1]``, int32.
     key_starts
-        Where the keys of each row begin, and where the last row's end, ``[rows + 1]``, int32.
+        Where the keys of each row begin, and where those of the last row end, ``[rows + 1]``, int32.
     keys
         Indices of the tokens to which each row attends, row after row, ``[keys]``; ``None`` if each row
         attends only to its own tokens.

@@ -172,7 +172,7 @@ def _saved(
 ) -> ModelLayout:
     _check_versions(source, saved.get("requirements") or {})
     types = [str(module["type"]) for module in modules]
-    # a class of the same name from elsewhere is code in the model's repository, or another package's
+    # A class of another package, or of the model's repository, is not taken for one of the same name.
     kinds = [kind.rpartition(".")[2] if kind.startswith("sentence_transformers.") else kind for kind in types]
     if kinds[:1] != ["Transformer"] or modules[0]["path"] or not _KNOWN.issuperset(kinds[1:]):
         raise SpecError(

@@ -142,7 +142,7 @@ class WaitingRows(Generic[Owner]):
         Parameters
         ----------
         work
-            The owner of the rows, such as a chunk's work.
+            What the rows belong to, such as the `Work` of a chunk.
         lengths
             Tokens of each row.
         token_budget, max_batch, length_aware, groups, packed

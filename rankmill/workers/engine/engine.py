@@ -69,8 +69,8 @@ class Engine:
     length_aware
         Whether to sort rows by length before they are cut into batches.
     way
-        How the rows of a batch share a forward, such as ``padded`` to one length (see `Way`); by default, as
-        in the proof of the model's scores. Without a proof, a batch may have rows of any lengths.
+        The `Way` in which the rows of a batch are computed together, such as ``padded``. The default is that
+        of the proof of the model's scores. Without a proof, a batch may have rows of any lengths.
     probing
         Whether the engine scores probes (pairs with known scores). The worker's metrics do not count them.
         `OutOfMemory` is raised for a probe that does not fit into memory by itself, because that says nothing
@@ -151,8 +151,8 @@ class Engine:
             return Flight(parts, error)
 
     def finish(self, flight: Flight) -> list[Work]:
-        """Wait for the forward of a batch, and write the scores into each `Work` that rows of the batch come
-        from. Returns each of these works that has no row left to score.
+        """Wait for the forward of a batch, and write the scores into the `Work` of each row. Returns those
+        works of the batch that have no row left to score.
 
         Raises
         ------
@@ -208,8 +208,9 @@ class Engine:
     def must_prove(self) -> bool:
         """Whether `prove` must be called now, to score the model's probes (pairs with known scores) again.
 
-        True if the probes were last scored more than `PROVE_SECONDS` ago, or `ERROR_SECONDS` if a batch has
-        failed since. Always false for a model whose scores were never compared with transformers'.
+        True if the probes were last scored more than `PROVE_SECONDS` ago. If a batch has failed since,
+        `ERROR_SECONDS` are enough. Always false for a model whose scores were never compared with
+        transformers'.
         """
         probes = self.model.last_probes
         seconds = system.monotonic() - probes.at

@@ -145,7 +145,7 @@ class Headroom:
         """
         self._known_weight, self._known_bytes = 0.0, 0
         """The largest sum of weights of batches that were in progress at the same time, and the bytes that
-        these batches needed. If batches with a smaller sum need more bytes, their numbers replace both.
+        these batches needed. If batches with a smaller sum need more bytes, both numbers become theirs.
         """
         self._said = self._read_at = float("-inf")
         self._used = self._free = 0

@@ -44,8 +44,8 @@ too.
 """
 
 _ALONE = 8
-"""At least this many probes (test pairs), if there are so many, are also scored in batches of one row, as a
-request may be.
+"""At least this many probes (test pairs), if there are so many, are also scored in batches of one row: a
+request may have one row.
 """
 
 _MIDDLE = 4
@@ -75,14 +75,14 @@ class Probed:
     model
         A model whose scores are the logits of all outputs, because its activation is the identity.
     way
-        How the rows of a batch share a forward, such as ``padded`` to one length.
+        The `Way` in which the rows of a batch are computed together, such as ``padded``.
 
     Attributes
     ----------
     tokens
         Digests of the probes' token ids; a probe without tokens has the digest of an empty list.
     errors
-        The reason for each probe without a score, by the probe's index.
+        Why a probe has no score, by the probe's index.
     """
 
     def __init__(self, model: Model, way: Way) -> None:
@@ -105,8 +105,8 @@ class Probed:
         - If all rows of a batch must be equally long: one batch for each length that several probes have.
         - If rows share prefixes: one batch of probes that begin alike.
         - The planned batches with their rows in reverse order.
-        - If rows are packed: `_PACKED_AGAIN` - 1 further sets, by turns the planned batches as they are and
-          with their rows in reverse order.
+        - If rows are packed: the planned batches again, by turns in the planned and in reverse order. With
+          the set before, these are `_PACKED_AGAIN` sets.
 
         Parameters
         ----------

@@ -264,7 +264,9 @@ class Proving:
         self._known: tuple[Own, float, Literal["exact", "own"]] | None = None
         self._proof: Proof | None = None
         self._sizes: tuple[int, ...] = ()
-        """Rows and tokens of the largest batches of a cached proof of wrong scores that is too old to use."""
+        """Rows and tokens of the largest batches that a cached proof includes. The proof is not used: it says
+        that the scores are wrong, and is too old.
+        """
 
     def take(self, way: Way) -> None:
         self._loaded.backend.packs = way == "packed"
@@ -387,7 +389,7 @@ class Proving:
         Parameters
         ----------
         way
-            How the rows of a batch share a forward, such as ``padded`` to one length.
+            The `Way` in which the rows of a batch are computed together, such as ``padded``.
         rows, tokens
             Sizes of the largest batches that the proof includes; if memory is short, they become smaller. By
             default, the speed of the model decides the sizes.

@@ -33,7 +33,7 @@ class PairScores:
     scores
         Float32, ``[n]`` or ``[n, labels]``; NaN for rows in ``errors``.
     errors
-        The reason for each row without a score, by the row's index.
+        Why a row has no score, by the row's index.
     tokens, padded_tokens
         Number of tokens without padding, and with it.
     batches
@@ -203,10 +203,10 @@ def reason_of(error: BaseException) -> str:
 
 
 def bisect(rows: Rows, run: Callable[[Rows], None], broken: Callable[[int, BaseException], None]) -> None:
-    """Call `run` with `rows`, and after an error with each half, down to the single rows that fail.
+    """Call `run` with `rows`. If it raises an error, run each half of the rows, and so on.
 
-    `broken` is called with each row that fails by itself, and its error. `SpecError`, which concerns the
-    whole model, and `DeviceLost` are raised.
+    For a row that fails by itself, `broken` is called with the row and its error. `DeviceLost` is raised, and
+    so is `SpecError`, which concerns the whole model.
     """
     if not len(rows):
         return

@@ -163,8 +163,7 @@ def make_room(kept: Iterable[KeptFolder], limit: int, *, needed: int = 0, keep: 
     Returns
     -------
     int
-        The number of bytes that are still over the limit. If `needed` by itself is over the limit, nothing is
-        removed.
+        The number of bytes that are still over the limit.
     """
     if needed > limit:
         return needed - limit
@@ -209,7 +208,7 @@ def _remove(entry: KeptFolder) -> bool:
 
 
 def cache_name(source: str | Path, revision: str | None, *inputs: str) -> str:
-    """A name for files that are derived from a model, which changes with the model's content and `inputs`.
+    """A name for files that are derived from a model. It changes with the model's content and with `inputs`.
 
     Parameters
     ----------

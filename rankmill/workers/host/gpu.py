@@ -19,7 +19,7 @@ _METRICS = {
     "utilization_ratio": "Share of time in which the worker's GPU was busy.",
     "temperature_celsius": "Temperature of the worker's GPU.",
 }
-"""The help texts of a GPU's metrics, by what follows ``rankmill_gpu_`` in their names."""
+"""The help text of each metric of a GPU, by the metric's name without its beginning ``rankmill_gpu_``."""
 
 logger = logging.getLogger(__name__)
 

@@ -31,7 +31,9 @@ from rankmill.jobs.system import system
 from rankmill.workers.host.gpu import Gpu
 
 _PACE_SECONDS = 30
-"""The worker's pace, in padded tokens per second of forward, is measured over about this many seconds."""
+"""The worker's pace is measured over about this many seconds. It is the number of padded tokens in forwards,
+divided by the seconds that these forwards took.
+"""
 
 _LEAST_FORWARD_SECONDS = 1
 """A worker reports no pace if its forwards took fewer seconds than this, because a first batch is slow."""
@@ -230,13 +232,13 @@ class _CpuUse:
 
 
 class _Pace:
-    """Measures the padded tokens per second of forward over about the last half minute."""
+    """Measures the worker's pace over about the last half minute (see `_PACE_SECONDS`)."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, float, float]] = deque()
 
     def now(self, padded: float, forward: float) -> float | None:
-        """Return the recent padded tokens per second of forward, or ``None`` if too little was scored.
+        """Return the worker's recent pace, or ``None`` if too little was scored.
 
         Parameters
         ----------

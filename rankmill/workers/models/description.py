@@ -258,9 +258,9 @@ def read(source: str | Path, revision: str | None, cache: Path | None = None) ->
 def load_tokenizer(source: str | Path, revision: str | None) -> Any:
     """Load the tokenizer of a model, with the parts that its ``tokenizer.json`` describes.
 
-    For many classes of tokenizers, transformers reads only the vocabulary from this file, and makes the other
-    parts as they usually are in the class. With such parts, the model would get other tokens than in its
-    training.
+    For many classes of tokenizers, transformers reads only the vocabulary from this file. It makes the other
+    parts as usual for the class, whatever the file says. With such parts, the model would get other tokens
+    than in its training.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -334,7 +334,7 @@ def _plain(tokenizer: Any, source: str | Path, revision: str | None) -> str | No
         return None
     own = _state(tokenizer.backend_tokenizer)
     text = json.dumps(own)
-    if own["model"].get("type") == "Unigram":  # its scores lose their last digit in `own`
+    if own["model"].get("type") == "Unigram":  # in `own`, a Unigram model's scores have lost their last digit
         file = model_file(source, revision, _TOKENIZER)
         text = file.read_text(encoding="utf-8") if file else ""
     return text if text and _state(Tokenizer.from_str(text)) == own else None

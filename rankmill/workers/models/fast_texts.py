@@ -60,8 +60,8 @@ _PLANES = (0, 1, 2, 3, 14)
 """Planes of Unicode that have characters of general use."""
 
 CODES = [code for plane in _PLANES for code in range(plane << 16, (plane + 1) << 16)]
-"""Code points for which the fast tokenizer library is compared with Hugging Face's, except surrogates. A text
-with another code point never goes to the fast library.
+"""The fast tokenizer library is compared with Hugging Face's for these code points, except for surrogates. A
+text with any other code point never goes to the fast library.
 """
 
 _MOST_DIFFERENT = 256

@@ -53,7 +53,7 @@ class LastProbes:
 class Model:
     """A model that is ready to score: it turns texts into ids, ids into logits, and logits into scores.
 
-    ``int8_gain`` says how many times as fast int8 is here as the model's precision, if that is known.
+    ``int8_gain`` is the speed of int8 here, divided by that of the model's precision; ``None`` if unknown.
     """
 
     name: str
@@ -114,7 +114,7 @@ class Loaded:
     Attributes
     ----------
     about, backend, revision, int8_gain
-        The model's description and weights, its commit or digest, and how many times as fast int8 is.
+        The model's description, its weights, its commit or digest, and ``int8_gain`` as in `Model`.
     held
         Keeps an extension's copy of the model on this host.
     source

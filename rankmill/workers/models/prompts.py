@@ -36,8 +36,8 @@ class PromptTokenizer:
     Parameters
     ----------
     spec, description
-        The options and the model; they set the instruction (the text of the role ``system``, which is left
-        out if it is empty), the side at which prompts are cut, and the template's other variables.
+        The options and the model. They set the instruction, the side at which prompts are cut, and the
+        template's other variables. An empty instruction is left out.
     max_length
         Longest prompt in tokens.
     template

@@ -75,7 +75,7 @@ class ReferenceModel:
         if beside is not None and (padding is None or padding < 0):  # some configs say -1
             used = {*row["input_ids"], *beside["input_ids"]}
             padding = next(number for number in count() if number not in used)
-        # a head that reads the last token takes every id other than this one for a token
+        # a head that reads the last token skips only tokens with this id
         self._model.config.get_text_config().pad_token_id = padding
         fill = {"input_ids": padding or 0}
         named = {

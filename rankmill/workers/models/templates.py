@@ -52,21 +52,23 @@ _ITERATE = frozenset({
     "length", "list", "map", "max", "min", "reject", "rejectattr", "reverse", "select", "selectattr",
     "slice", "sort", "sum", "unique",
 })  # fmt: skip
-"""Jinja's filters and methods of texts whose arguments may be of any type. These filters and methods do not
-turn their arguments into text.
+"""Filters and methods that may get arguments of any type, such as an iterator. The sizes of these arguments
+are not checked, except for `_ADD_UP`.
 """
 
 _ADD_UP = frozenset({"join", "sum"})
-"""Filters whose result contains all items of a list, so that the items' sizes are added up."""
+"""Filters that put all items of a list into the result, so that the items' sizes are added up."""
 
 _WIDEN = frozenset({
     "batch", "center", "expandtabs", "indent", "ljust", "rjust", "round", "slice", "tojson", "wordwrap",
     "zfill",
 })  # fmt: skip
-"""Filters and methods of texts whose result grows with a number: ``"a".zfill(9)`` has 9 characters."""
+"""Filters and methods that get a number and return longer results for larger numbers: ``"a".zfill(9)`` has 9
+characters.
+"""
 
 _MULTIPLY = frozenset({"expandtabs", "indent", "join", "replace", "tojson", "translate", "wordwrap"})
-"""Jinja's filters and methods of texts whose result may be as long as the product of two arguments' sizes."""
+"""Filters and methods that may return a text as long as the product of the sizes of two arguments."""
 
 _DIGITS = 300
 """A chat template that rounds a number to more digits than this is refused."""

@@ -258,8 +258,8 @@ class WrongTokens(Exception):
 class ChunkScorer:
     """Scores chunks of any run with this process's models.
 
-    An error's `Fault` decides what happens to a chunk. `WrongTokens` is an exception: after it, the worker
-    hands back all chunks and stops.
+    After an error, its `Fault` decides what happens to the chunk. Only after `WrongTokens`, the worker hands
+    back all chunks and stops.
 
     Parameters
     ----------
@@ -349,7 +349,7 @@ class ChunkScorer:
         DamagedJob
             The payload is damaged; the producer can submit it again.
         WrongTokens
-            The tokenizer library that may have tokenized the chunk is wrong.
+            The tokenizer library that may have tokenized the chunk has given wrong tokens.
         JobTimeout
             Fetching and tokenizing take too long.
         DeviceLost

@@ -348,7 +348,7 @@ class Claims:
             claim.run_id,
             claim.queue.name,
             reason,
-            seconds=self._refusals.seconds(reason),  # then this worker tries again
+            seconds=self._refusals.seconds(reason),  # until this worker tries the run again
             ttl=run.ttl if run else claim.job.run_ttl,
             in_redis=claim.in_redis,
         )

@@ -47,8 +47,8 @@ class Connection(redis.Redis):
         except ConfigError as error:
             complain(mask_passwords(f"the worker cannot start: {error}"))
             raise SystemExit(os.EX_CONFIG) from None
-        # This handler counts until the worker sets its own. Without any, the first process of a container
-        # ignores SIGTERM.
+        # Until the worker sets its own handler, this one ends the process. The first process of a container
+        # ignores SIGTERM if it has no handler.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         set_up(settings.log_level, settings.log_format)  # so that a wait can be logged
         return cast("Connection", cls.from_pool(pool))

@@ -125,7 +125,8 @@ class WorkerHeartbeat(Periodic):
                 if trusts:
                     self._end_lock_with_a_lease(queue)
                 else:
-                    # free the lock: another worker may already know that lapsed leases mean dead workers
+                    # This worker does not know yet whether a lapsed lease means a dead worker. Free the lock
+                    # for another worker, which may know it.
                     worker.connection.delete(queue.registry_cleaning_key)
 
     def _lock(self, queue: OrderedQueue) -> bool:
@@ -142,8 +143,8 @@ class WorkerHeartbeat(Periodic):
         return bool(connection.pttl(lock) > self._lock_ms and connection.set(lock, **mine))
 
     def _end_lock_with_a_lease(self, queue: OrderedQueue) -> None:
-        """Let the lock for cleaning a queue end when the first lease of a job in the queue lapses, if that is
-        earlier. Then any worker can recover this job.
+        """If a job's lease lapses before the lock for cleaning its queue ends, let the lock end at that time.
+        Then any worker can recover the job.
         """
         connection: Any = self._worker.connection
         for _, ends in connection.zrange(queue.started_job_registry.key, 0, 0, withscores=True):

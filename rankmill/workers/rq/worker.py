@@ -47,7 +47,7 @@ _MADE_UP = re.compile("[0-9a-f]{32}")
 """Matches the name that RQ makes up for a worker that was started without a name."""
 
 _GRACE_SECONDS = 60.0
-"""A call that runs this long (s) past its time limit counts as hanging, because it does not react to the
+"""A call that runs this many seconds past its time limit counts as hanging, because it does not react to the
 limit's signal.
 """
 

@@ -107,7 +107,7 @@ class OutputRecord:
                     file.flush()
                     system.fsync(descriptor)
                 os.replace(name, self._record.name, src_dir_fd=folder, dst_dir_fd=above)
-                # without this, a power failure could lose the record but leave a part in its folder
+                # without this, a power failure could lose the record of a part, but not the part
                 system.fsync(above)
             except BaseException:
                 with suppress(OSError):

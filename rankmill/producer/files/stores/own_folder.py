@@ -67,8 +67,8 @@ class OwnFolder:
             self._check_content()  # check even a new folder: somebody may have replaced it
             self.watch(path, os.fstat(self._descriptor))
             self.inside = held(self._descriptor, path)
-            """The path at which to write files of the folder. In a process that works for other users, it
-            leads to this folder even if `path` leads elsewhere later.
+            """The path at which to write files of the folder. In a process that works for other users, this
+            path leads to the folder even if `path` leads elsewhere later.
             """
         except BaseException:
             self.close()

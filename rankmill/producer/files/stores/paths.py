@@ -47,8 +47,8 @@ _BACKOFF = Backoff(first=0.2, longest=10.0)
 
 _LASTING = (ImportError, NotImplementedError, TypeError, ValueError)
 _LASTING_NAMES = {"NoCredentialsError", "PartialCredentialsError", "ParamValidationError", "ProfileNotFound"}
-"""Names of errors after which a request is not repeated, because they do not pass with time. Their classes
-cannot be used, because the stores' libraries need not be installed.
+"""Names of errors that do not pass with time; a request that raises one is not repeated. Errors are known by
+name, not by class, because the stores' libraries need not be installed.
 """
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ _guards: list[Guard] = []
 
 
 def guard(check: Guard) -> None:
-    """Call `check` before each later use of an object. It may raise an error to refuse the object."""
+    """Set the function that is called before each use of an object. It may raise an error to refuse it."""
     _guards[:] = [check]
 
 
@@ -162,7 +162,7 @@ class ObjectPath(PurePosixPath):
     def unlink(self, missing_ok: bool = False) -> None:
         """Delete the object. An object that does not exist is ignored, even without `missing_ok`."""
         with suppress(InputError):
-            self.about()  # so that the right to delete is needed only for an object that exists
+            self.about()  # raises for a missing object, so that this needs no right to delete
             self.ask(lambda system, name: system.rm_file(name), WORK_SECONDS, "cannot delete ")
             self.ask(lambda system, name: system.invalidate_cache(name))
 

@@ -151,7 +151,7 @@ def _check_kind(path: Path, mode: int) -> None:
 
 
 class ObjectReader(io.RawIOBase):
-    """An object as a file that can be read at any place.
+    """Reads an object in a store like a file, at any place.
 
     Parameters
     ----------

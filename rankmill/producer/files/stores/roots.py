@@ -68,7 +68,7 @@ class Roots:
         return any(_is_within(place, root) and not _is_hidden(place, root) for root in self._roots[use])
 
     def check(self, path: AnyPath, use: Use) -> None:
-        """Raise `RunnerError` if `path` may not be read or written, as `use` says."""
+        """Raise `RunnerError` if `path` may not be used; `use` says whether to read or to write it."""
         if not self.allow(path, use):
             raise refusal(str(path), use)
 

@@ -34,8 +34,8 @@ the pieces and how many it uploads at once: it would hold ten pieces of 50 MiB i
 """
 
 _PIECE_BYTES, _MOST_PIECES = 16 << 20, 10_000
-"""The smallest size, in bytes, of a piece of an upload to S3, and the largest number of pieces that S3
-accepts for an object.
+"""An object is uploaded to S3 in pieces of this many bytes. S3 accepts at most `_MOST_PIECES` pieces, so the
+pieces of a very large object are larger.
 """
 
 _PIECES_AT_ONCE = 4
@@ -209,7 +209,8 @@ def discard(file: Path) -> None:
 def identity(path: AnyPath, place: AnyPath) -> str:
     """Return a text by which a complete file can be recognized after it was moved to its place.
 
-    The text has the file's inode, size and time, or its `content` if `path` or `place` is in a store.
+    The file is at `path` now, and `place` is its final place. If both are on this host, the text has the
+    file's inode, size and time. If one of them is in a store, the text is the file's `content`.
     """
     if not (isinstance(place, Path) and isinstance(path, Path)):
         return content(path)
@@ -240,8 +241,9 @@ def _send(system: Any, name: str, file: Path, target: ObjectPath) -> None:
         try:
             system.put_file(str(file), name, **options)
         except FileNotFoundError:
-            # Send the file once more: the upload may be complete, but its answer was lost, and a second
-            # request to complete it failed. If the bucket does not exist, this fails as well.
+            # Send the file once more. The store's answer that the upload is complete may have been lost. The
+            # library then repeats its last request, and the store no longer knows the upload. If the bucket
+            # does not exist, sending fails again.
             system.put_file(str(file), name, **options)
     elif target.protocol in _WHOLE:
         system.put_file(str(file), name)

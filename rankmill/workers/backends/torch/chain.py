@@ -189,7 +189,7 @@ def _module(source: str | Path, step: SavedModule) -> nn.Module:
 
 
 def modes_of(config: dict[str, Any]) -> list[str]:
-    """Names of the kinds of pooling in the config of a module Pooling."""
+    """Return the kinds of pooling that the config of a module Pooling asks for, by name."""
     older = [new for old, new in _OLDER.items() if config.get(old)]
     modes = config.get("pooling_mode") or older or ["mean"]
     return [modes] if isinstance(modes, str) else [*modes]

@@ -200,7 +200,7 @@ class LanguageModel(Network):
         return self._score(_at(states, self._last(rest, rest_mask)))
 
     def _unpack_at_the_end(self) -> bool:
-        return True  # nothing must change, because `_run_packed` picks the token that a score reads
+        return True  # no layer needs to change, because `_run_packed` picks the token that a score reads
 
     def pack(self, batch: Batch) -> PackedRows:
         return PackedRows.of(batch.rows, last_tokens(batch.rows, self.skipped), self.first_position)

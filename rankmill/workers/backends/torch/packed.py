@@ -142,7 +142,7 @@ class PackedRows:
         done = 0
         for numbers, size in parts:
             buffer[done : done + len(numbers)] = numbers
-            buffer[done + len(numbers) : done + size] = numbers[-1]  # equal starts mean empty rows
+            buffer[done + len(numbers) : done + size] = numbers[-1]  # rows that start where they end: empty
             done += size
         return buffer
 

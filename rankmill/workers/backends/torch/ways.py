@@ -17,18 +17,17 @@ from rankmill.workers.backends.torch.networks import Network
 from rankmill.workers.batches.tokens import Batch, Ids
 
 _EXACT = 1e-4
-"""The logits of packed rows may differ from those of padded rows by this factor times the largest logit, in
-fp32 on a CPU. If all logits are below 1, they may differ by the factor itself.
+"""In fp32 on a CPU, the logits of packed rows may differ from those of padded rows by this factor times the
+largest logit. If all logits are below 1, they may differ by the factor itself.
 """
 
 _CLOSE = {"fp16": 0.05, "bf16": 0.25, "fp8": 0.5}
-"""The logits of packed rows may differ from those of padded rows by this factor times the largest logit, on a
-GPU in each precision. If all logits are below 1, they may differ by the factor itself.
+"""For each precision on a GPU: the logits of packed rows may differ from those of padded rows by this factor
+times the largest logit. If all logits are below 1, they may differ by the factor itself.
 """
 
 _SHORT = (5, 1, 23, 9)
-"""Lengths of the rows, in tokens, with which a network is tested for equal logits of packed and padded rows.
-"""
+"""Lengths of the rows, in tokens, that are computed both packed and padded, to compare the logits."""
 
 _LIKE = 96
 _TOKENS = 8_192
