@@ -1,4 +1,4 @@
-"""What all commands share, without the libraries that only some commands need."""
+"""What all commands share. This module does not import the libraries that only some commands need."""
 
 from __future__ import annotations
 

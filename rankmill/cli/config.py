@@ -56,9 +56,7 @@ for command in (show, schema):
 
 
 def config_schema() -> dict[str, Any]:
-    """Make the JSON schema of a config file. It has all settings, none of which is required, and
-    ``extends``.
-    """
+    """Make the JSON schema of a config file, with all settings and ``extends``. No setting is required."""
     made = Settings.model_json_schema()
     for model in dict.fromkeys(extension_settings().values()):
         made["properties"] |= model.model_json_schema()["properties"]

@@ -50,7 +50,8 @@ def clean_exit(interrupted: str = "") -> Callable[[Callable[P, None]], Callable[
     Parameters
     ----------
     interrupted
-        End of the line after Ctrl-C or SIGTERM: what becomes of the work, such as ``the scores are kept``.
+        What becomes of the work after Ctrl-C or SIGTERM, such as ``the scores are kept``. The line that
+        reports the signal ends with this.
     """
 
     def wrap(command: Callable[P, None]) -> Callable[P, None]:

@@ -156,8 +156,8 @@ def unload(client: redis.Redis, model: str, names: tuple[str, ...], **given: Any
 def forget(settings: Settings, names: tuple[str, ...]) -> None:
     """Forget workers that have stopped because of wrong scores.
 
-    NAME is the worker's name or the beginning of it. rankmill status reports the worker, and the runs to
-    score again, until this command is used, or until no worker has stopped for this reason for a week. The
+    NAME is the worker's name or the beginning of it. Until you forget the worker, rankmill status reports it,
+    and the runs to score again. All reports expire when no worker has stopped for this reason for a week. The
     reports of the latest 100 workers are kept.
     """
     client = options.connection(settings)

@@ -12,8 +12,8 @@ from rankmill.jobs.contract.errors import ConfigError
 from rankmill.plugins import load_each
 
 Listed = tuple[str, str, str]
-"""A command in the list of ``rankmill --help``: its purpose, the first line of its help, and its
-``MODULE:FUNCTION``.
+"""A command for the list of ``rankmill --help``: its purpose (one of `_PURPOSES`), the first line of its
+help, and the place of its function as ``MODULE:FUNCTION``.
 """
 
 _PURPOSES = ("Score", "Serve", "Cluster", "Models", "Measure")

@@ -86,8 +86,8 @@ _NONE = {
 """The default that --help shows for settings whose default is `None` or empty."""
 
 _SHOWN = {"precision": "auto|fp32|bf16|int8…"}
-"""The values that --help shows for a setting with too many values for a line; the reference of settings lists
-them all.
+"""What --help shows in place of a setting's values if there are too many for a line. The reference of
+settings lists them all.
 """
 
 DEFAULTS = {name: setting.value for name, setting in merge_settings(environ={}).items()}
@@ -193,9 +193,9 @@ def settings(
 
 
 def flags(*names: str, prefix: str = "", **defaults: str) -> Option:
-    """Add ``--config``, and a flag for each setting in `names` and `defaults`, which overrides the setting.
+    """Add ``--config``, and for each setting in `names` and `defaults` a flag that overrides it.
 
-    For a setting in `defaults`, ``--help`` shows the given text as default, such as
+    `defaults` has the text that ``--help`` shows as the default of a setting, such as
     ``redis_url="REDIS_URL"``. Flags are named like their settings, without `prefix`: with the prefix
     ``runner_``, the setting ``runner_read`` gets the flag ``--read``. A setting of an extension that is not
     installed gets no flag.

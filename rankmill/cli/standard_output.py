@@ -35,8 +35,8 @@ def in_temporary_folder(request: FileRequest) -> Iterator[FileRequest]:
     """Yield a copy of the request that writes to a temporary file; `pass_on` copies the file to standard
     output.
 
-    The file is deleted after the block, even if the command fails. Its rows would be of no use to a later
-    command: the program that reads this command's standard output through a pipe will have ended by then.
+    The file is deleted after the block, even if the command fails. A later command could not continue from
+    the file: the program that reads the standard output through a pipe will have ended by then.
 
     Raises
     ------
@@ -68,8 +68,10 @@ def pass_on(summary: Summary, *, quiet: bool) -> Summary:
 def new_table(
     asked: NewTable, source: Format | None, why: str, *, force: bool
 ) -> Iterator[tuple[AnyPath, OutputFormat]]:
-    """Yield the path to which a command writes its rows, and the format. With ``-o -`` this is a temporary
-    file, which is copied to standard output at the end.
+    """Yield the path to which a command writes its rows, and the format. With ``-o -``, the path is that of a
+    temporary file, which is copied to standard output at the end.
+
+    If the rows cannot be a TREC run, `why` says why, for the error message.
 
     Raises
     ------
@@ -77,8 +79,7 @@ def new_table(
         With ``-o -``: the format is unknown, `force` is set, or standard output is closed or is a terminal
         that cannot show the format.
     InputError
-        The file cannot be written, exists although `force` is not set, or would be a TREC run. For the
-        message, `why` says why the rows cannot be a TREC run.
+        The file cannot be written, exists although `force` is not set, or would be a TREC run.
     """
     from rankmill.producer.files.outputs import OutputFormat
 

@@ -66,7 +66,7 @@ def runs(settings: Settings, page: int, as_json: bool) -> None:
     """List unfinished runs and submitted runs.
 
     The runs with the most recent activity come first. A submitted run is listed until it expires. While a
-    runner works on it, the run of its pairs is listed, too. A detached run is not listed.
+    runner works on a submitted run, the run of its pairs is listed, too. A detached run is not listed.
     """
     client = options.connection(settings)
     cluster = read_cluster(client, page=page - 1)

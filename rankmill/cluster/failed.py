@@ -154,9 +154,10 @@ def _results(job: str) -> str:
 
 
 def _failure(job: Job) -> tuple[str, float | None]:
-    """Return the last line of a job's last error, and when the server got that error (seconds since 1970). If
-    the error is missing or damaged, a text that says so replaces the line. Do not take the time from the
-    job's end: RQ records none if the worker has died.
+    """Return the last line of a job's last error, and the time when the server got the error (seconds since
+    1970). If the error is missing or damaged, a text says so in place of the line.
+
+    Do not return the time when the job ended: RQ does not record this time if the worker has died.
     """
     try:
         failure = job.latest_result()

@@ -48,8 +48,9 @@ class Look:
         items
             The items.
         commands
-            Returns the commands for an item, which only read. A command is a tuple of its name, its key, a
-            default, and its other arguments. The default is the reply if the key has a value of another type.
+            Returns the commands for an item; they must only read. A command is a tuple of its name, its key,
+            a default, and its other arguments. The default is the reply if the key has a value of another
+            type.
         """
         reads = [commands(item) for item in items]
         sent = [(name, key, *arguments) for of_item in reads for name, key, _, *arguments in of_item]

@@ -114,7 +114,7 @@ class QueueState(_Frozen):
     waiting, started, failed
         Numbers of jobs: those that wait, those that workers have begun, and those that have failed for good.
     oldest_seconds
-        Age of the oldest job among the first ones of all waiting lists; ``None`` if no job waits.
+        Age of the oldest of the jobs that come first in a waiting list; ``None`` if no job waits.
     workers
         Number of workers that take chunks.
     drained
@@ -403,8 +403,8 @@ class _Reader(Look):
     def _waiting(self, runs: list[RunState]) -> Counter[str]:
         """Count the waiting chunks of each run in `runs`.
 
-        If a chunk waits in RQ's list of a queue's jobs, and not in the run's own list, it counts only if it
-        is among the first `_LOOK_AT` jobs of RQ's list.
+        Some chunks wait in RQ's list of a queue's jobs, not in the run's own list. These count only if they
+        are among the first `_LOOK_AT` jobs of RQ's list.
         """
         queues = sorted({run.queue for run in runs})
         own: list[tuple[Any, ...]] = [("llen", keys.waiting(run.queue, run.id), 0) for run in runs]

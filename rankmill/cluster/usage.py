@@ -34,7 +34,7 @@ _COUNTED = {
 
 
 def tenant_of(entry: Entry) -> str:
-    """Return the name of the tenant whose usage `entry` has, or `OTHER` for the usage of several tenants.
+    """Return the name of the tenant in an entry of usage, or `OTHER` if the entry stands for several tenants.
 
     If the name is unknown, return the digits that stand for the tenant in the ids of its runs.
     """
@@ -85,7 +85,8 @@ def listed(entries: Iterable[Entry], called: Callable[[str], str] = str) -> dict
 
 
 class UsageMetrics:
-    """Makes Prometheus counters of the usage by tenants since the first reading of their accounts.
+    """Makes Prometheus counters of the tenants' usage. They count from 0 at the first reading of the
+    accounts.
 
     Each day has its own account. A reading adds how much each account has grown since the last reading, so
     the counters do not fall at midnight.

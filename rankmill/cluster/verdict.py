@@ -22,8 +22,8 @@ _WITHOUT_REPORTS = {
     "wrong_scores", "refuses_writes", "suspended", "nearly_full", "evicts", "set_aside", "failed_jobs",
     "damaged", "extension",
 }  # fmt: skip
-"""Kinds of faults that are found without recent reports of processes. While the server takes no writes, it
-takes no reports, and all workers look lost.
+"""Kinds of faults that are shown while the server takes no writes. The other kinds are not: processes cannot
+write their reports then, and all workers look lost.
 """
 
 QUIET_SECONDS = 15.0

@@ -1,4 +1,5 @@
-"""Lets extensions add to what is shown of a cluster, by entry points of ``rankmill.watch``.
+"""Lets extensions add faults, metrics and runs to the views of a cluster. Their entry points are in the group
+``rankmill.watch``.
 
 An extension has a subclass of `Watch`, and a subclass of `Seen` for what the extension reads of the cluster.
 A method that is not overridden adds nothing.
@@ -144,7 +145,7 @@ class RunStatus(NamedTuple):
 
 
 class WatchedRun(Protocol):
-    """A run that processes of an extension carry out, for ``rankmill status``, ``wait`` and ``cancel``."""
+    """A run that an extension's processes carry out. ``rankmill status``, ``wait`` and ``cancel`` use it."""
 
     def status(self) -> RunStatus:
         """Return the state of the run."""
@@ -178,7 +179,7 @@ class Watch:
     """
 
     nothing: ClassVar[Seen] = Seen()
-    """Stands for what the extension has read of a cluster, if it has read nothing."""
+    """What `read` returns if the extension reads nothing of the cluster."""
 
     def read(self, look: Look) -> Seen:
         """Read from Redis, by means of `look`, what the extension shows of the cluster. Use few round trips,
@@ -199,7 +200,7 @@ class Watch:
         return None
 
     def pages(self, client: redis.Redis, settings: Settings) -> Mapping[str, WSGIApplication]:
-        """Return the WSGI applications that the exporter serves for the extension, by path.
+        """Return, by path, the WSGI applications that the exporter serves for the extension.
 
         `client` does not wait for a server that is away.
         """

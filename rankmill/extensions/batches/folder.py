@@ -75,9 +75,7 @@ class FilesFolder:
             raise OutputError(f"the file cannot be kept: {why}") from None
 
     def expire_early(self, name: str, seconds: float) -> None:
-        """Let `sweep` delete the folder `name` earlier, as if the folder had been made this many seconds
-        ago.
-        """
+        """Let `sweep` delete the folder `name` as if the folder had been made `seconds` ago."""
         made = system.now() - seconds
         if self._local:
             os.utime(self._local / name, (made, made))

@@ -116,7 +116,7 @@ def holds_requests(path: AnyPath) -> bool:
     Raises
     ------
     WrongFile
-        That line is too long or is not a JSON object, or all lines are blank.
+        The first line with text is too long or is not a JSON object, or all lines are blank.
     """
     for number, raw in _lines(path):
         value = _object(number, raw)

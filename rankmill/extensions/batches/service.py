@@ -278,8 +278,8 @@ class Batches:
         return batch_view(batch, run, counts, kept or (None, None), cancelling=was_cancelled)
 
     def sweep(self) -> None:
-        """Delete the bytes of expired files and batches. Batches in progress, and their input files, are
-        kept.
+        """Delete the bytes of expired files and batches. Batches in progress and their input files are kept,
+        and the records of these batches are renewed.
         """
 
         def is_known(name: str) -> bool:

@@ -8,7 +8,7 @@ from rankmill.jobs.runtime.settings import ExtensionSettings
 
 
 class BatchSettings(ExtensionSettings):
-    """The folder for files of batches, the largest size of one file, and of all files of one caller."""
+    """The folder for files of batches, the largest size of a file, and the most bytes of a caller's files."""
 
     gateway_files: str | None = Field(min_length=1)
     gateway_file_mib: int = Field(ge=1)

@@ -52,8 +52,8 @@ repeated with each of its passages could need more than the 2 GiB that Arrow's c
 
 _PAIRS = pa.schema([("query", pa.string()), ("passage", pa.string())])
 _ALONE = {"texts": "text", "conversations": "messages"}
-"""Column with the rows of a batch of texts or conversations, by the spec's field ``inputs``. Other batches
-have pairs.
+"""The column with the rows of a batch that has texts or conversations in place of pairs. The key is the value
+of the spec's field ``inputs``.
 """
 
 _TOKENS = "tokens"

@@ -217,8 +217,7 @@ class Gateway:
     async def identify(self, note: Observation, headers: Mapping[str, str]) -> ApiKey | None:
         """Find the valid API key in a request's headers, and write the key's name into `note`.
 
-        If the request has no valid key, but needs one, `Refusal` is raised. If it needs none, ``None`` is
-        returned.
+        A request without a valid key gets ``None`` if it needs no key; otherwise `Refusal` is raised.
         """
         key = await self.admission.identify(key_text(headers))
         if key:

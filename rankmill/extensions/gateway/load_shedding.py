@@ -42,8 +42,8 @@ _ENOUGH_TOKENS = 10_000
 """Tokens that a worker must have computed before its speed counts, because its first batches are slow."""
 
 _TOKENS_PER_CHAR, _TOKENS_PER_JOB = 0.25, 100.0
-"""First guesses of the tokens for each character, as in English text, and of the tokens of a job. Scored
-requests correct them.
+"""First guesses: the tokens of a character (as in English text), and the tokens of a job. Scored requests
+correct both.
 """
 
 _TELLING_CHARS = 50_000
@@ -183,7 +183,7 @@ class LoadShedder:
     def _check(self, tokens: int, pairs: int) -> None:
         """Raise `Refusal` if the workers would take too long for a request and the requests before it.
 
-        - If no other request is before it, a request is never refused.
+        - A request with no other request before it is never refused.
         - If the workers' speed is not known, at most `_AT_FIRST` pairs may be in progress.
         """
         if self._speed is None:

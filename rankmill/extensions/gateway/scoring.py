@@ -294,8 +294,8 @@ class SubmittedRequest:
     seconds
         The scores must arrive within this many seconds.
     name
-        The model's name in the answer. With ``None``, the run's name for the model, in which the alias
-        ``m@best`` has become the version ``m@2``.
+        The model's name in the answer. With ``None``, the answer has the run's name for the model: if the
+        request named the alias ``m@best``, this is the version ``m@2``.
     began
         The time of submission, by `time.perf_counter`.
     encodes
@@ -312,8 +312,9 @@ class SubmittedRequest:
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the scores of the rows in order, a chunk at a time, as soon as they arrive.
 
-        A chunk is a JSON object: the number of its ``first`` row, its ``scores`` (null for a row without
-        one), and ``errors``, which say by the rows' numbers why rows have no score.
+        A chunk is a JSON object. ``first`` is the number of its first row. ``scores`` has the scores, with
+        null for a row without one. ``errors`` has the reason for each row without a score, by the row's
+        number.
 
         Raises
         ------

@@ -170,7 +170,7 @@ class TeiServices:
     async def _score(
         self, rows: Sequence[_Row], spec: SpecFields, messages: Sequence[Message], call: Call
     ) -> RequestScores:
-        """Score `rows`, which are those of `messages`."""
+        """Score `rows`, the rows of `messages`."""
         if rows and len(rows[0]) == 1:
             wanted = alone([row[0] for row in rows], None, spec)
         else:
@@ -178,7 +178,7 @@ class TeiServices:
         return await self._submit(wanted, sum(message.ByteSize() for message in messages), call)
 
     async def _submit(self, wanted: ScoreRequest, size: int, call: Call) -> RequestScores:
-        """Score a request whose messages have this number of bytes."""
+        """Score a request whose messages have `size` bytes."""
         with self._gateway.bodies.body() as body:
             body.count(size)
             scored = await self._gateway.scoring.score(wanted, call.key)
@@ -231,7 +231,7 @@ def _metadata(scored: RequestScores, *rows: _Row) -> tei.Metadata:
     took = scored.stages()
     return tei.Metadata(
         compute_chars=sum(len(text) for row in rows for text in row),
-        # 0 means unknown: the run's tokens may also be those of other messages
+        # 0 means unknown: the run's tokens may include those of other messages
         compute_tokens=scored.tokens if len(rows) == len(scored.scores) else 0,
         total_time_ns=round(scored.seconds * 1e9),
         tokenization_time_ns=round(took["tokenize"] * 1e9),

@@ -15,7 +15,7 @@ Scores = npt.NDArray[np.float32]
 Verdict = Literal["kept", "lost", "undecided"]
 
 TOP = 10
-"""Number of best rows of a query to compare between two rankings. Their order does not count."""
+"""This many of a query's best rows are compared between two rankings. Their order does not count."""
 
 _DRAWS = 1000
 _INTERVAL = (2.5, 97.5)
@@ -41,8 +41,8 @@ class Agreement:
         Numbers of the compared queries and of their rows. A query is left out if all its rows have the same
         score in one of the rankings.
     top_overlap
-        Mean share of the first `TOP` rows of a query that are in the first `TOP` of both rankings. Only
-        queries with more than `TOP` rows count; ``None`` if there are none.
+        Share of a query's first `TOP` rows that the two rankings have in common, as the mean over the queries
+        with more than `TOP` rows; ``None`` if there are no such queries.
     """
 
     spearman: float

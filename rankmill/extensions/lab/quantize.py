@@ -42,8 +42,8 @@ _FREE = 0.02
 _PACKAGES = ("rankmill", "torch", "transformers", "openvino")
 
 _INT8: Precision = "int8-128"
-"""Quantized models are measured in this kind of int8. A model ranks worse in it than in the other kinds of
-int8, and the same on every machine.
+"""Quantized models are measured in this kind of int8. In it, a model ranks the same on every machine, and
+worse than in any other kind of int8.
 """
 
 

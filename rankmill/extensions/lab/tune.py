@@ -172,7 +172,7 @@ class Trials:
         with self._bench(REFERENCE) as bench:
             few = self.pairs.slice(0, 2 * _WARM_UP)
             bench.warm_up(few)
-            bench.bulk(few)  # not timed, because the first forward of each shape is slow
+            bench.bulk(few)  # not timed: the first batch of each shape is slow
             rows = max(_MIN_ROWS, int(seconds * len(few) / bench.bulk(few).seconds))
             scored = bench.bulk(self.pairs.slice(0, rows))
         if np.isnan(scored.scores).all():
@@ -304,8 +304,8 @@ class Tuned:
     ----------
     changes
         The best settings, as changes to the initial ones. If the initial settings turned out better, there
-        are no changes. But if ``auto`` might choose a backend or precision that was refused, the changes are
-        the backend and the precision.
+        are no changes. There is an exception: if ``auto`` might choose a backend or precision that has not
+        passed the test of rankings, the changes are the backend and the precision.
     gain
         How many times as good the best settings are as the initial ones; ``None`` if this was not measured.
     story
@@ -457,8 +457,8 @@ class Tuner:
         return sorted(good, key=lambda probe: probe.seconds)
 
     def _climb(self, device: str) -> None:
-        """Double the token budget as long as the cost falls. If the first doubling does not help, halve it
-        instead.
+        """Double the token budget as long as the cost falls. If the first doubling does not help, halve the
+        budget instead.
         """
         if isinstance(self.base.token_budget, int):
             return
@@ -481,8 +481,8 @@ class Tuner:
             self._try({"workers": 2})
 
     def _try(self, changes: Changes) -> bool:
-        """Try changes to the best settings so far, and keep them if they are better; returns whether they
-        are.
+        """Try changes to the best settings so far. Changes that make the settings better are kept; returns
+        whether the changes are kept.
         """
         challenger = {**self._best, **changes}
         costs = self._compare(self._best, challenger)

@@ -56,8 +56,8 @@ class _Refused(Exception):
 
 
 def admin_apps(client: redis.Redis, settings: Settings, key: str) -> dict[str, WSGIApplication]:
-    """Make the WSGI apps for the admin of the live page, by path. One lists the jobs that failed or were set
-    aside; the other carries out actions on jobs, runs and workers.
+    """Return, by path, the WSGI apps for the admin of the live page. One lists the jobs that failed or were
+    set aside; the other carries out actions on jobs, runs and workers.
 
     Parameters
     ----------
@@ -120,8 +120,8 @@ def _order(client: redis.Redis, name: str, order: Literal["drain", "resume"]) ->
 
 
 def _guarded(method: str, do: Callable[[WSGIEnvironment], object], key: str) -> WSGIApplication:
-    """Make a WSGI app that calls `do` for requests with the admin's key, and answers with its result as JSON.
-    Other requests, and an expected error of `do`, are answered with an error as JSON.
+    """Make a WSGI app that calls `do` for requests with the admin's key, and answers with the result as JSON.
+    If a request lacks the key, or `do` raises an expected error, the answer is an error as JSON.
     """
 
     def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:

@@ -51,8 +51,8 @@ _HEADERS = [
     ("Referrer-Policy", "no-referrer"),
     ("Cache-Control", "no-cache"),
 ]
-"""Headers of all HTTP answers of the live page. The headers let the browser load only this server's files,
-and show the page in no frame of another page.
+"""Headers of all HTTP answers of the live page. With them, a browser loads only this server's files, and does
+not show the page in a frame of another page.
 """
 
 
@@ -165,7 +165,7 @@ logger = logging.getLogger(__name__)
 
 
 def page_apps(client: redis.Redis, *, has_admin: bool) -> dict[str, WSGIApplication]:
-    """Make the WSGI apps that serve the live page, its files and its data, by path. Also starts the thread
+    """Return, by path, the WSGI apps that serve the live page, its files and its data. Also starts the thread
     that keeps the figures of the last ten minutes.
 
     Parameters

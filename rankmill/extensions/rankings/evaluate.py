@@ -34,7 +34,7 @@ def read_scored(
 ) -> tuple[pd.DataFrame, pd.DataFrame | None]:
     """Read a scored file; returns its ranking, and the ranking to compare it with.
 
-    The second ranking is ``None`` without `compared` in three cases:
+    If `compared` is not given, the second ranking is ``None`` in three cases:
 
     - The file is a TREC run.
     - The file has neither the scores nor the ranks of the run from which it was made.
@@ -47,7 +47,7 @@ def read_scored(
     path
         An output of score-file, or a TREC run.
     score
-        The column of scores; found if not given.
+        Name of the column with the scores; by default, the column is found.
     compared
         A run or an output to compare with; by default, the run that was scored to make the file.
 

@@ -64,9 +64,9 @@ class Mined:
     negatives
         Row numbers of the negatives in the scored file, hardest first.
     copies
-        Number of passages left out because a passage with a grade above 0 has their text.
+        Number of passages left out because a passage with a grade above 0 has the same text.
     repeats
-        Number of passages left out because an earlier candidate has their text.
+        Number of passages left out because an earlier candidate has the same text.
     """
 
     positives: npt.NDArray[np.int64]
@@ -109,7 +109,7 @@ def read_scored(path: AnyPath, score: str | None = None, qrels: AnyPath | None =
     path
         The scored table, or the run.
     score
-        The column of scores; found if not given.
+        Name of the column with the scores; by default, the column is found.
     qrels
         Judgements; by default, the table's column ``relevance`` has them.
 
@@ -145,7 +145,7 @@ def _of_run(path: AnyPath) -> pd.DataFrame:
 
 
 def _places(rows: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """Return the place of each row in the run as it was before the model scored it.
+    """Return each row's place in the run, in the order that the run had before it was scored.
 
     The column ``run_score``, or else ``run_rank``, has the order of that run. If there is neither, the run
     had the order of the rows.
@@ -196,11 +196,11 @@ def mine(scored: pd.DataFrame, rules: Rules, texts: TextKeys | None = None) -> I
 def _same_texts(
     scored: pd.DataFrame, texts: TextKeys | None
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Find passages with the same text. Returns two masks of the rows, ``is_copy`` and ``is_repeat``.
+    """Find passages with the same text. Returns two masks, which are true for these rows:
 
-    - ``is_copy``: a row with a grade above 0 has the same texts of query and passage.
-    - ``is_repeat``: an earlier row of the same query has the same text of the passage and the same kind
-      (`_RELEVANT`, `_RELATED` or `_OTHER`). Only rows with scores are compared.
+    - ``is_copy``: rows with the query's text and the passage's text of a row with a grade above 0.
+    - ``is_repeat``: rows with the passage's text and the kind (`_RELEVANT`, `_RELATED` or `_OTHER`) of an
+      earlier row of the same query. Only rows with scores are compared.
     """
     if texts is None:
         return np.zeros(len(scored), bool), np.zeros(len(scored), bool)

@@ -36,8 +36,8 @@ def scored_column(path: AnyPath, role: str) -> str:
     path
         The scored file.
     role
-        ``query``, ``passage`` or ``score``. The column has the same name, unless the metadata of a Parquet
-        file give another name.
+        ``query``, ``passage`` or ``score``. This is also the column's name, unless a Parquet file's metadata
+        give another name.
 
     Raises
     ------

@@ -46,7 +46,7 @@ class Corpus:
     queries, passages
         The files.
     query_fields, passage_fields
-        Names of their columns of ids and texts.
+        Names of the columns with the ids and the texts in these files.
     on_duplicate
         What happens if an id has two texts.
     """
@@ -100,9 +100,9 @@ class _Query(NamedTuple):
 def with_rows(mined: Iterable[Mined], form: Form, num_negatives: int) -> list[Mined]:
     """Return the queries that have enough negatives for a row of training data in the layout of `form`.
 
-    - ``labeled-pair``: none is needed.
-    - ``n-tuple`` and ``pylate``: `num_negatives` are needed, because all rows have the same length.
-    - All others: one is needed.
+    - ``labeled-pair``: no negative is needed.
+    - ``n-tuple`` and ``pylate``: `num_negatives` negatives are needed, because all rows have the same length.
+    - All others: one negative is needed.
     """
     needed = {"labeled-pair": 0, "n-tuple": num_negatives, "pylate": num_negatives}.get(form, 1)
     return [query for query in mined if len(query.negatives) >= needed]

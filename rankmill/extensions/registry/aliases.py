@@ -117,7 +117,8 @@ def roll_back(registry: Registry, reference: Reference, *, by: str) -> Alias:
     NotInRegistry
         The alias does not exist.
     RegistryConflict
-        No earlier target of the alias is recorded, or a version of that target no longer exists.
+        The alias has no recorded earlier target, or the latest of these names a version that no longer
+        exists.
     """
     alias = registry.alias(reference)
     if not alias.before:

@@ -197,8 +197,8 @@ def try_model(folder: Path, settings: Settings, *, seconds: float | None = None)
 def progress(step: str, size: int | None = None, *, quiet: bool) -> Iterator[Callable[[int], None]]:
     """Show the progress of a step of a push or pull, if standard error is a terminal and `quiet` is false.
 
-    Yields a function to call with the number of bytes just done, of `size` bytes in all. Without `size`, the
-    bar only shows that the step goes on.
+    Yields a function to call whenever bytes are done, with their number. `size` is the number of bytes in
+    all; without it, the bar only shows that the step goes on.
     """
     columns = [TextColumn(step), BarColumn(), *([DownloadColumn(), TransferSpeedColumn()] if size else [])]
     shown = not quiet and sys.stderr.isatty()

@@ -79,7 +79,7 @@ class Registry:
         return [version for version, names in inside.items() if MANIFEST in names and REMOVED not in names]
 
     def taken(self, name: str) -> list[str]:
-        """Return the names of a model's versions, also of removed versions and unfinished pushes."""
+        """Return the names of a model's versions, including removed versions and unfinished pushes."""
         return sorted(filter(is_name, self.folder.names(check_name(name, "a model"))), key=natural_order)
 
     def find_manifest(self, reference: Reference) -> Manifest | None:

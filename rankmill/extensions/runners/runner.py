@@ -69,7 +69,7 @@ class Runner:
         ConfigError
             The runner cannot listen at `metrics_address`.
         RedisUnavailable
-            Redis could not serve for longer than commands wait for it.
+            Redis could not serve within the longest time that a command waits for it.
         """
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._on_signal)

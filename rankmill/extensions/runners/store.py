@@ -1,9 +1,9 @@
 """Keeps submitted runs of files in Redis. At most one runner at a time holds a run.
 
-A runner holds a run as long as it has an entry in RQ's registry of started jobs. The entry is
-``<run>:<token>``, with a new token for each claim. Its score is the end of the runner's lease, by the
-server's clock, plus `RQ_DELAY`. While a run is held, only its holder writes its record. Each change of a
-run's state is one Lua script.
+A runner holds a run as long as RQ's registry of started jobs has the runner's entry ``<run>:<token>``. Each
+claim makes a new token. The entry's score is the end of the runner's lease, by the server's clock, plus
+`RQ_DELAY`. While a run is held, only its holder writes its record. Each change of a run's state is one Lua
+script.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class FileRunStore:
         if self._end(ended, ""):
             return ended
         found = self.load(run.id)
-        if found.is_ended:  # meanwhile: the note would cancel the next run with this id
+        if found.is_ended:  # otherwise the note would cancel the next run with this id
             self.redis.delete(keys.file_run_cancelled(run.id))
         return found
 
@@ -255,9 +255,8 @@ class FileRunStore:
         Parameters
         ----------
         lease_seconds
-            Length of a new lease. If a lease ends later than a new one would, and more than
-            `UNRENEWED_SECONDS` from now, the server's clock was ahead when the lease was written. The lease
-            is then shortened.
+            Length of a new lease. A lease is too long if it ends later than a new one would, and more than
+            `UNRENEWED_SECONDS` from now: the server's clock was ahead when the lease was written.
         expired
             Whether to put runs with lapsed leases back.
         """

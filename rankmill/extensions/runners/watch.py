@@ -66,8 +66,8 @@ class FileQueueState(BaseModel):
 
 
 class SeenRunners(Seen):
-    """The queues of submitted runs, and the latest submitted runs, except those that ended more than an hour
-    ago.
+    """The queues of submitted runs, and the latest submitted runs. Runs that ended more than an hour ago are
+    left out.
     """
 
     file_queues: tuple[FileQueueState, ...] = ()

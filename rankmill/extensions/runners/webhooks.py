@@ -28,10 +28,10 @@ from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.system import Backoff, Periodic, system
 
 _TIMEOUT = 10
-"""Seconds without a byte from the receiver after which sending a webhook fails."""
+"""Sending a webhook fails after this number of seconds without a byte from the receiver."""
 
 _LONGEST = 60
-"""Seconds after which sending a webhook fails, even if the receiver still sends bytes."""
+"""Sending a webhook fails after this number of seconds, even if the receiver still sends bytes."""
 
 _BACKOFF = Backoff(first=2.0, longest=3600.0)
 
@@ -109,7 +109,7 @@ class WebhookSender:
         problem = problems[0] if problems else f"it has not answered within {_LONGEST} s"
         attempts = (run.notice.attempts if run.notice else 0) + 1
         waited = system.now() - (run.ended or 0)
-        pause = min(_BACKOFF.pause(attempts), self._store.ttl / 2)  # else the record expires before
+        pause = min(_BACKOFF.pause(attempts), self._store.ttl / 2)  # else the run's record expires
         if problem is None:
             logger.info("webhook delivered")
             notice, after = Notice(state="delivered", attempts=attempts), None

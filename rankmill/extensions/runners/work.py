@@ -61,7 +61,7 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
     OutputBusy
         Another process is making the output now.
     RedisUnavailable
-        Redis could not serve for longer than commands wait for it.
+        Redis could not serve within the longest time that a command waits for it.
     RankmillError
         No runner can score the files.
     """
@@ -124,10 +124,10 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
 
 
 def made(run: FileRun) -> FileRun | None:
-    """Return the run with its outcome if its output is complete, or ``None``.
+    """If the run's output is complete, return the run with its outcome, else ``None``.
 
-    Such a run is not marked as done if its last runner was stopped just after moving the output, or if the
-    server has lost the mark.
+    A run whose output is complete may lack its outcome: its last runner may have been stopped just after
+    moving the output, or the server may have lost the outcome.
     """
     if _is_in_place(run):
         return run
@@ -229,8 +229,8 @@ def _check_order(run: FileRun) -> None:
 
 
 def _check_here(order: FileOrder, settings: Settings) -> None:
-    """Raise `RunnerError` if this host lacks a file or folder that the order names, or this runner may not
-    send its webhook.
+    """Raise `RunnerError` if this host lacks a file or folder that the order names, or if this runner may not
+    send the order's webhook.
     """
     request = order.request
     try:

@@ -1,8 +1,8 @@
 """The RQ job of a chunk, its payload, its attempts, and the workers that can run it.
 
-A chunk has one attempt, and after failures up to ``max_retries`` further attempts, with growing pauses. After
-the last attempt, a worker reports the failure (`rankmill.jobs.protocol.recovery`). The producer then splits
-the chunk or gives it up (`rankmill.producer.collect.collector`).
+If the first attempt at a chunk fails, up to ``max_retries`` further attempts follow, with growing pauses. If
+the last attempt fails, a worker reports the failure (`rankmill.jobs.protocol.recovery`). The producer then
+splits the chunk or gives it up (`rankmill.producer.collect.collector`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ JOB_FUNCTION = "rankmill.score_chunk"
 _ROW_TOKENS = "row_tokens"
 TRACE = "trace"
 _SUSPECT = "suspect"
-"""Key in a job's metadata, as are `_ROW_TOKENS` and `TRACE`. The value is true if the job may kill its
-worker.
+"""Key in a job's metadata. Its value is true if the job may kill its worker. `_ROW_TOKENS` and `TRACE` are
+also keys in this metadata.
 """
 
 BASE_TIMEOUT = 900

@@ -1,7 +1,7 @@
 """The priority and the tenant of a run, which are both part of the run's id.
 
-Requests, whose caller waits for them, come before bulk work. A tenant's weight decides its share of the
-workers. The ids of a run's jobs begin with the run's id, so a job's id is enough to find its place in a
+Requests come before bulk work, because their callers wait for them. A tenant's weight decides its share of
+the workers. The ids of a run's jobs begin with the run's id, so a job's id is enough to find its place in a
 queue.
 """
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Way = Literal["alone", "packed", "shared", "padded", "equal"]
 """How the rows of a batch share a forward pass of the model.
 
-- ``alone``: each row has a forward of its own.
+- ``alone``: each row has a forward pass of its own.
 - ``packed``: rows have no padding, and their shared prefixes are computed once if possible.
 - ``shared``: the rows' shared prefixes are computed once.
 - ``padded``: rows are padded to one length.
@@ -41,7 +41,7 @@ class Proof(BaseModel):
     versions
         The versions of the packages that compute, by name.
     way
-        How rows share a forward on this device.
+        How the rows of a batch share a forward pass on this device.
     reference
         What the scores were compared with: a key of `REFERENCES`.
     probes, longest

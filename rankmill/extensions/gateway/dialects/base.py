@@ -35,8 +35,8 @@ JsonObject = dict[str, Any]
 T = TypeVar("T", bound=BaseModel)
 
 _KIND = re.compile(r"constrained-str|TextDocument|str|int|float|bool|(list|dict|function-before)\[.*")
-"""Matches names of types in the place of a pydantic error. pydantic names ``documents.0.TextDocument.text``,
-but the request's field is ``documents.0.text``.
+"""Matches the names of types that pydantic puts into a field's path. An error of pydantic names
+``documents.0.TextDocument.text``, but the request's field is ``documents.0.text``.
 """
 
 

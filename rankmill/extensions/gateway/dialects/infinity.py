@@ -21,7 +21,7 @@ from rankmill.extensions.gateway.refusals import Refusal
 from rankmill.extensions.gateway.score_request import RequestScores, ScoreRequest
 
 _NO_MODEL = "default/not-specified"
-"""The model's name that infinity's client sends if its caller does not name a model."""
+"""What infinity's client sends as the model's name if its caller names no model."""
 
 
 def _error(refusal: Refusal, status: int) -> JsonObject:

@@ -33,7 +33,8 @@ def score_paths(owner: str | None = None) -> tuple[ScorePath, ...]:
     """Return all paths of the gateway that take texts to score or to tokenize.
 
     Each dialect has its paths below its name, such as ``/cohere/v2/rerank``. Several dialects may have the
-    same path without the name, such as ``/v2/rerank``. The first of these that has the path decides:
+    same path without the name, such as ``/v2/rerank``. Then these are asked in order, and the first that has
+    the path decides:
 
     - the dialect `owner`,
     - the table `SHARED_PATHS`,

@@ -48,7 +48,8 @@ def event(name: str, data: object) -> bytes:
 class Stream(StreamingResponse):
     """An HTTP answer that is sent in pieces. When it ends, it closes `ends`, a stack of open resources.
 
-    If the client has gone, `pieces` is closed first, so that `pieces` can close the resources with an error.
+    If the client has gone, the generator `pieces` is closed before `ends`, and may close the resources with
+    an error.
     """
 
     def __init__(
@@ -75,8 +76,8 @@ def event_stream(
         The request's open resources, which are closed when the answer ends.
     most_unread
         Number of events that are held for a slow client. While so many are held, `events` is not read
-        further. By default there is no limit: otherwise a client that reads nothing could hold the request's
-        resources.
+        further. By default, there is no limit. With a limit, a client that reads nothing can hold the
+        request's resources.
     """
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return Stream(_with_comments(events, most_unread), ends, headers, "text/event-stream")

@@ -104,7 +104,7 @@ async def _events(
             scores = run.result(values)
             gateway.count(note, scores)
             result = event("result", body.answer(scores))
-        yield result  # a client that has it may send its next request, so this one has ended
+        yield result  # the request has ended by now, because its client may send the next one
     except EXPECTED as error:
         refusal = refusal_of(error, gateway.names)
         yield event("error", body.dialect.error(refusal, body.dialect.status(refusal)))

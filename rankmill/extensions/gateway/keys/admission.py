@@ -141,8 +141,8 @@ class Admission:
 
         - If the Redis server has API keys, only an admin's key may read metrics, because metrics name the
           holders of all keys.
-        - If the server has no keys, the caller needs the key in the setting ``gateway_api_key``, but only if
-          other requests need it, too. For a caller without a key, ``None`` is returned.
+        - If the server has no keys, the caller needs the key in the setting ``gateway_api_key`` if requests
+          for scores need it. Otherwise the caller needs no key; without a key, ``None`` is returned.
 
         An admin can read metrics even while the server does not answer, with a key that the gateway has read
         before.

@@ -176,8 +176,8 @@ FIXED = "gateway_api_key"
 
 
 def fixed_key(given: str, text: str) -> ApiKey | None:
-    """Return the API key of the setting ``gateway_api_key`` if the `given` text is that of the setting
-    (`text`), else ``None``. This key may score with all models, and has no other right.
+    """If `given` equals `text`, the text of the setting ``gateway_api_key``, return this API key, else
+    ``None``. The key may score with all models, and has no other right.
 
     The time that the comparison takes does not tell an attacker where a wrong text differs.
     """

@@ -30,7 +30,7 @@ ALPHA = 0.5
 
 _STEPS = 8
 """Smoothing factors are rounded to powers of the 8th root of 2. Otherwise the factors would depend on the
-number of threads, because the rounding errors of the model's forward depend on this number.
+number of threads, because the model's rounding errors depend on this number.
 """
 
 _TINY = 1e-5
@@ -49,7 +49,7 @@ class Watched:
         self.tokens = 0
 
     def look(self, _: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        """Observe the inputs of the layer; PyTorch calls this hook before each forward."""
+        """Observe the inputs of the layer; PyTorch calls this hook before each forward pass."""
         hidden = inputs[0].flatten(0, -2)
         self.largest = torch.maximum(self.largest, hidden.abs().amax(0))
         self.tokens += len(hidden)
@@ -77,7 +77,7 @@ def watch(classifier: Any, tokens: Tokens) -> dict[str, Watched]:
         changed to read only the first token in its last layer. A last projection to one output is not
         observed, because it is never in 8 bits.
     tokens
-        Tokens of the pairs; each pair is a forward of its own, without padding.
+        Tokens of the pairs. The classifier gets one pair at a time, without padding.
     """
     watched = {
         name: Watched(module)
