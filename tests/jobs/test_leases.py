@@ -119,9 +119,11 @@ def test_the_lock_of_a_cleaning_ends_when_the_next_lease_lapses(store: RunStore)
     queue = store.queue("q")
     lock, leases = queue.registry_cleaning_key, queue.started_job_registry.key
     assert heartbeat._lock(queue)
+    store.redis.zadd(leases, {"of-a-plain-worker:x": now + 60})
     now += RQ_DELAY
     store.redis.zadd(leases, {"renewed:x": now + 10})
     heartbeat._end_lock_with_a_lease(queue)
+    assert store.redis.pttl(lock) > 1000
     assert store.redis.get(lock) == str(os.getpid()).encode()
     store.redis.zadd(leases, {"dead:x": now - 1})
     heartbeat._end_lock_with_a_lease(queue)

@@ -9,7 +9,7 @@ from typing import Any
 
 import redis
 
-from rankmill.jobs.protocol.leases import RQ_DELAY, Renewals, server_time
+from rankmill.jobs.protocol.leases import OURS, RQ_DELAY, Renewals, server_time
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.orders import ask_for_orders
 from rankmill.jobs.protocol.queues import use_queues, write_capacity
@@ -144,10 +144,11 @@ class WorkerHeartbeat(Periodic):
 
     def _end_lock_with_a_lease(self, queue: OrderedQueue) -> None:
         """If a job's lease lapses before the lock for cleaning its queue ends, let the lock end at that time.
-        Then any worker can recover the job.
+        Then any worker can recover the job. Leases of plain RQ workers are not looked at.
         """
         connection: Any = self._worker.connection
-        for _, ends in connection.zrange(queue.started_job_registry.key, 0, 0, withscores=True):
+        leases, first = queue.started_job_registry.key, self._server_now + OURS
+        for _, ends in connection.zrangebyscore(leases, first, "+inf", 0, 1, withscores=True):
             lease_ms = int(1000 * (ends - RQ_DELAY - self._server_now)) + 1
             if lease_ms < self._lock_ms:
                 connection.set(queue.registry_cleaning_key, os.getpid(), px=max(lease_ms, 1), xx=True)
