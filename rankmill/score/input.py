@@ -118,8 +118,8 @@ def find_input(request: FileRequest) -> FoundInput:
     Raises
     ------
     InputError
-        A file does not exist or cannot be read; or the request names no input, both files and a run, or
-        standard input together with files.
+        A file does not exist or cannot be read. Or the request names no input, or both files and a run, or
+        both files and standard input.
     """
     if request.run:
         if request.inputs:

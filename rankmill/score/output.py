@@ -61,9 +61,7 @@ class OutputTarget:
 
     @property
     def file(self) -> AnyPath:
-        """The path whose ending tells the format of the output: the output file, or the first part of an
-        output folder.
-        """
+        """The output file, or the first part in an output folder. Its ending tells the output's format."""
         if not self.request.rows_per_part:
             return self.path
         return self.path / self.form.part_name(1, 1)

@@ -62,8 +62,8 @@ class Session:
     settings
         The settings: the server, the model, and what embedded workers need.
     cluster
-        An `EmbeddedCluster` whose ``with`` block has begun; by default the session enters one of its own, if
-        the settings do not name a server.
+        An `EmbeddedCluster` whose ``with`` block has begun. By default, if the settings do not name a server,
+        the session starts one of its own.
 
     Attributes
     ----------

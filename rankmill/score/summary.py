@@ -118,9 +118,7 @@ class Tally:
             raise InputError("the journal's sums are damaged; start over with --restart") from None
 
     def add(self, part: ScoredTable) -> None:
-        """Add a chunk's statistics. With several models, `part` has the scores of each model in
-        `ScoredTable.parts`.
-        """
+        """Add a chunk's statistics. With several models, `part.parts` has the scores of each model."""
         for own, other in zip(self.each, part.parts, strict=False):
             own.add(other)
         for each in part.parts or (part,):

@@ -113,8 +113,8 @@ def read_scored(name: str, settings: Settings, given: Mapping[str, Any]) -> Scor
     settings
         Settings that say where to score. The file's metadata replace the settings that say how to score.
     given
-        Options of the command, as `settings` have them. Those that are not ``None`` must have the values with
-        which the file was scored.
+        Options of the command, under their names in `settings`. An option that is not ``None`` must have the
+        value with which the file was scored.
 
     Raises
     ------
@@ -210,8 +210,8 @@ def _bits(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.uint32]:
 
 
 def _sampled(before: ScoredBefore, sample: int) -> tuple[npt.NDArray[np.int64], pa.Table, int]:
-    """Choose up to `sample` rows of a scored file at random. Returns the numbers of those that have a score,
-    a table of their texts and scores, and the number of all rows of the file.
+    """Choose up to `sample` rows of a scored file at random, and leave out those without a score. Returns the
+    rows' numbers, a table of their texts and scores, and the number of all rows of the file.
     """
     *_, score = before.columns
     scored = scored_rows(before.path, before.columns, "--verify")

@@ -1,5 +1,4 @@
-"""Defines ScoringWorker, the RQ worker that claims jobs ahead, renews their leases, scores them and ends
-them.
+"""Defines ScoringWorker, the RQ worker that claims jobs ahead, renews leases, scores and ends jobs.
 
 The worker has these threads:
 

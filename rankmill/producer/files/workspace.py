@@ -126,8 +126,8 @@ class Workspace:
     - `begin` has not returned, and the folder has scored rows of an earlier run.
     - An error other than `InputChanged` ends the block, and the folder has scored rows. A note on the error
       says that the rows are kept, unless the error is `WrongScores`.
-    - The folder has no scored rows, but one of its journals names a run that may still be in Redis; and the
-      block ends with an error, or before `begin` has returned.
+    - The block ends with an error, or before `begin` has returned. The folder has no scored rows, but one of
+      its journals names a run that may still be in Redis.
     - The folder, its lock or a journal was removed or replaced during the block.
 
     Parameters
@@ -150,8 +150,8 @@ class Workspace:
         On entering: this runner may not write here. From `begin` and `check_replaced`: it may not replace the
         existing output.
     InputError
-        On entering: the output exists, this user may not make the folder, the folder or a file in it does not
-        belong to a run of this user, or the journal of an earlier run is damaged; the message says which.
+        On entering: the output exists, or this user may not make the folder. Or the folder, or a file in it,
+        is not from a run of this user; or the journal of an earlier run is damaged.
     OutputError
         On entering: the folder or the journal cannot be written, for instance on a full disk.
     OutputBusy

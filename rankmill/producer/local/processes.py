@@ -24,8 +24,8 @@ is not started again.
 """
 
 _AWAY_SECONDS = 1
-"""If it takes this many seconds to return a dead worker's jobs to the queue, the death was not the worker's
-own fault: Redis did not serve.
+"""A worker did not die by its own fault if it takes this many seconds to return its jobs to the queue: then
+Redis did not serve.
 """
 
 
@@ -226,7 +226,7 @@ def worker_names(environs: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _device(environ: Mapping[str, str]) -> str:
-    """Guess the kind of device that a worker will use, for its name, without importing PyTorch."""
+    """Guess the kind of a worker's device, which becomes a part of its name, without importing PyTorch."""
     device = environ.get("RANKMILL_DEVICE", "auto")
     if device != "auto":
         return device

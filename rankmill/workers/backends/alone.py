@@ -39,8 +39,8 @@ class Alone(Backend):
         self.name, self.device, self.precision = backend.name, backend.device, backend.precision
         self.bytes = backend.bytes
         self.kind = _kind(backend, kind)
-        """A line that names everything that decides the bits of a row's logits, apart from the row and the
-        model: backend, precision, device, CPU or GPU, and the versions of packages.
+        """A line with everything that decides the bits of a model's logits for a row: backend, precision,
+        device, CPU or GPU, and the versions of packages.
         """
         self._backend = backend
         self._lanes = _lanes(threads()) if kind.concurrent and backend.device == "cpu" else None

@@ -19,8 +19,8 @@ Rows = npt.NDArray[np.intp]
 Owner = TypeVar("Owner")
 
 _Batch = npt.NDArray[np.int64]
-"""An array ``[4, rows]``: the number of each row's work (such as a chunk), the row's index in that work, its
-length in tokens, and the number of its group (rows that share a prefix).
+"""An array ``[4, rows]``. It has for each row: the number of the row's work (such as a chunk), its index in
+the work, its length in tokens, and the number of its group (rows that share a prefix).
 """
 
 _NUMBER, _LENGTH, _GROUP = 0, 2, 3
@@ -193,8 +193,8 @@ class WaitingRows(Generic[Owner]):
             yield self.take()
 
     def _cut_next(self) -> None:
-        """Cut waiting works into batches, the oldest first, as long as the limit for works that are cut
-        together (`mixed_batches`) allows. If few batches are left, cut at least the oldest work.
+        """Cut waiting works into batches, the oldest first, up to the limit for works that are cut together
+        (`mixed_batches`). If few batches are left, cut at least the oldest work.
         """
         while self._behind:
             few = len(self._batches) < self._ahead

@@ -28,8 +28,8 @@ from rankmill.workers.models.probes import Probe, columns_of
 from rankmill.workers.models.sources import directory_content
 
 Stamp = Mapping[str, Facts]
-"""Sizes and times of the files in a model's directory, by name, which show whether a file has changed. Empty
-if the model is not a directory or a file cannot be read.
+"""The size and time of each file in a model's directory, by name. They show whether a file has changed. Empty
+if the model is not a directory, or if a file cannot be read.
 """
 
 _ENGINES = 100

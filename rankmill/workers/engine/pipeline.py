@@ -39,8 +39,8 @@ FIRST_BATCH_SECONDS = 900
 """Seconds after which a worker's first batch counts as hanging; this time may include compilation."""
 
 LATER_BATCH_SECONDS = 300
-"""After a worker's first batch, each batch counts as hanging if it takes more than this many seconds, and
-also more than 100 times as long as the worker's slowest batch so far.
+"""A batch after a worker's first one counts as hanging under two conditions: it takes more than this many
+seconds, and more than 100 times as long as the worker's slowest batch so far.
 """
 
 REQUESTS_FOR_BULK = 3

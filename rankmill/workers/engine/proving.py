@@ -60,8 +60,8 @@ transformers itself has in the worker's precision.
 """
 
 _LARGEST = 4 << 30
-"""If a model's weight files have more bytes than this, transformers' model is not run in fp32 on the CPU for
-comparison, but on the worker's device in its precision.
+"""For comparison, transformers' model is run in fp32 on the CPU. If the model's weight files have more bytes
+than this, it is run on the worker's device in the worker's precision instead.
 """
 
 _CHOSEN = 16
@@ -563,8 +563,8 @@ class Proving:
         return size > _LARGEST or size > free_memory() // 2
 
     def asked(self, *, large: bool) -> tuple[Own, float]:
-        """Run transformers' model twice on the probes. Returns the results of the first run, and the largest
-        change of a logit in the second run, which is the error of the worker's precision.
+        """Run transformers' model twice on the probes. Returns the results of the first run, and how far a
+        logit of the second run is from them at most: the error of the worker's precision.
 
         - The first run is in fp32 on the CPU. A `large` model runs in the worker's precision on the worker's
           device, with bf16 in place of 8 or 4 bits.

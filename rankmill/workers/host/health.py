@@ -41,7 +41,7 @@ def serve_health(address: str, client: redis.Redis, obstacle: Callable[[], str |
 
 
 def _reachable(host: str, client: redis.Redis) -> str:
-    """Return the host of a URL that other hosts can open, such as this host's address for ``0.0.0.0``."""
+    """Return `host` as other hosts can reach it: for ``0.0.0.0``, for example, this host's address."""
     if host not in {"0.0.0.0", "::"}:  # noqa: S104
         return f"[{host}]" if ":" in host else host
     server = client.connection_pool.connection_kwargs

@@ -144,8 +144,8 @@ class PromptTokenizer:
         return np.array_equal(ours.ids, theirs.ids) and np.array_equal(ours.offsets, theirs.offsets)
 
     def _find_ending(self) -> list[int]:
-        """Return the token ids that the template puts after the passage: those with which the prompts of two
-        different pairs end.
+        """Return the token ids that the template puts after the passage. The prompts of two different pairs
+        both end with them.
         """
         both = self._encoded(self.rendered(["0", "1 2 3 4"], ["0", "1 2 3 4"]))
         short, long = (part.tolist() for part in np.split(both.ids, both.offsets[1:2]))

@@ -204,8 +204,8 @@ def locate(name: str) -> str | Path:
     Raises
     ------
     WorkerError
-        `name` is a path, and the directory does not exist on this host; or no installed extension knows names
-        of this form; or the model does not fit into the memory of this host.
+        `name` is a path, and this host has no such directory. Or no installed extension knows names of this
+        form. Or the model does not fit into the memory of this host.
     SpecError
         The directory does not contain a model.
     """

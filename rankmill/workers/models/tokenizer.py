@@ -144,8 +144,7 @@ def tokenize_pairs(
 
 
 class Joiner:
-    """Tokenizes each distinct text of pairs only once, and joins the token ids of two texts to those of a
-    pair.
+    """Tokenizes each distinct text only once, and makes the token ids of a pair from those of its two texts.
 
     Parameters
     ----------

@@ -302,7 +302,8 @@ class ChunkScorer:
         RunFailed
             The run is damaged.
         SpecError, FormatError
-            The run has another format, or this worker refuses it now or cannot resolve its model's name.
+            The run has another format, this worker refuses the run now, or it cannot resolve the name of the
+            run's model.
         InputError, ForeignJobError
             The job asks for something that is not possible.
         """

@@ -1,9 +1,9 @@
 """Decides which jobs a worker claims, refuses and gives away, without any I/O.
 
 Requests come before bulk work. But while both wait, a quarter of the claimed pairs are bulk work. The queue
-decides the order of tenants and runs. Of the waiting bulk work, a worker claims at most an equal share (all
-pairs divided by the number of workers), unless its device may soon run out of work. A worker gives idle
-workers chunks that it has not started.
+decides the order of tenants and runs. A worker claims at most an equal share of the waiting bulk work: all
+pairs divided by the number of workers. It claims more only if its device may soon run out of work. A worker
+gives idle workers chunks that it has not started.
 """
 
 from __future__ import annotations

@@ -106,10 +106,10 @@ class ModelQueue:
 
 @dataclass
 class Answered:
-    """The runs of which a worker has written scores, the latest last, each with its expiry in seconds.
+    """The runs for which a worker has written scores.
 
-    The expiry is 0 if the run is not in Redis. ``since`` is the time of the first scores, in seconds since
-    1970.
+    ``runs`` has the expiry of each run in seconds, the latest run last. The expiry is 0 if the run is not in
+    Redis. ``since`` is the time of the first scores, in seconds since 1970.
     """
 
     since: float = field(default_factory=system.now)
@@ -130,8 +130,12 @@ def loaded_as(model: Model) -> tuple[object, ...]:
 class Claims:
     """Begins the jobs that a worker has claimed, and answers each of them exactly once.
 
-    An answer is one of these: the job ends, mostly with a result; a failed attempt is recorded; the job is
-    handed back; or, if its keys are damaged, it is set aside.
+    An answer is one of these:
+
+    - The job ends, mostly with a result.
+    - A failed attempt is recorded.
+    - The job is handed back.
+    - The job is set aside, because its keys are damaged.
 
     Parameters
     ----------

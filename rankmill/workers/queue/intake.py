@@ -30,7 +30,7 @@ Waiting at RQ's list could give it a job of those runs.
 _LISTEN_SECONDS = 1
 
 _RING_SECONDS = 60
-"""Seconds after which the list in Redis that wakes workers for requests (`Bell`) expires."""
+"""A ring of the `Bell`, which wakes a worker for a request, expires after this many seconds."""
 
 Found = tuple[bytes, OrderedQueue]
 """The id of a job that was taken from its queue, and the queue."""

@@ -69,7 +69,7 @@ class LeasedJobs(StartedJobRegistry):
 
 
 class ScoringJob(Job):
-    """A job that can ask only for scores, of a chunk of a run or of pairs that it contains.
+    """A job that can ask only for scores. It names a chunk of a run, or contains pairs.
 
     RQ imports and calls any function, callback and webhook that a job in Redis names. So anyone who can write
     to the queue could run any code on every worker. A ScoringWorker calls nothing that a job names.
@@ -144,7 +144,7 @@ class ScoringJob(Job):
         """Start the job for a worker. The pipeline's reply says whether it was started.
 
         The job is not started if it is gone or over, if another worker has tried it since it was read, or if
-        another execution has a lease. A started job is removed from the lists in which it may still wait, and
+        another execution has a lease. A started job is removed from the lists in which it may still wait. It
         expires with its run, or never if its ``failure_ttl`` is -1.
         """
         self.worker_name, self._status = execution.worker_name, JobStatus.STARTED

@@ -116,10 +116,10 @@ class OutputRecord:
 
     @contextmanager
     def _opened(self, above: int) -> Iterator[int]:
-        """Yield a descriptor of the folder in which a new record is written before it is moved to `above`.
+        """Yield a descriptor of the folder in which to write a new record, which is then moved to `above`.
 
-        This is the run's folder: if the process dies while it writes, the unfinished record is later removed
-        with that folder. If the run's folder does not exist, the new record is written in `above`.
+        The folder is that of the run. If the process dies while it writes, the unfinished record is removed
+        with the run's folder later. If the run has no folder, the folder is `above` itself.
         """
         try:
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

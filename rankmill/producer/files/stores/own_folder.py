@@ -25,7 +25,7 @@ def close(descriptor: int) -> None:
 class OwnFolder:
     """Opens a folder of this user without following a link; the folder is made if it does not exist.
 
-    Only its user can write in the folder, so nobody else can change its files after they were checked. Call
+    Nobody but this user can write in the folder, so nobody else can change a file after its check. Call
     `close` at the end.
 
     Parameters

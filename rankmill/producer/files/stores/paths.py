@@ -70,8 +70,8 @@ def guard(check: Guard) -> None:
 class ObjectPath(PurePosixPath):
     """The path of an object in a store, such as ``s3://bucket/key``.
 
-    Some methods ask the store. These methods have the names of methods of `pathlib.Path`, so that code can
-    take an `AnyPath`, which is either kind of path.
+    The methods that ask the store have the names of `pathlib.Path`'s. So code can take an `AnyPath`, which is
+    either kind of path.
     """
 
     @property
@@ -148,7 +148,7 @@ class ObjectPath(PurePosixPath):
             Called with the store and this path's name in it; returns names of objects.
         above
             The folder that contains all of these objects; default: this path. The returned paths begin with
-            it, even if the store spells its name in another way.
+            this folder's path, even if the store spells the folder's name in another way.
         """
         above = above or self
 
@@ -258,8 +258,8 @@ def matches(pattern: AnyPath, *, folders: bool = False) -> list[AnyPath]:
 def _glob(system: Any, pattern: str) -> list[str]:
     """Return the names of the objects that fit a glob; raises an error if a folder cannot be listed.
 
-    fsspec's ``glob`` leaves out a folder that cannot be listed, except for ``**``, where stores list all
-    objects at once.
+    fsspec's ``glob`` would leave out a folder that cannot be listed. For ``**``, it lists no single folders,
+    but all objects at once, and so leaves out nothing.
     """
     if "**" in pattern or not glob.has_magic(pattern):
         objects = system.glob(pattern, detail=True).items()
@@ -304,14 +304,14 @@ def workspace_of(output: AnyPath) -> Path:
 
 def patiently(subject: object, action: Callable[[], T], seconds: float) -> T:
     """Call `action` and return the result. While the store fails, `action` is called again after pauses that
-    become longer.
+    become longer. `subject` names the object in messages.
 
     Raises
     ------
     InputError
         The object does not exist, or its URL or the store's library is wrong.
     StoreError
-        The store refuses, or fails for `seconds` after the first failure; `subject` names the object.
+        The store refuses, or still fails `seconds` after its first failure.
     """
     deadline = math.inf
     for failures in count(1):

@@ -81,7 +81,7 @@ def put(file: Path, target: AnyPath, folder: AnyPath | None = None) -> None:
     file, target
         The file, and its new path.
     folder
-        The folder of `target`, as `folder_of` gives it; with ``None``, it is made if it does not exist.
+        The folder of `target`, from `folder_of`. With ``None``, the folder is made if it does not exist.
 
     Raises
     ------

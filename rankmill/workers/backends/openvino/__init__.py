@@ -48,9 +48,9 @@ KIND = BackendKind(
     timed_layer=_timed_layer,
     timed=("fp32", "bf16", *INT8),
     lacks=_lacks,
-    # OpenVINO rounds in groups, but this says rows on purpose. When a model is checked, transformers' model
-    # is rounded as this says, and OpenVINO's logits may have at most twice the error of transformers' logits.
-    # Rounded in groups, transformers' model would have too small an error.
+    # This says rows, although OpenVINO rounds in groups. When a model is checked, transformers' model is
+    # rounded as this says, and OpenVINO's error may be at most twice the error of transformers. With groups,
+    # transformers would have too small an error.
     rounding=Rounding(weights=ROW, inputs=ROW),
     int8=lambda: ("int8-128", "int8-64"),  # kinds with bf16 are left out: not every CPU has bf16
 )

@@ -104,9 +104,8 @@ class TorchBackend(Backend):
 
 
 _LEAST = 1e-12
-"""In fp8, the inputs of a layer for one token have one scale, which depends on the largest magnitude among
-them. If that magnitude is below this value, the scale depends on this value instead, because a scale must not
-be 0.
+"""In fp8, the inputs of a layer for one token share a scale. It is computed from their largest magnitude, or
+from this value if that is larger, because a scale must not be 0.
 """
 
 

@@ -224,8 +224,8 @@ class LanguageModel(Network):
         raise NotImplementedError
 
     def _run_packed(self, rows: PackedInput) -> Tensor:
-        """Run the transformers model on packed rows. Return its output for one token of each score, namely
-        the token from which the score is computed: ``[scores, ...]``.
+        """Run the transformers model on packed rows. Return its output ``[scores, ...]`` for the token from
+        which each score is computed.
         """
         return self._run(use_cache=False, **_inputs(rows))[0][rows.read]
 

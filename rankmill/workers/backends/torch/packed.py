@@ -86,7 +86,7 @@ class PackedRows:
         read
             Index of the token that each score reads; ``None`` means the first token of each row.
         first_position
-            Position of a row's first token. It is not 0 in RoBERTa and similar families, which give padding
+            Position of a row's first token. In RoBERTa and similar families, it is not 0. They give padding
             tokens the position `first_position` - 1, and do not count them in the positions of other tokens.
         """
         return cls(
