@@ -1,4 +1,4 @@
-"""Finds plugins, which extend rankmill, by entry points of installed packages, including rankmill's own.
+"""Finds plugins, which extend rankmill. Installed packages, and rankmill itself, name them in entry points.
 
 A package names what it adds in its metadata, as here in a ``pyproject.toml``::
 

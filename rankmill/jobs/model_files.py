@@ -154,7 +154,7 @@ class _Names:
     weights
         Names of files with weights.
     left_out
-        Names of files that would be left out of the model if this JSON file did not name them.
+        Names of files that are part of the model only because this JSON file names them.
     """
 
     weights: frozenset[str] = frozenset()

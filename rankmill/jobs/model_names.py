@@ -1,9 +1,9 @@
 """Finds the model and the files for a name that an extension knows, such as NAME@VERSION.
 
 A package adds such names by an entry point of the group ``rankmill.models``, which names a class with the
-methods of `NamedModels`. The class is called with the settings. The names of extensions contain an ``@`` or a
-``:``. Ids on the hub and ``demo`` contain neither of the two, and paths are recognized by their first
-character. So rankmill imports no extension for ids on the hub, ``demo`` and paths.
+methods of `NamedModels`. The class is called with the settings. A name that an extension knows contains an
+``@`` or a ``:``. Ids on the hub and ``demo`` contain neither of the two, and paths are recognized by their
+first character. So rankmill imports no extension for ids on the hub, ``demo`` and paths.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Choice:
     Attributes
     ----------
     name
-        A name that stays when a version or an alias changes. A digest of this name and a query decides which
-        model scores the query, so a query keeps its model while the shares stay the same.
+        A name that stays the same when a version or an alias changes. A digest of this name and a query
+        decides which model scores the query. So while the shares stay the same, each query keeps its model.
     shares
         The share of each model, by its name; they add up to 1.
     shadow
@@ -95,7 +95,7 @@ class CacheRoom(Protocol):
     def make_room(self, needed: int = 0, keep: Path | None = None) -> int:
         """Remove the folders that were unused for longest, until `needed` more bytes fit into the cache.
 
-        If `needed` by itself is over the cache's limit, nothing is removed. The folder `keep` stays, and its
+        If `needed` alone exceeds the cache's limit, nothing is removed. The folder `keep` stays, and its
         bytes are not counted. Returns the number of bytes that still do not fit.
         """
 
@@ -223,7 +223,7 @@ class ModelNames:
         Raises
         ------
         ConfigError
-            The name is NAME@TAG, and no extension that is installed and set up knows such names.
+            The name is NAME@TAG, but no extension that is installed and set up knows such names.
         InputError
             The name stands for nothing.
         RegistryAway

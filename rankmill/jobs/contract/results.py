@@ -40,23 +40,23 @@ class ChunkStats(WireModel):
     seconds
         Time from fetching the payload to having the scores, without loading the model.
     tokenize_seconds, forward_seconds
-        Time of tokenizing, and of the batches that had rows of the chunk. Both are parts of ``seconds``.
+        Time for tokenizing the chunk, and for the batches that had rows of it. Both are parts of ``seconds``.
     device_seconds
-        The chunk's share, by its tokens, of the device's time for its batches.
+        Device time of the chunk. The time of a batch is divided among its chunks by their tokens.
     int8_gain
-        Speed of int8 on this worker divided by the speed of this precision, if that was measured.
+        Speed of int8 on this worker divided by the speed of ``precision``; ``None`` if not measured.
     windows
-        Number of windows that long texts were cut into.
+        Number of windows into which long texts were cut.
     labels
         Names of the outputs, if each row has several scores.
     bound
-        Limit for the error of a score, from the worker's check of the model (`Proof.bound`); ``None`` without
-        a check.
+        Limit for the error of a score, which the worker's check of the model has found (`Proof.bound`).
+        ``None`` means that the model was not checked.
     reference
         ``own`` if the model was too large to be checked against fp32 (`Proof.reference`); otherwise ``None``.
     kind
-        For a deterministic run, a text that names device, versions and precision. Workers with the same text
-        and model give a row exactly the same score.
+        For a deterministic run, a text that names device, versions and precision. Workers that have the same
+        text and the same model give a row exactly the same score.
     """
 
     worker: str
@@ -92,8 +92,8 @@ class ChunkScores:
     errors
         Why the row has no score; null if the row has a score.
     tokens
-        Numbers of tokens (int32, null if unknown), if the job asks for them. For rows that are `TokensAsked`,
-        the answers as JSON. Otherwise ``None``.
+        If the job asks for numbers of tokens, these numbers (int32; null if unknown). If the rows are
+        `TokensAsked`, the answers as JSON. For any other job, ``None``.
     """
 
     chunk: ChunkId
@@ -124,7 +124,7 @@ class ChunkFailure(WireModel):
     died
         Whether the worker died during the last attempt, so that one of the rows may kill workers.
     option
-        Name of the spec's field, if its value is wrong for the model; otherwise ``None``.
+        Name of the field in the spec whose value is wrong for the model; ``None`` for any other failure.
     """
 
     chunk: Annotated[ChunkId, BeforeValidator(_parse_chunk)]
@@ -194,7 +194,7 @@ def from_entry(run_id: str, entry: Mapping[bytes, bytes]) -> ChunkResult:
 
 
 def read_entry(run_id: str, entry: Mapping[bytes, bytes]) -> ChunkResult | BadResult:
-    """Read a result from a stream entry that may be damaged; a damaged entry becomes a `BadResult`."""
+    """Read a result from a stream entry. A damaged entry becomes a `BadResult`."""
     try:
         return from_entry(run_id, entry)
     except WireError as error:
@@ -219,7 +219,7 @@ class Amounts(NamedTuple):
     microseconds
         The device's time for these pairs.
     cached
-        Rows that were not computed, because an equal row or an earlier output had the score.
+        Rows that were not computed, because their score was known from an equal row or an earlier output.
     failed
         Rows without a score.
     """

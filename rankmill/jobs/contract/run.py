@@ -43,9 +43,9 @@ def _parse_spec(value: object) -> object:
 class Run(WireModel):
     """The data of a run that Redis keeps for workers and other commands.
 
-    ``rows`` is the number of input rows, ``None`` if the producer did not know it at the start. ``created``
-    is in seconds since 1970. ``ttl`` is the expiry in seconds from the latest change to the run. ``weight``
-    is the weight of the tenant that the run's id names.
+    ``rows`` is the number of input rows; ``None`` if the producer did not know this number at the start.
+    ``created`` is in seconds since 1970. ``ttl`` is the expiry in seconds from the latest change to the run.
+    ``weight`` is the weight of the tenant that the run's id names.
     """
 
     id: str
@@ -135,8 +135,8 @@ class Progress(WireModel):
     def rows_per_second(self, now: float) -> float | None:
         """Return the run's recent speed in rows per second, or ``None`` if it is unknown.
 
-        The speed is unknown if ``at`` is too long before `now` (s since 1970): more than half a minute, and
-        more than the time from ``since`` to ``at``.
+        The speed is unknown if ``at`` is long before `now` (s since 1970). Long means more than half a
+        minute, and also more than the time from ``since`` to ``at``.
         """
         fresh, span = self.rows - self.since_rows, self.at - self.since
         is_recent = now - self.at <= max(span, _QUIET_SECONDS)

@@ -39,7 +39,7 @@ def none_if_empty(value: object) -> object:
 
 
 def check_format(written_as: object, subject: str) -> None:
-    """Raise `FormatError` if data have another format than `FORMAT`.
+    """Raise `FormatError` if the format of data is not `FORMAT`.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class WireModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     optional: ClassVar[frozenset[str]] = frozenset()
-    """Fields that may be missing in the data that are read; the model then has their defaults."""
+    """Fields that data may lack; the model then has the defaults of these fields."""
 
     def written(self) -> str:
         return f'{{"format": {FORMAT}, {self.model_dump_json()[1:]}'

@@ -84,17 +84,18 @@ class ScoreSpec(BaseModel):
         registry, the digest of its content; ``None`` accepts any content.
     precision
         Number format of the forward pass; ``auto`` means the best one for the device. ``int8`` means a kind
-        of int8 that is fast on the device, or the same as ``auto`` if no kind is. In ``int8-64`` and
-        ``int8-128``, 64 or 128 inputs share a scale. All that is not in int8 is in fp32, or in bf16 if the
-        name ends with ``-bf16``.
+        of int8 that is fast on the device; if no kind is fast there, ``int8`` means the same as ``auto``. In
+        ``int8-64`` and ``int8-128``, 64 or 128 inputs share a scale. All that is not in int8 is in fp32, or
+        in bf16 if the name ends with ``-bf16``.
     max_length
-        Longest row in tokens, special tokens included; of longer pairs, the longer text is cut first.
-        ``None`` is the model's own limit.
+        Longest row in tokens, special tokens included. In a pair that is too long, the longer text is cut
+        first. ``None`` is the model's own limit.
     activation
-        Function applied to the logit. ``default`` is the model's own, as
-        ``sentence_transformers.CrossEncoder`` would apply it. ``softmax`` is the model's own, then the
-        softmax over its outputs. ``probability`` is the softmax of several logits, or the sigmoid of a single
-        one. If the model's config says ``multi_label_classification``, it is the sigmoid of each logit.
+        Function applied to the logit. ``default`` is the model's own function, as
+        ``sentence_transformers.CrossEncoder`` would apply it. ``softmax`` applies the model's own function,
+        and then the softmax over the outputs. ``probability`` is the softmax of several logits, or the
+        sigmoid of a single one. But if the model's config says ``multi_label_classification``,
+        ``probability`` is the sigmoid of each logit.
     instruction
         What the model is asked to do: a text in its prompt or before each query, as in
         ``CrossEncoder.predict(prompt=...)``. ``None`` is the model's own; empty means no instruction.
@@ -103,9 +104,9 @@ class ScoreSpec(BaseModel):
     label
         Name or number of the output that is the score, for a model with several outputs.
     long
-        What happens to a passage or single text that is too long: ``truncate`` cuts it; ``split`` scores
-        overlapping windows, of which the best counts; ``split-mean`` takes the mean of the windows' scores;
-        ``refuse`` gives the row an error.
+        What happens to a passage or single text that is too long. ``truncate`` cuts it. ``split`` scores
+        overlapping windows of the text, and the best score counts. ``split-mean`` takes the mean of these
+        scores. ``refuse`` gives the row an error.
     long_stride
         Tokens from the start of a window to the start of the next; ``None`` is half of a window.
     truncation_side
@@ -148,8 +149,8 @@ class ScoreSpec(BaseModel):
 
 
 class OtherSpecOptions(TypedDict, total=False):
-    """The fields of a `ScoreSpec` as options by name, except ``all_labels``, which decides how many scores a
-    row has.
+    """The fields of a `ScoreSpec` as options by name. ``all_labels`` is left out, because it decides how many
+    scores a row has.
     """
 
     model: str

@@ -62,7 +62,8 @@ _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 
 
 def encode_rows(columns: Sequence[pa.Array], inputs: Inputs) -> bytes:
-    """Encode the rows of text arrays ``[n]``: queries and passages, or the only column of other rows.
+    """Encode rows, given as text arrays ``[n]``. Pairs have two arrays, queries and passages; other rows have
+    one.
 
     Accepts string, large_string, string_view and dictionary arrays, chunked or not, with nulls.
 
@@ -175,7 +176,7 @@ def mended(text: str | None) -> str | None:
 
 
 def text_fault(texts: Mapping[str, str | None]) -> tuple[RowFault, str] | None:
-    """Return the kind and the message of a row's first error before tokenizing, or ``None``.
+    """Return the kind and the message of the first error that a row has before tokenizing, or ``None``.
 
     `texts` has the row's texts by name, such as ``query``. An error is a text that is null or too long.
     """
@@ -244,8 +245,8 @@ def _encode_queries(texts: pa.Array | pa.ChunkedArray) -> pa.DictionaryArray:
 
 
 def _encode_passages(texts: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Encode passages. A dictionary array stays one, because it may be too large with each repeated text
-    written out.
+    """Encode passages. A dictionary array stays a dictionary array, because it may be too large when each
+    repeated text is written out.
     """
     return _encode_queries(texts) if pa.types.is_dictionary(texts.type) else _combined(_clip(texts))
 

@@ -1,5 +1,5 @@
-"""Accounts of what each tenant has used in the last 400 days (pairs, tokens, device time), by day, model and
-device.
+"""Accounts of the pairs, tokens and device time that each tenant has used in the last 400 days, by day, model
+and device.
 
 Each result is counted once, even if a transaction is repeated: the script that counts a result also deletes
 its entry from the run's stream. If the entry has to stay, the script records that it is counted. Nothing
@@ -25,8 +25,8 @@ from rankmill.jobs.system import system
 KEPT_DAYS = 400
 
 MOST_ENTRIES = 2000
-"""The accounts of a day have at most this many entries, one for each tenant, model and device. One more entry
-has the sum of all further usage.
+"""The accounts of a day have at most this many entries, one for each tenant, model and device. Usage that
+would need further entries is added up in one extra entry.
 """
 
 _DAY = 86400
@@ -37,7 +37,9 @@ _LONGEST = 200
 _COUNT = Script("jobs/protocol/lua/count.lua")
 
 END = "end"
-"""Replaces the id of a stream entry for usage that is known only when a run ends and belongs to no entry."""
+"""Stands in place of a stream entry's id for usage that belongs to no entry, and is known only when a run
+ends.
+"""
 
 
 class Entry(NamedTuple):

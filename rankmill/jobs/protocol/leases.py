@@ -28,18 +28,20 @@ most.
 """
 
 RQ_DELAY = 365 * 86400
-"""In RQ's registries, the time of a lease is this much later (s) than its end. RQ's own code, such as
-``rq info`` or a dashboard, takes all jobs from a registry whose time is over. That code would drop a
-submitted run, and would not record that a chunk may have killed its worker.
+"""RQ's registries store, for each lease, a time that is this many seconds after the lease's end. RQ's own
+code, such as ``rq info`` or a dashboard, takes from a registry all jobs whose time is over. That code would
+drop a submitted run, and would not record that a chunk may have killed its worker.
 """
 
 OURS = RQ_DELAY / 2
-"""An entry of RQ's registries whose time is more than this (s) from now is a lease of rankmill. Any other
-entry belongs to a plain RQ worker, or is a lease that was ended.
+"""If the time of an entry in RQ's registries is more than this many seconds from now, the entry is a lease of
+rankmill. Any other entry belongs to a plain RQ worker, or is a lease that was ended.
 """
 
 BOUND = Script("jobs/protocol/lua/bound.lua")
-"""A Lua function that shortens leases that last longer than both a new lease and `UNRENEWED_SECONDS`."""
+"""A Lua function that shortens each lease that lasts longer than a new lease, and longer than
+`UNRENEWED_SECONDS`.
+"""
 
 _BOUND_LEASES = Script("jobs/protocol/lua/bound_leases.lua", BOUND)
 _TAKE = Script("jobs/protocol/lua/take_lease.lua", BOUND)
@@ -66,8 +68,8 @@ def move(
 ) -> bool:
     """Move a job between lists of Redis, and end its lease or pause, in one transaction.
 
-    Returns whether the server has confirmed the transaction. If the lease or pause is gone, the job is not
-    moved, because another process has moved it, or a transaction of this call whose reply was lost.
+    Returns whether the server has confirmed the transaction. If the lease or pause is gone, nothing is moved:
+    either another process has moved the job, or this call has, in a transaction whose reply was lost.
 
     Parameters
     ----------
@@ -151,7 +153,7 @@ class Leases:
         return bool(_TAKE.run(self._redis, [self._key], limit, self._seconds, holder))
 
     def renew(self, holders: Iterable[str]) -> None:
-        """Renew the leases of `holders`; a lease that was given up or forgotten is not begun again."""
+        """Renew the leases of `holders`. A holder without a lease does not get one."""
         _RENEW.run(self._redis, [self._key], self._seconds, *holders)
 
     def release(self, holder: str) -> None:

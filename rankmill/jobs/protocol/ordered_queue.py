@@ -1,7 +1,7 @@
 """RQ's queue, extended so that tenants share the workers and each run has a waiting list of its own.
 
-The next job is for the tenant from which workers have taken the fewest pairs, divided by its weight. A
-tenant's runs are chosen in the same way.
+The next job is for the tenant with the lowest count: the pairs that workers have taken from the tenant,
+divided by the tenant's weight. A tenant's runs are chosen in the same way.
 
 The chunks of a bulk run wait in the run's own list, and all requests of a tenant in one list. RQ's own list
 contains only jobs that callers enqueue by name, and a chunk for each worker that waits at that list.
@@ -92,8 +92,8 @@ class OrderedQueue(RQQueue):
     def place(self, client: Any, job_id: str | bytes, *, at_front: bool) -> None:
         """Put a job into the list in which it waits; RQ calls this for each job that it enqueues.
 
-        A chunk always goes to the front, because RQ enqueues only chunks that come back, such as after a
-        failed attempt. New chunks are put by `add`.
+        A chunk always goes to the front, because RQ enqueues only chunks that come back, for example after a
+        failed attempt. `add` puts new chunks into the list.
 
         Parameters
         ----------
@@ -111,10 +111,11 @@ class OrderedQueue(RQQueue):
         _PUT.run(pipe, self._places, 0, 0, *job_ids)
 
     def rescue(self, job_id: bytes, seen: bytes, now: float, seconds: float) -> None:
-        """Put back a job that a worker has taken but not begun, if the first call was over `seconds` ago.
+        """Put back a job that a worker has taken but not begun for `seconds`.
 
-        The first call for a job only writes the time `now` to the key `seen`. If the worker was only slow and
-        begins the job after all, it removes the job from the queue again.
+        The first call for a job only writes the time `now` to the key `seen`. A call more than `seconds`
+        later puts the job back. If the worker was only slow and begins the job after all, the worker removes
+        the job from the queue again.
         """
         places = [*self._places, self.intermediate_queue_key, seen]
         _RESCUE.run(self.connection, places, job_id, now, seconds)

@@ -25,8 +25,8 @@ bytes.
 """
 
 DEATHS = 3
-"""A job of pairs that was enqueued without retries runs again at most this many times after its worker has
-died.
+"""If the worker of a job of pairs dies, the job runs again even if it was enqueued without retries, but at
+most this many times.
 """
 
 DAY = 86400

@@ -104,8 +104,8 @@ def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> int:
     running = store.redis.smembers(executions_of(worker))
     if running:
         store.redis.zadd(queue.started_job_registry.key, dict.fromkeys(running, 0), xx=True)
-        # `until=0` takes only these jobs: after an outage, live workers may have other leases that they have
-        # not renewed yet.
+        # `until=0` takes only the jobs whose leases were just ended. Other leases may look lapsed only
+        # because live workers have not renewed them since an outage.
         hand_on_abandoned(queue, failure_handler(store), until=0)
     return len(running)
 
@@ -115,8 +115,8 @@ def clean_queue(
 ) -> None:
     """Put back jobs of dead workers, jobs that were taken but never begun, and jobs whose pause is over.
 
-    Also count the waiting jobs, and remove expired workers and expired ended jobs from RQ's lists. A damaged
-    job is set aside.
+    Also count the waiting jobs. Workers and ended jobs that have expired are removed from RQ's lists. A
+    damaged job is set aside.
 
     Parameters
     ----------
@@ -125,7 +125,8 @@ def clean_queue(
     handle
         The RQ exception handler that `failure_handler` has made.
     seconds
-        How long a lease lasts; a job that left the queue this long ago, and was not begun, is put back too.
+        How long a lease lasts. A job that was taken from the queue this long ago, and not begun, is put back
+        too.
     now
         Time of the server's clock when the caller renewed its own leases (s since 1970).
     trusts_leases
@@ -206,15 +207,18 @@ def _hand_on(
 
 def enqueue_due(queue: Queue, now: float) -> None:
     """Put back jobs whose pause after a failed attempt has ended by `now`, a time of the server's clock. Jobs
-    by name that RQ has scheduled, for example by `enqueue_in`, are enqueued at their time.
+    that callers have enqueued by name, and that RQ has scheduled (as with `enqueue_in`), are enqueued at
+    their time.
 
-    In RQ itself, only the scheduler puts such jobs back, a separate process that not every worker starts.
+    In RQ itself, only the scheduler puts such jobs back. It is a separate process, which not every worker
+    starts.
     """
     connection: Any = queue.connection
     paused = queue.scheduled_job_registry.key
     due = connection.zrangebyscore(paused, 0, now, start=0, num=1000)
     # If a chunk's pause ends later than `LONGEST_PAUSE` from now, the server's clock has jumped back since
-    # the pause began, so the chunk is due. A job by name may be scheduled for any time.
+    # the pause began, so the chunk is due. A job that a caller enqueued by name may be scheduled for any
+    # time.
     late = connection.zrangebyscore(paused, now + LONGEST_PAUSE, "+inf", start=0, num=1000)
     due += [raw_id for raw_id in late if keys.parse_job_id(raw_id.decode(errors="replace"))]
     for raw_id in due:

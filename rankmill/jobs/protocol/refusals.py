@@ -27,8 +27,8 @@ refusals of all other workers.
 
 _SERIES_SECONDS = 30.0
 """Two refusals of a run count as one continuous refusal if the time between them is shorter than a lease plus
-this many seconds. The time may be that long, because a busy worker tries a refused run again only after some
-10 s, and not before it has scored what it has claimed.
+this many seconds. The time may be that long: a busy worker tries a refused run again only after some 10 s,
+and only when the worker has scored all that it has claimed.
 """
 
 _REMEMBERED = 1000
@@ -45,8 +45,8 @@ class RunRefusals:
         self._worker = worker
         self._lease_seconds = lease_seconds
         self._looks: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """For each run's id, two times in monotonic seconds: when this worker last read the run's refusals,
-        and since when all live workers refuse the run (infinity if some do not).
+        """By the run's id, two times in monotonic seconds. The first says when this worker last read the
+        run's refusals. The second says since when all live workers refuse the run (infinity if some do not).
         """
 
     def refuse(
@@ -92,7 +92,7 @@ class RunRefusals:
         reason
             Why this worker cannot score the run.
         seconds
-            How long the refusal counts; after that time, the worker tries the run again.
+            How long the refusal counts. After that time, the worker tries the run again.
         ttl
             Redis keeps all refusals of the run until this many seconds after the latest one.
         in_redis

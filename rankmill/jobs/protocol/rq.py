@@ -70,7 +70,7 @@ def let_expire(job: Job) -> None:
 
 
 class RQQueue(Queue):
-    """RQ's queue, but a subclass decides in `place` in which list a job waits.
+    """RQ's queue, except that a subclass chooses the list in which a job waits (`place`).
 
     Pauses of jobs end by the server's clock.
     """

@@ -181,7 +181,7 @@ class RunStore:
         return read_run(run_id, raw) if raw else None
 
     def load_with(self, run_id: str, chunk: ChunkId) -> tuple[Run | None, bytes | None]:
-        """Read a run and the encoded rows of a chunk in one round trip. What is gone is ``None``.
+        """Read a run and the encoded rows of a chunk in one round trip. Either is ``None`` if it is gone.
 
         Raises
         ------
@@ -246,7 +246,8 @@ class RunStore:
             for job, payload in zip(jobs, payloads.values(), strict=True):
                 pipe.hset(Job.key_for(job), mapping={"pairs": payload.rows, "weight": run.weight})
             queue.add(pipe, jobs)
-            # If this is sent again after a lost reply, a job may pause by now after a failed attempt.
+            # If this transaction is repeated after a lost reply, an attempt may have failed in between, so
+            # that the job pauses now.
             pipe.zrem(queue.scheduled_job_registry.key, *jobs)
             again = {name: each.failed for name, each in payloads.items() if each.failed or each.suspect}
             if again:  # in this transaction, so that no other process sees the count without the jobs
@@ -301,8 +302,8 @@ class RunStore:
         run
             The run.
         failed
-            The number of the failed attempt for each chunk. The number 0 says instead that a piece (rows of a
-            chunk) was sent as a job of its own.
+            For each chunk, the number of the attempt that failed. The number 0 does not count an attempt, but
+            records that a piece (rows of a chunk) was sent as a job of its own.
         pipe
             The pipeline to which the command is added; by default, it is sent alone.
         """
@@ -369,7 +370,8 @@ class RunStore:
         row_errors: Sequence[RowError] = (),
         used: Mapping[str, Usage] = NOTHING_USED,
     ) -> None:
-        """Delete chunks whose results the producer has, and the stream `entries` of these results.
+        """Delete from Redis the chunks whose results the producer has, and the stream `entries` of these
+        results.
 
         Also write the run's new progress and its new `row_errors`, and add what these results have `used` to
         the accounts of the run's tenant.
@@ -419,7 +421,7 @@ class RunStore:
         pipe.set(keys.progress(run.id), progress.written(), ex=run.ttl, xx=True)
 
     def row_errors(self, run_id: str) -> tuple[list[RowError], int]:
-        """Return a run's first rows without a score, as its producer has listed them.
+        """Return the first rows without a score that a run's producer has listed.
 
         Also return the number of damaged entries in the list.
         """
@@ -446,7 +448,8 @@ class RunStore:
         self.redis.zrem(keys.runs(), run.id)
 
     def missing(self, run: Run, chunks: Iterable[ChunkId]) -> list[ChunkId]:
-        """Return those `chunks` of a run whose job has ended or is lost, so that no further result comes.
+        """Return those `chunks` of a run whose job has ended or is lost, so that the job writes no further
+        result.
 
         Also renew the expiry of the jobs and their pairs, which may wait longer than `Run.ttl`.
         """

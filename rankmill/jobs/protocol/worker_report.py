@@ -85,11 +85,11 @@ class WorkerReport(WireModel):
     drained
         Whether the worker takes no new chunks.
     doing, doing_words
-        Why the worker does not score yet, as a key and in words that name model, device and, if known, the
-        time left.
+        Why the worker does not score yet: as a key, and in words. The words name the model, the device and,
+        if it is known, the time left.
     pace
-        Speed of the latest forwards in padded tokens per second; ``None`` if forwards took less than a
-        second.
+        Recent speed of the model's computations, in padded tokens per second; ``None`` if they took less than
+        a second.
     answers
         The worker's answers to the latest orders of operators.
     claim_ahead
@@ -103,8 +103,8 @@ class WorkerReport(WireModel):
     stage_seconds
         Seconds of each of `STAGES`.
     latency_counts, request_latency_counts
-        Numbers of chunks, and of chunks of requests, in each of `LATENCY_BUCKETS`. The last value counts
-        chunks that are slower than all buckets.
+        For each of `LATENCY_BUCKETS`, the number of all chunks, and of the chunks of requests. The last value
+        counts chunks that are slower than all buckets.
     """
 
     device: str

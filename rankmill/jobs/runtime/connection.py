@@ -23,7 +23,9 @@ from rankmill.jobs.runtime.sentinel import names_sentinels, parse_sentinel_url
 _PROBE_SECONDS = 2
 
 _SILENCE_SECONDS = 15
-"""A server that sends nothing for this many seconds counts as away. Commands block for a second at most."""
+"""A server that sends nothing for this many seconds counts as away. This is much longer than a command may
+block, which is a second at most.
+"""
 
 _CONNECTIONS = 256
 """One client opens at most this many connections; further threads wait for a free one."""
@@ -38,15 +40,16 @@ _WRONG_SCHEME = {
     "redis": ("Connection (reset|closed)", "; if the server expects TLS, the URL begins with rediss://"),
     "rediss": ("Timeout connecting", "; if the server has no TLS, the URL begins with redis://"),
 }
-"""For each scheme of a URL, a pattern of the error if the server expects the other scheme, and a hint for the
-message.
+"""By the scheme of a URL: a pattern, and a hint for the message. The pattern matches the error that comes if
+the server expects the other scheme.
 """
 
 
 class WaitingPool(redis.BlockingConnectionPool):
     """A pool of connections to Redis for any number of threads.
 
-    If no connection is free, a thread waits for one, with the `Patience` of the client's commands.
+    If no connection is free, a thread waits for one as long as the client's commands wait for the server
+    (`Patience`).
     """
 
     def get_connection(self, *args: Any, **options: Any) -> Any:
@@ -123,8 +126,8 @@ def client_for(url: str, wait_seconds: float) -> redis.Redis:
     Parameters
     ----------
     url
-        ``redis://``, ``rediss://`` (TLS) or ``unix://``, optionally with user, password and database; or a
-        URL of Sentinels, as `parse_sentinel_url` reads it.
+        A URL that begins with ``redis://``, ``rediss://`` (TLS) or ``unix://``, and may have user, password
+        and database. Or a URL of Sentinels, as `parse_sentinel_url` reads it.
     wait_seconds
         Longest wait of each command, in seconds, while the server cannot serve (`Patience`).
 
@@ -138,7 +141,8 @@ def client_for(url: str, wait_seconds: float) -> redis.Redis:
 
 
 def pool_for(url: str, patience: Patience) -> WaitingPool:
-    """Make the connection pool of a client for `url`. Its commands wait for the server with `patience`.
+    """Make the connection pool of a client for `url`. The client's commands wait for the server with
+    `patience`.
 
     Raises as `client_for` does.
     """
@@ -201,9 +205,8 @@ def check_mode(client: redis.Redis) -> None:
 def _check_url(url: str) -> None:
     """Raise `ValueError` for a URL that libraries would misread.
 
-    This is the case if urllib would read a part of the password as host, database or option. It is also the
-    case if the path is not a number, because redis-py would then use database 0, and if the host is not a
-    name, as in ``redis://redis..svc``.
+    From some passwords, urllib would read a part as host, database or option. If the path is not a number,
+    redis-py would use database 0. The host may also not be a name, as in ``redis://redis..svc``.
     """
     parts = urlsplit(url)
     if parts.scheme in {"redis", "rediss"}:

@@ -22,7 +22,7 @@ too small.
 CLAIM_AHEAD = {"cpu": 2048, "cuda": 32_768, "mps": 8_192}
 """The number of pairs that a worker claims ahead, by its device.
 
-With fewer pairs, forwards may wait. With more, other workers may get too few jobs.
+With fewer pairs, the device may have to wait for work. With more, other workers may get too few jobs.
 """
 
 _GPU_DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")

@@ -59,10 +59,11 @@ def serve(
     address
         ``HOST:PORT``; port 0 means any free port.
     names
-        Names of this host, in addition to ``localhost``, all IP addresses and the host of `address`. ``None``
-        allows any name, unless `address` is a loopback address, which other hosts cannot reach directly.
+        Names that a Host header may have. It may always have ``localhost``, an IP address or the host of
+        `address`. With ``None``, it may have any name, unless `address` is a loopback address, which other
+        hosts cannot reach directly.
     usual
-        The port if the address does not name one; without `usual`, the address must name one.
+        The port of an address that does not name one. Without `usual`, the address must name a port.
     ports
         Number of successive ports that are tried.
 

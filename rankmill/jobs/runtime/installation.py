@@ -36,7 +36,7 @@ def require_packages(names: Iterable[str], extra: str, needing: str, instead: st
     needing
         What needs the packages, for the message.
     instead
-        Another way out for the message, if there is one.
+        The end of the message: what the user can do instead of installing the packages.
     """
     missing = ", ".join(name for name in names if find_spec(name) is None)
     if missing:

@@ -1,9 +1,8 @@
 """Logs to standard error, as readable lines or as JSON. With JSON, all that Python code writes to standard
 error is JSON.
 
-Every line that is logged in a ``with`` block of `about`, even by a library, has the ids that `about` got: of
-the run, chunk, job and worker. So one id finds all lines about a chunk, from its producer to its worker and
-back.
+`about` gets the ids of a run, chunk, job or worker. Every line that is logged in its ``with`` block, even by
+a library, has these ids. So one id finds all lines about a chunk, those of its producer and of its worker.
 """
 
 from __future__ import annotations
@@ -191,8 +190,8 @@ class _Json(logging.Formatter):
 
 
 def _note_ids(record: logging.LogRecord, ids: Mapping[str, str | int]) -> bool:
-    """Store `ids` and the ids of `about` in the record now. Only the thread that logs the record knows the
-    ids of `about`.
+    """Store `ids`, and the ids that `about` got, in the record. This must be done in the thread that logs the
+    record, because no other thread knows the ids of `about`.
     """
     record.ids = {**ids, **_ids.get()}
     return True

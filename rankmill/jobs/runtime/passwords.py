@@ -14,7 +14,9 @@ API_KEY = re.compile(API_KEY_PREFIX + r"_([0-9a-f]{12})_[0-9a-f]{48}")
 """Matches the text of an API key of the gateway; the first group of the match is the key's id."""
 
 _SHORT = 6
-"""A known password with fewer characters is masked only as a whole word: it may be a part of other words."""
+"""A known password with fewer characters than this is masked only as a whole word, because it may also be a
+part of other words.
+"""
 
 _known: set[str] = set()
 

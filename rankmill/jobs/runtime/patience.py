@@ -32,9 +32,9 @@ changing the password at this moment.
 """
 
 _CUT_OFF_SECONDS = 0.1
-"""If a connection breaks after a command ran longer than this (s), the command's time does not count as
-waiting, because the server may have been working on the command. The pauses between attempts count, because
-a proxy may accept each connection and close it later while its server is away.
+"""If a connection breaks after a command ran longer than this (s), the time that the command ran does not
+count as waiting, because the server may have been working on the command. The pauses between attempts do
+count, because a proxy whose server is away may accept each connection and close it later.
 """
 
 _LOOK_SECONDS = 0.5
@@ -48,7 +48,7 @@ _GRACE_SECONDS = 0.5
 """A connection waits for a reply until this many seconds after the caller's deadline."""
 
 _SMALL_BYTES = 2**20
-"""Every server accepts values up to this size (bytes), the lowest value that proto-max-bulk-len may have."""
+"""Every server accepts values up to this size (bytes), because proto-max-bulk-len cannot be lower."""
 
 _CUTS = 4
 """A value counts as refused for its size if sending it breaks the connection this many times, and the server
@@ -164,7 +164,8 @@ def waiting(
         counts.
     until
         The caller's deadline, in `time.monotonic` seconds; of nested blocks, the earliest deadline counts. At
-        the deadline, a pause calls `look`; a command without a reply gives up soon after.
+        the deadline, a command that pauses calls `look`, and a command that waits for a reply gives up soon
+        after.
     """
     outer = _WAIT.get()
     token = _WAIT.set(_Wait(look, min(most, outer.most), min(until, outer.until)))
@@ -327,8 +328,8 @@ class Patience(Retry):
     seconds
         Longest wait of a command (``redis_wait_seconds``).
     give_up
-        Called with the error when a command ends its longest wait, unless `waiting` has made the wait
-        shorter. The function may end the process.
+        Called with the error when a command gives up, unless `waiting` has made the wait shorter. The
+        function may end the process.
 
     Raises
     ------
@@ -410,7 +411,7 @@ class Patience(Retry):
                     since = since or began  # also count the time in which a silent server did not reply
                     try:
                         fail(error, failures) if with_failure_count else fail(error)
-                    finally:  # pause even if `fail` raises, as for watched keys: the caller then tries again
+                    finally:  # pause even if `fail` raises (for watched keys): the caller tries again
                         if cut_off and _WAIT.get().blocks:
                             raise _CutOff(reason) from error
                         self._pause(error, reason, failures, since)
@@ -453,7 +454,7 @@ class Patience(Retry):
         raise gone from None
 
     def _note(self, reason: str, most: float) -> None:
-        """Record that this thread waits, and log the first such wait of all threads."""
+        """Record that this thread waits. Log this if no other thread waits."""
         self.has_waited = True
         with self._lock:
             first = not self._waiting

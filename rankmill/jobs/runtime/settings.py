@@ -57,8 +57,8 @@ _NOT_SETTINGS = re.compile(
     r"RANKMILL_(CONFIG|REQUIRE_TOOLS|SIMULATED_SECONDS|SUPERVISED)"
     r"|RANKMILL_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)"
 )
-"""Variables that begin with ``RANKMILL_`` but are no settings: rankmill's own, and Kubernetes' variables for
-a service named rankmill-….
+"""Matches variables that begin with ``RANKMILL_`` but are no settings. Rankmill has some of these; Kubernetes
+sets others for a service named rankmill-….
 """
 
 BASE = shipped("configs", "base.yaml")
@@ -103,15 +103,15 @@ class ExtensionSettings(BaseModel):
     """Base of an extension's settings.
 
     A package names its subclass in an entry point of the group ``rankmill.settings``, and reads its settings
-    with `WorkerSettings.of`. A field without a default has one in ``configs/base.yaml``. If a command has an
-    option for a field, the field's description is the option's help.
+    with `WorkerSettings.of`. If the class gives a field no default, ``configs/base.yaml`` does. If a command
+    has an option for a field, the field's description is the option's help.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     of_workers: ClassVar[bool] = False
-    """Whether workers read these settings. A command that starts workers, such as score-file, then passes
-    them on.
+    """Whether workers read these settings. If so, a command that starts workers, such as score-file, passes
+    the settings on to them.
     """
 
 
@@ -119,8 +119,8 @@ E = TypeVar("E", bound=ExtensionSettings)
 
 
 class WorkerSettings(ScoreSpec):
-    """Settings of a worker. The fields of `ScoreSpec` say how the worker loads a model before any chunk needs
-    it, such as the models of ``warm``.
+    """Settings of a worker. Some models, such as those of ``warm``, are loaded before any chunk needs them.
+    The fields of `ScoreSpec` say how.
     """
 
     # pydantic builds the validator at its first use
@@ -163,7 +163,7 @@ class WorkerSettings(ScoreSpec):
         return lease
 
     def of(self, kind: type[E]) -> E:
-        """Return the validated settings of an extension, whose class is `kind`.
+        """Return the validated settings that an extension has defined by the class `kind`.
 
         Raises
         ------
@@ -193,7 +193,8 @@ class WorkerSettings(ScoreSpec):
         return {**own, "RANKMILL_CONFIG": ""}  # the worker needs no config file: this process has read it
 
     def spec(self, model: str | None = None) -> ScoreSpec:
-        """Make the score spec of these settings. With another `model`, the spec has no revision.
+        """Make the score spec of these settings. If `model` is not the model of the settings, the spec has no
+        revision.
 
         Raises `ConfigError` if the prompt template does not exist, or a value is not valid for a spec.
         """
@@ -230,8 +231,7 @@ class Settings(WorkerSettings):
 class SettingsOptions(TypedDict, total=False):
     """The settings of a client as options by name, except ``redis_url``; ``None`` means not given.
 
-    The options include the settings of rankmill's own extensions, because a package cannot add fields to this
-    type.
+    An extension cannot add fields to this type, so the settings of rankmill's own extensions are fields here.
     """
 
     model: str | None
@@ -291,7 +291,7 @@ _CALL = frozenset({"chunk_size", "columns", "detached", "priority", "timeout", "
 
 def run_spec(settings: Settings, changes: Mapping[str, Any]) -> ScoreSpec:
     """Make the spec of a run from the settings and some changes. A model's directory gets an absolute path.
-    The setting ``revision`` is only for the model of the settings.
+    The setting ``revision`` applies only to the model of the settings.
 
     Raises
     ------
@@ -348,8 +348,8 @@ def merge_settings(
     config: str | os.PathLike[str] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> dict[str, Sourced]:
-    """Merge the sources of settings by precedence. Returns each setting's value, not validated, with its
-    source.
+    """Merge the sources of settings by precedence. Returns each setting's value, which is not validated yet,
+    with its source.
 
     The parameters are those of `load_settings`.
     """
@@ -437,7 +437,8 @@ def _as_text(value: object) -> str:
 
 
 def config_layers(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Read a YAML config file and the files that it ``extends``. Returns (name, values) of each, `path` last.
+    """Read a YAML config file and the files that it ``extends``. Returns (name, values) for each file, with
+    `path` last.
 
     Raises
     ------

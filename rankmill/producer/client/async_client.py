@@ -55,8 +55,8 @@ T = TypeVar("T")
 _PROBE_SECONDS = 5
 _PATROL_SECONDS = 0.2
 _PATROL_SECONDS_PER_RUN = 0.01
-"""If many runs wait, each of them is checked at most once in this many seconds times the number of waiting
-runs. If few wait, each is checked at most once in `_PATROL_SECONDS` seconds.
+"""The pause between two checks of a waiting run is at least this many seconds times the number of waiting
+runs, and at least `_PATROL_SECONDS`.
 """
 
 _BEGINNING = 32
@@ -153,7 +153,7 @@ class LoopClient(Client):
 
 class AsyncScoringRun(Generic[RowScore]):
     """Handle of a submitted run for asyncio, like `ScoringRun`. If a task is cancelled while it reads the
-    run, the run is cancelled too, unless it is detached.
+    run, the run is cancelled too, unless the run is detached.
     """
 
     def __init__(self, run: ScoringRun[RowScore]) -> None:
@@ -163,8 +163,8 @@ class AsyncScoringRun(Generic[RowScore]):
     def id(self) -> str:
         """The run's id, as in logs and Redis keys. Other processes attach to a detached run by this id.
 
-        If the model is an alias for several versions, each version that scores rows has an id. The ids are
-        separated by commas.
+        If the model is an alias for several versions, there is an id for each version that scores rows. The
+        ids are separated by commas.
         """
         return self._run.id
 
@@ -172,8 +172,8 @@ class AsyncScoringRun(Generic[RowScore]):
     def model(self) -> str:
         """Name of the model that scores the run.
 
-        For an alias, this is the model version behind the alias when the run began. If several versions score
-        rows, their names are separated by commas.
+        If the run was given an alias, this is the version for which the alias stood when the run began. If
+        several versions score rows, their names are separated by commas.
         """
         return self._run.model
 

@@ -64,8 +64,8 @@ class CrossEncoder:
     """Scores pairs through a queue; its methods and results are those of sentence-transformers' class.
 
     If no server is set, the object starts one with workers on this host, which needs ``rankmill[worker]``.
-    All objects of this process that need equal workers share server and workers, which end with the last
-    `close`, or with the process.
+    All objects of this process that need equal workers share this server and its workers. They end with the
+    last `close`, or with the process.
 
     Arguments about where and how to compute (``device``, ``batch_size``, ``num_workers``, ``pool``,
     ``chunk_size``, ``attn_implementation``, ``device_map``) are accepted, but the workers decide. The
@@ -73,10 +73,10 @@ class CrossEncoder:
 
     - The arguments ``modules``, ``trust_remote_code``, ``cache_folder``, ``token``, ``classifier_dropout``
       and ``keep_in_fp32_modules``; and ``local_files_only``, unless the model is a folder.
-    - Entries of ``model_kwargs``, ``processor_kwargs`` and ``config_kwargs`` that are not listed here, unless
-      they do not change scores (such as ``use_fast``).
+    - Entries of ``model_kwargs``, ``processor_kwargs`` and ``config_kwargs`` that may change scores, except
+      those listed below. (An entry such as ``use_fast`` changes no score.)
     - Assignments to most attributes.
-    - Calls that name no prompt, if there are ``prompts`` without a ``default_prompt_name``.
+    - Calls that name no prompt, if ``prompts`` was given without ``default_prompt_name``.
 
     torch is imported only for tensors as results, for an ``activation_fn`` other than `torch.nn.Identity` and
     `torch.nn.Sigmoid`, and for `device`; transformers is imported only for `tokenizer` and `config`.
@@ -86,8 +86,8 @@ class CrossEncoder:
     model_name_or_path
         The model, as in the setting ``model``.
     redis_url
-        URL of the server; by default that of the settings (``REDIS_URL``), or else a server that this process
-        starts.
+        URL of the server. By default, it is taken from the settings (``REDIS_URL``); if they have none, this
+        process starts a server.
     max_length, revision
         As in the settings of these names.
     num_labels
@@ -96,7 +96,7 @@ class CrossEncoder:
     activation_fn
         Function from logits to scores; by default the model's own.
     prompts, default_prompt_name
-        Texts to put before the query of a pair, by name, and the name of the default one.
+        Texts to put before the query of a pair, by name; and the name of the default text.
     device
         ``cpu``, ``cuda`` or ``mps``, for workers that this process starts.
     model_kwargs
@@ -320,8 +320,8 @@ class CrossEncoder:
 
         Returns
         -------
-        At most `top_k` dicts ``{"corpus_id": index, "score": score}``, with the document as ``"text"`` if
-        `return_documents`; by default a dict for each document.
+        At most `top_k` dicts ``{"corpus_id": index, "score": score}``; by default one for each document. With
+        `return_documents`, a dict also has the document as ``"text"``.
 
         Raises
         ------
@@ -544,8 +544,9 @@ class CrossEncoder:
     def _prompt(self, prompt: str | None, name: str | None) -> str | None:
         """Return the prompt to put before each query, or ``None`` for the model's own prompt.
 
-        If `prompt` is not given, the prompt called `name` is returned. Without a `name`, the default prompt
-        is returned. Raises `ConfigError` for an unknown name, and if there are prompts and no name.
+        If `prompt` is not given, the prompt called `name` is returned; without a `name`, the default prompt.
+        Raises `ConfigError` for an unknown name. It is also an error if prompts were given, but neither
+        `name` nor a default says which one to use.
         """
         name = name or self.default_prompt_name
         if prompt is not None:
@@ -571,8 +572,9 @@ def _restored(settings: Settings, kept: dict[str, Any]) -> CrossEncoder:
 
 
 def _settings(options: Mapping[str, Any]) -> Settings:
-    """Load the settings of a `CrossEncoder`, with the values in `options`. The precision is fp32 unless one
-    is named. Each row gets the scores of all labels, unless ``label`` is set or ``long`` is ``split``.
+    """Load the settings of a `CrossEncoder`, with the values in `options`. The precision is fp32 unless the
+    settings name another. Each row gets the scores of all labels, unless ``label`` is set or ``long`` is
+    ``split``.
     """
     is_named = merge_settings(options)["precision"].source != BASE.name
     settings = validate(merge_settings(options if is_named else {**options, "precision": "fp32"}))
@@ -583,8 +585,8 @@ def _settings(options: Mapping[str, Any]) -> Settings:
 def _older(options: dict[str, Any], value: Any, *names: str) -> Any:
     """Return the `value` of an argument, which the caller may have given under an older name.
 
-    An older name of `names` is removed from `options`. Raises `ConfigError` if the argument is given under
-    two names.
+    The older names are `names`; the one that was used is removed from `options`. Raises `ConfigError` if the
+    argument is given under two names.
     """
     for name in names:
         if name in options:
@@ -639,8 +641,8 @@ def _activation_name(function: Callable[[Any], Any] | None) -> str | None:
 
 
 def _state(loaded: Any) -> str:
-    """Return a text that describes a loaded tokenizer or config. If two texts of the same object differ, the
-    object was changed in between. Some changes do not show in the text.
+    """Return a text that describes a loaded tokenizer or config. If the text is another than before, the
+    object was changed. Some changes do not show in the text.
     """
     return f"{loaded!r} {getattr(loaded, 'chat_template', None)!r}"
 

@@ -1,5 +1,5 @@
-"""Interfaces for files that are submitted to other processes (runners), which score them. An extension
-implements these interfaces, and is found by an entry point of the group ``rankmill.files``.
+"""Interfaces for files that other processes (runners) score. An extension implements these interfaces, and is
+found by an entry point of the group ``rankmill.files``.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class FileRuns(Protocol):
 
 
 def file_runs(store: RunStore, settings: Settings) -> FileRuns | None:
-    """Make the object that submits files for scoring to the server of `store`, and finds submitted ones.
+    """Make the object that submits files for scoring to the server of `store`, and finds submitted runs.
 
     Returns ``None`` if no installed extension supports runs of files.
     """

@@ -1,4 +1,4 @@
-"""Reads several runs as one, for several models over the same pairs, or for the versions of an alias."""
+"""Reads several runs as one: those of several models over the same pairs, or of the versions of an alias."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def start_each(
     models
         For each run, the options that differ from run to run, such as the model and the journal.
     apart
-        Whether each run scores a column of its own: the first run the first column, and so on.
+        Whether each run scores another column. The first run then scores the first column, and so on.
     tables, columns, sizing, options
         Passed to `start`.
     """
@@ -115,7 +115,7 @@ def _together(models: Sequence[str], parts: Sequence[ScoredTable]) -> ScoredTabl
 
 
 def _reasons(models: Sequence[str], errors: Sequence[pa.Array]) -> pa.Array:
-    """Return for each row why scores are missing; null if none is missing.
+    """Return for each row why scores are missing, or null if the row has all scores.
 
     The text has ``model: reason`` for each model without a score. If all models have the same reason, the
     text is only this reason.
@@ -135,11 +135,11 @@ def _reasons(models: Sequence[str], errors: Sequence[pa.Array]) -> pa.Array:
 def version_of(name: str, versions: Mapping[str, float], query: str | None) -> str:
     """Choose the version of model `name` that scores `query`. `versions` has the share of each version.
 
-    With the shares ``{"v1": 0.9, "v2": 0.1}``, about one query in ten is scored by ``v2``, and always the
-    same queries are. The order of `versions` does not matter.
+    With the shares ``{"v1": 0.9, "v2": 0.1}``, ``v2`` scores about one query in ten. The same query always
+    gets the same version, whatever the order of `versions`.
 
-    If the first or the last version, in natural order of the names, gets a larger share, that version keeps
-    all queries that it had before.
+    If the version whose name is first or last in natural order gets a larger share, it keeps all queries that
+    it had before.
     """
     text = f"{name}\0{query or ''}".encode(errors="replace")
     at = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) / 2**64
@@ -148,7 +148,7 @@ def version_of(name: str, versions: Mapping[str, float], query: str | None) -> s
         at -= versions[version]
         if at < 0:
             return version
-    return ordered[-1]  # rounding: the shares may add up to a little less than 1
+    return ordered[-1]  # because of rounding, the shares may add up to a little less than 1
 
 
 def rows_by_version(
@@ -169,8 +169,8 @@ def rows_by_version(
 def split_run(table: pa.Table, rows: Sequence[RowNumbers], runs: Sequence[ScoringRun]) -> ScoringRun:
     """Make one run of several `runs`, each of which scores some rows of `table`.
 
-    The joined run yields all scores together, when all of `runs` have ended. It raises `InputError` if their
-    models have different labels.
+    The joined run yields all scores together, when all of `runs` have ended. It raises `InputError` if the
+    models of `runs` have different labels.
 
     Parameters
     ----------

@@ -37,8 +37,8 @@ else:
 class Scores(np.ndarray[tuple[int, ...], np.dtype[np.float32]]):
     """The scores of a run as float32 ``[n]``, with NaN for the rows in `errors`.
 
-    With ``all_labels`` the shape is ``[n, labels]``. The `errors` and `labels` of a slice, of a copy, or of
-    the result of a computation, are empty. Pickling keeps them.
+    With ``all_labels`` the shape is ``[n, labels]``. Pickling keeps `errors` and `labels`; a slice, a copy or
+    the result of a computation has them empty.
     """
 
     errors: Mapping[int, str]
@@ -145,7 +145,7 @@ class RunStats:
     """Statistics of the rows of a run that were read so far.
 
     ``retries`` counts attempts beyond a chunk's first. ``tokens`` counts real tokens, and ``padded_tokens``
-    counts padding too. ``workers`` has the number of rows that each worker scored, by its name; rows that no
+    counts padding too. ``workers`` has, by the worker's name, the number of rows that it scored; rows that no
     worker scored count under the empty name. ``seconds`` is the time of the slowest chunk, from fetching it
     to its scores, without the time for loading the model. ``tokenize_seconds`` and ``forward_seconds`` are
     parts of that time.
@@ -155,9 +155,9 @@ class RunStats:
     have the same kind, they give a pair the same score, bit for bit. ``bounds`` are the proven bounds (see
     `bound`) of all chunks.
 
-    ``reference`` is ``own`` if the model was too large to compare the workers' logits with those in fp32. For
-    the bounds, the workers' logits were then compared with those that transformers computes in the worker's
-    precision. Otherwise, ``reference`` is ``None``.
+    ``reference`` is ``own`` if the model was too large to compare the workers' logits with those in fp32. The
+    bounds then come from a comparison with the logits that transformers computes in the worker's precision.
+    Otherwise, ``reference`` is ``None``.
     """
 
     rows: int = 0
@@ -271,8 +271,8 @@ class ScoringRun(Generic[RowScore]):
     def id(self) -> str:
         """The run's id, as in logs and Redis keys. Other processes attach to a detached run by this id.
 
-        If the model is an alias for several versions, each version that scores rows has an id. The ids are
-        separated by commas.
+        If the model is an alias for several versions, there is an id for each version that scores rows. The
+        ids are separated by commas.
         """
         return ",".join(driver.run.id for driver in self._drivers)
 
@@ -280,8 +280,8 @@ class ScoringRun(Generic[RowScore]):
     def model(self) -> str:
         """Name of the model that scores the run.
 
-        For an alias, this is the model version behind the alias when the run began. If several versions score
-        rows, their names are separated by commas.
+        If the run was given an alias, this is the version for which the alias stood when the run began. If
+        several versions score rows, their names are separated by commas.
         """
         return ",".join(driver.run.spec.model for driver in self._drivers)
 
@@ -320,7 +320,7 @@ class ScoringRun(Generic[RowScore]):
 
     @property
     def scoring_since(self) -> float:
-        """When the first worker began to score the run, in `time.monotonic` seconds; infinite until a result
+        """When the first worker began to score the run (`time.monotonic` seconds); infinite until a result
         has come.
         """
         return min(driver.scoring_since for driver in self._drivers)
@@ -334,13 +334,14 @@ class ScoringRun(Generic[RowScore]):
         """
         if self._was_iterated and self._is_read:
             for _ in self.tables():
-                pass  # there is no further table, but the iteration may not have asked for it
+                pass  # No table is left, but only a reader that asks for one more ends the run.
         else:
             self.scores(timeout, show_progress=show_progress)
         return self.stats
 
     def scores(self, timeout: float | None = None, *, show_progress: bool | None = None) -> Scores:
-        """Wait for all scores, float32 ``[n]`` or ``[n, labels]`` with NaN for the rows in `errors`.
+        """Wait for all scores. They are float32 ``[n]`` or ``[n, labels]``, with NaN for the rows in
+        `errors`.
 
         Parameters
         ----------
@@ -361,9 +362,10 @@ class ScoringRun(Generic[RowScore]):
         EmbeddedError
             The server or the workers of an embedded client cannot be kept alive.
         InputError
-            An item of a stream is not a row of the run's kind, or some rows were read by iterating the run.
+            An item of a stream is not a row of the run's kind, or some rows were already read by iterating
+            the run.
         RedisUnavailable, RedisFailed
-            The server could not serve during the whole allowed wait, or it refuses a command.
+            The server could not serve for as long as a command may wait, or it refuses a command.
         """
         is_cancelled = any(driver.is_cancelled for driver in self._drivers)
         if self._was_iterated and (self._is_read or not is_cancelled):

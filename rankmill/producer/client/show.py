@@ -1,4 +1,6 @@
-"""Shows a bar with the progress of runs while their caller waits, in Jupyter or if the caller asks for it."""
+"""Shows a bar with the progress of runs while their caller waits. This is done in Jupyter, or if the caller
+asks for it.
+"""
 
 from __future__ import annotations
 

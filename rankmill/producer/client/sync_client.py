@@ -159,7 +159,7 @@ class Client:
 
     @classmethod
     def embedded(cls, *, settings: Settings | None = None, **options: Unpack[SettingsOptions]) -> Client:
-        """Make a client with its own server and workers on this host, for a notebook or a script.
+        """Make a client that has its own server and workers on this host, for a notebook or a script.
 
         Server and workers end with `close`, the ``with`` block, or this process, even if it is killed. This
         needs ``rankmill[worker]``. `settings` and `options` are as in the constructor; settings of workers,
@@ -279,7 +279,7 @@ class Client:
         deadline
             When to stop waiting for results or for the server, in `time.monotonic` seconds.
         sharers
-            Number of runs that share the limits ``window`` and ``window_mib``, in equal parts.
+            Number of runs that share the limits ``window`` and ``window_mib`` equally.
         tenant
             The run's tenant; by default that of the settings.
         row_tokens
@@ -357,7 +357,7 @@ class Client:
         If the model is an alias for several versions, the row's query (or its single text or conversation)
         decides which version scores the row.
 
-        If the wait ends with any error, the run is cancelled; use `submit` for a run that should go on.
+        If the wait ends with any error, the run is cancelled. For a run that should go on, use `submit`.
 
         Raises
         ------
@@ -444,10 +444,9 @@ class Client:
         """Score texts, and return for each text the most likely label and the probabilities of all labels.
         Other parameters and errors are as in `score`.
 
-        If the model has several outputs, the probabilities are their softmax. If it has one output, the
-        probability is its sigmoid. If the model's config says ``multi_label_classification``, or with
-        ``activation="sigmoid"``, each probability is the sigmoid of its own output, because several labels
-        may be right at once.
+        Usually, the probabilities are the softmax of the model's outputs, or the sigmoid of its only output.
+        But several labels may be right at once if the model's config says ``multi_label_classification``, or
+        with ``activation="sigmoid"``. Each probability is then the sigmoid of its own output.
         """
         options: SpecOptions = {"activation": "probability", "all_labels": True, **spec}
         return classified(self.score(texts=texts, timeout=timeout, **options))
@@ -504,8 +503,8 @@ class Client:
             Put all rows into Redis before this call returns, so that the run no longer needs this process.
             Any process can fetch the scores with `attach`, until `run_ttl` seconds after this call.
         spec
-            Fields of `ScoreSpec`, such as ``model``, that replace the client's settings for this run. The
-            setting ``revision`` is not used for another model.
+            Fields of `ScoreSpec`, such as ``model``, that replace the client's settings for this run. With a
+            ``model`` that is not the one of the settings, the setting ``revision`` is not used.
 
         Raises
         ------
@@ -516,7 +515,7 @@ class Client:
         ConfigError
             The priority or a part of the spec is unknown or invalid, or `columns` are too many or too few.
         RedisUnavailable, RedisFailed
-            The server could not serve during the whole allowed wait, or it refuses a command.
+            The server could not serve for as long as a command may wait, or it refuses a command.
         """
         rows, spec = rows_given(pairs, texts, messages, spec)
         if not detached:
@@ -532,7 +531,7 @@ class Client:
         )
 
     def attach(self, run_id: str) -> FileHandle | ScoringRun:
-        """Find a run of files, or a detached run of pairs, which any process may have submitted.
+        """Find a run of files, or a detached run of pairs. Any process may have submitted the run.
 
         Raises
         ------
@@ -611,7 +610,7 @@ class Client:
         """
         files = self.files
         self._warn_of_losses()
-        if request.models:  # columns are named after them, so the runner resolves aliases
+        if request.models:  # score columns are named after the models, so the runner resolves aliases
             asked = run_spec(self.settings, {**spec, "model": request.models[0]})
         else:
             asked = self._names.pinned(run_spec(self.settings, spec))
@@ -701,7 +700,7 @@ class Client:
     def _start_shadow(self, table: pa.Table, columns: tuple[str, ...], *, model: str, **spec: Any) -> None:
         """Score the pairs of `table` with a shadow model in the background, and drop the scores.
 
-        Do nothing if `_SHADOWS` runs of this client are being scored by shadow models.
+        Do nothing if shadow models are already scoring `_SHADOWS` runs of this client.
         """
         if not self._shadows.acquire(blocking=False):
             logger.debug("%s has enough to do: a run is not scored in the shadow", model)

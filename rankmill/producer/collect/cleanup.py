@@ -26,8 +26,8 @@ class RunCleaner:
     """Removes keys and waiting jobs of ended runs from Redis. Threads may share the object; after a fork,
     parent and child may both use it.
 
-    If the server cannot serve, the caller waits for about a second. Then a background thread tries again,
-    until the run's keys would have expired.
+    If the server cannot serve, the caller waits for about a second. After that, a background thread tries
+    again and again, until the run's keys must have expired.
     """
 
     def __init__(self, store: RunStore) -> None:

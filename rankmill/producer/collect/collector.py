@@ -1,4 +1,4 @@
-"""Decides which chunks of a run are sent, what their results mean, and which are sent again or split.
+"""Decides which chunks of a run are sent, what their results mean, and which chunks are sent again or split.
 
 The collector reads no clock, disk or server. Chunks, results and the time go in, and decisions come out. The
 driver (`rankmill.producer.collect.driver`) carries out the decisions.
@@ -190,7 +190,7 @@ class Collector:
     run
         The run to which the chunks belong.
     window
-        Limits the number of pieces without a result, and the bytes of the payloads of those pieces.
+        Limits the number of pieces without a result, and the bytes of their payloads.
     rows
         Counts the rows that are done.
     first
@@ -217,7 +217,9 @@ class Collector:
     ) -> None:
         self.rows = rows
         self.scored = scored
-        """Number of rows that devices have scored, in the finished chunks of all runs of an output."""
+        """Number of rows that devices have scored, in all finished chunks of the output. These chunks may be
+        of several runs.
+        """
         self.how = HowScored(run.spec, first)
         self.cut = self.taken = start
         """Row numbers in the input. `cut` is the first row that is not cut into a chunk yet; `taken` is the
@@ -238,8 +240,8 @@ class Collector:
         self._unfinished: dict[int, UnfinishedChunk] = {}
         self._finished: list[FinishedChunk] = []
         self._waiting: dict[int, int] = {}
-        """The finished chunks that the caller has not taken yet: their numbers of rows, by the chunks'
-        numbers.
+        """For each finished chunk that the caller has not taken yet, its number of rows, by the chunk's
+        number.
         """
         self._reuse = reuse
         self._load = Load()
@@ -249,7 +251,7 @@ class Collector:
 
     @property
     def ready(self) -> bool:
-        """Whether the next chunk in input order has its result, so that the caller can take the chunk."""
+        """Whether the caller can take the next chunk in input order, because the chunk has its result."""
         return self.taken in self._waiting
 
     @property
@@ -362,7 +364,8 @@ class Collector:
             For each chunk or part, why it must be sent again. If the chunk or part is given up, its failure
             states this reason.
         failed
-            For each chunk or part that has failed before, the number of failed attempts before the last one.
+            For each chunk or part that has failed before, the number of failed attempts, not counting the
+            last one.
 
         Returns
         -------
@@ -371,8 +374,8 @@ class Collector:
         again: list[Piece] = []
         given_up: list[ChunkFailure] = []
         for chunk, reason in reasons.items():
-            # A suspect piece is half of a chunk whose worker died. It comes here before it is first sent,
-            # when no attempt at it has failed.
+            # A suspect piece is half of a chunk whose worker died. It comes here before it is sent for the
+            # first time, so no attempt at it has failed yet.
             begun = -1 if self.pieces[chunk].suspect else 0
             attempts = failed.get(chunk, begun) + 1
             if attempts > self._run.max_retries:

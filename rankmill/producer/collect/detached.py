@@ -1,4 +1,4 @@
-"""Detached runs, all of whose rows are in Redis; any number of processes may collect the results.
+"""Detached runs, which have all of their rows in Redis. Any number of processes may collect the results.
 
 Rows and results stay in Redis until they expire. All processes that collect a detached run read the same
 results, and so decide in the same way which results count and which chunks have failed.
@@ -91,8 +91,8 @@ class DetachedRun(LiveRun):
         """Log nothing, because every process that collects the run would log the same."""
 
     def look_back(self) -> None:
-        """Begin again with the first result. A server that lost its data may give new results lower numbers
-        than those that this process has read, so reading on would miss new results.
+        """Begin again with the first result. If the server has lost its data, new results may have lower
+        numbers than those that this process has already read, so reading on would miss them.
         """
         self._after = "0"
 
@@ -164,7 +164,7 @@ def submit_detached(
                 raise InputError("there are no pairs to score")
             submitted = DetachedChunks(chunks=tuple(chunks))
             store.write_chunks(run, submitted)
-            store.unlist(run)  # no producer would remove the run from the list of unfinished runs
+            store.unlist(run)  # no producer would remove the run from this list
         except BaseException:
             if chunks:
                 RunCleaner(store).remove(run, [first for first, _ in chunks])

@@ -37,8 +37,8 @@ still exist.
 _PATROL_SHARE = 0.1
 _LONGEST_PATROL = 1.0
 """While a producer waits, it checks its run again and again. The pause between two checks is the share
-`_PATROL_SHARE` of the time since the last result, but at most `_LONGEST_PATROL` seconds. If
-`RunStore.patrol_seconds` is longer than this, it is the pause.
+`_PATROL_SHARE` of the time since the last result. It is at most `_LONGEST_PATROL` seconds, but never shorter
+than `RunStore.patrol_seconds`.
 """
 
 logger = logging.getLogger(__name__)
@@ -82,8 +82,8 @@ class RunDriver:
         self.deadline = math.inf
         """When to stop waiting for results or for the server, in `time.monotonic` seconds."""
         self.scoring_since = math.inf
-        """When a worker first began to score a chunk, after it had loaded the model, in `time.monotonic`
-        seconds; infinite until a result has come.
+        """When the first worker had loaded the model and began to score a chunk (`time.monotonic` seconds);
+        infinite until a result has come.
         """
         self.presence: WorkerPresence | None = None
         """Checks that the queue has workers while the run waits for results; ``None`` means no check."""
@@ -100,7 +100,7 @@ class RunDriver:
         self._waits_since = self._collected = self._heard = system.monotonic()
         self._looked = -math.inf
         self._sized = sizing.is_known
-        self._is_handed_out = False  # whether the reader has got a table, and not asked for the next one
+        self._is_handed_out = False  # whether the reader has a table, and has not asked for the next one yet
         self._has_ended = False  # whether all tables were read, and the run was ended on the server
         # Held while results are accepted: another thread may call `cancel`, which must wait meanwhile.
         self._accepting = system.RLock()
@@ -129,14 +129,15 @@ class RunDriver:
         Raises
         ------
         RunFailed
-            The run cannot be scored; for example, its model cannot be loaded. `WrongScores` means that a
-            worker which has scored some rows computes wrong scores; it may be raised after the last table.
+            The run cannot be scored; for example, its model cannot be loaded. The subclass `WrongScores` is
+            raised if a worker that has scored some of the rows computes wrong scores. This error may come
+            after the last table.
         RunCancelled
             `cancel` was called, or another process cancelled the run.
         RunExpired
             The results of a detached run are no longer kept.
         RedisUnavailable, RedisFailed
-            The server could not serve during the whole allowed wait, or it refuses a command.
+            The server could not serve for as long as a command may wait, or it refuses a command.
         RunTimeout, NoWorkers
             `deadline` has passed, or no worker listens; call again to continue.
         InputError, OutputError
@@ -210,9 +211,9 @@ class RunDriver:
             self._catch_up()
 
     def fill(self) -> None:
-        """If the window has room, submit chunks, but at most `AT_ONCE`.
+        """Submit chunks if the window has room, but at most `AT_ONCE` chunks.
 
-        With this limit a call does not take long, so the caller can soon collect results again.
+        Because of this limit, a call does not take long, and the caller can soon collect results again.
         """
         self._check_cancelled()
         if not self._unsent and self._wants_chunks():
@@ -259,7 +260,7 @@ class RunDriver:
                 with self._reading:
                     table = next(self._source, None)
             except BaseException:
-                self.cancel()  # from now on, a source that has failed looks like one at its end
+                self.cancel()  # a source that has failed would look complete
                 raise
             if table is None:
                 self._check_cancelled()  # the source also ends if another thread has cancelled the run
@@ -391,11 +392,11 @@ class RunDriver:
         self._retry({piece: reasons.get(piece, "it was lost") for piece in missing}, failed)
 
     def _retry(self, reasons: Mapping[ChunkId, str], failed: Mapping[ChunkId, int]) -> None:
-        """Submit the chunks in `reasons` again, because they have no job in Redis. A chunk that has no
-        attempt left fails.
+        """Submit the chunks in `reasons` again, because they have no job in Redis. A chunk without an attempt
+        left fails.
 
-        `reasons` has, for each chunk or part of a chunk, the reason to state if it fails; `failed` has the
-        numbers of failed attempts.
+        `reasons` has, for each chunk or part of a chunk, the reason to state if that chunk or part fails.
+        `failed` has the numbers of failed attempts.
         """
         if not reasons:
             return

@@ -67,10 +67,11 @@ class Account(WireModel):
     scored
         Number of rows that devices have scored.
     used
-        The usage of the latest results of the last run. Its keys are the ids of the results' entries in the
-        run's stream. If an entry is still in Redis, its usage must still be added to the tenant's account.
+        The usage of the last run's latest results, by the id of each result's entry in the run's stream. If
+        an entry is still in Redis, its usage must still be added to the tenant's account.
     rest
-        The rows that no device has scored, such as those without a score; ``None`` until a run is complete.
+        The rows that no device has scored, for example because they have no score; ``None`` until a run is
+        complete.
     """
 
     scored: Count = 0
@@ -106,15 +107,15 @@ _NONE = Finished(parts=0, rows=0, row_errors=0, first=None, tally="")
 
 
 class Journal:
-    """A database file with the results for one output, by chunk number, and with the manifest: a description
-    of the inputs and options from which the output is made.
+    """A database file with the results for one output, by chunk number. It also has the manifest, which
+    describes the inputs and options from which the output is made.
 
     Parameters
     ----------
     path
         The database file; created if it does not exist.
     check
-        Called after each write of results; raises if the file is no longer in its place.
+        Called after each write of results. Raises an error if the file is no longer in its place.
     place
         The path at which SQLite opens the file; by default `path`.
 
@@ -221,8 +222,8 @@ class Journal:
 
     @property
     def model(self) -> str | None:
-        """Name of the model that scores this output; ``None`` if no name was stored. If the output's model is
-        an alias, this is the version for which the alias stood when the output was begun.
+        """Name of the model that scores this output; ``None`` if no name was stored. In place of an alias,
+        this is the version for which the alias stood when the output was begun.
         """
         return self._state("model")
 

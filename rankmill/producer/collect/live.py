@@ -222,7 +222,7 @@ class RequestRun(LiveRun):
         self._is_new = False
 
     def forget(self, entries: Iterable[str], collector: Collector) -> None:
-        """Delete collected results from Redis, except the last ones, which `end` deletes."""
+        """Delete collected results from Redis. `end` deletes the last ones."""
         if collector.complete:
             self._entries += entries
         else:
@@ -281,9 +281,9 @@ class JournaledRun(LiveRun):
         """Return the usage (rows, tokens and device time) to add to the tenant's account when the run is
         complete.
 
-        Rows that no device has scored (because their scores came from the cache, or because they failed)
-        count once for each output. If an earlier complete run for the output has counted these rows, they are
-        left out.
+        Some rows were scored by no device: their scores came from the cache, or they failed. Such rows count
+        only once for an output, so they are left out if an earlier complete run for the output has counted
+        them.
         """
         account = self.journal.account
         if account.rest:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
         def fetchone(self) -> object: ...
 
-    # Classes of libraries without type hints are left out: a type checker would take such a class for `Any`,
-    # and accept any argument.
+    # Libraries without type hints are left out: a type checker would take their classes for `Any`, and accept
+    # any argument.
     Table: TypeAlias = ArrowStream | Relation
     Array: TypeAlias = np.ndarray[Any, Any]
     Texts: TypeAlias = Iterable[str | None] | Iterable[Mapping[str, str | None]] | Array | Table
@@ -96,7 +96,7 @@ class OpenTables(Iterator[pa.Table]):
 
 
 _DATASET_ROWS = 4096
-"""Number of rows of a dataset, a Polars frame or an array that are converted at a time."""
+"""This many rows of a dataset, a Polars frame or an array are converted at a time."""
 
 CHUNK_TEXT_BYTES = 16 << 20
 """A chunk has at most this many bytes of text, unless it has only one row; so long texts make smaller chunks.
@@ -109,7 +109,7 @@ def rows_given(
 ) -> tuple[Rows, SpecOptions]:
     """Return the rows to score, which must be given as exactly one of `pairs`, `texts` and `messages`.
 
-    Also returns `spec`. For texts and messages, the returned spec names this kind of rows.
+    Also returns `spec`, to which the kind of rows is added for texts and messages.
 
     Raises
     ------
@@ -131,8 +131,8 @@ def cut_pairs(pairs: Rows, columns: tuple[str, ...], sizing: Sizing, inputs: Inp
     Raises
     ------
     InputError
-        The rows are of an unsupported type, a column does not exist, exists twice or has no text, or an item
-        is not a row of the kind `inputs`.
+        The type of the rows is not supported; or a column does not exist, exists twice or has no text; or an
+        item is not a row of the kind `inputs`.
     """
     if given := _table_of(pairs, columns, inputs):
         _check_columns(given.schema, columns, inputs)
@@ -164,8 +164,8 @@ def _check_columns(schema: pa.Schema, columns: tuple[str, ...], inputs: Inputs) 
 
 
 class _Tables(NamedTuple):
-    """Tables of one schema, which can be read once. ``opened`` is the source to close after reading, or
-    ``None``.
+    """Tables that have the same schema, and can be read once. ``opened`` is the source to close after
+    reading, or ``None``.
     """
 
     schema: pa.Schema
@@ -176,8 +176,8 @@ class _Tables(NamedTuple):
 def _table_of(pairs: Any, columns: tuple[str, ...], inputs: Inputs) -> _Tables | None:
     """Read pairs as tables, or return ``None`` if `pairs` are not a table of any kind.
 
-    Do not import a library of tables here: that would be slow. Of data frames and datasets, only `columns`
-    are converted, if these exist.
+    Do not import a library of tables here: that would be slow. If a data frame or a dataset has `columns`,
+    its other columns are not converted.
     """
     try:
         if len(columns) == 1 and _is_column(pairs):
@@ -340,13 +340,17 @@ def _tables_from(
 
 
 def holds_messages(kind: pa.DataType) -> bool:
-    """Whether a column of this type can contain conversations: lists of messages, as values or in JSON."""
+    """Whether a column of this type can contain conversations, which are lists of messages, as values or as
+    JSON.
+    """
     tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     return is_text(kind) or (any(test(kind) for test in tests) and pa.types.is_struct(kind.value_type))
 
 
 def as_json(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Turn a column of conversations into JSON, without the nulls that Arrow has filled in at any depth."""
+    """Turn a column of conversations into JSON. At all depths, the nulls that Arrow has filled in are left
+    out.
+    """
     if is_text(column.type):
         return column
     return _texts([None if messages is None else _json_of(messages) for messages in column.to_pylist()])

@@ -15,19 +15,19 @@ from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.system import system
 
 _STEPS: tuple[Doing, ...] = ("proving", "loading")
-"""Steps of a worker before its first scores. If workers are at different steps, the step that comes first in
-this list is shown.
+"""Steps of a worker before its first scores. If several workers are at different steps, users see the step
+that comes first in this list.
 """
 
 _LOOK_SECONDS, _STARTING_SECONDS = 1.0, 0.1
-"""All runs of a client together ask Redis whether the queue has workers: at most once in the first number of
-seconds, and while this process starts workers, at most once in the second number of seconds.
+"""A client asks Redis at most once in `_LOOK_SECONDS` whether the queue has workers, for all of its runs
+together. While this process starts workers, the client asks at most once in `_STARTING_SECONDS`.
 """
 
 _WORD_SECONDS = 5.0
 _REMIND_SECONDS = 30.0
-"""Two warnings about the workers are at least this many seconds apart. The first warning that there is no
-worker comes after `_WORD_SECONDS` without one.
+"""Two warnings about the workers are at least this many seconds apart. When the queue has been without a
+worker for `_WORD_SECONDS`, the first warning comes.
 """
 
 logger = logging.getLogger(__name__)
@@ -40,12 +40,12 @@ class WorkerPresence:
     Parameters
     ----------
     store, url
-        The store of runs in Redis; and the URL of the Redis server, for messages.
+        The store of runs in Redis, and the server's URL, which messages name.
     queue
         Name of the queue.
     seconds
-        A wait ends with `NoWorkers` after this many seconds without a worker; ``None`` means that workers are
-        started when they are needed, so no wait ends.
+        A wait ends with `NoWorkers` after this many seconds without a worker. ``None`` means that no wait
+        ends so, because workers are started when they are needed.
     """
 
     def __init__(self, store: RunStore, url: str, queue: str, seconds: float | None) -> None:

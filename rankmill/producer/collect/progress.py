@@ -10,8 +10,8 @@ from rankmill.jobs.contract.run import MAX_ERROR_CHARS, MAX_ROW_ERRORS, Progress
 from rankmill.producer.collect.scored import ScoredTable
 
 _SPEED_SECONDS = 60
-"""A run's progress is remembered for this many seconds. The speed is computed from the later half of that
-time, so that a run's slow beginning is soon forgotten.
+"""A run's progress is remembered for this many seconds. The speed is computed from the later half of this
+time, so that the slow beginning of a run soon stops counting.
 """
 
 _STEP_SECONDS = 0.5
@@ -30,7 +30,7 @@ class RowCounter:
     row_errors
         Number of row errors before the first call of `add`.
     most_errors
-        At most this many row errors are recorded, including those that `row_errors` counts. Further errors
+        At most this many row errors are recorded, and those in `row_errors` count as recorded. Further errors
         are only counted.
     """
 
@@ -41,8 +41,8 @@ class RowCounter:
         self._rows = self._seen_rows = known_rows
         self._row_errors = row_errors
         self._points: deque[tuple[float, int]] = deque()
-        """Points of time in the last minute, each with the number of rows that were done at that time. Known
-        rows count as done.
+        """Points of time in the last minute, each with the number of rows that were done by then. Known rows
+        count as done.
         """
 
     @property

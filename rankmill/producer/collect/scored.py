@@ -1,4 +1,6 @@
-"""Input rows with their scores: those of workers, of an earlier output, or of an equal row of the chunk."""
+"""Input rows with their scores. A score comes from a worker, from an earlier output, or from an equal row in
+the chunk.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ Scores = npt.NDArray[np.float32]
 
 
 class RowResults(NamedTuple):
-    """Scores and errors of rows, and their tokens if they were asked for; all of shape ``[rows]``.
+    """Scores and errors of rows, and the rows' tokens if they were asked for; all of shape ``[rows]``.
 
     In each row exactly one of score and error is null. ``tokens`` are numbers of tokens, null if unknown; for
     a run that asks only for tokens, they are the answers as JSON.
@@ -44,12 +46,12 @@ class ScoredTable:
     table
         The rows of the input. For a detached run, the table has no columns.
     scores
-        A float32 for each row, or a list of a fixed number of them. If no row has a score, the type says
-        nothing.
+        A float32 for each row, or for each row a list of float32 of the same length. If no row has a score,
+        the type has no meaning.
     errors
         The reason why a row has no score.
     stats
-        Statistics of the chunk; ``None`` if no worker has scored the rows, or if several runs have.
+        Statistics of the chunk; ``None`` if no worker or several runs have scored the rows.
     attempts
         The most attempts that any of the rows needed.
     worker
@@ -76,7 +78,7 @@ class ScoredTable:
 def scored_table(
     table: pa.Table, result: ChunkResult | None, results: RowResults, reused: int = 0
 ) -> ScoredTable:
-    """Join a chunk's rows with their results, and with the worker's statistics if a worker was asked."""
+    """Join a chunk's rows with their results. If a worker was asked, also add its statistics."""
     stats: ChunkStats | None = None
     attempts, worker = 0, ""
     if isinstance(result, ChunkScores):
@@ -124,7 +126,9 @@ def join_results(chunk: int, results: Sequence[tuple[int, ChunkResult]]) -> Chun
 
 
 def joined_scores(parts: Sequence[RowResults | ScoredTable]) -> pa.Array:
-    """Join the scores of several tables. A table without any score may have another type of scores."""
+    """Join the scores of several tables. If a table has no score at all, its column of scores may have
+    another type.
+    """
     kinds = [part.scores.type for part in parts]
     kind = next((kind for kind in kinds if pa.types.is_fixed_size_list(kind)), pa.float32())
     scores = [part.scores if part.scores.type == kind else pa.nulls(len(part.scores), kind) for part in parts]
@@ -146,8 +150,7 @@ def joined_tokens(parts: Sequence[RowResults | ScoredTable]) -> pa.Array | None:
 
 
 class EarlierScores:
-    """The scores of an earlier output, by a digest of each row's texts. Digest and score of a row take 20
-    bytes of memory.
+    """The scores of an earlier output, by a digest of each row's texts. A row takes 20 bytes of memory.
 
     Parameters
     ----------
@@ -167,8 +170,8 @@ class EarlierScores:
         order = np.argsort(keys[:, 0], kind="stable")
         self.columns, self.made = columns, made or {}
         self.kind = self.made.get("rankmill.kind")
-        """The device, versions and precision on which the bits of a deterministic output's scores depend, as
-        one text (`ChunkStats.kind`). ``None`` if the output is not deterministic.
+        """One text that names device, versions and precision, on which the exact scores of a deterministic
+        output depend (`ChunkStats.kind`). ``None`` if the output is not deterministic.
         """
         self._keys, self._scores = keys[order], scores[order]
 
@@ -179,7 +182,7 @@ class EarlierScores:
         return _digests([table[name] for name in self.columns])
 
     def known(self, keys: Keys) -> pa.Array:
-        """Look up the score of each row by the digest of the row's texts. Null if the score is not known."""
+        """Look up the score of each row by the digest of the row's texts. An unknown score is null."""
         if not len(self):
             return pa.nulls(len(keys), pa.float32())
         places = np.minimum(np.searchsorted(self._keys[:, 0], keys[:, 0]), len(self) - 1)
@@ -205,7 +208,7 @@ def read_earlier(
     batches
         The rows of the output, with the columns that are named below.
     columns, score
-        The columns of query and passage, or the only column; and the column of the scores.
+        The columns with the texts (query and passage, or a single one), and the column with the scores.
     made
         As in `EarlierScores`.
     """

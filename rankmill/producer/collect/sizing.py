@@ -24,21 +24,21 @@ number is less than `MIN_CHUNKS`, because the first chunks are small, and each s
 """
 
 _AHEAD = 2
-"""Workers claim some pairs before they score them. With ``window: auto``, the window has room for this many
-times these pairs.
+"""Workers claim some pairs ahead, before they score them. With ``window: auto``, the window has room for this
+many times as many pairs.
 """
 
 _REFILL_SHARE = 4
-"""More chunks are submitted when 1/4 of the window is free, because sending several chunks together costs
-less.
+"""More chunks are submitted only when a quarter of the window is free, because sending several chunks
+together costs less.
 """
 
 CHUNK_SECONDS = 1.0
 """With ``chunk_size: auto``, a chunk is about this many seconds of work for the slowest worker's device."""
 
 REQUEST_ROWS = 64
-"""With ``chunk_size: auto``, a chunk of a request has at least this many rows, because a request costs less
-time in few chunks.
+"""With ``chunk_size: auto``, a chunk of a request has at least this many rows, because a request with few
+chunks takes less time.
 """
 
 MIN_ROWS, MAX_ROWS = 16, 16_384
@@ -61,15 +61,15 @@ class Load(NamedTuple):
 
 
 class WindowSize:
-    """Limits how many pieces of a run (chunks or parts of chunks) may be in Redis without a result, and how
-    many bytes their payloads may have.
+    """Limits what may be in Redis without a result: the number of a run's pieces (chunks or parts of chunks),
+    and the bytes of their payloads.
 
     Parameters
     ----------
     chunks
         The setting ``window``. With ``auto`` the window is twice what the live workers claim ahead, and at
-        least `MIN_CHUNKS`. Before the workers' speed is known, the window is two chunks for each worker, and
-        at least 8 chunks; before the workers are first counted, it is `MIN_CHUNKS`.
+        least `MIN_CHUNKS`. Until the workers' speed is known, the window is two chunks for each worker, and
+        at least 8 chunks. Until the workers are counted, the window is `MIN_CHUNKS`.
     payload_bytes
         Bytes of payload at which the window is full, whatever the workers claim.
     sharers
@@ -121,10 +121,11 @@ class Sizing:
     Parameters
     ----------
     rows
-        The setting ``chunk_size``. With ``auto``, a chunk is about a second's work of the slowest worker's
-        device, by the device time of its last result; the first sizes come from `learnt`.
+        The setting ``chunk_size``. With ``auto``, a chunk takes the slowest worker's device about a second,
+        judged by the device time of its last result. The first sizes come from `learnt`.
     learnt
-        The last number of rows that ``auto`` has chosen, by model; runs of one client share it.
+        By model, the last number of rows that ``auto`` has chosen. The runs of one client share these
+        numbers.
     journals
         Journals of results. If one of these journals has a result that begins at a chunk's first row, the
         chunk gets as many rows as the result. Any other chunk ends, at the latest, where the next result
@@ -146,8 +147,8 @@ class Sizing:
         self._models: dict[str, int] = {}
         """The models that score the chunks, each with the fewest rows that a chunk may have."""
         self._speeds: dict[tuple[str, str], tuple[float, float]] = {}
-        """When each worker's last result came, and its rows for each second of device time, by model and
-        worker.
+        """By model and worker: when the worker's last result came, and how many rows its device scored in a
+        second.
         """
 
     def add(self, run: Run) -> None:

@@ -1,5 +1,5 @@
-"""The spool, which keeps finished chunks until it is their turn: first in memory, and beyond a bound in a
-temporary file.
+"""The spool, which keeps finished chunks until it is their turn. It keeps them in memory, and those beyond a
+bound in a temporary file.
 
 The file has no name, so nothing of it remains when the process ends, however it ends.
 """
@@ -55,7 +55,7 @@ class Spool:
         self._disk_bytes = disk_bytes
         self._in_memory: dict[int, tuple[ScoredTable, int]] = {}
         self._on_disk: dict[int, tuple[int, int]] = {}
-        """The position of each chunk in the temporary file and its number of bytes, by the chunk's number."""
+        """By the chunk's number: the position of the chunk in the temporary file, and its number of bytes."""
         self._used = 0
         self._file: IO[bytes] | None = None
         self.full = False
@@ -71,7 +71,7 @@ class Spool:
 
     @property
     def has_room(self) -> bool:
-        """Whether the chunks in memory have fewer than a quarter of `memory_bytes` bytes."""
+        """Whether the chunks in memory take less than a quarter of `memory_bytes`."""
         return self._used < self._memory_bytes // 4
 
     def put(self, chunk: int, part: ScoredTable) -> None:

@@ -1,4 +1,6 @@
-"""Finds the input files for paths, directories, globs and standard input, except those rankmill wrote."""
+"""Finds the input files that paths, directories and globs name, or that standard input contains. Files that
+rankmill wrote are left out.
+"""
 
 from __future__ import annotations
 
@@ -71,8 +73,8 @@ class RankingFiles:
         Number of the best passages to take for each query; ``None`` takes all.
     qrels
         Relevance judgements. They add the columns ``relevance`` (null for a passage without a judgement) and
-        ``in_run``. They also add rows at the end, with false in ``in_run``: relevant passages of the
-        ranking's queries that were not taken from the ranking.
+        ``in_run``. They also add rows at the end, with false in ``in_run``, for passages that are relevant
+        for a query of the ranking, but were not taken from the ranking.
     """
 
     ranking: InputFile
@@ -91,9 +93,10 @@ def find_files(inputs: Sequence[str], output: str | None = None) -> tuple[InputF
 
     Two kinds of files are left out:
 
-    - Hidden files of directories and globs (see `without_hidden`).
-    - Files that rankmill wrote: folders of interrupted runs and their outputs, indexes of corpora, lists of
-      row errors, and an earlier `output` in Parquet that a directory or glob contains.
+    - Hidden files that a directory or glob contains (see `without_hidden`).
+    - Files that rankmill wrote: folders of interrupted runs and the outputs of these runs, indexes of
+      corpora, and lists of row errors. An earlier `output` counts if it is in Parquet and a directory or glob
+      contains it.
 
     Raises
     ------
@@ -185,8 +188,8 @@ def _is_hidden(parts: Sequence[str]) -> bool:
 def _common_folder(inputs: Sequence[str]) -> Path:
     """Return the deepest folder that contains all input files.
 
-    A shell may have expanded a pattern such as ``data/day=*/a.csv`` into these files. The columns that the
-    names of folders give, such as ``day``, then come from the folders below ``data``.
+    A shell may have expanded a pattern such as ``data/day=*/a.csv`` into these files. The folder is then
+    ``data``, and the names of the folders below it give columns, such as ``day``.
     """
     folders = [str(Path(name).parent) for name in inputs if Path(name).is_file()]
     try:
@@ -196,8 +199,8 @@ def _common_folder(inputs: Sequence[str]) -> Path:
 
 
 def _partition(path: AnyPath, root: AnyPath) -> tuple[tuple[str, str | None], ...]:
-    """Read columns from the names of the folders between `root` and a file, such as Hive's
-    ``date=2026-11-01``.
+    """Read columns from the names of the folders between `root` and a file. Hive gives folders such names,
+    for example ``date=2026-11-01``.
     """
     folders = path.parent.parts[len(root.parts) :] if path.is_relative_to(root) else ()
     pairs = [_printable(folder).partition("=") for folder in folders if _is_partition(folder)]
@@ -228,9 +231,9 @@ def _is_left_behind(path: AnyPath) -> bool:
 def _is_output(path: AnyPath, output: str | None) -> bool:
     """Whether rankmill wrote the file, as `output` or as the output of a run whose folder still exists.
 
-    If the folder does not exist, only a Parquet file says who wrote it. A file at the path `output` that does
-    not count as written by rankmill stays in the input. Then the command ends with an error, because its
-    output would replace its input.
+    If that folder is gone, only a file in Parquet tells that rankmill wrote it. Any other file at the path
+    `output` stays in the input. The command then ends with an error, because its output would replace its
+    input.
     """
     whole = resolved(path.parent if is_part(path.name) else path)
     is_named = output is not None and whole == resolved(as_path(output))

@@ -41,7 +41,7 @@ def named(files: Sequence[InputFile], fingerprints: Sequence[str]) -> dict[str, 
 def manifest(
     inputs: Mapping[str, str], models: Sequence[str], options: Mapping[str, object], cache: Path
 ) -> dict[str, str]:
-    """Describe the files, models and options on which the rows of an output depend, as texts by name.
+    """Describe the files, models and options on which the rows of an output depend. Returns texts by name.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def manifest(
     Raises
     ------
     InputError
-        A file of the model cannot be read, or names one outside of its directory.
+        A file of the model cannot be read, or names a file outside of the model's directory.
     """
     texts = {name: str(value) for name, value in options.items()}
     texts |= {name: _in_a_line(texts[name]) for name in _PROMPTS & texts.keys()}
@@ -73,7 +73,7 @@ def content_here(model: str, cache: Path) -> str | None:
     Raises
     ------
     InputError
-        A file of the model cannot be read, or names one outside of its directory.
+        A file of the model cannot be read, or names a file outside of the model's directory.
     """
     with _reading(model):
         folder = model_folder(model)

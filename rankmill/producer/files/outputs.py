@@ -1,4 +1,4 @@
-"""The format of an output, the names of its files, a check of its place, and facts from its metadata."""
+"""The format of an output, the names of its files, a check of the place for it, and facts from metadata."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ QUERY_IDS = ("query_id", "qid", "query-id", "topic_id")
 PASSAGE_IDS = ("passage_id", "pid", "doc_id", "docid", "docno", "corpus_id", "corpus-id")
 
 PART, PARTS = "rankmill.part", "rankmill.parts"
-"""Keys in the metadata of a part of an output: for the part's number, and for the number of all parts."""
+"""Keys in the metadata of an output's part. The first is for the part's number, the second for the number of
+parts.
+"""
 
 _NAME = re.compile(r"part-([0-9]{5,})-of-([0-9]{5,})\.[a-z0-9]+")
 _LIST = re.compile(rf"_{_NAME.pattern}\.errors\.jsonl")
@@ -57,12 +59,12 @@ class OutputFormat:
     kind
         The name of a format; with ``None``, the ending of the output's name gives it.
     top_k
-        Rank the passages of each query by score, and keep this many. With ``None``, a TREC run has all ranked
-        passages, and other outputs have all rows in input order.
+        The passages of each query are ranked by score, and this many are kept. With ``None``, a TREC run has
+        all passages, ranked, and other outputs have all rows in input order.
     rank_column
         Name of the column with the rank (from 1), if the output has one.
     query_id, passage_id
-        Columns with the ids; with ``None``, the only column with one of the usual names.
+        Columns with the ids. With ``None``, the column is the only one that has a usual name.
     tag
         Name of the run, in the last column of TREC.
     """
@@ -88,8 +90,8 @@ class OutputFormat:
         Raises
         ------
         InputError
-            The name does not give a format, or its ending does not fit the format; or nothing that is
-            installed writes the format.
+            The name does not give a format, or its ending does not fit the format; or no installed package
+            writes the format.
         """
         ending, compression = split_ending(path)
         named = of_ending(ending)
@@ -133,8 +135,8 @@ class OutputFormat:
         Raises
         ------
         InputError
-            The user named a column that is missing or holds lists or objects, or several columns could hold
-            the ids.
+            The column that the user named is missing, or holds lists or objects; or several columns could
+            hold the ids.
         """
         return _id_column(schema, self.query_id, QUERY_IDS, "--query-id-column") or query
 
@@ -251,8 +253,8 @@ def option_of(made: Mapping[str, str], name: str) -> str | None:
 
 
 def bound_of(made: Mapping[str, str]) -> float | None:
-    """Return how far the logits of an output can be from the model's own, or ``None`` if its metadata `made`
-    do not say.
+    """Return how far the logits of an output can be from the model's own, or ``None`` if the output's
+    metadata (`made`) do not say.
     """
     written = made.get("rankmill.bound")
     return None if written is None else float(written)

@@ -97,7 +97,7 @@ def names_of_score_columns(
     ------
     InputError
         Two models, or two columns of conversations, would have the same column of scores. Or the request
-        names several columns of scores, but not one for each model or for each column of conversations.
+        names several columns of scores, but not as many as there are models or columns of conversations.
     """
     if request.models:
         return _columns_of_models(request.score_column, request.models)
@@ -132,7 +132,7 @@ def plan_output(
 ) -> OutputPlan:
     """Plan the columns and the order of an output, and check that its format can hold the values.
 
-    The check reads the ids for a TREC run, and the columns with times for other text.
+    For a TREC run, the check reads the ids. For other formats of text, it reads the columns with times.
 
     Parameters
     ----------
@@ -187,7 +187,8 @@ def plan_output(
 def _with(schema: pa.Schema, kept: Sequence[str], added: Sequence[tuple[pa.Field, str]]) -> pa.Schema:
     """Make the schema of an output from columns of the input and added columns, such as the scores.
 
-    Each added column comes with advice to the user if its name is taken.
+    Each added column comes with advice to the user, for the case that the input already has a column of this
+    name.
     """
     of_input = list(schema.names if ROW in kept else kept)
     own = [pa.field(ROW, pa.string()) if name == ROW else schema.field(name) for name in kept]
@@ -227,8 +228,8 @@ def _check_times(source: PairSource, target: AnyPath, form: OutputFormat, kept: 
 
 
 def _check_ids(source: PairSource, ids: Sequence[str]) -> None:
-    """Raise `InputError` if a TREC run cannot hold an id, because it is null, empty or has spaces, or if a
-    query has a passage twice.
+    """Raise `InputError` if a query has a passage twice, or if a TREC run cannot hold an id. An id must not
+    be null or empty, or have spaces.
     """
     row, repeats = 0, Repeats(ids[0], ids[-1])
     for batch in source.select(ids):

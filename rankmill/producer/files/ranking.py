@@ -1,7 +1,7 @@
-"""Ranks the rows of each query by score, and adds the mean of several models' scores or ranks.
+"""Ranks the rows of each query by score, and adds the mean of the scores or ranks that several models give.
 
-Rows wait on disk until the last one has come, in parts that are sorted by query. Memory holds a buffer of
-rows, and the name of each query.
+Until the last row has come, rows wait on disk in parts, each sorted by query. Memory holds a buffer of rows,
+and the name of each query.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ rows are returned in tables of at most this many.
 """
 
 _QUERY, _ROW = "\0query", "\0row"
-"""Columns that rows have while they wait to be ranked: the number of the row's query, and the row's own
-number.
+"""Columns that rows have while they wait to be ranked. They have the number of the row's query, and the row's
+own number.
 """
 
 _LOOKED_AT = 1000
@@ -54,7 +54,7 @@ Mean = Literal["ranks", "scores"]
 
 @dataclass(frozen=True)
 class MeanColumn:
-    """The column with the mean of several models' scores, or of the ranks that the models give.
+    """The column with the mean of the scores, or of the ranks, that several models give.
 
     Scores are first standardized within each query. Ranks are those within a query; rank 1 is the best, and
     equal scores share the mean of their ranks.
@@ -65,7 +65,7 @@ class MeanColumn:
 
 
 class HeldRows:
-    """Holds an output's rows with their scores until the last row has come, and returns them with means or
+    """Holds an output's rows with their scores until the last row has come. Then returns them with means or
     ranks.
 
     Ranked rows come query by query, in the order in which the queries appeared. Rows without a score are left
@@ -78,7 +78,7 @@ class HeldRows:
     group, scores
         Names of the column that tells queries apart, and of the columns of scores.
     mean
-        The column of means to add, if any; if rows are ranked, it decides their ranks.
+        The column of means to add, if there is one. If rows are ranked, it decides their ranks.
     rank
         Name of the column of ranks to add; with ``None``, rows are not ranked.
     top_k
@@ -135,8 +135,8 @@ class HeldRows:
     def _spill(self) -> None:
         """Write the rows in memory to disk, sorted by query.
 
-        If no means are to be added, only the best `top_k` rows of each query are written, and none without a
-        score.
+        If no means are to be added, only the best `top_k` rows of each query are written, and rows without a
+        score are left out.
         """
         if not self._buffer:
             return
@@ -226,8 +226,8 @@ class HeldRows:
 
 
 def taken(batches: Sequence[pa.RecordBatch], rows: Rows) -> pa.Table:
-    """Take rows by number from all `batches`, as one table. Arrow's own function would first copy all batches
-    into one.
+    """Take rows by their numbers in all `batches`, and return one table. Arrow's own function would first
+    copy all batches into one.
     """
     order = np.argsort(rows)
     starts = np.cumsum([0, *map(len, batches)])
@@ -311,7 +311,7 @@ def _places(numbers: Rows) -> Rows:
 
 
 def starts_of(column: pa.Array) -> Rows:
-    """Return the index of the first row of each sequence of equal values in a column."""
+    """Find the sequences of equal values in a column, and return the index at which each begins."""
     encoded = pc.dictionary_encode(undictionary(column), null_encoding="encode")
     return np.flatnonzero(np.diff(encoded.indices.to_numpy().astype(np.int64), prepend=-1))
 

@@ -1,4 +1,5 @@
-"""Merges shards, which are outputs of parts of one input, made by several producers.
+"""Merges shards. Each shard is the output of a part of the input, and several producers may have made the
+shards.
 
 A shard may itself be in parts; then all parts of all shards are merged.
 """
@@ -27,8 +28,8 @@ from rankmill.producer.files.stores.writing import whole_file
 
 _NUMBER, _OF, _WHOLE = "rankmill.shard", "rankmill.shards", "rankmill.shard_of"
 _SAME = ("rankmill.revision", "rankmill.precision", "rankmill.kind")
-"""Keys of metadata whose values must be equal in all shards of one output, except shards without rows. The
-digest of the manifest must be equal, too.
+"""Keys of metadata. Their values must be equal in all shards of one output, except in shards without rows.
+The digest of the manifest must be equal in every shard.
 """
 
 _BOUND, _WINDOWS = "rankmill.bound", "rankmill.windows"
@@ -46,8 +47,8 @@ def check_shard(target: AnyPath, form: OutputFormat) -> None:
 
 
 def shard_metadata(shard: Shard, manifest: Mapping[str, str]) -> dict[str, str]:
-    """Return the metadata by which `merge` knows the shards that belong to one output. All parts of a shard
-    have the same values.
+    """Return the metadata by which `merge` recognizes the shards of one output. All parts of a shard have the
+    same values.
     """
     others = {name: value for name, value in manifest.items() if name not in {"--shard", "--rows-per-part"}}
     digest = hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
@@ -75,7 +76,7 @@ def merge(paths: Sequence[AnyPath], target: AnyPath, form: OutputFormat) -> tupl
     with whole_file(target) as partial, tempfile.TemporaryFile("w+b", dir=partial.parent) as listed:
         writer = form.writer(partial, target, pieces[0].schema, "score")
         for piece in pieces:
-            first = rows if piece.part == 1 else first  # the lists of row errors count rows within a shard
+            first = rows if piece.part == 1 else first  # lists of row errors number a shard's rows from 0
             count, lacking = _copy_errors(piece.path, first, listed), 0
             row_errors += count
             for batch in piece.reader.batches(piece.schema, _ROWS):
@@ -98,7 +99,9 @@ def merge(paths: Sequence[AnyPath], target: AnyPath, form: OutputFormat) -> tupl
 
 
 def _metadata(pieces: Sequence[_Piece]) -> dict[str, str]:
-    """Make the metadata of a merged output from those of all its shards and their parts."""
+    """Make the metadata of a merged output from the metadata of its pieces, which are shards or parts of
+    shards.
+    """
     largest = max(pieces, key=lambda piece: piece.rows).about
     scored = [piece for piece in pieces if piece.rows] or pieces
     joined = {
@@ -132,8 +135,9 @@ def _with_parts(paths: Iterable[AnyPath]) -> Iterator[AnyPath]:
 
 
 class _Piece:
-    """A shard, or a part of a shard. Shards and parts are numbered from 1. The constructor raises
-    `InputError` for any other file.
+    """A file that is a shard, or a part of a shard. Shards and parts are numbered from 1.
+
+    The constructor raises `InputError` if the file is neither.
     """
 
     def __init__(self, path: AnyPath) -> None:
@@ -198,7 +202,7 @@ def _check_complete(pieces: Sequence[_Piece]) -> None:
 
 
 def _copy_errors(path: AnyPath, first: int, out: IO[bytes]) -> int:
-    """Copy a shard's list of row errors, with the row numbers of the whole output, and count them."""
+    """Copy a shard's list of row errors, with row numbers of the whole output, and count the errors."""
     listed = path.with_name(errors_name(path.name))
     if not listed.exists():
         return 0

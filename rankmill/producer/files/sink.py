@@ -1,4 +1,4 @@
-"""Writes the output, which appears at its place only when it is complete, and the list of row errors."""
+"""Writes the output and the list of row errors. The output appears at its place only when it is complete."""
 
 from __future__ import annotations
 
@@ -47,14 +47,15 @@ class ScoredFile:
     path
         The file to create.
     folder
-        Folder for the incomplete file, on the same file system as `path` unless that is an object.
+        Folder for the incomplete file. It is on the same file system as `path`, unless `path` is an object in
+        a store.
     plan
         The columns of the output, and the order of its rows.
     first_row
         The number that the file's first row has in the input, for the list of row errors.
     record
-        The record of the files that runners have written at this place; only these are replaced. With
-        ``None``, any file there is replaced.
+        The record of the files that runners have written at this place. Only these files are replaced; with
+        ``None``, any file is.
 
     Raises
     ------
@@ -197,9 +198,9 @@ class ScoredParts:
     """Writes rows with their scores as parts (files) of `rows_per_part` rows each. It is used like
     `ScoredFile`.
 
-    When a part is in place, the part is recorded in the journal, and the scores of its rows are deleted
-    there. A resumed run begins after the last recorded part. If a part is in place but not recorded, the run
-    makes it again, with the same name and scores.
+    When a part is in place, the journal records the part, and the scores of its rows are deleted from the
+    journal. A resumed run begins after the last recorded part. If a part is in place but not recorded, the
+    run makes it again, with the same name and scores.
 
     Parameters
     ----------
@@ -210,7 +211,7 @@ class ScoredParts:
     plan
         The columns of the rows; rows in parts are not ranked.
     rows, rows_per_part
-        The number of all rows, and of the rows in each part but the last.
+        The number of all rows, and the number of rows in a part. The last part may have fewer.
     metadata
         Returns the metadata of a part.
     tally
@@ -251,7 +252,7 @@ class ScoredParts:
 
     def write(self, part: ScoredTable) -> None:
         """Append the rows of a chunk, all of which must belong to one part. When a part is full, it is moved
-        to its place, except the last part, which waits for `publish`.
+        to its place. But the last part waits for `publish`.
         """
         assert self._file is not None
         before = self._file.row_errors
@@ -273,7 +274,7 @@ class ScoredParts:
         if self._file is None:
             return
         self._work.check()
-        if self._replaces:  # the parts of another output stay until the first part that replaces them
+        if self._replaces:  # parts of another output stay until the first new part is complete
             with as_output_error(self.path):
                 self._folder.clear(self._work.record)
             self._replaces = False

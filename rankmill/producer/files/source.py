@@ -39,7 +39,8 @@ texts are long.
 _SELECT_ROWS = 65_536
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
-"""A column that is made from folders' names has integers if all of its values match this pattern, else text.
+"""A column that is made from folders' names has integers if all of its values match this pattern. Otherwise,
+it has text.
 """
 
 _AS_USUAL = ReadOptions()
@@ -83,7 +84,7 @@ class PairSource(ABC):
     schema
         The columns of the input.
     carries
-        Whether the column `ROW` can be read, which has rows as they are in their files.
+        Whether the column `ROW` can be read. It has each row as it stands in its file.
     taken
         For a ranking: which columns were read as ids and texts, such as ``{"corpus": "id '_id', text
         'text'"}``.
@@ -105,8 +106,8 @@ class PairSource(ABC):
         return self._stop - self._start
 
     def tables(self, sizing: Sizing, start: int = 0, names: Sequence[str] | None = None) -> OpenTables:
-        """Open an iterator over the shard's rows from its row `start` on, in order, with a table for each
-        chunk.
+        """Open an iterator over the shard's rows in order, from its row `start` on. It yields a table for
+        each chunk.
 
         A table has the columns that workers get, and the columns `names`. If `names` is ``None``, a table has
         all columns of the input. When the first table is asked for, a thread begins to read ahead.
@@ -137,7 +138,9 @@ class PairSource(ABC):
 
     @abstractmethod
     def _batches(self, start: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the shard's rows from row `start` on, with at least columns `names` and those for workers."""
+        """Yield the shard's rows from row `start` on. They have at least the columns `names` and the columns
+        for workers.
+        """
 
 
 @dataclass(frozen=True)
@@ -183,7 +186,7 @@ class FileSource(PairSource):
         return self._rows(_BATCH_ROWS, pa.schema(own), start)
 
     def _rows(self, size: int, schema: pa.Schema, start: int = 0) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of this shard from its row `start` on; files that end before it are not read."""
+        """Yield this shard's rows from its row `start` on. Files that end before this row are not read."""
         if self._is_whole and not start:  # read all files to the end, to notice if the last one has grown
             return self._all_rows(self._opened, size, schema)
         first = self._start + start
@@ -235,8 +238,8 @@ class FileSource(PairSource):
         return pa.record_batch(columns, schema=schema)
 
     def _rows_of(self, rows: pa.Array, constant: Mapping[str, str | None]) -> pa.Array:
-        """Add the values `constant`, which come from the names of folders, to each JSON object in `rows`. If
-        columns are to be read as text, also turn their values into text.
+        """Add the values `constant`, which come from the names of folders, to each JSON object in `rows`. In
+        columns that are to be read as text, also turn the values into text.
         """
         if not constant and not self._as_text:
             return rows
@@ -331,8 +334,8 @@ def open_source(
     columns
         Names of the columns with the texts or conversations.
     allow_nulls
-        Whether a null text becomes a row error. If not, it raises `InputError`. A null conversation always
-        becomes a row error.
+        Whether a null text becomes a row error. If not, a null text raises `InputError`. A null conversation
+        always becomes a row error.
     as_text
         Columns to read as text, whatever their values are.
     fingerprints
@@ -367,7 +370,7 @@ def open_source(
         opened.append(_OpenFile(file, before, reader, survey))
     schema = _unify(opened, columns, as_text)
     source = FileSource(opened, columns, schema, limit, shard, as_text)
-    # read the columns whose type changes: a value that does not fit ends the command before any work
+    # Read the columns whose type changes, so that a value that does not fit ends the command before any work.
     if widened := _widened(opened, schema):
         deque(source.select(widened), 0)
     return source
@@ -449,15 +452,14 @@ def _with_partition(file: InputFile, survey: Survey) -> Survey:
 
 
 def _widened(opened: Sequence[_OpenFile], schema: pa.Schema) -> list[str]:
-    """Return the names of the columns that have another type in `schema` than in a file, and are not text."""
+    """Return the names of the columns whose type in `schema` differs from that in a file, and is not text."""
     own = chain.from_iterable(opened_file.survey.schema for opened_file in opened)
     kinds = {(field.name, field.type) for field in own if not is_text(field.type)}
     return sorted({name for name, kind in kinds if schema.field(name).type not in (kind, pa.string())})
 
 
 def _unify(opened: Sequence[_OpenFile], columns: TextColumns, as_text: Collection[str]) -> pa.Schema:
-    """Make one schema with the columns of all files, in which each column's type fits its values in every
-    file.
+    """Make one schema with the columns of all files. The type of each column fits its values in every file.
 
     Raises
     ------
@@ -491,8 +493,8 @@ def _unify(opened: Sequence[_OpenFile], columns: TextColumns, as_text: Collectio
 def _common_type(
     name: str, having_it: Sequence[tuple[_OpenFile, pa.Field]], *, is_text_asked: bool
 ) -> tuple[pa.DataType, bool]:
-    """Return a type for a column that several files have. Also return ``True`` if this type is text, and was
-    chosen only because no other type fits the column in all files.
+    """Return a type for a column that several files have. Also return whether this type is text only because
+    no other type fits the column in all files.
     """
     partitions = [dict(opened_file.file.partition) for opened_file, _ in having_it]
     if all(name in partition for partition in partitions) and not is_text_asked:
@@ -517,7 +519,9 @@ def _common_type(
 
 
 def _text_of_column(opened_file: _OpenFile, field: pa.Field) -> pa.DataType:
-    """Return the type with which a file's column is read as text. Raises `InputError` if it cannot be."""
+    """Return the type with which a file's column is read as text. Raises `InputError` if the column cannot be
+    text.
+    """
     kind = field.type
     if is_text(kind):
         return kind
@@ -528,8 +532,8 @@ def _text_of_column(opened_file: _OpenFile, field: pa.Field) -> pa.DataType:
 
 
 def _to_ask_for(survey: Survey, schema: pa.Schema) -> pa.Schema:
-    """Return the columns to ask a file's reader for: those of `schema` that the file has. If the reader
-    cannot convert columns, they have the types that they have in the file.
+    """Return the columns to ask a file's reader for, which are those of `schema` that the file has. If the
+    reader cannot convert columns, they get the types that they have in the file.
     """
     own = dict(zip(survey.schema.names, survey.schema, strict=True))
     if survey.as_asked:

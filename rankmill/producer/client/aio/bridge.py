@@ -1,4 +1,4 @@
-"""Runs synchronous code in an event loop. Where the code waits, the task that called `run` awaits.
+"""Runs synchronous code in an event loop. Where the code waits, the task that called `run` awaits instead.
 
 The code runs in a greenlet, which is a second call stack in the same thread. To wait, the code switches to
 the task's own stack. The task awaits, and then switches back. So `Client` and `AsyncClient` share one

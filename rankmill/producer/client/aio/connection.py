@@ -1,8 +1,8 @@
 """A Redis client for synchronous code, which `producer.client.aio.bridge` runs in an event loop.
 
 It uses the asyncio connections of redis-py. The commands of all tasks share one connection. Commands that
-come while others are in progress are then sent together. On another connection, a single command waits for
-the results of all runs.
+come while others are in progress wait for these, and are then sent together. On another connection, a single
+command waits for the results of all runs.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Line:
     """Sends the Redis commands of many tasks over one connection.
 
     A system call costs more than a small command. So the commands of tasks that run at the same time share
-    one write and few reads, and the commands of a single task do not wait. If a task is cancelled before its
-    call is sent, the call is not sent. If a task is cancelled later, the replies to its call are dropped.
+    one write and few reads. This does not delay the commands of a single task. If a task is cancelled before
+    its call is sent, the call is not sent. If a task is cancelled later, the replies to its call are dropped.
     Other tasks do not notice a cancellation.
 
     Parameters
@@ -71,8 +71,8 @@ class Line:
     pool
         The pool that the connection comes from.
     silence
-        At most this many seconds may pass from sending commands to the last of their replies. After that, the
-        connection is closed.
+        The connection is closed if the last reply does not come within this many seconds after the commands
+        were sent.
     """
 
     def __init__(self, pool: redis.asyncio.ConnectionPool, silence: float | None) -> None:
@@ -367,7 +367,7 @@ class LoopPipeline(Pipeline):
 
 
 class _LoopMaster(redis.asyncio.Connection):
-    """A connection to the Redis master that Sentinels name. Each attempt to connect asks `finder` which
+    """A connection to the Redis master. Each attempt to connect asks `finder`, which asks Sentinels, which
     server is the master now.
     """
 

@@ -56,7 +56,7 @@ class TextIndex:
     batches
         The ids and the texts, in the columns ``id`` and ``text``.
     hashes
-        The hashes of all ids, sorted.
+        The sorted hashes of all ids.
     rows
         For each hash, the row of its id. If an id has several rows, `find` returns the one that comes first
         here.
@@ -186,11 +186,11 @@ def on_disk(
             new.mkdir(mode=0o700)
             _build(new, files, on_duplicate, fields)
             (new / "about.json").write_text(json.dumps(facts))
-            if _about(folder) == facts:  # a quicker process uses it: on NFS, deleting would break its reads
+            if _about(folder) == facts:  # another process was quicker; deleting breaks reads on NFS
                 return _open(folder)
             index = _open(new)
             shutil.rmtree(folder, ignore_errors=True)
-            with suppress(OSError):  # another process may have just moved its index there
+            with suppress(OSError):  # another process may have moved its own index there just now
                 new.rename(folder)
             return index
     except OSError as error:

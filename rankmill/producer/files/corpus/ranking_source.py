@@ -55,7 +55,8 @@ class RankingSource(PairSource):
     queries, corpus
         The columns of the files of queries and of the corpus.
     limit
-        Score at most this many rows of the run. Relevant passages that judgements add are not counted.
+        Score at most this many rows of the run. Relevant passages that come only from judgements are not
+        counted.
     shard
         The part of the rows within `limit` to score; default: all.
 
@@ -113,8 +114,8 @@ class RankingSource(PairSource):
         if part.errors.null_count == len(part.errors):
             return part
         errors = part.errors.to_pylist()
-        # Look at the passages first, then at the queries: the later error replaces the earlier one. So if a
-        # row has neither text, its error names the query.
+        # Look at the passages first, and then at the queries. If a row has neither text, the second error
+        # replaces the first one, so the row's error names the query.
         for text, key, _, names in reversed(self._texts()):
             column = part.table[text].combine_chunks()
             for row in np.flatnonzero(np.asarray(pc.is_null(column))):
@@ -139,8 +140,8 @@ class RankingSource(PairSource):
         return batches if self._labels is None else self._labelled(batches, self._labels)
 
     def _labelled(self, batches: Iterator[pa.RecordBatch], labels: _Labels) -> Iterator[pa.RecordBatch]:
-        """Yield the `batches` of the run with two more columns, ``relevance`` and ``in_run``. A further
-        batch at the end has a row for each relevant passage that the run lacks for one of its queries.
+        """Yield the `batches` of the run with two more columns, ``relevance`` and ``in_run``. A further batch
+        follows: it has a row for each passage that is relevant for a query of the run, but is not in the run.
         """
         lacking = {pair: label for pair, label in labels.items() if label > 0}
         queries: set[str] = set()
@@ -162,8 +163,8 @@ class RankingSource(PairSource):
             yield pa.RecordBatch.from_pylist(rows, schema=self._id_schema)
 
     def _texts(self) -> list[tuple[str, str, TextIndex, str]]:
-        """Return a tuple for queries and one for passages: text column, id column, index of texts, file
-        names.
+        """Return a tuple for queries and one for passages. Each has the text column, the id column, the index
+        of texts and the files' names.
         """
         queries, corpus = (
             ", ".join(str(file.path) for file in files) for files in (self._input.queries, self._input.corpus)
@@ -210,7 +211,9 @@ def _present(index: TextIndex, ids: pa.Array) -> pa.StringArray:
 
 
 def _cut_queries(batches: Iterator[pa.RecordBatch], path: AnyPath, depth: int) -> Iterator[pa.RecordBatch]:
-    """Keep the best `depth` passages of each query by score, else by rank, else in the order of the file."""
+    """Keep the best `depth` passages of each query, by score. If a query has no scores, its ranks decide;
+    without ranks, the order of the file does.
+    """
     seen: set[int] = set()
     rest: pa.RecordBatch | None = None
     for batch in batches:

@@ -86,8 +86,9 @@ def read_ranking(path: AnyPath) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a ranking in order, as batches of `SCHEMA`.
 
     In text, tabs or spaces separate the fields. Without a header, a line has the six fields of TREC, or two
-    to four: query, passage, and perhaps the rank, the score, or both. A single number is the rank if it is
-    whole and rises within each query. A row of JSON or Parquet may hold lists of passages, ranks and scores.
+    to four: query, passage, and perhaps the rank, the score, or both. If there is only one number, it is the
+    rank if it is whole and rises within each query. A row of JSON or Parquet may hold lists of passages,
+    ranks and scores.
 
     Raises
     ------
@@ -135,7 +136,7 @@ def column_of(path: AnyPath, names: Sequence[str], *usual: Sequence[str]) -> str
     names
         The names of the file's columns.
     usual
-        Groups of usual names; a name of an earlier group is preferred.
+        Groups of usual names. A name in an earlier group is preferred to one in a later group.
 
     Raises
     ------
@@ -259,12 +260,12 @@ def _fields(path: AnyPath, words: Sequence[str]) -> Sequence[str]:
 
 
 def _third_field(path: AnyPath) -> str:
-    """Find out whether the third field of a run is ``run_rank`` or ``run_score``.
+    """Find out whether the third field on a run's lines is ``run_rank`` or ``run_score``.
 
     - If any number is negative or not whole, the field is the score.
     - If whole numbers rise from row to row in each query, the field is the rank.
     - If whole numbers never rise from row to row in a query, the field is the score.
-    - If each query has only one row, and the file is read in one batch, whole numbers are ranks.
+    - If each query has only one row, and the file is read in one batch, the field is the rank.
 
     Raises
     ------

@@ -48,8 +48,8 @@ class TextFields:
     id
         The column of ids. By default, it is the only column with a known name, such as ``_id``.
     texts
-        The columns that make up a text. Values of the earlier columns, such as a title, go in front of the
-        last one. By default, the text is the only column with a known name.
+        The columns that make up a text. The text is in the last of these columns; values of the others, such
+        as a title, go in front of it. By default, the text is the only column with a known name.
     columns
         All columns of CSV or TSV without a header.
     """
@@ -79,7 +79,7 @@ class TextFields:
         InputError
             The file lacks a column that the caller named, or a column cannot be guessed.
         """
-        is_json = format_of(path) in {JSON, JSONL}  # later records may have names that the first one lacks
+        is_json = format_of(path) in {JSON, JSONL}  # later records may have columns that the first one lacks
         for option, name in (("id", self.id), *(("text", text_name) for text_name in self.texts)):
             if name and name not in names and not is_json:
                 raise InputError(
@@ -169,7 +169,9 @@ def taken(paths: Sequence[AnyPath], fields: TextFields) -> dict[str, str]:
 
 
 def _joined(before: Sequence[pa.Array], text: pa.Array) -> pa.Array:
-    """Put values such as a title in front of each row's text, with a space. A null text stays null."""
+    """Put values such as a title in front of each row's text, with a space between them. A null text stays
+    null.
+    """
     whole = text
     for values in reversed(before):
         first = pc.utf8_trim_whitespace(pc.fill_null(values, ""))

@@ -31,7 +31,8 @@ NOT_UTF8 = "not valid UTF-8; convert the file first: iconv -f latin1 -t utf-8 (o
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 ROW = "\0"
-"""Name of a column with each row as it stands in the file, such as a line of JSON. Only some readers have it.
+"""Name of a column that has each row as it stands in the file, for example as a line of JSON. Only some
+readers have this column.
 
 ``ROW + "x"`` is the name of column ``x`` as text; values that are not strings become JSON.
 """
@@ -75,17 +76,17 @@ class ReadOptions:
     Parameters
     ----------
     delimiter
-        The character between two fields of CSV or TSV, or its name. By default, it is detected in CSV, and is
-        a tab in TSV.
+        The character between two fields of CSV or TSV, or its name. By default, the character is detected in
+        CSV, and is a tab in TSV.
     lists
         Columns to unroll: a row becomes one row for each item.
     way_out
-        Advice about a file that cannot be read, for commands without the options of score-file. ``None``
-        means that the command has these options, and the advice names them.
+        The end of the error message for a file that cannot be read. With ``None``, the message advises
+        options of score-file, so commands that lack these options set another advice here.
     names
         The columns of CSV or TSV without a header.
     typed
-        Whether columns of JSON get types. If not, all are text except `lists`.
+        Whether columns of JSON get types. If not, all columns except `lists` are text.
     messages
         Columns of conversations.
     """
@@ -150,7 +151,7 @@ class Reader(Protocol):
         ...
 
     def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
-        """Read the columns of `schema` that the file has, in batches of about `rows` rows if possible."""
+        """Read those columns of `schema` that the file has. If possible, a batch has about `rows` rows."""
         ...
 
 
@@ -228,7 +229,7 @@ def line_blocks(
 ) -> Iterator[tuple[int, bytes]]:
     """Yield ``(line, block)``: a block of whole lines, with the number (from 1) of its first line.
 
-    `start` was already read from the stream; about `block_bytes` are read at a time.
+    `start` is what was already read from the stream. About `block_bytes` are read at a time.
 
     Raises
     ------
@@ -251,7 +252,9 @@ def line_blocks(
 
 
 def check_types(path: AnyPath, schema: pa.Schema) -> None:
-    """Raise `InputError` if a column has, at any depth, a type that Arrow cannot cast, or casts wrong."""
+    """Raise `InputError` if Arrow cannot cast a column's type, or casts it wrongly. Types inside of it count
+    too.
+    """
     for field in schema:
         if _is_uncastable(field.type):
             raise InputError(
@@ -271,7 +274,9 @@ def _is_uncastable(kind: pa.DataType) -> bool:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema of a batch after `plain_batch`, without the metadata of an earlier score-file."""
+    """Return the schema that a batch has after `plain_batch`, without metadata that an earlier score-file has
+    written.
+    """
     metadata = {key: value for key, value in (schema.metadata or {}).items() if not key.startswith(_OURS)}
     return pa.schema([field.with_type(_plain(field.type)) for field in schema], metadata or None)
 
@@ -282,7 +287,7 @@ _OURS = b"rankmill."
 
 def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Convert Arrow's string views and binary views in a batch, at any depth, to plain text and bytes. Polars
-    writes views. Arrow's ``take``, which picks rows by their numbers, does not work with views.
+    writes views, but Arrow's ``take``, which picks rows by their numbers, does not work with them.
 
     A dictionary of texts stays a dictionary, but a null among its texts is removed, because Parquet cannot
     hold that null. Its indices have 32 bits, because dictionaries of several batches may be joined into one

@@ -87,10 +87,10 @@ class _DelimitedReader:
         yield from self._stream({field.name: field.type for field in schema})
 
     def _stream(self, types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-        """Yield an empty batch with the schema, then the rows of the file, with the columns that `types`
-        names.
+        """Yield an empty batch that has the schema, and then the rows of the file. They have the columns that
+        `types` names.
 
-        If the file has none of these columns, its first one is read, so that its rows can be counted.
+        If the file has none of these columns, its first column is read, so that its rows can be counted.
         """
         names = self._columns
         wanted = [name for name in names if name in types] or names[:1]
@@ -162,8 +162,8 @@ class _DelimitedReader:
     def _is_header(self, first: Sequence[str], given: Sequence[str]) -> bool:
         """Whether the first row is a header, although the caller has `given` the columns' names.
 
-        It is a header if all of these names stand in their columns, or if the name of a text column stands in
-        its column. Case does not matter.
+        The row is a header if it has each of these names in its column, or at least the name of a text
+        column. Case does not matter.
         """
         same = {
             name for name, field in zip(given, first, strict=False) if field.casefold() == name.casefold()
@@ -244,7 +244,7 @@ class CsvReader(_DelimitedReader):
 class TsvReader(_DelimitedReader):
     """Reads TSV, in which a quote is an ordinary character, unless the file's beginning shows CSV's quotes.
 
-    CSV's quotes are shown by a column that has quotes around every value, and doubled quotes inside a value.
+    The quotes are CSV's if a column has quotes around every value, and doubled quotes inside a value.
     """
 
     def _shows_quotes(self, beginning: str) -> bool:
@@ -262,7 +262,7 @@ class TsvReader(_DelimitedReader):
 
 
 class CsvWriter(TextWriter):
-    """Writes CSV, with text in quotes where it needs them, and null as an empty field without quotes."""
+    """Writes CSV. Text is in quotes where it needs them; null is an empty field without quotes."""
 
     def __init__(self, path: Path, schema: pa.Schema, compression: str | None) -> None:
         refuse(schema, "CSV", _is_refused)
@@ -297,7 +297,7 @@ def _is_refused(kind: pa.DataType) -> bool:
 
 
 class TsvWriter(TextWriter):
-    """Writes TSV without quotes, with null as an empty field, and tabs and line ends in a value as spaces."""
+    """Writes TSV without quotes. Null becomes an empty field; tabs and line ends in a value become spaces."""
 
     def __init__(
         self, path: Path, schema: pa.Schema, compression: str | None, *, header: bool = True

@@ -52,7 +52,7 @@ class ArrowReader:
             return schema
 
     def survey(self, *, find_nulls: bool) -> Survey:
-        """Count the rows, by reading one column, or all text columns if `find_nulls` is set."""
+        """Count the rows by reading one column. If `find_nulls` is set, read all text columns."""
         texts = self._texts if find_nulls else []
         with self._open(texts) as (schema, batches):
             return Survey(schema, *count_rows(batches, texts))

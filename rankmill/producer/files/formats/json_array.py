@@ -27,8 +27,8 @@ _NOT_SPACE = re.compile(r"[^ \t\r\n]")
 
 
 def array_blocks(path: AnyPath, stream: pa.NativeFile, start: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield ``(item, block)``: a block of lines, one for each item, with the number (from 1) of its first
-    item.
+    """Yield ``(item, block)``. A block has a line for each of its items; ``item`` is the number (from 1) of
+    the first one.
 
     Parameters
     ----------
@@ -59,8 +59,8 @@ def array_blocks(path: AnyPath, stream: pa.NativeFile, start: bytes) -> Iterator
 class _Text:
     """Decodes a JSON file for a parser, some bytes at a time.
 
-    ``text`` are characters that were read, and ``at`` is the index of the first one that the parser has not
-    used.
+    ``text`` has the characters that were read. ``at`` is the index of the first character that the parser has
+    not used yet.
     """
 
     def __init__(self, path: AnyPath, stream: pa.NativeFile, start: bytes) -> None:

@@ -1,7 +1,7 @@
 r"""Reads JSON Lines or a JSON array of objects, and writes JSON Lines; gzip or zstd may compress them.
 
 Rows are parsed to get the texts to score. An output in JSON Lines has the lines of the input, with keys
-added. Only unrolled lists and columns read as text change the rest of a line.
+added. The rest of a line changes only where a list is unrolled, or a column is read as text.
 
 In an output with types, such as Parquet, a column has the type that fits all of its values. If no type fits,
 the column is text. Lone surrogates (``\ud800``), which are not valid in Unicode text, become U+FFFD in texts
@@ -100,8 +100,8 @@ class JsonlReader:
         return pa.schema([(name, pa.string()) for name in first])
 
     def survey(self, *, find_nulls: bool) -> Survey:
-        """Parse the file to find its columns. If the type of a nested column was widened, parse the file
-        again to check that all values fit.
+        """Parse the file to find its columns. If the type of a nested column was widened meanwhile, parse the
+        file again, to check that all values fit.
         """
         rows, null = 0, None
         columns = _Columns(self._path, self._texts, self._options)
@@ -347,7 +347,7 @@ def _type_of(values: Sequence[Any]) -> pa.DataType | None:
     if kinds in ({dict}, {list}):
         keys: set[str] = set()
         _add_keys(values, keys)
-        # a field cannot have a lone surrogate in its name: the values are kept as text
+        # the values become text, because no field's name can have a lone surrogate
         if len(keys) > MAX_KEYS or any(map(_SURROGATE.search, keys)):
             return None
     try:
@@ -377,8 +377,8 @@ def _unified(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 
 def unified(kinds: Sequence[pa.DataType]) -> pa.DataType | None:
-    """Find a type for all values of several types, such as double for int64 and double. Returns ``None`` if
-    there is none.
+    """Find a type that fits all values of several types, such as double for int64 and double. Returns
+    ``None`` if there is no such type.
     """
     if len(set(kinds)) > 1:  # Arrow cannot unify a dictionary with plain values
         kinds = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in kinds]
@@ -419,8 +419,8 @@ def _array(values: Sequence[Any], kind: pa.DataType | None = None) -> pa.Array:
 
 
 def _first_bad(values: Sequence[Any], kind: pa.DataType) -> int:
-    """Return the index of the first value that does not fit the type `kind`. Returns 0 if each value alone
-    fits.
+    """Return the index of the first value that does not fit the type `kind`. If each value fits when it
+    stands alone, return 0.
     """
     for place, value in enumerate(values):
         try:
@@ -447,8 +447,8 @@ def _is_array(path: AnyPath, start: bytes) -> bool:
 
 
 def _blocks(path: AnyPath) -> Iterator[tuple[int, bytes]]:
-    """Yield ``(line, block)``: whole lines, and the number (from 1) of the first one. The items of an array
-    count as lines.
+    """Yield ``(line, block)``. A block has whole lines; ``line`` is the number (from 1) of the first one. The
+    items of an array count as lines.
     """
     try:
         with open_stream(path) as stream:
@@ -468,8 +468,8 @@ def _blocks(path: AnyPath) -> Iterator[tuple[int, bytes]]:
 
 
 def _parts(path: AnyPath) -> Iterator[_Part]:
-    """Yield the parsed rows of a file, a few at a time, so that their Python objects fit into a processor's
-    caches.
+    """Yield the parsed rows of a file, only a few at a time, so that their Python objects fit into the caches
+    of the processor.
     """
     for first, block in _blocks(path):
         _check_depths(path, first, block)
@@ -520,8 +520,9 @@ def _check_depth(path: AnyPath, number: int, line: bytes) -> None:
 
 
 def _for_json(name: str, column: pa.ChunkedArray) -> list[Any]:
-    """Convert a column to values for the JSON encoder. A 32-bit float becomes the 64-bit float with the same
-    shortest notation, so that 0.1 stays 0.1. Raises `InputError` for text that is not valid UTF-8.
+    """Convert a column to values for the JSON encoder. A 32-bit float becomes the 64-bit float that is
+    written with the same few digits, so that 0.1 stays 0.1. Raises `InputError` for text that is not valid
+    UTF-8.
     """
     column = undictionary(column)
     if pa.types.is_float32(column.type):

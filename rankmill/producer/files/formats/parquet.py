@@ -53,7 +53,7 @@ class ParquetReader:
         with _open(self._path) as file, _reading(self._path):
             own = file.schema_arrow.names
             names = set(schema.names)
-            wanted = [name for name in own if name in names] or own[:1]  # else the batches have no rows
+            wanted = [name for name in own if name in names] or own[:1]  # no columns would mean no rows
             columns = None if len(wanted) == len(own) else wanted
             for group in range(file.num_row_groups):  # Arrow cannot join lists of dictionaries of two groups
                 batches = file.iter_batches(rows, [group], columns, use_threads=False)
@@ -87,7 +87,7 @@ def metadata_of(path: AnyPath) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """Columns of an earlier output: their schema, the number of rows, and the rows in batches. The batches
+    """Columns of an earlier output: their schema, their number of rows, and the rows in batches. The batches
     can be read only once.
     """
 

@@ -36,8 +36,8 @@ def open_quoted(path: AnyPath, delimiter: str) -> pa.NativeFile:
     - A quote is never closed.
     - A field in quotes has more than `MAX_LINE_BYTES`.
 
-    If the last line has no line end, one is added. Otherwise, Arrow would misread a last line such as
-    ``"a",``: it would take the empty field at the end for a field in quotes, too.
+    If the last line has no line end, one is added. Without it, Arrow would misread a last line such as
+    ``"a",``: it would take the empty field at the end for a field in quotes.
     """
     return pa.PythonFile(_Checked(path, Quotes(delimiter)), mode="r")
 
@@ -92,8 +92,8 @@ class Quotes:
         # a quote that is not at the beginning of a field is an ordinary character
         self._outside = re.compile(rb'(?:[^"]++|(?<!%b)"|%b)*+' % (edge, field))
         self._rest, self._at = b"\n", -1
-        """`_rest` is the last byte that was checked, with the bytes after it. `_at` is the place of its first
-        byte in the file.
+        """`_rest` has the last byte that was checked, and the bytes after that byte. `_at` is the place in
+        the file at which `_rest` begins.
         """
         self._open: int | None = None
         """Place in the file of the quote that is open, or ``None`` if no quote is open."""

@@ -1,4 +1,4 @@
-"""Finds installed formats (entry points of ``rankmill.formats``) by the endings of files' names."""
+"""Finds installed formats, which are entry points of ``rankmill.formats``, by the endings of files' names."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ def is_output_name(name: str) -> bool:
 
 
 def is_readable(path: AnyPath) -> bool:
-    """Whether the ending of a file's name is that of a format that can be read as a table."""
+    """Whether a file's name has the ending of a format that can be read as a table."""
     form = format_of(path)
     return form is not None and form.reader is not None
 
 
 def check_readable(path: AnyPath) -> MakeReader:
-    """Return the function that makes the reader of a file. Raises `InputError` if the ending of the file's
-    name is not that of a readable format.
+    """Return the function that makes the reader of a file. Raises `InputError` if the file's name does not
+    have the ending of a readable format.
     """
     form = format_of(path)
     if form is None or form.reader is None:

@@ -38,7 +38,7 @@ class TextWriter:
 
 
 def joined(fields: Sequence[pa.ChunkedArray | pa.Scalar], separator: str) -> pa.Buffer:
-    """Join columns of texts, row by row, into lines, with the `separator` between two fields."""
+    """Join columns of texts into one line for each row. The `separator` stands between two fields."""
     whole = [part.combine_chunks() if isinstance(part, pa.ChunkedArray) else part for part in fields]
     lines = pc.binary_join_element_wise(*whole, separator) if len(whole) > 1 else whole[0]
     ended = pc.binary_join_element_wise(lines, "\n", "")
@@ -78,7 +78,7 @@ def valid_texts(column: Column) -> Column:
 def values_for_text(column: Column) -> list[Any]:
     """Convert a column to Python values, in which times are text, at any depth.
 
-    Times are printed by Arrow, because Python has no times with nanoseconds, or in far years.
+    Arrow prints the times, because Python has no times with nanoseconds, and none in far years.
     """
     bare = without_times(column.type)
     values: list[Any] = (column if bare == column.type else column.cast(bare)).to_pylist()

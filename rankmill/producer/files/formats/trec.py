@@ -1,4 +1,6 @@
-"""TREC's files: lines of fields between tabs or spaces, with a ranking (a run file) or judgements (qrels)."""
+"""TREC's files, which have a ranking (a run file) or judgements (qrels). Tabs or spaces separate the fields
+of a line.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,8 @@ class LineFormat:
     header
         Words with which a header may begin.
     kinds
-        The end of an error message about the first line's number of fields, such as "judgements have four
-        (query, 0, document, relevance) or three (query, document, relevance)".
+        The end of the error message for a first line with a wrong number of fields. For example: "judgements
+        have four (query, 0, document, relevance) or three (query, document, relevance)".
     """
 
     schema: pa.Schema

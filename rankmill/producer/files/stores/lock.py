@@ -15,10 +15,10 @@ from rankmill.producer.files.stores.paths import AnyPath, ObjectPath
 from rankmill.producer.files.stores.places import is_in_repository
 
 BEAT_SECONDS = 5.0
-"""Seconds between two writes of a lock by its holder, which show that the holder is alive."""
+"""The holder of a lock writes it again every so many seconds, to show that it is alive."""
 
 LEASE_SECONDS = 20.0
-"""Seconds after which a lock that does not change counts as free, because its holder has died or lost the
+"""A lock that has not changed for this many seconds counts as free, because its holder has died or lost the
 store.
 """
 
@@ -90,8 +90,8 @@ class ObjectLock:
             logger.warning("%s", error)
 
     def check(self) -> None:
-        """Raise `OutputBusy` if another host has taken the lock, as it may if this host did not renew it in
-        time.
+        """Raise `OutputBusy` if another host has taken the lock. It may do so if this host did not renew the
+        lock in time.
         """
         if self._other is not None:
             raise OutputBusy(
@@ -135,7 +135,7 @@ class ObjectLock:
         return json.dumps(holder).encode()
 
     def _create(self) -> bool:
-        """Write the lock only if it does not exist, and return whether it was written.
+        """Write the lock if it does not exist, and return whether it was written.
 
         Some stores cannot write an object on this condition. Nothing is then written.
         """
