@@ -359,7 +359,7 @@ def test_a_plain_worker_that_cannot_read_chunks_gets_none(
 ) -> None:
     """RQ's own serializer: each chunk went to this worker first, until it had no attempt left."""
     workers(worker_class="rq.SimpleWorker", name="plain", ready=False, serializer="pickle")
-    workers(environ=QUICK_LEASE)
+    workers()
     wait_for(lambda: server.client.exists(keys.plain("rankmill")))
     for _ in range(3):  # the worker waits for each of them
         assert not client.score(PAIRS[:3], timeout=60).errors
