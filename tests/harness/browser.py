@@ -111,4 +111,4 @@ def browser(directory: Path) -> Iterator[Browser]:
             yield Browser(write, read)
     finally:
         process.terminate()
-        process.wait(timeout=20)
+        process.wait(timeout=60)

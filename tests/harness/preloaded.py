@@ -48,7 +48,7 @@ _XDIST = [sys.executable, "-u", "-c", popen_bootstrapline]
 _WITHOUT_TORCH = {"rankmill", "score-file", "score-workers", "rankmill.producer.local.supervisor"}
 """Commands and modules that are forks of the process without it."""
 
-_START_SECONDS = 120
+_START_SECONDS = 240
 
 _Popen = subprocess.Popen
 
