@@ -57,7 +57,7 @@ __all__ = [
 ]  # fmt: skip
 
 _HOMES = {
-    **dict.fromkeys(__all__, "jobs.contract.errors"),  # every name without a line below is an error
+    **dict.fromkeys(__all__, "jobs.contract.errors"),  # names that no line below has are error classes
     "AsyncClient": "producer.client.async_client",
     "AsyncScoringRun": "producer.client.async_client",
     "Classified": "producer.client.runs",
@@ -75,7 +75,7 @@ _HOMES = {
 }
 
 _OF_EXTENSIONS = ("AsyncSubmittedFile", "SubmittedFile", "score_file")
-"""Names that extensions add, by entry points of ``rankmill.names``. ``import *`` leaves them out."""
+"""Names that extensions add by entry points in the group ``rankmill.names``. ``import *`` leaves them out."""
 
 
 def __getattr__(name: str) -> Any:

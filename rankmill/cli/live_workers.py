@@ -33,8 +33,8 @@ def workers(client: redis.Redis, **shown_as: bool) -> None:
     """List the live workers; start, drain or warm some.
 
     The list shows the models that each worker has loaded, the CPU cores and the memory that the worker uses,
-    and the share of chunks whose model was already loaded (hits). Of the worker's GPU, the list shows the
-    load, the used memory (both for all processes together), and the temperature.
+    and the share of chunks whose model was already loaded (hits). For the worker's GPU, the list shows the
+    temperature, and the load and used memory of all processes together.
     """
     watch.show_cluster(
         client,
@@ -143,9 +143,9 @@ def warm(client: redis.Redis, model: str, names: tuple[str, ...], **given: Any) 
 def unload(client: redis.Redis, model: str, names: tuple[str, ...], **given: Any) -> None:
     """Free the memory of a model.
 
-    MODEL is the name that rankmill workers shows. A worker first scores the chunks that it has claimed, and
-    loads the model again when another chunk needs it: drain the worker to prevent that. NAME is a worker's
-    name or the beginning of it; without NAME all workers unload the model.
+    MODEL is the name that rankmill workers shows. A worker first scores the chunks that it has claimed. It
+    loads the model again when another chunk needs it, unless the worker is drained. NAME is a worker's name
+    or the beginning of it; without NAME all workers unload the model.
     """
     _order(client, _chosen(client, names), "unload", model_of_run(model), **given)
 

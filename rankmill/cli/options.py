@@ -364,8 +364,8 @@ def reason(error: ValidationError) -> str:
 
 
 def refuse_of_workers(*, embedded: bool) -> None:
-    """Raise `UsageError` if the command has a flag for embedded workers, but starts none. Settings from a
-    file or the environment are not checked, because they are for all commands.
+    """Raise `UsageError` if a flag for embedded workers is given, but the command starts no workers
+    (`embedded`). Settings from a file or the environment are not checked, because they are for all commands.
     """
     given = click.get_current_context().params
     for name in () if embedded else ("workers", "device", "backend"):

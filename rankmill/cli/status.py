@@ -91,8 +91,8 @@ def runs(settings: Settings, page: int, as_json: bool) -> None:
 def cancel(run_id: str, settings: Settings) -> None:
     """Cancel a run, or a submitted run.
 
-    RUN is the run's id or the beginning of it; of a detached run, the whole id. A submitted run is a run of
-    files that a runner scores. The run's waiting chunks leave the queue; its producer and its workers stop
+    A submitted run is a run of files that a runner scores. RUN is the run's id or the beginning of it; of a
+    detached run, the whole id. The run's waiting chunks leave the queue. Its producer and its workers stop
     within seconds. The scores of score-file and of a submitted run are kept: the same command, or submitting
     the same files again, continues from them.
     """

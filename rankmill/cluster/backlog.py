@@ -43,7 +43,7 @@ class Backlog:
 class Backlogs:
     """Computes each queue's backlog from snapshots of the cluster.
 
-    For a queue without workers, the figures of its workers in an earlier snapshot are used.
+    For a queue without workers, the speed and the chunk size from an earlier snapshot are used.
     """
 
     def __init__(self) -> None:

@@ -56,8 +56,8 @@ class FailedJob(BaseModel):
 def failed_jobs(client: redis.Redis) -> list[FailedJob]:
     """List the failed jobs and the jobs that were set aside, the latest first.
 
-    At most `MOST` failed jobs of each queue are looked at. A job of a function that is not rankmill's is
-    listed only if rankmill has used the job's queue lately: other applications may use RQ on this server.
+    At most `MOST` failed jobs of each queue are looked at. A job that calls another application's function is
+    listed only if rankmill has used the job's queue lately.
 
     Raises
     ------

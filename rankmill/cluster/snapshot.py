@@ -38,8 +38,8 @@ device and models.
 """
 
 _LOOK_AT = 256
-"""To find the oldest job of a queue, at most this many of its tenants are looked at, and this many runs of
-each.
+"""To find a queue's oldest job, at most this many tenants are looked at, and at most this many runs of a
+tenant.
 """
 
 _CHUNK_BYTES = 8 << 20
@@ -321,8 +321,8 @@ class _Reader(Look):
         """Return the states of the queues in use: those in `used`, those on which ScoringWorkers of `workers`
         listen, and those in `known` that have jobs.
 
-        Failed jobs do not count here. Other queues on which RQ workers of another class listen are left out:
-        they belong to other applications.
+        Failed jobs do not count here. If RQ workers of another class listen on any other queue, it is left
+        out, because it belongs to another application.
         """
         listed = {*used, *(name for each in workers if each.state != "foreign" for name in each.queues)}
         of_others = {name for worker in workers for name in worker.queues} - listed

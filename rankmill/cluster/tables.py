@@ -25,7 +25,7 @@ ID_CHARS = 12
 """Number of characters of a run's id in tables, which is enough to identify it."""
 
 _FRAME = 4
-"""Number of lines on the screen that are neither workers nor the text above their table: the head of the
+"""Number of lines that the screen needs besides the workers and the text above their table: the head of the
 table, the count of hidden workers, an empty line, and the prompt.
 """
 

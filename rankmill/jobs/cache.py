@@ -129,7 +129,7 @@ def owner_in(folder: Path) -> int | None:
 
 
 def _unmapped() -> set[int]:
-    """Return a set with the user id that stands for the host's root in a container that does not map root.
+    """In a container that does not map the host's root, return a set with the user id that stands for root.
 
     The set is empty if this container maps root, or if the system does not tell.
     """
@@ -190,8 +190,8 @@ def facts_of(status: os.stat_result) -> Facts:
 def file_digest(path: Path, cache: Path | None = None) -> str:
     """Return the SHA-256 of a file, which takes seconds to minutes for a large model. Threads may call this.
 
-    With the cache folder `cache`, the digest of a large file is stored there. The stored digest is used as
-    long as the file's `Facts` stay the same. A cache folder to which other users can write is not used.
+    If a cache folder is given, the digest of a large file is stored there. The stored digest is used as long
+    as the file's `Facts` stay the same. A cache folder to which other users can write is not used.
 
     Raises
     ------

@@ -254,8 +254,8 @@ class BatchOrders:
         return with_fields(told(error, names))
 
     def place(self, order: FileOrder) -> OutputFile | None:
-        """Return the file with the scored rows of a batch, if the batch's input file has requests. If that
-        file has rows, return ``None``: the batch's output itself has the scores.
+        """If the batch's input file has requests, return the file with their scored rows. If the input file
+        has rows, return ``None``, because the batch's output itself has the scores.
         """
         of_pairs = BatchOrder.of(order).endpoint is None
         return None if of_pairs else _scored_place(as_path(order.request.output or ""))

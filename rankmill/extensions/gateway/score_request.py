@@ -88,7 +88,7 @@ def encoding(texts: Sequence[TokensAsked], model: str | None = None) -> ScoreReq
 
 def within(settings: Settings, model: str, spec: Mapping[str, str | int | None]) -> SpecFields:
     """Return the fields of a `ScoreSpec` for a request, without those that only the gateway's settings may
-    decide. The setting ``revision`` is only for the gateway's own model.
+    decide. A request for another model than the gateway's own does not get the setting ``revision``.
 
     If the setting ``long`` splits long texts, some fields of a request have no effect:
 

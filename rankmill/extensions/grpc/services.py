@@ -29,7 +29,7 @@ from rankmill.extensions.grpc import tei_pb2 as tei
 from rankmill.jobs.contract.encodings import MAX_TOKEN_ID, TokensAsked, TokensFound
 
 _ROWS = 256
-"""Messages of a stream that are scored together, unless the gateway's or a key's limit is lower."""
+"""Number of a stream's messages that are scored together, unless the gateway's or a key's limit is lower."""
 
 _WAIT_SECONDS = 0.002
 

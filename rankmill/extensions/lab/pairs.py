@@ -52,9 +52,7 @@ channel.
 """
 
 _SHIPPED_ROWS = 2000
-"""To quantize a model with the shipped pairs, at least this many of them are made, because fewer pairs would
-have too few queries.
-"""
+"""To quantize a model, at least this many shipped pairs are made: fewer pairs would have too few queries."""
 
 
 def sample(pairs: str, rows: int, columns: tuple[str, str] = COLUMNS) -> pa.Table:

@@ -64,8 +64,8 @@ def find_files(folder: Path) -> list[LocalFile]:
     Raises
     ------
     InputError
-        The folder does not hold a model, has too many files, has a file that is neither weights in
-        safetensors nor data, or a file names another file that is not pushed.
+        The folder does not hold a model, or has too many files. A file is neither weights in safetensors nor
+        data. Or a file names another file that is not pushed.
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder")

@@ -50,9 +50,11 @@ class FileQueueState(BaseModel):
     """A queue of submitted runs: how many runs wait and run, how many runners live, and how many webhooks are
     not delivered.
 
-    ``late_webhooks`` counts three sorts of webhooks: those that wait over 5 s for another attempt after a
-    failed one, those that have been due for over 15 s, and those that a runner took over 10 s ago without a
-    result.
+    ``late_webhooks`` is the number of these webhooks:
+
+    - webhooks that wait over 5 s for another attempt after a failed one,
+    - webhooks that have been due for over 15 s,
+    - webhooks that a runner took over 10 s ago without a result.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -71,7 +71,7 @@ class Dialect:
     error
         Makes the body of an answer from a refusal and its HTTP status.
     statuses
-        HTTP statuses of this service, for kinds of refusals whose status is not the one in `KINDS`.
+        This service's HTTP statuses for kinds of refusals, where they differ from `KINDS`.
     scale
         The activation function that makes the scores, unless a body asks for another. With ``None``, the
         gateway's setting ``activation`` decides.
