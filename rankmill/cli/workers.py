@@ -39,9 +39,9 @@ def score_workers(settings: Settings) -> None:
     share it, and its memory and the CPU cores must suffice. With --workers, the number is fixed. Each worker
     is an rq worker of class rankmill.ScoringWorker. A worker that dies is started again after a pause, and
     other workers get its chunks at once. If a worker dies repeatedly at its start, the command ends with exit
-    code 1. But a worker that the command added for a GPU is only given up. After SIGTERM or Ctrl-C the
-    workers finish the batches in progress and return the rest of their chunks to the queue. After a second
-    signal the workers return all of their chunks immediately.
+    code 1. If a worker that the command has added for a GPU dies repeatedly, only this worker is given up.
+    After SIGTERM or Ctrl-C the workers finish the batches in progress and return the rest of their chunks to
+    the queue. After a second signal the workers return all of their chunks immediately.
     """
     require_worker_packages()
     server = options.server(settings)

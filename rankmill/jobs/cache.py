@@ -68,8 +68,8 @@ def strangers(folder: Path, top: Path | None = None, setting: str = "cache_dir")
     and all groups that this process is not in. The group of a pod (``fsGroup``) is not a stranger. Access
     control lists are not read.
 
-    The folders above are checked too, because whoever can write there can replace the folder. A sticky bit,
-    as on /tmp, prevents that.
+    The folders above `folder` are checked, too, because whoever can write there can replace `folder`. A
+    sticky bit, as on /tmp, prevents that.
 
     Parameters
     ----------

@@ -39,7 +39,7 @@ class BatchOrder(WireModel):
     owner
         Owner of the batch and of its input file: the name of API keys, or empty without a key.
     model, asked
-        The model, and the other fields of the spec, that every line must ask for.
+        What every line must ask for: the model, and the other fields of the spec.
     default
         The model of lines that do not name one.
     kept

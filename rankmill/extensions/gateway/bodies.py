@@ -19,9 +19,9 @@ from rankmill.jobs.contract.errors import OutputError
 from rankmill.jobs.system import system
 
 READ_SECONDS = 60.0
-"""Longest time (s) for a JSON body, or for the only message of a gRPC call, to arrive. Without this limit,
-silent clients could occupy all ``gateway_requests`` places for requests in progress. A gRPC stream may stay
-silent.
+"""A JSON body, or the only message of a gRPC call, must arrive within this number of seconds. Without this
+limit, silent clients could occupy all ``gateway_requests`` places for requests in progress. A gRPC stream may
+stay silent.
 """
 
 _PACE_SECONDS = 60.0

@@ -1,4 +1,4 @@
-"""Refuses requests if too many are in progress, or if the workers would need too long for all that wait."""
+"""Refuses requests if too many are in progress, or if the workers need too long for the waiting ones."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ class Scoring:
         Raises
         ------
         Refusal, RankmillError
-            No worker answers; the reasons are those of `score`.
+            No worker answers. The errors are those of `score`.
         """
         about = self._about
         is_old = system.monotonic() - self._asked > _ABOUT_SECONDS

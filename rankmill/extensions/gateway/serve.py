@@ -113,7 +113,7 @@ class _LimitedHttp(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, but when a signal has stopped it, it does not raise the signal again."""
+    """uvicorn's server, except that it does not raise a signal again after the signal has stopped it."""
 
     def __init__(
         self, config: uvicorn.Config, gateway: Gateway, begin: Callable[[], Awaitable[None]]

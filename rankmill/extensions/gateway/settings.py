@@ -30,7 +30,7 @@ def name_and_model(entry: str) -> tuple[str, str]:
     """Split an entry of ``gateway_models`` into the name for callers and the model. The name is empty if the
     entry gives none.
 
-    The ``=`` of a path such as ``/data/epoch=3`` separates no name, because a name has no slash.
+    The ``=`` in a path such as ``/data/epoch=3`` does not end a name, because names have no slash.
     """
     name, _, model = entry.partition("=")
     return (name, model) if model and "/" not in name else ("", entry)

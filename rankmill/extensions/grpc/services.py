@@ -85,8 +85,8 @@ class TeiServices:
     Attributes
     ----------
     most_bytes
-        Most bytes of a stream for ``RerankStream``. Other streams are answered batch by batch; a batch of
-        messages ends as soon as it has this many bytes.
+        A stream for ``RerankStream`` may have at most this many bytes. Other streams are answered batch by
+        batch; a batch of messages ends as soon as it has this many bytes.
     """
 
     def __init__(self, gateway: Gateway) -> None:

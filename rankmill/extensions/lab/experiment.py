@@ -109,8 +109,8 @@ class Finding(_Strict):
     of
         Settings that select cells of the grid. The result is the median of `figure` over these cells.
     over
-        Settings that select other cells. If given, the result is the first median divided by that of the
-        other cells.
+        Settings that select other cells. If given, the result is the median over the cells of `of`, divided
+        by the median over these cells.
     value
         The reference value: a median, or a ratio of medians.
     """

@@ -35,7 +35,7 @@ Changes = Mapping[str, Value]
 """Changes to the initial settings of a tuning, by name."""
 
 REFERENCE: Changes = {"backend": "torch", "precision": "fp32"}
-"""Settings of the reference. Rankings with other backends and precisions must agree with its rankings."""
+"""Settings of the reference. Rankings with other backends and precisions must agree with the reference's."""
 
 MAX_ROWS = 2000
 
@@ -47,8 +47,8 @@ undecided.
 """
 _ROUNDS = 3
 _CLEAR = 1.5
-"""Two combinations of settings are compared in rounds, in each of which both are measured. No more rounds
-follow when one combination is at least this many times as good as the other.
+"""Two combinations of settings are compared in rounds; each round measures both. No more rounds follow when
+one combination is at least this many times as good as the other.
 """
 _WARM_UP = 16
 _REQUEST_SIZE = 20

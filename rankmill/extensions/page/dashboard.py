@@ -200,8 +200,8 @@ def _cluster_json(client: redis.Redis, history: History, has_admin: bool) -> WSG
     """Make a WSGI app that serves the live page's data as JSON: the figures of its plots, and a snapshot of
     the cluster.
 
-    The request says which page of the list of runs the snapshot has. If Redis cannot be read, an error
-    replaces the snapshot.
+    The snapshot has one page of the list of runs, which the request chooses. If Redis cannot be read, an
+    error replaces the snapshot.
     """
 
     def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:

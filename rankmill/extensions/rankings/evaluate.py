@@ -47,7 +47,7 @@ def read_scored(
     path
         An output of score-file, or a TREC run.
     score
-        Name of the column with the scores; by default, the column is found.
+        Name of the column with the scores; by default, `choose_score_column` finds it.
     compared
         A run or an output to compare with; by default, the run that was scored to make the file.
 
@@ -127,8 +127,8 @@ class Result:
     better, worse
         Numbers of queries whose value is higher, or lower, after reranking.
     p_value
-        From a two-sided paired t-test over all judged queries. ``None`` also if no query has changed, or if
-        only one query is judged.
+        The p-value of a two-sided paired t-test over all judged queries. It is also ``None`` if no query has
+        changed, or if only one query is judged.
     judged
         Number of judged queries.
     ranked

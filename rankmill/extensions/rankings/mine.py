@@ -109,7 +109,7 @@ def read_scored(path: AnyPath, score: str | None = None, qrels: AnyPath | None =
     path
         The scored table, or the run.
     score
-        Name of the column with the scores; by default, the column is found.
+        Name of the column with the scores; by default, `choose_score_column` finds it.
     qrels
         Judgements; by default, the table's column ``relevance`` has them.
 

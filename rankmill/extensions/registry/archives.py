@@ -33,8 +33,8 @@ _NO_ARCHIVE = "this is not a tar archive, or only a part of one: send the output
 def unpack(source: Any, folder: Path) -> Path:
     """Unpack a model's archive into the new folder `folder`, without hidden files.
 
-    `source` is an upload or a file, of which only the method `read` is called. Returns the folder with the
-    model's files. If the archive has a single folder at its top, that folder is returned, otherwise `folder`.
+    `source` is an upload or a file; only its method `read` is called. Returns the folder with the model's
+    files. If the archive has a single folder at its top, that folder is returned, otherwise `folder`.
 
     Raises
     ------

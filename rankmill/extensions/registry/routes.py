@@ -106,7 +106,7 @@ class Promotion(NewTarget):
 
 class Rollback(BaseModel):
     """The empty JSON object that a request must send to roll back an alias. Do not accept a request without
-    it: a web page of another site could send that.
+    this object: a web page of another site could send such a request.
     """
 
     model_config = ConfigDict(extra="forbid")

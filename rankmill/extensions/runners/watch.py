@@ -50,7 +50,7 @@ class FileQueueState(BaseModel):
     """A queue of submitted runs: how many runs wait and run, how many runners live, and how many webhooks are
     not delivered.
 
-    ``late_webhooks`` is the number of these webhooks:
+    ``late_webhooks`` counts three sorts of webhooks:
 
     - webhooks that wait over 5 s for another attempt after a failed one,
     - webhooks that have been due for over 15 s,

@@ -256,7 +256,7 @@ def idle(queue: str) -> str:
 
 
 def reader_bell(reader: str) -> str:
-    """Stream: tells a producer that waits for the results of several runs about one more run.
+    """Stream: announces one more run to a producer that already waits for the results of several runs.
 
     The producer reads this stream and the streams of results in one command. An entry in this stream ends the
     command, so that the next one can include the new run.

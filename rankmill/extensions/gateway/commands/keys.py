@@ -29,7 +29,7 @@ class KeyOptions(options.CommandOptions):
     models: Annotated[tuple[str, ...], Field(title="NAME")] = Field((), alias="model")
     """A model that the key may use, with all its versions; repeat the option for several.  [default: all]"""
     pairs_per_minute: options.Number | None = None
-    """The key's limit of pairs a minute, also for one request; batches do not count. [default: no limit]"""
+    """Limit of pairs a minute, and so of pairs in a request; batches do not count. [default: no limit]"""
     requests_at_once: options.Number | None = None
     """The key's limit of requests in progress at a time.  [default: no limit]"""
     weight: Annotated[float, Field(gt=0, le=1e6, title="N")] = 1

@@ -78,7 +78,7 @@ def certain(path: str, owner: str | None) -> str:
     Parameters
     ----------
     path
-        A path of the gateway. If the dialect `owner` does not have it, it is returned as it is.
+        A path of the gateway. A path that the dialect `owner` does not have is returned as it is.
     owner
         Name of the dialect that the setting names now.
     """

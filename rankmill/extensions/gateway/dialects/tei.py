@@ -215,7 +215,7 @@ def simple_tokens(text: str, tokens: TokensFound) -> list[JsonObject]:
     Raises
     ------
     Refusal
-        The worker that answered gave places outside of the text.
+        The worker's answer has places outside of the text.
     """
     places = list(accumulate(map(_bytes, text), initial=0))
     if any(max(span) > len(text) for span in tokens.spans):

@@ -116,7 +116,8 @@ class Admission:
             await asyncio.shield(self._end(key.name, request))
 
     async def take(self, key: ApiKey | None, model: tuple[str, ...], pairs: int) -> None:
-        """Check that a key may use a model, and subtract a request's pairs from the key's pairs a minute.
+        """Check that a key may use a model, and count a request's pairs against the key's limit of pairs a
+        minute.
 
         Parameters
         ----------

@@ -39,7 +39,8 @@ class Limits:
         """Ids of this gateway's requests in progress, by the name of their API keys."""
 
     def begin(self, name: str, request: str, most: int) -> None:
-        """Count a request of the API keys called `name` as in progress until `end`. Its id is `request`.
+        """Count the request with the id `request` as in progress, until `end` is called. The request's API
+        key is called `name`.
 
         Raises
         ------

@@ -68,8 +68,8 @@ class MineOptions(Rules, options.NewTable):
     def source(self, scored: AnyPath) -> AnyPath | Corpus:
         """Return the files of ``--queries`` and ``--corpus``, or `scored` if these options are not given.
 
-        Raises `InputError` if a file does not exist, or if an option lacks another option that it needs, such
-        as ``--queries`` without ``--corpus``.
+        Raises `InputError` if a file does not exist, or if an option is given without another option that it
+        needs, such as ``--queries`` without ``--corpus``.
         """
         if bool(self.queries) != bool(self.corpus):
             raise InputError("--queries and --corpus belong together")
