@@ -22,7 +22,7 @@ from rankmill.score.output import named_columns
 from rankmill.score.summary import Tally, metadata
 
 _COMPARED = (
-    "revision",  # first, because another revision explains most other differences
+    "revision",  # named first, because another revision explains most other differences
     "model", "precision", "max_length", "activation", "instruction", "prompt_template", "label", "long",
     "long_stride", "all_labels", "deterministic", "truncation_side", "max_passage_tokens", "inputs",
     "query_column", "passage_column", "text_column", "score_column",
@@ -124,7 +124,7 @@ def _check_same(made: Mapping[str, str], wanted: Mapping[str, str], name: str) -
     for option in _COMPARED:
         given, expected = option_of(made, option), option_of(wanted, option)
         if option == "model" and revision and revision == wanted.get("rankmill.revision"):
-            continue  # the same files may be in another directory
+            continue  # a model of this revision has the same files, even in another directory
         if given != expected and (expected or option not in _OPEN):
             raise InputError(
                 f"{name}: its scores cannot be used, because they are of another {option.replace('_', ' ')}: "

@@ -164,7 +164,7 @@ class ScoringWorker(RQWorker):
         self._heartbeat.start()
         taken, most = 0, options.max_jobs
         try:
-            self._orders.warm(self._settings.warm)  # producers and operators can see this worker by now
+            self._orders.warm(self._settings.warm)  # only now, when producers and operators see this worker
             logger.info("listening on %s", ", ".join(self.queue_names()))
             while most is None or taken < most:
                 if not self._claim_next(options.max_idle_time, wait=not options.burst):
@@ -211,7 +211,7 @@ class ScoringWorker(RQWorker):
                 self._intake.wait_for_room()
                 continue
             if not wait and not self._claims.waiting:
-                return False  # if jobs remain, other workers take them
+                return False  # if jobs remain in the queues, other workers take them
             if rests:
                 system.sleep(POLL_SECONDS)
             elif not wait:

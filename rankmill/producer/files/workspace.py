@@ -216,9 +216,9 @@ class Workspace:
             is_refused = not self._begun and not self._is_new
             rows = self.rows if error or is_refused else 0
             if is_refused and rows:
-                return  # keep the folder of an earlier run
+                return  # keep the scored rows of an earlier run
             if (error or is_refused) and not rows and any(journal.is_in_redis for journal in self.journals):
-                return  # a journal names a run that may still be in Redis
+                return  # keep a journal that names a run, which may still be in Redis
             # If the input has changed, drop the scored rows: some may be from before the change, others from
             # after it.
             if not rows or isinstance(error, InputChanged):

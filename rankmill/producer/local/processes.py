@@ -175,7 +175,7 @@ class WorkerProcesses:
         output = (self._logs / f"{worker.name}.log").open("ab") if self._logs else None
         worker.process = system.Popen(
             worker_command(self._queues, worker.rq_name),
-            stdin=subprocess.PIPE,  # so that the worker ends with this process; see SUPERVISED
+            stdin=subprocess.PIPE,  # closes when this process ends, and then the worker ends (SUPERVISED)
             stdout=output,
             stderr=subprocess.STDOUT if output else None,
             env={**os.environ, **worker.environ, **server_environ(self._url), SUPERVISED: "1"},

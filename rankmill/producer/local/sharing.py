@@ -76,7 +76,7 @@ class GpuSharing:
             with closing(client_for(self._url, 0)) as client:
                 reports = known_reports(client, [worker.rq_name for worker in self._processes.workers])
         except (RedisError, RankmillError):
-            return  # other code waits for the server, and reports the failure
+            return  # Redis does not serve; other code waits for it, and reports the failure
         for gpu, shared in self._gpus.items():
             mine = [worker for worker in self._processes.workers if worker.gpu == gpu]
             if why := shared.see({worker.rq_name: reports.get(worker.rq_name) for worker in mine}):

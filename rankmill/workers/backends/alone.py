@@ -93,7 +93,7 @@ def _lanes(count: int) -> Executor:
     for waiting in [lanes.submit(all_started.wait) for _ in range(count)]:
         waiting.result()
     if torch := sys.modules.get("torch"):
-        # This sets how many threads PyTorch uses for a computation of this thread, and of threads that begin
+        # Set the number of threads with which PyTorch computes for this thread, and for threads that begin
         # later. For the threads in `lanes`, the number stays 1.
         torch.set_num_threads(threads())
     return lanes

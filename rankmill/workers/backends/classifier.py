@@ -171,7 +171,7 @@ def own_memory(module: Any) -> Any:
     return module
 
 
-transformers_logging.disable_progress_bar()  # because a worker's log is not a terminal
+transformers_logging.disable_progress_bar()  # a worker's log is not a terminal
 transformers_logging.disable_default_handler()
 transformers_logging.enable_propagation()
 logging.getLogger("transformers.modeling_utils").addFilter(

@@ -117,7 +117,7 @@ def read_layout(source: str | Path, revision: str | None, config: Any) -> ModelL
     # Without modules.json, sentence-transformers ignores config_sentence_transformers.json too.
     if modules is None or saved.get("model_type") != "CrossEncoder":
         first = (getattr(config, "architectures", None) or [""])[0]
-        if first.endswith("ForTokenClassification"):  # its weights may load as a sequence classifier's
+        if first.endswith("ForTokenClassification"):  # without this, it could load as a sequence classifier
             raise SpecError(f"model {source} is a {first}, which labels tokens: it is not a cross-encoder")
         return ModelLayout(task="causal" if first.endswith("ForCausalLM") else "classifier", activation=older)
     return _saved(source, revision, modules, saved, older)

@@ -311,7 +311,7 @@ class Engine:
 
     def _shrink(self, parts: list[Part]) -> None:
         if rows_in(parts) == 1:
-            return  # batches of shorter rows may still fit
+            return  # one row was too long; batches of shorter rows may still fit
         costs = [work.tokens.costs[rows].max() for work, rows in parts]
         self.size.shrink(int(max(costs)) * rows_in(parts))
 

@@ -576,7 +576,7 @@ class Proving:
           is 0.
         - A `large` model in more than 8 bits: the second run pads each probe to the length of the first one.
         """
-        # this module imports torch, which is not needed if the proof is in the cache
+        # imported here, because it imports torch, which is not needed if the proof is in the cache
         from rankmill.workers.models.reference import ReferenceModel
 
         backend = self._loaded.backend

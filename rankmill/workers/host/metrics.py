@@ -204,7 +204,7 @@ def count_scored(
         if priority == "request":
             request_latency.observe(seconds)
     if run.inputs == "tokens":
-        return  # the scores are token counts
+        return  # these scores are only numbers of tokens
     model = (run.spec.model, result.stats.revision or "")
     scores, labels = result.scores.drop_null(), outputs(result.scores)
     numbers = (scores.flatten() if labels else scores).to_numpy(zero_copy_only=False)

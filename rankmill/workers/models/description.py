@@ -214,7 +214,7 @@ def describe(
     description = read(source, revision, cache)
     chat = getattr(description.tokenizer, "chat_template", None)
     if description.config.model_type not in TRACEABLE or not description.plain or chat:
-        return description  # running this model imports transformers anyway
+        return description  # not cached: running this model imports transformers anyway
     try:
         text = _plain(description.tokenizer, source, revision)
         if text is not None:
@@ -222,7 +222,7 @@ def describe(
             check_unchanged()
             facts = _Facts.model_validate(description, from_attributes=True)
             build_once(folder, partial(_save, facts, text))
-            return _load(folder, cache)  # so that this worker proves what later workers load
+            return _load(folder, cache)  # the cached copy, so that this worker proves what later workers load
     except Exception as error:  # for example, the tokenizer is unusual, or the disk is full
         logger.warning("cannot cache what %s needs, so workers import transformers: %s", source, error)
     return description

@@ -246,7 +246,7 @@ class Joiner:
         width, count = len(self._pattern), pairs.shape[1]
         numbers = np.concatenate([self._pattern, texts.ids])
         offsets = np.concatenate([np.arange(width), width + texts.offsets])
-        # `which` numbers the parts of a row: the pattern's tokens first, then the texts
+        # `which` has the numbers of a row's parts: each token of the pattern has a number, then each text
         which = np.tile(np.arange(width), (count, 1))
         which[:, self._places] = width + pairs.T
         lengths = np.ones_like(which)

@@ -191,7 +191,7 @@ class PairsClaim(ChunkClaim):
     _texts: tuple[Texts, Texts] | None = None
 
     def load(self) -> Run | None:
-        self._texts = read_pairs(self.job)  # bad texts are refused before a model is loaded
+        self._texts = read_pairs(self.job)  # here, so that bad texts are refused before a model is loaded
         self.run = read_request(self.job)
         return self.run
 
@@ -445,7 +445,7 @@ class ChunkScorer:
                 f"the run is deterministic, and its bits are those of {settled.kind}; this worker's would be "
                 f"those of {engine.model.kind}"
             )
-        if claim.in_redis:  # a later job of pairs may have the same id, and another spec
+        if claim.in_redis:  # a job of pairs is not remembered: a later one may have its id and another spec
             self._settled[run.id] = spec
         if len(self._settled) > _RUNS:
             self._settled.popitem(last=False)

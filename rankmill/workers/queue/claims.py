@@ -329,7 +329,7 @@ class Claims:
             if nobody_can is None:
                 self._leave(claim)
                 return
-            alike = nobody_can == str(error)  # all workers refuse for the same reason
+            alike = nobody_can == str(error)  # whether all workers refuse for the same reason
             error, fault = RunFailed(nobody_can, option=_option(error) if alike else None), Fault.RUN
         if fault is Fault.RUN:
             failure = ChunkFailure(chunk=claim.chunk, message=str(error), fatal=True, option=_option(error))
@@ -442,7 +442,7 @@ class Claims:
         self._store.leave_notes({run: ttl for run, ttl in runs.items() if ttl}, why)
         self.wrong = LastReport(worker=self._worker.name, at=system.now(), reason=why, runs=named)
         self._worker.stop()
-        self.hand_back_all()  # in this thread, because the main thread may be loading a model
+        self.hand_back_all()  # not in the main thread, which may be loading a model
 
     @contextmanager
     def _set_aside_if_damaged(self, job: ScoringJob, queue: OrderedQueue) -> Iterator[None]:

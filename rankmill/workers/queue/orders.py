@@ -188,7 +188,7 @@ class Orders:
         seconds = system.monotonic() - began
         gone = [name for name in dict.fromkeys(before) if name not in self._engines.models]
         text = f"has {model}, as before" if model in before else f"has loaded {model} in {seconds:.1f} s"
-        if gone:  # the next chunk for one of these models unloads the new model
+        if gone:  # the next chunk for one of these models will unload the new model again
             limits = "model_cache_size, model_cache_gib"
             text += f"; unloaded {', '.join(gone)} to make room ({limits}): they take turns"
         self._answer(order, "done", text)

@@ -217,7 +217,7 @@ class RQWorker(SimpleWorker):
             for execution in executions:
                 if execution.job_id == job.id:
                     self.cleanup_execution(job, pipe, execution)
-            pipe.execute(raise_on_error=False)  # any key of an execution may be damaged too
+            pipe.execute(raise_on_error=False)  # the execution's keys may be damaged, too
 
     def write_record(self) -> None:
         """Write RQ's record of this worker again, in case it is lost or overwritten."""
@@ -244,7 +244,7 @@ class RQWorker(SimpleWorker):
         idle = WorkerStatus.SUSPENDED if self.suspended else WorkerStatus.IDLE
         state = WorkerStatus.BUSY if busy else idle
         if self.get_state() != state:
-            with suppress(redis.ResponseError):  # the heartbeat writes the record again
+            with suppress(redis.ResponseError):  # the record is damaged; the heartbeat writes it again
                 self.set_state(state)
 
     # Methods that RQ calls.

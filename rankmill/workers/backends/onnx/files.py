@@ -55,7 +55,7 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
         logger.info("exported %s as %s in %.1f s", files.source, precision, system.monotonic() - started)
 
     if not is_kept(folder, files.cache):
-        # this module imports torch, which is not needed if the file is in the cache
+        # imported here, because it imports torch, which is not needed if the file is in the cache
         from rankmill.workers.backends.traceable import traceable
 
         scorer = traceable(files)
@@ -97,7 +97,7 @@ def _quantize(whole: Path, final: Path, precision: str) -> None:
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    # so that `quantize_dynamic` does not log its advice to change the model first
+    # no logs, because `quantize_dynamic` would advise to change the model first
     logging.getLogger().disabled, before = True, logging.getLogger().disabled
     try:
         quantize_dynamic(

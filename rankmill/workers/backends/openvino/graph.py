@@ -46,7 +46,7 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
         files.copies.append(kept_as(folder))
         return core().read_model(folder / _FILE)
     started = system.monotonic()
-    # this module imports torch, which is not needed if the graph is in the cache
+    # imported here, because it imports torch, which is not needed if the graph is in the cache
     from rankmill.workers.backends.traceable import traceable
 
     def change(classifier: Any) -> None:
@@ -94,7 +94,7 @@ def graph_of(module: Any, example: tuple[Any, ...], precision: str) -> Any:
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")  # PyTorch warns that shapes may be fixed; tests vary them
         traced = torch.jit.trace(module, example, check_trace=False)  # type: ignore[no-untyped-call]
-    decoder = TorchScriptPythonDecoder(traced)  # the frontend does not keep the decoder alive
+    decoder = TorchScriptPythonDecoder(traced)  # in a variable: the frontend does not keep it alive
     frontend = FrontEndManager().load_by_framework("pytorch")
     graph = frontend.convert(frontend.load(decoder))
     return _in_groups(graph, precision)

@@ -157,7 +157,7 @@ def load_chain(source: str | Path, revision: str | None, steps: Sequence[SavedMo
     """
     modules = []
     for step in steps:
-        with torch.device("meta"):  # nothing is allocated until the weights are compared
+        with torch.device("meta"):  # allocate no memory before the sizes of the weights are compared
             module = _module(source, step)
         if any(True for _ in module.parameters()):
             _fill(module, source, revision, step)

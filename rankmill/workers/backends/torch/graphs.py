@@ -73,7 +73,7 @@ class CudaGraph:
         beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
-            forward(shape.taken_apart(buffer))  # because libraries initialize themselves in their first call
+            forward(shape.taken_apart(buffer))  # not recorded: libraries initialize themselves at first
         torch.cuda.current_stream().wait_stream(beside)
         CudaGraph._pool = CudaGraph._pool or torch.cuda.graph_pool_handle()
         self._graph = torch.cuda.CUDAGraph()
@@ -139,7 +139,7 @@ class Graphs:
             graph = CudaGraph(self._forward, shape, self._put(rows.filled(shape)))
             graphed, ours = self._timed(graph.replay)
         except RuntimeError as error:  # for example, memory is short
-            torch.cuda.synchronize()  # waiting raises if the device is lost
+            torch.cuda.synchronize()  # raises an error if the device is lost
             self._works = False
             logger.info("forwards do not become CUDA graphs: %s", error)
             return None

@@ -82,7 +82,7 @@ def pack_if_faster(backend: TorchBackend, network: Network) -> None:
                 seconds = _both_ways(backend, _like_real(network, _WHOLE_BATCH))[1]
                 tokens = _WHOLE_BATCH
     except (OutOfMemory, RuntimeError, TypeError, ValueError) as error:
-        # for example, the kernel lacks something that the model needs
+        # cannot pack: for example, the kernel lacks something that the model needs
         backend.packs = False
         logger.debug("rows are not packed: %s", error)
         return
