@@ -295,9 +295,9 @@ class ScoredParts:
     ) -> None:
         if self._file:
             self._file.__exit__(kind, error, trace)
-        # If the input has changed, delete all parts: some rows may be from before the change, others from
-        # after it.
-        if isinstance(error, InputChanged):
+        # If the input has changed, delete this run's parts: some rows may be from before the change, others
+        # from after it. If this run has made no part, the parts are those of an earlier output.
+        if isinstance(error, InputChanged) and self._done:
             self._folder.clear(self._work.record)
         elif error and self._done:
             error.add_note(f"{self._done:,} of {self._count:,} parts are in {self.path}")

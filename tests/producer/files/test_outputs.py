@@ -17,7 +17,7 @@ import pytrec_eval
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.contract.errors import InputChanged, InputError
 from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.collect.sizing import Sizing
 from rankmill.producer.files import ranking as ranking_module
@@ -27,8 +27,9 @@ from rankmill.producer.files.inputs import find_files
 from rankmill.producer.files.outputs import OutputFormat, check_target
 from rankmill.producer.files.plan import plan_output
 from rankmill.producer.files.ranking import MeanColumn
-from rankmill.producer.files.sink import ScoredFile
+from rankmill.producer.files.sink import ScoredFile, ScoredParts
 from rankmill.producer.files.source import open_source
+from rankmill.producer.files.workspace import PartsFolder, Workspace
 from tests.harness.servers.disks import fill, small_disk
 from tests.producer.runs.test_runs import rank_of
 
@@ -354,3 +355,31 @@ def test_a_name_that_is_taken_is_told_with_the_option_that_names_the_new_column(
     mean = MeanColumn("b_mean", "ranks")
     with pytest.raises(InputError, match=f"^the {message}$"):
         plan_output(source, tmp_path / "out.csv", form, ["a"], mean=mean, tokens="tokens")
+
+
+@pytest.mark.parametrize("made", [0, 1])
+def test_an_input_that_changes_costs_the_parts_of_an_earlier_output_only_after_the_first_new_one(
+    tmp_path: Path, made: int
+) -> None:
+    table = pa.table({"query": ["q"] * 4, "passage": ["p"] * 4})
+    pq.write_table(table, tmp_path / "in.parquet")
+    source = open_source(find_files([str(tmp_path / "in.parquet")]), COLUMNS, allow_nulls=True)
+    folder = tmp_path / "out"
+    folder.mkdir()
+    old = folder / "part-00001-of-00009.csv"
+    old.write_text("of an earlier run")
+    plan = plan_output(source, folder, OutputFormat(kind="csv"), ["score"])
+
+    def run() -> None:
+        with (
+            Workspace(PartsFolder(folder), restart=False, force=True) as work,
+            ScoredParts(folder, work, plan, 4, 2, dict, str) as output,
+        ):
+            work.begin({})
+            for _ in range(made):
+                output.write(scored(table.slice(0, 2), [1.0, 2.0]))
+            raise InputChanged("it has changed")
+
+    with pytest.raises(InputChanged):
+        run()
+    assert list(folder.glob("part*")) == [old][made:]
